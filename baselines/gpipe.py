@@ -1,0 +1,36 @@
+"""GPipe: all forwards, then all backwards, then one optimizer step.
+
+With 3 ranks and 4 microbatches:
+
+    rank 0   0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3
+    rank 1   1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3
+    rank 2   2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3
+
+Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+NeurIPS'19, section 2.2. Backward runs in ascending order here, as in torch and in the RoundPipe artifact.
+"""
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("gpipe", source="Huang et al., NeurIPS'19, section 2.2")
+def gpipe(shape: Shape) -> Schedule:
+    """Every rank holds the activations of all microbatches at its peak."""
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"gpipe puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1 or try schedule=looped_bfs"
+        )
+    rows = tuple(_rank_order(shape, rank) for rank in range(shape.num_ranks))
+    return Schedule(shape, rows, name="gpipe", placement=looped_placement(shape))
+
+
+def _rank_order(shape: Shape, rank: int) -> Row:
+    return tuple(
+        Action(kind, rank, step * shape.num_microbatches + mb)
+        for step in range(shape.num_steps)
+        for kind in (Kind.F, Kind.B)
+        for mb in range(shape.num_microbatches)
+    )

@@ -1,0 +1,61 @@
+"""Interleaved 1F1B: several stages (chunks) per rank, so that warmup and cooldown pass in smaller steps.
+
+Stage s lives on rank s mod p. Microbatches go through the chunks in groups of `group` (p when m is a multiple of
+p): a rank runs a group on its first chunk, then on its next. With 2 ranks, 4 microbatches and 2 chunks:
+
+    rank 0   0F0 0F1 2F0 2F1 2B0 ...     warmup (v-1)*group + 2*(p-1-rank) forwards, then one F, one B in turn
+
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+SC'21, section 2.2.2. Group size as in torch.distributed.pipelining: rounds = max(1, m div p), group = m div rounds;
+for m a multiple of p both agree.
+"""
+
+from itertools import chain
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("interleaved_1f1b", source="Narayanan et al., SC'21, section 2.2.2", looped=True)
+def interleaved_1f1b(shape: Shape) -> Schedule:
+    """Rank r keeps at most v*p + p - 1 - 2r chunk activations in flight (m a multiple of p)."""
+    shape.chunks_per_rank  # noqa: B018  refuses stages that cannot be dealt evenly
+    num_rounds = max(1, shape.num_microbatches // shape.num_ranks)
+    if shape.num_microbatches % num_rounds:
+        raise ValueError(
+            f"interleaved_1f1b sends {shape.num_microbatches} microbatches through {shape.num_ranks} ranks in "
+            f"{num_rounds} rounds of equal size; take num_microbatches={num_rounds * shape.num_ranks} "
+            f"or another multiple of {num_rounds}"
+        )
+    rows = tuple(
+        tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
+        for rank in range(shape.num_ranks)
+    )
+    return Schedule(shape, rows, name="interleaved_1f1b", placement=looped_placement(shape))
+
+
+def _step(shape: Shape, rank: int, step: int) -> Row:
+    chunks, p = shape.chunks_per_rank, shape.num_ranks
+    group = shape.num_microbatches // max(1, shape.num_microbatches // p)
+    forwards = _visits(shape, rank, step, group, Kind.F)
+    backwards = _visits(shape, rank, step, group, Kind.B)
+
+    # The first gradient returns after the other chunks' group and a round trip to the last rank.
+    num_warmup = min(len(forwards), (chunks - 1) * group + 2 * (p - 1 - rank))
+    num_steady = len(forwards) - num_warmup
+
+    pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
+    return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])
+
+
+def _visits(shape: Shape, rank: int, step: int, group: int, kind: Kind) -> list[Action]:
+    """The rank's forwards (or backwards) in order: a group of microbatches on each chunk in turn."""
+    stages = range(rank, shape.num_stages, shape.num_ranks)
+    first = step * shape.num_microbatches
+    return [
+        Action(kind, stage, mb)
+        for start in range(first, first + shape.num_microbatches, group)
+        for stage in (stages if kind is Kind.F else reversed(stages))
+        for mb in range(start, start + group)
+    ]

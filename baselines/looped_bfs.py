@@ -1,0 +1,35 @@
+"""Looped breadth-first pipeline: every microbatch through a rank's first chunk, then through its next.
+
+Stage s lives on rank s mod p; backward takes chunks and microbatches in reverse. With 2 ranks, 2 microbatches and
+2 chunks:
+
+    rank 0   0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0
+    rank 1   1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0
+
+A chunk's weights are needed once per direction, which is why sharded data parallelism likes this order.
+
+Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys'23 (arXiv 2211.05953), section 4.
+"""
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("looped_bfs", source="Lamy-Poirier, MLSys'23, section 4", looped=True)
+def looped_bfs(shape: Shape) -> Schedule:
+    """Every rank holds the activations of all microbatches on all its chunks at its peak."""
+    shape.chunks_per_rank  # noqa: B018  refuses stages that cannot be dealt evenly
+    rows = tuple(_rank_order(shape, rank) for rank in range(shape.num_ranks))
+    return Schedule(shape, rows, name="looped_bfs", placement=looped_placement(shape))
+
+
+def _rank_order(shape: Shape, rank: int) -> Row:
+    stages = range(rank, shape.num_stages, shape.num_ranks)
+    order: list[Action] = []
+    for step in range(shape.num_steps):
+        first = step * shape.num_microbatches
+        microbatches = range(first, first + shape.num_microbatches)
+        order += [Action(Kind.F, stage, mb) for stage in stages for mb in microbatches]
+        order += [Action(Kind.B, stage, mb) for stage in reversed(stages) for mb in reversed(microbatches)]
+    return tuple(order)

@@ -1,0 +1,47 @@
+"""1F1B with a flush at the end of the step (PipeDream-Flush, DAPPLE).
+
+A rank first runs a few forwards (warmup), then alternates forward and backward (steady), then drains what is
+left (cooldown). With 3 ranks and 4 microbatches:
+
+    rank 0   0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3
+    rank 1   1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3
+    rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
+
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+SC'21, section 2.2.1, figure 4.
+"""
+
+from itertools import chain
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("1f1b", source="Narayanan et al., SC'21, section 2.2.1")
+def one_f_one_b(shape: Shape) -> Schedule:
+    """Rank r keeps at most min(num_ranks - r, num_microbatches) microbatches in flight."""
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"1f1b puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1 or try schedule=interleaved_1f1b"
+        )
+    rows = tuple(
+        tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
+        for rank in range(shape.num_ranks)
+    )
+    return Schedule(shape, rows, name="1f1b", placement=looped_placement(shape))
+
+
+def _step(shape: Shape, rank: int, step: int) -> Row:
+    first = step * shape.num_microbatches
+    microbatches = range(first, first + shape.num_microbatches)
+    forwards = [Action(Kind.F, rank, mb) for mb in microbatches]
+    backwards = [Action(Kind.B, rank, mb) for mb in microbatches]
+
+    # One forward per rank downstream: that is how long the first gradient takes to return.
+    num_warmup = min(shape.num_ranks - rank - 1, shape.num_microbatches)
+    num_steady = shape.num_microbatches - num_warmup
+
+    pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
+    return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])

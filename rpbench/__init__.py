@@ -1,0 +1,3 @@
+"""rpbench: which pipeline schedule trains a model fastest on given devices, and how do we know?"""
+
+__version__ = "0.1.0"

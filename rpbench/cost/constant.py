@@ -1,0 +1,58 @@
+"""Constant costs: every device's share of the model takes the same given time."""
+
+import math
+
+from rpbench.cost.table import LayerTimes, Number
+
+
+def constant_times(
+    num_layers: int,
+    num_devices: int,
+    *,
+    forward_ms: Number,
+    input_grad_ms: Number,
+    weight_grad_ms: Number,
+    recompute_ms: Number = 0,
+    hop_ms: Number = 0,
+) -> LayerTimes:
+    """Layer times such that an even share of the layers on each device takes the given times.
+
+    A chunk of a device that holds v of them costs 1/v. Times are those of one microbatch.
+
+    Raises:
+        ValueError: if a time is negative, infinite or not a number, or forward takes none.
+    """
+    given = {
+        "forward_ms": forward_ms,
+        "input_grad_ms": input_grad_ms,
+        "weight_grad_ms": weight_grad_ms,
+        "recompute_ms": recompute_ms,
+        "hop_ms": hop_ms,
+    }
+    for name, time in given.items():
+        if not (time >= 0 and math.isfinite(time)):
+            raise ValueError(f"cost.{name}={time}: times are finite and not negative, in milliseconds")
+    if not forward_ms + input_grad_ms + weight_grad_ms > 0:
+        raise ValueError(
+            "cost.forward_ms, cost.input_grad_ms and cost.weight_grad_ms are all 0: some work is needed; "
+            "give at least cost.forward_ms"
+        )
+
+    def per_layer(time: Number) -> list[Number]:
+        return [time * num_devices / num_layers] * num_layers
+
+    return LayerTimes(
+        forward=per_layer(forward_ms),
+        recompute=per_layer(recompute_ms),
+        backward=per_layer(input_grad_ms + weight_grad_ms),
+        input_grad=per_layer(input_grad_ms),
+        weight_grad=per_layer(weight_grad_ms),
+        hop=hop_ms,
+        units_per_second=1000,
+    )
+
+
+def unit_times(num_layers: int) -> LayerTimes:
+    """F = I = W = 1 for every layer (one chunk holds one), no hops, no recomputation."""
+    ones = [1.0] * num_layers
+    return LayerTimes(ones, [0.0] * num_layers, [2.0] * num_layers, input_grad=ones, weight_grad=ones)

@@ -1,0 +1,146 @@
+"""Times of every action of a schedule: per-layer times summed over the layers of each stage."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rpbench.ir.action import Kind
+from rpbench.ir.partition import Partition
+
+Number = Any  # float, or Fraction where an exact result is wanted
+
+
+class Work(NamedTuple):
+    """What one action does on its device, in the cost table's unit of time.
+
+    `pre` (recomputation, or the forward half of a fused stage) stands directly before `main`. `first_gradient` is
+    the time from the start of the action to the first layer's backward, which the artifact's metrics ask for;
+    `num_records` counts the layer-level records the artifact would write for it.
+    """
+
+    main: Number
+    pre: Number = 0
+    first_gradient: Number = 0
+    num_records: int = 0
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Times of the actions of one schedule.
+
+    Args:
+        work: per kind, the work of each stage (forward stages for F and R, backward stages otherwise).
+        hop: time of one transfer between neighbouring stages on different devices.
+        recompute_ahead: whether `pre` of a backward may begin before its gradient arrives.
+        fused_ahead: whether `pre` of a fused stage may begin before its input arrives (see `published`).
+        units_per_second: 1000 when times are milliseconds.
+    """
+
+    work: Mapping[Kind, tuple[Work, ...]]
+    hop: Number = 0
+    recompute_ahead: bool = False
+    fused_ahead: bool = False
+    units_per_second: int = 1
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Times of one microbatch through each layer; the head and loss belong to the last stage.
+
+    Args:
+        forward, recompute, backward: per layer, in model order; `backward` excludes recomputation.
+        head_forward, head_backward: norm, LM head and loss; never recomputed.
+        input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known.
+        hop: one boundary tensor between two devices.
+
+    Raises:
+        ValueError: if a time is negative, infinite or not a number.
+    """
+
+    forward: Sequence[Number]
+    recompute: Sequence[Number]
+    backward: Sequence[Number]
+    head_forward: Number = 0
+    head_backward: Number = 0
+    input_grad: Sequence[Number] = ()
+    weight_grad: Sequence[Number] = ()
+    head_input_grad: Number = 0
+    head_weight_grad: Number = 0
+    hop: Number = 0
+    units_per_second: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            for time in value if isinstance(value, Sequence) else (value,):
+                if not (time >= 0 and math.isfinite(time)):
+                    raise ValueError(f"{name}={time!r}: times are finite and not negative")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.forward)
+
+    def table(self, partition: Partition, *, recompute_ahead: bool = False, fused_ahead: bool = False) -> CostTable:
+        """Times per stage of a partition.
+
+        Raises:
+            ValueError: if the partition does not cover the layers.
+        """
+        partition.check_layers(self.num_layers)
+        work = {
+            Kind.F: self._forward_works(partition),
+            Kind.B: self._backward_works(partition, recompute_ahead, self.backward, self.head_backward),
+            Kind.FB: self._fused_works(partition),
+        }
+        if self.input_grad:
+            work[Kind.I] = self._backward_works(partition, recompute_ahead, self.input_grad, self.head_input_grad)
+            work[Kind.W] = self._weight_works(partition)
+        return CostTable(work, self.hop, recompute_ahead, fused_ahead, self.units_per_second)
+
+    def _forward_works(self, partition: Partition) -> tuple[Work, ...]:
+        last = len(partition.forward) - 1
+        works = []
+        for stage, layers in enumerate(partition.forward_ranges()):
+            head = self.head_forward if stage == last and not partition.fused else 0
+            works.append(Work(total(self.forward, layers) + head, num_records=len(layers) + (head > 0)))
+        return tuple(works)
+
+    def _backward_works(
+        self, partition: Partition, ahead: bool, gradient: Sequence[Number], head_gradient: Number
+    ) -> tuple[Work, ...]:
+        last = len(partition.backward) - 1
+        works = []
+        for stage, layers in enumerate(partition.backward_ranges()):
+            head = head_gradient if stage == last else 0
+            pre = total(self.recompute, layers)
+            if ahead:
+                first = pre
+            else:  # layer by layer, top down: recompute one, then its backward; the head's backward comes first
+                first = 0 if head > 0 or not layers else self.recompute[layers[-1]]
+            records = len(layers) * (2 if pre > 0 else 1) + (head > 0)
+            works.append(Work(total(gradient, layers) + head, pre, first, records))
+        return tuple(works)
+
+    def _weight_works(self, partition: Partition) -> tuple[Work, ...]:
+        last = len(partition.backward) - 1
+        return tuple(
+            Work(total(self.weight_grad, layers) + (self.head_weight_grad if stage == last else 0))
+            for stage, layers in enumerate(partition.backward_ranges())
+        )
+
+    def _fused_works(self, partition: Partition) -> tuple[Work, ...]:
+        """Only the last backward stage is ever fused; the others stand here so that stages index the tuple."""
+        works = []
+        for layers in partition.backward_ranges():
+            pre = total(self.forward, layers) + self.head_forward
+            main = total(self.backward, layers) + self.head_backward
+            works.append(Work(main, pre, pre, 2 * len(layers) + (self.head_forward > 0) + (self.head_backward > 0)))
+        return tuple(works)
+
+
+def total(times: Sequence[Number], layers: range) -> Number:
+    """Time of a range of layers; equal layers are multiplied, not added, as the artifact's simulator does."""
+    if not layers:
+        return 0
+    chosen = times[layers.start : layers.stop]
+    return len(chosen) * chosen[0] if min(chosen) == max(chosen) else sum(chosen)

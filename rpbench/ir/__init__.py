@@ -1,0 +1,1 @@
+"""What a schedule is: actions, shapes, partitions, lanes, dependencies, checks. Standard library only."""

@@ -1,0 +1,157 @@
+"""Action and Kind: the vocabulary of a schedule, and its text form.
+
+A token reads `<stage><KIND>[:object][microbatch][.part][@version][>peer]`:
+
+    2F5             forward of stage 2, microbatch 5
+    2F5.1@4         ... its sequence part 1, with weight version 4
+    7LOAD:P@3       bring version 3 of stage 7's parameters to the device
+    0STORE:A5>host  move the activations of microbatch 5 out
+    (0F7;7B3)OVERLAP  two actions that run together
+
+Letters follow torch.distributed.pipelining: F, I (input gradient), W (weight gradient), B = I then W.
+The zero-bubble papers write B for what is I here.
+"""
+
+import re
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Kind(IntEnum):
+    """What an action does; the names are the tokens' letters."""
+
+    F = 0  # forward
+    B = 1  # full backward: input and weight gradients
+    I = 2  # noqa: E741  input gradient; the letter torch uses
+    W = 3  # weight gradient
+    R = 4  # recompute of a forward, ahead of its backward
+    FB = 5  # forward, loss and backward in one visit (RoundPipe's first backward stage)
+    SEND_F = 6
+    RECV_F = 7
+    SEND_B = 8
+    RECV_B = 9
+    UNSHARD = 10
+    RESHARD = 11
+    REDUCE_GRAD = 12
+    LOAD = 13
+    STORE = 14
+    FREE = 15
+    STEP = 16
+    PREDICT = 17
+    DROP = 18
+    FLUSH = 19
+    VALIDATE = 20
+    ROLLBACK = 21
+    OVERLAP = 22
+
+
+COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.OVERLAP})
+BACKWARD = (Kind.B, Kind.I, Kind.FB)  # kinds that hand an input gradient to the stage below
+SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
+RECV = frozenset({Kind.RECV_F, Kind.RECV_B})
+MOVES = frozenset({Kind.LOAD, Kind.STORE, Kind.FREE})  # kinds that name an object: P, G, O or A
+OBJECTS = "PGOA"  # parameters, gradients, optimizer state, activations
+
+_PER_MICROBATCH = (COMPUTE | SEND | RECV) - {Kind.OVERLAP}
+
+
+class Action(NamedTuple):
+    """One entry of a lane. Its device is the row it stands in, never a function of its stage."""
+
+    kind: Kind
+    stage: int
+    microbatch: int | None = None
+    part: int = 0
+    version: int | None = None
+    object: str | None = None
+    peer: int | str | None = None
+    sub: tuple["Action", ...] = ()
+
+    def __str__(self) -> str:
+        return text(self)
+
+
+def text(action: Action) -> str:
+    """The token of an action; `parse` reads it back exactly."""
+    if action.kind is Kind.OVERLAP:
+        return f"({';'.join(map(text, action.sub))})OVERLAP"
+    token = f"{action.stage}{action.kind.name}"
+    if action.object is not None:
+        token += f":{action.object}"
+    if action.microbatch is not None:
+        token += str(action.microbatch)
+    if action.part:
+        token += f".{action.part}"
+    if action.version is not None:
+        token += f"@{action.version}"
+    if action.peer is not None:
+        token += f">{action.peer}"
+    return token
+
+
+_KINDS = "|".join(sorted((kind.name for kind in Kind if kind is not Kind.OVERLAP), key=len, reverse=True))
+_NUMBER = r"0|[1-9]\d*"
+_TOKEN = re.compile(
+    rf"(?P<stage>{_NUMBER})(?P<kind>{_KINDS})(?::(?P<object>[{OBJECTS}]))?(?P<mb>{_NUMBER})?"
+    rf"(?:\.(?P<part>[1-9]\d*))?(?:@(?P<version>{_NUMBER}))?(?:>(?P<peer>{_NUMBER}|[a-z][a-z0-9_]*))?"
+)
+
+
+def parse(token: str) -> Action:
+    """The action a token stands for.
+
+    Raises:
+        ValueError: if any character of the token is left over, or its kind lacks or does not take a field.
+    """
+    if token.startswith("("):
+        return _parse_overlap(token)
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise ValueError(
+            f"bad token {token!r}: expected <stage><KIND>[:object][microbatch][.part][@version][>peer] "
+            "such as 2F5, 7LOAD:P@3 or (0F7;7B3)OVERLAP"
+        )
+    peer = match["peer"]
+    action = Action(
+        Kind[match["kind"]],
+        int(match["stage"]),
+        None if match["mb"] is None else int(match["mb"]),
+        int(match["part"] or 0),
+        None if match["version"] is None else int(match["version"]),
+        match["object"],
+        int(peer) if peer and peer.isdigit() else peer,
+    )
+    _check_fields(action, token)
+    return action
+
+
+def _check_fields(action: Action, token: str) -> None:
+    kind = action.kind
+    if (kind in MOVES) != (action.object is not None):
+        raise ValueError(
+            f"bad token {token!r}: LOAD, STORE and FREE name what they move (:P, :G, :O or :A), other kinds do not"
+        )
+    takes_microbatch = kind in _PER_MICROBATCH or action.object == "A"
+    if takes_microbatch != (action.microbatch is not None):
+        rule = "needs a microbatch" if takes_microbatch else "takes no microbatch"
+        raise ValueError(f"bad token {token!r}: {kind.name} {rule}, as in 2F5 or 2STEP@1")
+
+
+def _parse_overlap(token: str) -> Action:
+    inner, closing, kind = token[1:].rpartition(")")
+    if not closing or kind != "OVERLAP":
+        raise ValueError(f"bad token {token!r}: actions that run together are written (0F7;7B3)OVERLAP")
+    sub = tuple(parse(part) for part in inner.split(";"))
+    if len(sub) < 2 or any(part.kind is Kind.OVERLAP for part in sub):
+        raise ValueError(f"bad token {token!r}: OVERLAP holds two or more plain actions")
+    return overlap(*sub)
+
+
+def overlap(*sub: Action) -> Action:
+    """Actions that run together on one device; stage and microbatch are those of the first."""
+    return Action(Kind.OVERLAP, sub[0].stage, sub[0].microbatch, sub[0].part, sub=sub)
+
+
+def parts_of(action: Action) -> tuple[Action, ...]:
+    """The plain actions inside an action: itself, or what an OVERLAP holds."""
+    return action.sub or (action,)

@@ -1,0 +1,188 @@
+"""What an action waits for. Nothing is stored in a schedule: edges follow from the shape and the policy.
+
+    F(s)  after F(s-1)                        W(s)  after I(s)
+    B(s)  after F(s) and B(s+1)               STEP(s)@v  after every weight gradient of its window
+    FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
+
+Where a schedule has communication actions, RECV stands in for the neighbour's action and waits for its SEND.
+When forward and backward are cut apart, a backward stage waits for the last forward stage and for the backward
+stage above; the transfer from the last forward stage carries a tensor only into the topmost of them.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.schedule import Schedule, Shape
+
+Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (or version of a STEP, or -1), part
+
+
+class Need(NamedTuple):
+    """One thing an action waits for: the first of `options` that the schedule holds for the same microbatch."""
+
+    options: tuple[tuple[Kind, int], ...]  # (kind, stage), best first
+    input: str  # "activation", "gradient", or "order" when no tensor moves
+    part_offset: int = 0
+
+
+def key(action: Action) -> Key:
+    """What identifies an action in its schedule; two actions with one key are duplicates."""
+    index = action.version if action.kind is Kind.STEP else action.microbatch
+    return action.kind, action.stage, -1 if index is None else index, action.part
+
+
+@cache
+def needs(shape: Shape, kind: Kind, stage: int, part: int = 0) -> tuple[Need, ...]:
+    """What an action of this kind, stage and part waits for within its own microbatch."""
+    rule = _RULES.get(kind)
+    return tuple(rule(shape, stage, part)) if rule else ()
+
+
+def _forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    if stage > 0:
+        yield Need(((Kind.RECV_F, stage), (Kind.F, stage - 1)), "activation")
+    if part > 0:  # causal attention reads the keys and values of the segments before it
+        yield Need(((Kind.F, stage),), "order", -1)
+
+
+def _fused(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    last = shape.num_stages - 1
+    yield Need(((Kind.RECV_F, last + 1), (Kind.F, last)), "activation")
+
+
+def _own_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    if not shape.separate_cuts:
+        yield Need(((Kind.F, stage),), "order", shape.num_parts - 1 - part)
+    else:
+        top = stage == shape.num_backward_stages - 1
+        yield Need(((Kind.F, shape.num_stages - 1),), "activation" if top else "order")
+
+
+def _backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    own = next(_own_forward(shape, stage, part))
+    yield own._replace(options=((Kind.R, stage), *own.options))
+    if stage < shape.num_backward_stages - 1:
+        above = stage + 1
+        yield Need(((Kind.RECV_B, stage), (Kind.B, above), (Kind.I, above), (Kind.FB, above)), "gradient")
+    if part < shape.num_parts - 1:
+        yield Need(((Kind.B, stage), (Kind.I, stage)), "order", 1)
+
+
+def _weight_gradient(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.I, stage),), "order")
+
+
+def _send_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.F, stage),), "order")
+
+
+def _receive_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.SEND_F, stage - 1),), "activation")
+
+
+def _send_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.B, stage), (Kind.I, stage), (Kind.FB, stage)), "order")
+
+
+def _receive_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.SEND_B, stage + 1),), "gradient")
+
+
+_RULES = {
+    Kind.F: _forward,
+    Kind.FB: _fused,
+    Kind.R: _own_forward,
+    Kind.B: _backward,
+    Kind.I: _backward,
+    Kind.W: _weight_gradient,
+    Kind.SEND_F: _send_forward,
+    Kind.RECV_F: _receive_forward,
+    Kind.SEND_B: _send_backward,
+    Kind.RECV_B: _receive_backward,
+}
+
+
+# --- optimizer steps -----------------------------------------------------------------------------------------
+
+
+def window(shape: Shape, version: int) -> range:
+    """The microbatches whose gradients make the step that publishes `version` (1 is the first)."""
+    return range((version - 1) * shape.num_microbatches, version * shape.num_microbatches)
+
+
+def version_read(policy: Policy, shape: Shape, microbatch: int) -> int | None:
+    """The version a forward must read; None when the policy reads whatever is newest."""
+    behind = STEPS_BEHIND.get(policy)
+    return None if behind is None else max(0, microbatch // shape.num_microbatches - behind)
+
+
+def stages_updated(schedule: Schedule, forward_stage: int) -> tuple[int, ...]:
+    """The backward stages whose STEP changes the weights a forward stage reads."""
+    if schedule.partition is not None:
+        return schedule.partition.backward_stages_over(forward_stage)
+    if not schedule.shape.separate_cuts:
+        return (forward_stage,)
+    return tuple(range(schedule.shape.num_backward_stages))
+
+
+# --- edges of a whole schedule, one action at a time ---------------------------------------------------------
+
+
+class Edge(NamedTuple):
+    """`producer` must end before `consumer` starts; both are positions (device, lane, index)."""
+
+    producer: "Position"
+    consumer: "Position"
+    input: str
+
+
+Position = tuple[int, str, int]
+
+
+def positions(schedule: Schedule) -> dict[Key, Position]:
+    """Where each action stands; the actions of an OVERLAP stand where it stands."""
+    return {
+        key(part): (device, lane, index)
+        for device, lane, row in schedule.items()
+        for index, action in enumerate(row)
+        for part in parts_of(action)
+    }
+
+
+def edges(schedule: Schedule) -> Iterator[Edge]:
+    """Every dependency of a schedule; one that its rows do not satisfy at all is left to `check`."""
+    where = positions(schedule)
+    for device, lane, row in schedule.items():
+        for index, action in enumerate(row):
+            here = (device, lane, index)
+            for part in parts_of(action):
+                for producer, moved in _producers(schedule, part, where):
+                    if producer != here:
+                        yield Edge(producer, here, moved)
+
+
+def _producers(schedule: Schedule, action: Action, where: dict[Key, Position]) -> Iterator[tuple[Position, str]]:
+    shape, kind = schedule.shape, action.kind
+    if kind is Kind.STEP:
+        assert action.version is not None
+        for mb in window(shape, action.version):
+            for gradient in (Kind.B, Kind.W, Kind.FB):
+                for part in range(shape.num_parts):
+                    if found := where.get((gradient, action.stage, mb, part)):
+                        yield found, "gradient"
+        return
+    if action.microbatch is None:
+        return
+    for need in needs(shape, kind, action.stage, action.part):
+        for option, stage in need.options:
+            if found := where.get((option, stage, action.microbatch, action.part + need.part_offset)):
+                yield found, need.input
+                break
+    if kind in (Kind.F, Kind.FB) and (version := version_read(schedule.policy, shape, action.microbatch)):
+        stages = (action.stage,) if kind is Kind.FB else stages_updated(schedule, action.stage)
+        for stage in stages:
+            if found := where.get((Kind.STEP, stage, version, 0)):
+                yield found, "order"

@@ -1,0 +1,113 @@
+"""Partition: layers cut into forward stages and backward stages, which may differ."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Layers per stage, in model order (first layers first) for both directions.
+
+    The embedding belongs to the first stage and the head with the loss to the last; neither is counted, so a
+    stage of 0 layers may still hold one of them. With `fused`, the last backward stage runs forward, loss and
+    backward of its own layers in one visit, and the forward stages cover only the layers below it
+    (RoundPipe; the published cuts give that stage the head alone).
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        for name, counts in (("forward", self.forward), ("backward", self.backward)):
+            if not counts or any(count < 0 for count in counts):
+                raise ValueError(f"partition {name}={list(counts)}: every stage holds 0 or more layers, at least one stage")
+        if self.num_layers_forward != self.num_layers - self.num_layers_fused:
+            raise ValueError(
+                f"partition covers {self.num_layers_forward} layers forward and {self.num_layers} backward"
+                f"{f' ({self.num_layers_fused} fused)' if self.fused else ''}: both directions cover the same layers"
+            )
+
+    @property
+    def num_layers(self) -> int:
+        return sum(self.backward)
+
+    @property
+    def num_layers_forward(self) -> int:
+        return sum(self.forward)
+
+    @property
+    def num_layers_fused(self) -> int:
+        return self.backward[-1] if self.fused else 0
+
+    def forward_ranges(self) -> tuple[range, ...]:
+        """The layers of each forward stage."""
+        return _ranges(self.forward)
+
+    def backward_ranges(self) -> tuple[range, ...]:
+        """The layers of each backward stage."""
+        return _ranges(self.backward)
+
+    def backward_stages_over(self, forward_stage: int) -> tuple[int, ...]:
+        """Backward stages that share a layer with a forward stage (all that touch it, when it is empty)."""
+        layers = self.forward_ranges()[forward_stage]
+        if not self.fused and self.forward == self.backward:
+            return (forward_stage,)
+        return tuple(
+            stage
+            for stage, other in enumerate(self.backward_ranges())
+            if other.start < layers.stop and layers.start < other.stop
+        )
+
+    def check_layers(self, num_layers: int) -> None:
+        """Raise ValueError unless the partition covers a model of `num_layers` layers."""
+        if self.num_layers != num_layers:
+            raise ValueError(
+                f"partition {self} sums to {self.num_layers} layers, the model has {num_layers}: "
+                "change the counts, or let partition=even or partition=search choose them"
+            )
+
+    def __str__(self) -> str:
+        """Counts joined by dashes; two cuts are parted by a bar, the fused stage is starred."""
+        forward = "-".join(map(str, self.forward))
+        if not self.fused and self.forward == self.backward:
+            return forward
+        return f"{forward}|{'-'.join(map(str, self.backward))}{'*' if self.fused else ''}"
+
+
+def parse(text: str) -> Partition:
+    """The partition a text such as `3-3-4` or `2-2|1-1-2-0*` stands for; the inverse of `str`.
+
+    Raises:
+        ValueError: if a count is not a whole number, or the two directions cover different layers.
+    """
+    forward, bar, backward = text.partition("|")
+    fused = backward.endswith("*")
+    try:
+        cut = tuple(int(count) for count in forward.split("-"))
+        other = tuple(int(count) for count in backward.removesuffix("*").split("-")) if bar else cut
+    except ValueError:
+        raise ValueError(
+            f"bad partition {text!r}: write layers per stage as 3-3-4, or forward|backward as 2-2|1-1-2-0*"
+        ) from None
+    return Partition(cut, other, fused)
+
+
+def symmetric(counts: tuple[int, ...]) -> Partition:
+    """The same cut for both directions."""
+    return Partition(counts, counts)
+
+
+def split_evenly(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers per stage that differ by one at most; the larger stages stand in the middle of the pipe.
+
+    The first stage also holds the embedding and the last one the head, so a remainder is kept away from both.
+    """
+    base, extra = divmod(num_layers, num_stages)
+    first = (num_stages - extra + 1) // 2
+    return tuple(base + (first <= stage < first + extra) for stage in range(num_stages))
+
+
+def _ranges(counts: tuple[int, ...]) -> tuple[range, ...]:
+    ends = tuple(accumulate(counts))
+    return tuple(range(end - count, end) for count, end in zip(counts, ends, strict=True))

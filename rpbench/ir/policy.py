@@ -1,0 +1,37 @@
+"""Weight policies: which version of the weights forward and backward read.
+
+A version is the number of optimizer steps a stage's weights have seen. Versions are not stored by generators;
+`rpbench.ir.versions` finds them by replaying an order.
+"""
+
+from enum import Enum
+
+
+class Policy(Enum):
+    """t: step of a microbatch; newest: the last version its stage has published when the action runs.
+
+    | policy     | forward reads       | backward reads     | paper                              |
+    | flush      | t                   | the same           | GPipe                              |
+    | stash      | newest              | the same           | PipeDream                          |
+    | vertical   | newest at stage 0   | the same           | PipeDream, vertical sync           |
+    | 2bw        | t - 1               | the same           | PipeDream-2BW                      |
+    | latest     | newest              | newest             | PipeMare                           |
+    | predict    | newest (+ forecast) | newest             | PipeOptim, XPipe, SpecTrain        |
+    | delayed    | t - 1               | the same           | ZeRO-Offload DPU, RoundPipe async  |
+    | optimistic | t                   | the same           | zero-bubble post-validation        |
+    """
+
+    FLUSH = "flush"
+    STASH = "stash"
+    VERTICAL = "vertical"
+    TWO_BW = "2bw"
+    LATEST = "latest"
+    PREDICT = "predict"
+    DELAYED = "delayed"
+    OPTIMISTIC = "optimistic"
+
+
+# Version read is a function of the step alone: t minus this.
+STEPS_BEHIND = {Policy.FLUSH: 0, Policy.OPTIMISTIC: 0, Policy.TWO_BW: 1, Policy.DELAYED: 1}
+# One step per microbatch is what these policies are made for; the others step once per `num_microbatches`.
+ASYNCHRONOUS = frozenset({Policy.STASH, Policy.VERTICAL, Policy.LATEST, Policy.PREDICT})

@@ -1,0 +1,263 @@
+"""Shape and Schedule: for every device and lane, its actions in order."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from rpbench.ir import partition as partitions
+from rpbench.ir.action import Action, parse, text
+from rpbench.ir.partition import Partition
+from rpbench.ir.policy import Policy
+
+LANES = ("compute", "h2d", "d2h", "net", "host")
+SCHEMA = "rpbench-schedule 1"
+
+Row = tuple[Action, ...]
+Lanes = tuple[tuple[str, Row], ...]
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot run, shown with the place where it breaks."""
+
+
+class Weights(Enum):
+    """Where a stage's weights live while it computes."""
+
+    BOUND = "bound"  # forward and backward of a stage and microbatch meet on one device
+    STREAMED = "streamed"  # weights follow the work; any device may run any stage
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes a schedule is made for.
+
+    Stages are counted over all ranks. Forward and backward stages differ in number only for schedules that
+    cut the two directions apart. `num_microbatches` is per optimizer step; with `num_steps` above one,
+    microbatches are numbered through: step t holds t * num_microbatches and the ones after it.
+    """
+
+    num_ranks: int
+    num_stages: int
+    num_microbatches: int
+    num_backward_stages: int = 0  # 0: as many as forward stages
+    num_steps: int = 1
+    num_parts: int = 1
+    fused: bool = False  # the last backward stage runs forward, loss and backward in one visit
+
+    def __post_init__(self) -> None:
+        if not self.num_backward_stages:
+            object.__setattr__(self, "num_backward_stages", self.num_stages)
+        for name, value in vars(self).items():
+            if name != "fused" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name}={value!r}: sizes are whole numbers of at least 1")
+
+    @property
+    def separate_cuts(self) -> bool:
+        """Whether forward stage s and backward stage s may hold different layers."""
+        return self.fused or self.num_stages != self.num_backward_stages
+
+    @property
+    def total_microbatches(self) -> int:
+        """Microbatches of all steps together."""
+        return self.num_microbatches * self.num_steps
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """Stages on each rank (v in papers).
+
+        Raises:
+            ValueError: if the stages cannot be dealt evenly.
+        """
+        chunks, rest = divmod(self.num_stages, self.num_ranks)
+        if rest or not chunks:
+            raise ValueError(
+                f"{self.num_stages} stages on {self.num_ranks} ranks: the number of stages must be a multiple "
+                "of the number of ranks; change num_devices, chunks_per_device or the partition"
+            )
+        return chunks
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of work: for every device, lanes of actions that run one after another.
+
+    A generator gives one row of compute actions per device; passes in `rpbench.ir.lower` add the other lanes.
+
+    Args:
+        shape: the sizes it was made for.
+        rows: per device either its compute row, or a mapping lane -> row.
+        name: registered name of the generator.
+        policy: which weights forward and backward read (`rpbench.ir.policy`).
+        weights: bound to a device, or streamed to where the work is.
+        placement: per stage the devices that may hold it; empty when nothing is declared.
+        partition: the layers behind the stages, when known.
+    """
+
+    shape: Shape
+    rows: tuple[Lanes, ...]
+    name: str = ""
+    policy: Policy = Policy.FLUSH
+    weights: Weights = Weights.BOUND
+    placement: tuple[tuple[int, ...], ...] = ()
+    partition: Partition | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(_lanes_of(row) for row in self.rows))
+        if len(self.rows) != self.shape.num_ranks:
+            raise ScheduleError(
+                f"{len(self.rows)} rows for {self.shape.num_ranks} ranks: a schedule has one row per rank"
+            )
+
+    @property
+    def lanes(self) -> tuple[dict[str, Row], ...]:
+        """`lanes[device][lane]` is the tuple of actions of that lane."""
+        return tuple(dict(row) for row in self.rows)
+
+    def compute(self, device: int) -> Row:
+        """The compute row of a device."""
+        return self.lanes[device].get("compute", ())
+
+    def items(self) -> Iterator[tuple[int, str, Row]]:
+        """Every lane as (device, lane, actions), devices ascending."""
+        for device, row in enumerate(self.rows):
+            for lane, actions in row:
+                yield device, lane, actions
+
+    @property
+    def num_actions(self) -> int:
+        return sum(len(actions) for _, _, actions in self.items())
+
+    def with_partition(self, partition: Partition) -> "Schedule":
+        """The same order with the layers behind its stages; the stage counts must agree."""
+        counts = len(partition.forward), len(partition.backward), partition.fused
+        if counts != (self.shape.num_stages, self.shape.num_backward_stages, self.shape.fused):
+            raise ScheduleError(
+                f"partition {partition} has {counts[0]} forward and {counts[1]} backward stages, the schedule "
+                f"{self.shape.num_stages} and {self.shape.num_backward_stages}; a fused stage must be in both"
+            )
+        return replace(self, partition=partition)
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+
+def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
+    if isinstance(row, Mapping):
+        pairs = tuple((lane, tuple(actions)) for lane, actions in row.items())
+    elif row and not isinstance(row[0], Action):
+        pairs = tuple((lane, tuple(actions)) for lane, actions in row)  # type: ignore[misc]
+    else:
+        pairs = (("compute", tuple(row)),)  # type: ignore[arg-type]
+    unknown = [lane for lane, _ in pairs if lane not in LANES]
+    if unknown:
+        raise ScheduleError(f"unknown lane {unknown[0]!r}: lanes are {', '.join(LANES)}")
+    return tuple(sorted(pairs, key=lambda pair: LANES.index(pair[0])))
+
+
+def looped_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """Stage s on rank s mod p: contiguous for one chunk per rank, looped for more."""
+    return tuple((stage % shape.num_ranks,) for stage in range(shape.num_stages))
+
+
+# --- text form -----------------------------------------------------------------------------------------------
+
+
+def to_text(schedule: Schedule) -> str:
+    """The schedule as text: a header, then one line a lane. `from_text` reads it back exactly."""
+    shape = schedule.shape
+    header = {
+        "name": schedule.name or "-",
+        "ranks": shape.num_ranks,
+        "stages": shape.num_stages,
+        "backward_stages": shape.num_backward_stages,
+        "microbatches": shape.num_microbatches,
+        "steps": shape.num_steps,
+        "parts": shape.num_parts,
+        "fused": int(shape.fused),
+        "policy": schedule.policy.value,
+        "weights": schedule.weights.value,
+        "placement": ",".join("+".join(map(str, holders)) for holders in schedule.placement) or "-",
+        "partition": schedule.partition or "-",
+    }
+    lines = [f"# {SCHEMA}", "# " + " ".join(f"{key}={value}" for key, value in header.items())]
+    lines += [" ".join([f"{device}/{lane}:", *map(text, row)]) for device, lane, row in schedule.items()]
+    return "\n".join(lines) + "\n"
+
+
+def from_text(source: str) -> Schedule:
+    """The schedule a text stands for.
+
+    Raises:
+        ScheduleError: naming the line, if the header or a row cannot be read.
+        ValueError: naming the token, if one is malformed.
+    """
+    lines = source.splitlines()
+    if len(lines) < 2 or lines[0] != f"# {SCHEMA}" or not lines[1].startswith("# "):
+        raise ScheduleError(f"not a schedule: the first line must be '# {SCHEMA}', the second its sizes")
+    header = dict(pair.partition("=")[::2] for pair in lines[1][2:].split())
+    try:
+        shape = Shape(
+            int(header["ranks"]),
+            int(header["stages"]),
+            int(header["microbatches"]),
+            int(header["backward_stages"]),
+            int(header["steps"]),
+            int(header["parts"]),
+            header["fused"] == "1",
+        )
+        policy, weights = Policy(header["policy"]), Weights(header["weights"])
+        placement, cut = header["placement"], header["partition"]
+    except (KeyError, ValueError) as error:
+        raise ScheduleError(f"line 2: bad header ({error}): expected the one `show` prints") from None
+    rows: list[dict[str, Row]] = [{} for _ in range(shape.num_ranks)]
+    for number, line in enumerate(lines[2:], start=3):
+        _read_row(rows, line, number)
+    return Schedule(
+        shape,
+        tuple(tuple(row.items()) or (("compute", ()),) for row in rows),
+        name="" if header["name"] == "-" else header["name"],
+        policy=policy,
+        weights=weights,
+        placement=() if placement == "-" else tuple(_holders(part) for part in placement.split(",")),
+        partition=None if cut == "-" else partitions.parse(cut),
+    )
+
+
+def _holders(part: str) -> tuple[int, ...]:
+    return tuple(int(device) for device in part.split("+"))
+
+
+def _read_row(rows: list[dict[str, Row]], line: str, number: int) -> None:
+    head, colon, tokens = line.partition(":")
+    device, slash, lane = head.partition("/")
+    if not (colon and slash and device.isdigit() and lane in LANES and int(device) < len(rows)):
+        raise ScheduleError(
+            f"line {number}: {line[:40]!r}: a row starts with device/lane: such as 0/compute:, "
+            f"device below {len(rows)}, lane one of {', '.join(LANES)}"
+        )
+    if lane in rows[int(device)]:
+        raise ScheduleError(f"line {number}: a second row for {head}; a lane has one row")
+    try:
+        rows[int(device)][lane] = tuple(parse(token) for token in tokens.split())
+    except ValueError as error:
+        raise ScheduleError(f"line {number}: {error}") from None
+
+
+def to_torch_csv(schedule: Schedule) -> str:
+    """The compute rows as the CSV torch.distributed.pipelining reads, one row a rank.
+
+    Raises:
+        ScheduleError: if an action has no counterpart there (recompute, fused stages, sequence parts).
+    """
+    return "\n".join(
+        ",".join(_torch_token(action) for action in schedule.compute(device))
+        for device in range(schedule.shape.num_ranks)
+    )
+
+
+def _torch_token(action: Action) -> str:
+    if action.sub:
+        return f"({';'.join(map(_torch_token, action.sub))})OVERLAP_F_B"
+    if action.kind.name not in ("F", "B", "I", "W") or action.part:
+        raise ScheduleError(f"{action} has no form in torch's schedule CSV, which knows F, B, I and W without parts")
+    return f"{action.stage}{action.kind.name}{action.microbatch}"

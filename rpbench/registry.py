@@ -1,0 +1,104 @@
+"""Registry: the name of every schedule and the function that builds it.
+
+A module of `rpbench.schedules` or `baselines` registers its generator by a decorator, and nothing else has to
+know of it: the command line, the property tests and the figures iterate over `entries()`.
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from rpbench.ir.schedule import Schedule, Shape
+
+PACKAGES = ("rpbench.schedules", "baselines")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered schedule.
+
+    Args:
+        name: what the paper calls it; the value of `schedule=`.
+        source: paper and section.
+        generate: shape in, schedule out; keyword-only parameters are the schedule's options.
+        separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
+        looped: whether it takes several stages per device.
+        switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
+            backward; otherwise from the (p - rank)-th (roundpipe.md B.4 of the artifact's description).
+    """
+
+    name: str
+    source: str
+    generate: Callable[..., Schedule]
+    separate_cuts: bool = False
+    looped: bool = False
+    switch_after_last_forward: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword options of the generator with their defaults."""
+        parameters = inspect.signature(self.generate).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def build(self, shape: Shape, **options: Any) -> Schedule:
+        """The schedule for a shape.
+
+        Raises:
+            ValueError: if the shape or an option does not fit, with the value, the rule and a way out.
+        """
+        unknown = set(options) - set(self.options)
+        if unknown:
+            known = ", ".join(self.options) or "none"
+            raise ValueError(f"schedule {self.name} has no option {sorted(unknown)[0]!r}; its options: {known}")
+        return self.generate(shape, **options)
+
+
+_entries: dict[str, Entry] = {}
+
+
+def schedule(name: str, *, source: str, **traits: bool) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """Register the decorated generator under `name`; `traits` are fields of `Entry`."""
+
+    def register(generate: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        if name in _entries and _entries[name].generate.__module__ != generate.__module__:
+            raise ValueError(f"two schedules are named {name!r}; a name belongs to one file")
+        _entries[name] = Entry(name, source, generate, **traits)
+        return generate
+
+    return register
+
+
+@cache
+def entries() -> Mapping[str, Entry]:
+    """Every registered schedule by name; imports the packages that hold them."""
+    for package_name in PACKAGES:
+        package = importlib.import_module(package_name)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.ispkg:
+                importlib.import_module(f"{package_name}.{module.name}")
+    return MappingProxyType(dict(sorted(_entries.items())))
+
+
+def entry(name: str) -> Entry:
+    """The schedule of that name.
+
+    Raises:
+        ValueError: naming the nearest known name.
+    """
+    known = entries()
+    if name in known:
+        return known[name]
+    raise ValueError(unknown_name("schedule", name, known))
+
+
+def unknown_name(what: str, name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """The sentence for a name that is not known: the value, the nearest names, all of them."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"unknown {what} {name!r}{hint} Known: {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""The schedules this project proposes or reproduces, one per file."""

@@ -1,0 +1,231 @@
+"""Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.ir import dependencies
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.sim.kernels import compiled, order_lanes
+
+Ints = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+# From this many actions on, compiled kernels are worth loading.
+COMPILE_FROM = 20_000
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The actions of all lanes, one after another, as columns."""
+
+    device: Ints
+    lane_start: Ints  # first action of each lane, and the end
+    kind: Ints
+    stage: Ints
+    index: Ints  # microbatch, or version of a STEP, or -1
+    part: Ints
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Columns of a schedule and its edges, the latter in topological positions.
+
+    `order[i]` is the flat index of the i-th action. Edges within a lane that its order already implies are left
+    out. `slot` numbers the (kind, stage) pairs that costs are looked up by; `slots` lists them.
+    """
+
+    schedule: Schedule
+    columns: Columns
+    order: Ints
+    previous: Ints
+    pred_start: Ints
+    pred: Ints
+    crosses: Bools  # the edge leads to another device
+    moves: Bools  # the edge carries a tensor
+    gradient: Bools  # the edge is needed by the main phase of a backward only
+    to_fused: Bools  # the edge brings a fused stage its input
+    slot: Ints
+    slots: tuple[tuple[Kind, int], ...]
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.order)
+
+    @cached_property
+    def rank(self) -> Ints:
+        """Topological position of each flat index: the inverse of `order`."""
+        rank = np.empty_like(self.order)
+        rank[self.order] = np.arange(len(self.order), dtype=np.int32)
+        return rank
+
+    @cached_property
+    def num_hops(self) -> int:
+        """Dependencies between different devices, those a lane order implies included."""
+        return int(self.crosses.sum())
+
+
+def build_graph(schedule: Schedule) -> Graph:
+    """The graph of a schedule.
+
+    Raises:
+        ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
+    """
+    columns = read_columns(schedule)
+    producer, consumer, moved = _edges(schedule, columns)
+    order = _order(schedule, columns, producer, consumer)
+
+    num = len(columns.kind)
+    rank = np.empty(num, np.int32)
+    rank[order] = np.arange(num, dtype=np.int32)
+    sequence = np.argsort(rank[consumer], kind="stable")
+    producer, consumer, moved = producer[sequence], consumer[sequence], moved[sequence]
+
+    before = np.arange(-1, num - 1, dtype=np.int32)
+    before[columns.lane_start[:-1][columns.lane_start[:-1] < num]] = -1
+    before = before[order]
+    previous = np.where(before >= 0, rank[before], -1).astype(np.int32)
+
+    # Separate cuts hold back only the main phase: recomputation needs no more than its own kept input.
+    kind = columns.kind[consumer]
+    backward = np.isin(kind, (Kind.B, Kind.I))
+    gradient = backward & ((moved == 2) | schedule.shape.separate_cuts)
+    slots, slot = np.unique(columns.kind.astype(np.int64) << 32 | columns.stage, return_inverse=True)
+    return Graph(
+        schedule,
+        columns,
+        order,
+        previous,
+        np.searchsorted(rank[consumer], np.arange(num + 1)).astype(np.int32),
+        rank[producer],
+        columns.device[producer] != columns.device[consumer],
+        moved > 0,
+        gradient,
+        kind == Kind.FB,
+        slot[order].astype(np.int32),
+        tuple((Kind(int(code >> 32)), int(code & 0xFFFFFFFF)) for code in slots),
+    )
+
+
+def read_columns(schedule: Schedule) -> Columns:
+    """The schedule's actions as arrays."""
+    devices, lengths, actions = [], [], []
+    for device, _, row in schedule.items():
+        devices.append(device)
+        lengths.append(len(row))
+        actions.extend(row)
+
+    def column(field: int) -> Ints:
+        return np.fromiter(map(itemgetter(field), actions), dtype=np.int32, count=len(actions))
+
+    kind = column(0)
+    return Columns(
+        np.repeat(np.asarray(devices, np.int32), lengths),
+        np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+        kind,
+        column(1),
+        _indices(actions, kind),
+        column(3),
+    )
+
+
+def _indices(actions: list[Action], kind: Ints) -> Ints:
+    """Microbatch of each action; version of a STEP; -1 for what has neither."""
+    if np.isin(kind, (Kind.F, Kind.B, Kind.I, Kind.W, Kind.FB, Kind.R)).all():
+        return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
+    return np.fromiter((dependencies.key(action)[2] for action in actions), dtype=np.int32, count=len(actions))
+
+
+_MOVED = {"order": 0, "activation": 1, "gradient": 2}
+
+
+def _edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
+    """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
+    if (columns.kind == Kind.OVERLAP).any() or (columns.kind == Kind.STEP).any():
+        found = _edges_one_by_one(schedule)
+    else:
+        found = _edges_by_stage(schedule.shape, columns)
+    producer, consumer, moved = found
+    lane = np.searchsorted(columns.lane_start, np.arange(len(columns.kind)), side="right")
+    needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
+    return producer[needed], consumer[needed], moved[needed]
+
+
+def _edges_by_stage(shape: Shape, columns: Columns) -> tuple[Ints, Ints, Ints]:
+    """Edges of plain actions, all microbatches of a (kind, stage, part) at once."""
+    kinds, stages = len(Kind), max(shape.num_stages, shape.num_backward_stages) + 1
+    where = np.full((kinds, stages, shape.num_parts, shape.total_microbatches), -1, np.int32)
+    where[columns.kind, columns.stage, columns.part, columns.index] = np.arange(len(columns.kind), dtype=np.int32)
+
+    producers, consumers, moves = [], [], []
+    present = np.argwhere((where >= 0).any(axis=3))
+    exists = np.zeros((kinds, stages, shape.num_parts), bool)
+    exists[tuple(present.T)] = True
+    for kind, stage, part in present.tolist():
+        for need in dependencies.needs(shape, Kind(kind), stage, part):
+            produced = np.full(shape.total_microbatches, -1, np.int32)
+            for option, other in need.options:
+                if exists[option, other, part + need.part_offset]:
+                    produced = np.where(produced < 0, where[option, other, part + need.part_offset], produced)
+            consumed = where[kind, stage, part]
+            both = (produced >= 0) & (consumed >= 0)
+            producers.append(produced[both])
+            consumers.append(consumed[both])
+            moves.append(np.full(len(producers[-1]), _MOVED[need.input], np.int8))
+    if not producers:
+        empty = np.empty(0, np.int32)
+        return empty, empty, empty
+    return np.concatenate(producers), np.concatenate(consumers), np.concatenate(moves)
+
+
+def _edges_one_by_one(schedule: Schedule) -> tuple[Ints, Ints, Ints]:
+    """Edges of any schedule; steps and overlaps tie actions together across microbatches."""
+    first = {}
+    count = 0
+    for device, lane, row in schedule.items():
+        first[device, lane] = count
+        count += len(row)
+    rows = [
+        (first[edge.producer[:2]] + edge.producer[2], first[edge.consumer[:2]] + edge.consumer[2], _MOVED[edge.input])
+        for edge in dependencies.edges(schedule)
+    ]
+    table = np.asarray(rows or np.empty((0, 3)), dtype=np.int32)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _order(schedule: Schedule, columns: Columns, producer: Ints, consumer: Ints) -> Ints:
+    num = len(columns.kind)
+    sequence = np.argsort(consumer, kind="stable")
+    pred = producer[sequence]
+    pred_start = np.searchsorted(consumer[sequence], np.arange(num + 1)).astype(np.int32)
+    order = np.zeros(num, np.int32)
+    done = np.zeros(num, bool)
+    heads = columns.lane_start[:-1].copy()
+    waiter = np.full(num, -1, np.int32)
+    next_waiter = np.full(len(heads), -1, np.int32)
+    arrays = (columns.lane_start, pred_start, pred, order, done, heads, waiter, next_waiter)
+    if num >= COMPILE_FROM:
+        count = compiled(order_lanes)(*arrays)
+    else:
+        lists = [array.tolist() for array in arrays]
+        count = order_lanes(*lists)
+        order, heads = np.asarray(lists[3], np.int32), np.asarray(lists[5], np.int32)
+    if count < num:
+        _refuse(schedule, columns, heads)
+    return order
+
+
+def _refuse(schedule: Schedule, columns: Columns, heads: Ints) -> None:
+    rows = list(schedule.items())
+    stuck = [
+        f"device {device} waits at {row[head - start]}"
+        for (device, _, row), head, start in zip(rows, heads.tolist(), columns.lane_start.tolist(), strict=False)
+        if head - start < len(row)
+    ]
+    raise ScheduleError("no device can move: " + "; ".join(stuck[:4]) + "; reorder the rows, `show` prints them")
+
+

@@ -1,0 +1,149 @@
+"""The two loops of the simulator, written once: plain Python on lists, or compiled by numba on arrays.
+
+Both give the same bits: the compiled form neither reorders nor contracts arithmetic. Compilation is worth its
+half second (a fraction of that from the cache) only for large graphs, so numba is imported when first needed.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+Array = Any  # list, or numpy array under numba
+
+
+def order_lanes(
+    lane_start: Array, pred_start: Array, pred: Array, order: Array, done: Array, heads: Array, waiter: Array, next_waiter: Array
+) -> int:
+    """Write a topological order of all actions into `order`; return how many could be ordered.
+
+    Lanes run as far as they can; a lane that meets an action not done yet is hung on that action and taken up
+    again when it is done, so every edge is looked at once. `heads` ends as each lane's next action.
+    """
+    num_lanes = len(lane_start) - 1
+    stack = [0] * num_lanes
+    depth = 0
+    for lane in range(num_lanes - 1, -1, -1):
+        stack[depth] = lane
+        depth += 1
+    count = 0
+    while depth > 0:
+        depth -= 1
+        lane = stack[depth]
+        head = heads[lane]
+        while head < lane_start[lane + 1]:
+            blocker = -1
+            for edge in range(pred_start[head], pred_start[head + 1]):
+                if not done[pred[edge]]:
+                    blocker = pred[edge]
+                    break
+            if blocker >= 0:
+                next_waiter[lane] = waiter[blocker]
+                waiter[blocker] = lane
+                break
+            done[head] = True
+            order[count] = head
+            count += 1
+            woken = waiter[head]
+            while woken >= 0:
+                stack[depth] = woken
+                depth += 1
+                woken = next_waiter[woken]
+            head += 1
+        heads[lane] = head
+    return count
+
+
+def relax(
+    previous: Array,
+    pred_start: Array,
+    pred: Array,
+    delay: Array,
+    late: Array,
+    slot: Array,
+    pre_of: Array,
+    main_of: Array,
+    start: Array,
+    main: Array,
+    end: Array,
+    exposed: Array,
+) -> None:
+    """Longest path: times of every action, in one pass over actions in topological order.
+
+    Positions are topological. `previous` is the action before in the same lane (-1: none). An edge holds back the
+    whole action, or only its main phase if it is `late`; `pre` then stands directly before main. `delay` is the
+    hop time of an edge; `exposed` is how much later main starts than it would if this action's hops were free.
+    """
+    for i in range(len(previous)):
+        before = previous[i]
+        free = end[before] if before >= 0 else 0 * pre_of[0]
+        early, early_free = free, free
+        behind, behind_free = free, free
+        for edge in range(pred_start[i], pred_start[i + 1]):
+            bare = end[pred[edge]]
+            ready = bare + delay[edge]
+            if late[edge]:
+                behind = max(behind, ready)
+                behind_free = max(behind_free, bare)
+            else:
+                early = max(early, ready)
+                early_free = max(early_free, bare)
+        pre = pre_of[slot[i]]
+        begin = early
+        at = early + pre
+        if behind > at:
+            at = behind
+            begin = at - pre
+        start[i] = begin
+        main[i] = at
+        end[i] = at + main_of[slot[i]]
+        exposed[i] = at - max(early_free + pre, behind_free)
+
+
+def relax_batch(
+    previous: Array,
+    pred_start: Array,
+    pred: Array,
+    hops: Array,
+    late: Array,
+    slot: Array,
+    pre_of: Array,
+    main_of: Array,
+    hop: float,
+    end: Array,
+    makespan: Array,
+) -> None:
+    """Makespan of many plans that share one graph; `pre_of` and `main_of` have one row a plan.
+
+    The same arithmetic as `relax`, keeping only the ends.
+    """
+    for plan in range(len(makespan)):
+        latest = 0.0
+        for i in range(len(previous)):
+            before = previous[i]
+            early = end[before] if before >= 0 else 0.0
+            behind = early
+            for edge in range(pred_start[i], pred_start[i + 1]):
+                ready = end[pred[edge]]
+                if hops[edge]:
+                    ready += hop
+                if late[edge]:
+                    behind = max(behind, ready)
+                else:
+                    early = max(early, ready)
+            at = early + pre_of[plan, slot[i]]
+            if behind > at:
+                at = behind
+            end[i] = at + main_of[plan, slot[i]]
+            if end[i] > at - pre_of[plan, slot[i]]:  # an action of no length ends no run
+                latest = max(latest, end[i])
+        makespan[plan] = latest
+
+
+@cache
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel compiled for arrays; the plain function where numba cannot be had."""
+    try:
+        from numba import njit
+    except ImportError:
+        return kernel
+    return njit(cache=True, nogil=True)(kernel)  # type: ignore[no-any-return]

@@ -1,0 +1,83 @@
+"""Times of a schedule whose lanes have a fixed order: one pass over the action graph."""
+
+import numpy as np
+
+from rpbench.cost.table import CostTable, Number, Work
+from rpbench.ir.action import Kind
+from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.timeline import Timeline
+from rpbench.sim.graph import COMPILE_FROM, Graph, build_graph
+from rpbench.sim.kernels import compiled, relax
+
+_FREE = Work(0)
+
+
+def simulate(schedule: Schedule, costs: CostTable) -> Timeline:
+    """When each action runs, if it starts as soon as its lane and its inputs allow."""
+    return simulate_graph(build_graph(schedule), costs)
+
+
+def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
+    """Time a graph that is already built; floats and Fractions give the same numbers.
+
+    Raises:
+        ScheduleError: if the costs say nothing of an action.
+    """
+    works = [work_of(costs, kind, stage) for kind, stage in graph.slots]
+    pre_of, main_of = [work.pre for work in works], [work.main for work in works]
+    exact = any(not isinstance(time, (int, float)) for time in (*pre_of, *main_of, costs.hop))
+    delay = np.where(graph.crosses, costs.hop, 0) if not exact else None
+    late = late_edges(graph, costs)
+
+    if graph.num_actions >= COMPILE_FROM and not exact:
+        times = [np.empty(graph.num_actions) for _ in range(4)]
+        compiled(relax)(
+            graph.previous,
+            graph.pred_start,
+            graph.pred,
+            np.asarray(delay, float),
+            late,
+            graph.slot,
+            np.asarray(pre_of, float),
+            np.asarray(main_of, float),
+            *times,
+        )
+        columns = [time[graph.rank] for time in times]
+    else:
+        lists: list[list[Number]] = [[0] * graph.num_actions for _ in range(4)]
+        delays = [costs.hop if crosses else 0 for crosses in graph.crosses.tolist()]
+        relax(
+            graph.previous.tolist(),
+            graph.pred_start.tolist(),
+            graph.pred.tolist(),
+            delays,
+            late.tolist(),
+            graph.slot.tolist(),
+            pre_of,
+            main_of,
+            *lists,
+        )
+        rank = graph.rank.tolist()
+        columns = [[times[i] for i in rank] for times in lists]
+    start, main, end, exposed = columns
+    return Timeline(graph.schedule, start, main, end, exposed, graph.num_hops * costs.hop, costs.units_per_second)
+
+
+def late_edges(graph: Graph, costs: CostTable) -> "np.ndarray":
+    """Edges that hold back only the main phase of their action."""
+    late = graph.gradient & costs.recompute_ahead
+    if costs.fused_ahead:
+        late = late | graph.to_fused
+    return late
+
+
+def work_of(costs: CostTable, kind: Kind, stage: int) -> Work:
+    """The work of an action; communication and bookkeeping take no time of their own here."""
+    if kind in costs.work:
+        return costs.work[kind][stage]
+    if kind in (Kind.I, Kind.W, Kind.OVERLAP):
+        raise ScheduleError(
+            f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
+            "use cost=constant, or a schedule with whole backwards"
+        )
+    return _FREE

@@ -1,0 +1,45 @@
+"""What is alive on each device: microbatches in flight, replayed from the order of a schedule."""
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.ir.action import Kind
+from rpbench.ir.schedule import Weights
+from rpbench.sim.graph import Columns, Graph
+
+
+def peak_in_flight(graph: Graph) -> list[int]:
+    """Most stage activations each device holds at once: one more at F, one less at the end of B or W.
+
+    Streamed schedules keep activations on the host, so a device holds those of the action it runs.
+    """
+    return [int(level.max(initial=0)) for level in in_flight(graph)]
+
+
+def in_flight(graph: Graph) -> list[npt.NDArray[np.int64]]:
+    """Per device, the stage activations held while each action of its compute lane runs."""
+    columns = graph.columns
+    levels = []
+    for device, first, last in compute_lanes(graph):
+        del device
+        kind = columns.kind[first:last]
+        if graph.schedule.weights is Weights.STREAMED:
+            levels.append(np.isin(kind, (Kind.F, Kind.B, Kind.FB, Kind.I)).astype(np.int64))
+        else:
+            levels.append(_running_level(columns, first, last))
+    return levels
+
+
+def _running_level(columns: Columns, first: int, last: int) -> npt.NDArray[np.int64]:
+    kind = columns.kind[first:last]
+    taken = np.isin(kind, (Kind.F, Kind.FB)).astype(np.int64)
+    released = np.isin(kind, (Kind.B, Kind.W, Kind.FB)).astype(np.int64)
+    held_before = np.cumsum(taken - released) - (taken - released)
+    return held_before + taken
+
+
+def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:
+    """(device, first, last) flat range of every device's compute lane; the range may be empty."""
+    starts = graph.columns.lane_start.tolist()
+    lanes = zip(graph.schedule.items(), starts, starts[1:], strict=False)
+    return [(device, first, last) for (device, lane, _), first, last in lanes if lane == "compute"]
