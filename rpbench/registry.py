@@ -29,6 +29,7 @@ class Entry:
         generate: shape in, schedule out; keyword-only parameters are the schedule's options.
         separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
         looped: whether it takes several stages per device.
+        recompute_ahead: whether its recomputation is issued before the gradient arrives.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th (roundpipe.md B.4 of the artifact's description).
     """
@@ -38,6 +39,7 @@ class Entry:
     generate: Callable[..., Schedule]
     separate_cuts: bool = False
     looped: bool = False
+    recompute_ahead: bool = False
     switch_after_last_forward: bool = False
 
     @property

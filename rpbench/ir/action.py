@@ -90,10 +90,10 @@ def text(action: Action) -> str:
 
 
 _KINDS = "|".join(sorted((kind.name for kind in Kind if kind is not Kind.OVERLAP), key=len, reverse=True))
-_NUMBER = r"0|[1-9]\d*"
+_NUMBER = r"0|[1-9][0-9]*"
 _TOKEN = re.compile(
     rf"(?P<stage>{_NUMBER})(?P<kind>{_KINDS})(?::(?P<object>[{OBJECTS}]))?(?P<mb>{_NUMBER})?"
-    rf"(?:\.(?P<part>[1-9]\d*))?(?:@(?P<version>{_NUMBER}))?(?:>(?P<peer>{_NUMBER}|[a-z][a-z0-9_]*))?"
+    rf"(?:\.(?P<part>[1-9][0-9]*))?(?:@(?P<version>{_NUMBER}))?(?:>(?P<peer>{_NUMBER}|[a-z][a-z0-9_]*))?"
 )
 
 
@@ -155,3 +155,9 @@ def overlap(*sub: Action) -> Action:
 def parts_of(action: Action) -> tuple[Action, ...]:
     """The plain actions inside an action: itself, or what an OVERLAP holds."""
     return action.sub or (action,)
+
+
+def receive_of(send: Action) -> Action:
+    """What a SEND's peer runs: the RECV of the next stage, forward, or of the one below, backward."""
+    kind, step = (Kind.RECV_F, 1) if send.kind is Kind.SEND_F else (Kind.RECV_B, -1)
+    return Action(kind, send.stage + step, send.microbatch, send.part)

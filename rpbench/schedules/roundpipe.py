@@ -19,20 +19,27 @@ released library, rounds of at most p microbatches as in the artifact's simulato
 from collections.abc import Iterator
 
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import schedule
 
 
 @schedule(
-    "roundpipe", source="arXiv 2604.27085, section 3", separate_cuts=True, looped=True, switch_after_last_forward=True
+    "roundpipe",
+    source="arXiv 2604.27085, section 3",
+    separate_cuts=True,
+    looped=True,
+    recompute_ahead=True,
+    switch_after_last_forward=True,
 )
-def roundpipe(shape: Shape, *, round_size: int | None = None) -> Schedule:
+def roundpipe(shape: Shape, *, round_size: int | None = None, asynchronous: bool = False) -> Schedule:
     """Deal every round's jobs to the devices in rotation.
 
     Args:
         shape: forward and backward stages may differ in number; with `shape.fused` the last backward stage is fused.
         round_size: microbatches per round. None means the number of devices (the artifact's simulator); the
             library runs each call as one round, which is `round_size` = the microbatches of a call.
+        asynchronous: the optimizer steps on the host while the next step begins, which reads weights one step old.
     """
     size = shape.num_ranks if round_size is None else round_size
     if size < 1:
@@ -43,7 +50,13 @@ def roundpipe(shape: Shape, *, round_size: int | None = None) -> Schedule:
         for job, (kind, stage) in enumerate(_jobs(shape)):
             rows[(rotation + job) % shape.num_ranks] += [Action(kind, stage, mb) for mb in microbatches]
         rotation += shape.num_stages + shape.num_backward_stages
-    return Schedule(shape, tuple(tuple(row) for row in rows), name="roundpipe", weights=Weights.STREAMED)
+    return Schedule(
+        shape,
+        tuple(tuple(row) for row in rows),
+        name="roundpipe",
+        policy=Policy.DELAYED if asynchronous else Policy.FLUSH,
+        weights=Weights.STREAMED,
+    )
 
 
 def _rounds(shape: Shape, size: int) -> Iterator[range]:

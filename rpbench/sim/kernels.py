@@ -103,40 +103,47 @@ def relax_batch(
     previous: Array,
     pred_start: Array,
     pred: Array,
-    hops: Array,
+    delay: Array,
     late: Array,
     slot: Array,
     pre_of: Array,
     main_of: Array,
-    hop: float,
+    idle: Array,
+    behind: Array,
     end: Array,
     makespan: Array,
 ) -> None:
-    """Makespan of many plans that share one graph; `pre_of` and `main_of` have one row a plan.
+    """Makespan of many plans that share one graph; `pre_of` and `main_of` have a row per slot, a column per plan.
 
-    The same arithmetic as `relax`, keeping only the ends.
+    The arithmetic of `relax`, for as many plans at a time as `end` has columns: the innermost loops run over plans,
+    so that the compiled form works on vectors. `idle` holds zeros; `behind` and `end` are room to work in.
     """
-    for plan in range(len(makespan)):
-        latest = 0.0
+    width = len(idle)
+    for first in range(0, len(makespan), width):
+        num = min(width, len(makespan) - first)
         for i in range(len(previous)):
-            before = previous[i]
-            early = end[before] if before >= 0 else 0.0
-            behind = early
+            at = end[i]
+            free = end[previous[i]] if previous[i] >= 0 else idle
+            for j in range(num):
+                at[j] = free[j]
+                behind[j] = free[j]
             for edge in range(pred_start[i], pred_start[i + 1]):
-                ready = end[pred[edge]]
-                if hops[edge]:
-                    ready += hop
-                if late[edge]:
-                    behind = max(behind, ready)
-                else:
-                    early = max(early, ready)
-            at = early + pre_of[plan, slot[i]]
-            if behind > at:
-                at = behind
-            end[i] = at + main_of[plan, slot[i]]
-            if end[i] > at - pre_of[plan, slot[i]]:  # an action of no length ends no run
-                latest = max(latest, end[i])
-        makespan[plan] = latest
+                producer = end[pred[edge]]
+                hop = delay[edge]
+                held = behind if late[edge] else at
+                for j in range(num):
+                    ready = producer[j] + hop
+                    held[j] = ready if ready > held[j] else held[j]
+            pre = pre_of[slot[i]]
+            main = main_of[slot[i]]
+            for j in range(num):
+                early = at[j] + pre[first + j]
+                begin = early if early > behind[j] else behind[j]
+                last = begin + main[first + j]
+                at[j] = last
+                # An action of no length ends no run.
+                if last > begin - pre[first + j] and last > makespan[first + j]:
+                    makespan[first + j] = last
 
 
 @cache

@@ -1,0 +1,57 @@
+"""Exhibit: a figure or a table with its evidence, the records it was made from and the command that makes them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of a table. Exactly one of `run_ids` and `source` says where it comes from, unless it is a label."""
+
+    value: Any
+    text: str
+    run_ids: tuple[str, ...] = ()  # the records it was computed from
+    source: str = ""  # the published table and row it was transcribed from
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column names and rows of cells; the first column is the label of the row."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(run for row in self.rows for cell in row for run in cell.run_ids))
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """What the report shows under one heading.
+
+    Args:
+        id: file stem and anchor, such as `figure17`.
+        title, caption: for people; the caption says what is to be seen and how it is known.
+        evidence: kinds of evidence in it (published, derived, simulated, predicted, emulated, measured).
+        command: the command line that makes its records again.
+        draw: makes the figure; None for a table.
+        table: the numbers, of a figure as well.
+        run_ids: records behind it; those of the table if left out.
+    """
+
+    id: str
+    title: str
+    caption: str
+    evidence: tuple[str, ...]
+    command: str
+    draw: Callable[[], Figure] | None = None
+    table: Table | None = None
+    run_ids: Sequence[str] = field(default=())
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        return tuple(self.run_ids) or (self.table.run_ids if self.table else ())

@@ -1,0 +1,106 @@
+"""The verbs of the command line: run (Hydra), show, plan, compare, report.
+
+stdout is data, one JSON object per finished run; everything for people goes to stderr.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+USAGE = """\
+python -m rpbench [key=value ...]        run one configuration; the record goes to stdout
+python -m rpbench -m key=a,b [...]       run every combination; what has a record already is not run again
+python -m rpbench show [key=value ...]   print a schedule, checked; draw=FILE.svg draws it
+python -m rpbench plan [key=value ...]   compare partitions (published, even, greedy, search)
+python -m rpbench compare RUN RUN [...]  two or more runs side by side
+python -m rpbench report [results_dir=DIR] [out=FILE]   the report, from records
+Choices: schedule, model, cluster, workload, cost, backend, tracker, experiment; see conf/config.yaml."""
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the verb that the arguments ask for and return the exit status."""
+    verbs: dict[str, Callable[[Sequence[str]], int]] = {
+        "show": show,
+        "plan": plan,
+        "compare": compare,
+        "report": report,
+    }
+    try:
+        if arguments and arguments[0] in ("-h", "--help", "help"):
+            print(USAGE)
+            return 0
+        if arguments and arguments[0] in verbs:
+            return verbs[arguments[0]](arguments[1:])
+        _refuse_unknown_verb(arguments, list(verbs))
+        return run(arguments)
+    except ValueError as error:
+        print(f"rpbench: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"rpbench: {error.strerror or error}: {error.filename or ''}; nothing was run", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("rpbench: interrupted; finished runs are kept", file=sys.stderr)
+        return 130
+
+
+def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
+    from rpbench.registry import unknown_name
+
+    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0] and "~" not in arguments[0]:
+        raise ValueError(unknown_name("verb", arguments[0], verbs) + "; or write key=value")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """One run, or with -m a sweep."""
+    from rpbench.harness.sweep import sweep
+
+    return sweep(arguments)
+
+
+def show(arguments: Sequence[str]) -> int:
+    """Print a schedule in its text form, after checking it; `draw=FILE` (svg, pdf, png) draws its timeline."""
+    from rpbench.harness.config import load
+    from rpbench.harness.show import draw_schedule, show_schedule
+
+    drawing = [item for item in arguments if item.startswith("draw=")]
+    config = load([item for item in arguments if not item.startswith("draw=")])
+    assembled = show_schedule(config, sys.stdout)
+    if drawing:
+        draw_schedule(assembled, Path(drawing[-1].removeprefix("draw=")))
+    return 0
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """Partitions side by side, as one JSON object."""
+    from rpbench.harness.config import load
+    from rpbench.harness.planning import compare_plans
+
+    print(json.dumps(compare_plans(load(arguments))))
+    return 0
+
+
+def compare(arguments: Sequence[str]) -> int:
+    """Two or more records side by side: a table to stderr, what differs as JSON to stdout."""
+    from rpbench.harness.comparison import compare_records
+
+    folder = next((item.removeprefix("results_dir=") for item in arguments if item.startswith("results_dir=")), "results")
+    names = [item for item in arguments if "=" not in item]
+    print(json.dumps(compare_records(Path(folder), names, sys.stderr)))
+    return 0
+
+
+def report(arguments: Sequence[str]) -> int:
+    """The report as one HTML page; the analysis layer stands above this one and is loaded by name."""
+    options = dict(item.partition("=")[::2] for item in arguments)
+    unknown = set(options) - {"results_dir", "out"}
+    if unknown:
+        raise ValueError(f"report takes results_dir=DIR and out=FILE, not {sorted(unknown)[0]!r}")
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    build = importlib.import_module("analysis.report").build
+    path = build(Path(options.get("results_dir", "results")), Path(options.get("out", "report.html")))
+    print(json.dumps({"report": str(path)}))
+    return 0

@@ -1,0 +1,87 @@
+"""Closed forms behind figures 2, 3, 5 and 14: recompute or reload, ideal bubble, device balance, cost.
+
+All are pure functions of a model and a few rates; their published values stand in `analysis/published/`.
+
+Source: "Efficient Training on Multiple Consumer GPUs with RoundPipe", arXiv 2604.27085, figures 2 (section
+2.1.1), 3 (section 2.3), 5 (section 3.3) and 14 (section 5.5); formulas as in its artifact.
+"""
+
+from math import ceil, floor
+
+from rpbench.cost.model import BYTES_PER_VALUE, Convention, Model
+
+
+def recompute_time_s(
+    model: Model, num_tokens: int, flops_per_s: float, convention: Convention = "artifact"
+) -> float:
+    """Seconds to run one layer's forward once more, at a rate of `flops_per_s` (figure 2)."""
+    return model.layer_forward_flops(num_tokens, convention) / flops_per_s
+
+
+def reload_time_s(
+    model: Model, num_tokens: int, link_bytes_per_s: float, convention: Convention = "artifact"
+) -> float:
+    """Seconds to bring the activations of one layer back from host memory (figure 2)."""
+    return model.layer_activation_bytes(num_tokens, convention) / link_bytes_per_s
+
+
+def ideal_bubble_fraction(num_layers: int, num_devices: int, num_microbatches: int) -> float:
+    """Bubble of an interleaved pipeline of equal layers, one layer a stage, without a head (figure 3).
+
+    (p - 1) / (ceil(L / p) * m + p - 1) with p devices, L layers and m microbatches; the unit is one layer's
+    forward and backward. The figure has p = 8 and m = 16.
+    """
+    fill = num_devices - 1
+    return fill / (ceil(num_layers / num_devices) * num_microbatches + fill)
+
+
+def operational_intensity(model: Model, num_sequences: int, convention: Convention = "artifact") -> float:
+    """FLOPs of one layer per byte uploaded for it: its weights, all experts, and its input (figure 5).
+
+    The convention `artifact` counts the weights of the matrices alone: no router, biases and norms.
+    """
+    flops, weight_bytes, input_bytes = _intensity_terms(model, convention)
+    return num_sequences * flops / (weight_bytes + num_sequences * input_bytes)
+
+
+def smallest_compute_bound_batch(
+    model: Model, threshold_flop_per_byte: float, convention: Convention = "artifact"
+) -> int | None:
+    """Fewest sequences whose operational intensity exceeds the threshold; None if no batch does (figure 5).
+
+    n * F / (W + n * A) > t solved for n. The intensity grows with n towards F / A: no batch meets a threshold
+    above that.
+    """
+    flops, weight_bytes, input_bytes = _intensity_terms(model, convention)
+    margin = flops - threshold_flop_per_byte * input_bytes
+    if margin <= 0:
+        return None
+    return floor(threshold_flop_per_byte * weight_bytes / margin) + 1
+
+
+def model_flops_per_s_per_device(
+    model: Model, tokens_per_s: float, num_devices: int, convention: Convention = "artifact"
+) -> float:
+    """Model FLOPs a device achieves at a measured throughput.
+
+    A step counts three forwards (a backward is two), head included, recomputation not. The artifact counts a
+    LoRA step the same, although its frozen weights need no gradient.
+    """
+    flops_per_token = 3 * model.forward_flops(1, convention)
+    return tokens_per_s * flops_per_token / num_devices
+
+
+def cost_usd_per_billion_tokens(price_usd_per_hour: float, tokens_per_s: float) -> float:
+    """US dollars to train on 1e9 tokens (figure 14)."""
+    return price_usd_per_hour / (tokens_per_s * 3600) * 1e9
+
+
+def _intensity_terms(model: Model, convention: Convention) -> tuple[float, float, int]:
+    """FLOPs a sequence, bytes of the weights, bytes of the input a sequence."""
+    tokens = model.seq_len
+    flops = model.layer_forward_flops(tokens, convention) + model.router_forward_flops(tokens)
+    if convention == "artifact":
+        weights = model.layer_matrix_weights(model.experts_total, convention)
+    else:
+        weights = model.layer_parameters
+    return flops, BYTES_PER_VALUE * weights, model.boundary_bytes(tokens)

@@ -1,0 +1,1 @@
+"""One run, from config to record; the only place that knows hydra and wandb."""

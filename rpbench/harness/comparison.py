@@ -1,0 +1,77 @@
+"""`compare`: records side by side."""
+
+from pathlib import Path
+from typing import Any, TextIO
+
+from rpbench.harness import record
+from rpbench.harness.record import Record
+
+_METRICS = (
+    "step_time_s",
+    "makespan_s",
+    "tokens_per_s",
+    "bubble_makespan",
+    "bubble_span",
+    "bubble_over_ideal",
+    "fill_s",
+    "switch_s",
+    "drain_s",
+    "intra_s",
+    "comm_exposed_s",
+)
+
+
+def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str, Any]:
+    """Print a table of the named runs and return it: choices that differ, metrics, and each metric over the first.
+
+    A name is a run_id or the beginning of one.
+
+    Raises:
+        ValueError: if fewer than two runs are named, or a name fits none or several.
+    """
+    if len(names) < 2:
+        raise ValueError("compare needs two or more run ids, as in: python -m rpbench compare 3f9a 81c2")
+    rows = [_find(results, name) for name in names]
+    differing = [key for key in _choice_keys(rows) if len({str(row.get(key)) for row in rows}) > 1]
+    metrics = [key for key in _METRICS if any(row.get(key) is not None for row in rows)]
+    _print_table(rows, differing, metrics, people)
+    return {
+        "runs": [row["run_id"] for row in rows],
+        "differing": {key: [row.get(key) for row in rows] for key in differing},
+        "metrics": {key: [row.get(key) for row in rows] for key in metrics},
+        "over_first": {key: [_ratio(row.get(key), rows[0].get(key)) for row in rows] for key in metrics},
+    }
+
+
+def _find(results: Path, name: str) -> Record:
+    found = [row for folder in sorted(results.glob(f"{name}*")) if (row := record.read(folder)) is not None]
+    if len(found) != 1:
+        many = f"{len(found)} records begin with it; give more digits" if found else f"no record of it in {results}"
+        raise ValueError(f"run {name!r}: {many}")
+    return found[0]
+
+
+def _choice_keys(rows: list[Record]) -> list[str]:
+    """Plain choices of a run: everything the records share that is neither a metric nor provenance."""
+    besides = {"run_id", "reason", "started_at", "git_commit", "code_version", *_METRICS}
+    return [key for key, value in rows[0].items() if key not in besides and isinstance(value, (str, int))]
+
+
+def _ratio(value: float | None, first: float | None) -> float | None:
+    return value / first if value is not None and first else None
+
+
+def _print_table(rows: list[Record], differing: list[str], metrics: list[str], people: TextIO) -> None:
+    lines = [["", *(row["run_id"][:8] for row in rows)]]
+    lines += [[key, *(str(row.get(key)) for row in rows)] for key in differing]
+    lines += [[key, *(_cell(row.get(key), rows[0].get(key)) for row in rows)] for key in metrics]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(rows) + 1)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), file=people)
+
+
+def _cell(value: float | None, first: float | None) -> str:
+    if value is None:
+        return "-"
+    ratio = _ratio(value, first)
+    return f"{value:.6g}" + (f" ({ratio:.3f}x)" if ratio is not None else "")

@@ -1,0 +1,55 @@
+"""`plan`: partitions of one model for one schedule, side by side."""
+
+from typing import Any
+
+from rpbench.harness.assemble import build_schedule, pose
+from rpbench.harness.config import RunConfig
+from rpbench.plan import METHODS, Plan, Problem, make_plan
+from rpbench.sim.graph import build_graph
+from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.metrics import measure
+
+
+def compare_plans(config: RunConfig) -> dict[str, Any]:
+    """The plans of every method, the best first; a method that cannot be used says why.
+
+    Raises:
+        ValueError: if the request is wrong whatever the method.
+    """
+    problem, model, cluster = pose(config)
+    plans: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
+    for method in METHODS:
+        try:
+            plans.append(_facts(problem, make_plan(method, problem)))
+        except ValueError as error:
+            refused[method] = str(error)
+    if not plans:
+        raise ValueError("; ".join(refused.values()))
+    plans.sort(key=lambda plan: float(plan["makespan_s"]))
+    return {
+        "schedule": problem.entry.name,
+        "model": model.name if model else "abstract",
+        "cluster": cluster.name,
+        "num_devices": problem.num_ranks,
+        "num_microbatches": problem.num_microbatches,
+        "best": plans[0]["method"],
+        "plans": plans,
+        "refused": refused,
+    }
+
+
+def _facts(problem: Problem, plan: Plan) -> dict[str, Any]:
+    graph = build_graph(build_schedule(problem, plan))
+    costs = problem.costs(plan.partition)
+    after_last = problem.entry.switch_after_last_forward
+    metrics = measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=after_last)
+    return {
+        "method": plan.method,
+        "partition": str(plan.partition),
+        "num_stages": len(plan.partition.forward),
+        "num_backward_stages": len(plan.partition.backward),
+        "makespan_s": metrics["makespan_s"],
+        "bubble_makespan": metrics["bubble_makespan"],
+        "num_plans_evaluated": plan.num_evaluated,
+    }

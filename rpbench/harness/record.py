@@ -1,0 +1,124 @@
+"""The row a run leaves behind: `<results>/<run_id>/record.json`, written atomically and last.
+
+`run_id` is a hash of the resolved config and of the code, so a sweep that is started again finds what is finished,
+and a changed program never passes off old numbers as its own.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+Record = dict[str, Any]
+
+# What every record holds; `analysis` relies on it.
+REQUIRED = (
+    "run_id",
+    "schedule",
+    "model",
+    "cluster",
+    "workload",
+    "cost",
+    "backend",
+    "num_devices",
+    "num_microbatches",
+    "seed",
+    "status",
+    "evidence",
+    "config",
+    "started_at",
+)
+STATUSES = ("ok", "oom", "infeasible", "failed")
+
+
+def run_id(config: dict[str, Any], code_version: str) -> str:
+    """Name of a run: 16 hex digits that follow from what it measures and with which code."""
+    identity = json.dumps([config, code_version], sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def read(folder: Path) -> Record | None:
+    """The record of a run folder; None if there is none or it is torn, which is said on stderr."""
+    path = folder / "record.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        print(f"rpbench: skipping {path}: not a readable record ({error})", file=sys.stderr)
+        return None
+    problem = defect(record, folder.name)
+    if problem:
+        print(f"rpbench: skipping {path}: {problem}", file=sys.stderr)
+        return None
+    return dict(record)
+
+
+def defect(record: Any, name: str) -> str | None:
+    """What keeps a parsed file from being the record of the run `name`; None for a sound one."""
+    if not isinstance(record, dict):
+        return "a record is one JSON object"
+    missing = [key for key in REQUIRED if key not in record]
+    if missing:
+        return f"no {', '.join(missing)}"
+    if record["run_id"] != name:
+        return f"run_id {record['run_id']!r} does not match its folder"
+    if record["status"] not in STATUSES:
+        return f"status {record['status']!r} is none of {', '.join(STATUSES)}"
+    return None
+
+
+def read_all(results: Path) -> Iterator[Record]:
+    """Every sound record under a results folder, oldest name first."""
+    for folder in sorted(path.parent for path in results.glob("*/record.json")):
+        record = read(folder)
+        if record is not None:
+            yield record
+
+
+def write(folder: Path, record: Record) -> None:
+    """Put the record in its folder, whole or not at all."""
+    write_atomically(folder / "record.json", dump(record) + "\n")
+
+
+def dump(record: Record) -> str:
+    """The record as one line of strict JSON.
+
+    Raises:
+        ValueError: if a number is not finite; such a record would not be readable elsewhere.
+    """
+    return json.dumps(record, allow_nan=False)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as target:
+            target.write(text)
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class Events:
+    """`events.jsonl` of a run: appended line by line as the run goes, so that a killed run leaves its trace."""
+
+    def __init__(self, folder: Path, now: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = (folder / "events.jsonl").open("a", encoding="utf-8")
+        self.add("started", at=now)
+
+    def add(self, event: str, **details: Any) -> None:
+        self._file.write(json.dumps({"event": event, **details}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()

@@ -1,0 +1,156 @@
+"""Config -> schedule -> backend -> record."""
+
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rpbench.harness import provenance, record, tracker
+from rpbench.harness.assemble import Assembled, assemble
+from rpbench.harness.closed_form import closed_forms
+from rpbench.harness.config import RunConfig, as_plain, resolved
+from rpbench.harness.record import Events, Record
+from rpbench.ir.timeline import Timeline
+from rpbench.ir.versions import replay
+from rpbench.sim.graph import build_graph
+from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.metrics import measure
+
+
+def run(config: RunConfig) -> Record:
+    """Run a configuration, or find its record if it has run before; the record is on disk when this returns.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    subject = as_plain(resolved(config))
+    name = record.run_id(subject, provenance.code_version())
+    folder = Path(config.results_dir) / name
+    if not config.force and (known := finished(folder, config)):
+        return known
+    if config.backend["name"] == "roofline":
+        row = {"run_id": name, **_names(config), "config": subject, **_provenance()}
+        row |= {"status": "ok", "reason": None, "evidence": "derived", **closed_forms(config)}
+        record.write(folder, row)
+        tracker.mirror(config, row, None)
+        return row
+    assembled = assemble(config)
+    row = {"run_id": name, **_names(config), **_identity(assembled), "config": subject, **_provenance()}
+    events = Events(folder, row["started_at"])
+    try:
+        row, timeline = _measured(row, assembled, events)
+        if timeline is not None and config.save_timeline:
+            record.write_atomically(folder / "timeline.csv", timeline.to_csv())
+    except Exception as error:
+        row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": "simulated"}
+        events.add("failed", traceback=traceback.format_exc())
+        record.write(folder, row)
+        raise
+    finally:
+        events.close()
+    record.write(folder, row)
+    tracker.mirror(config, row, timeline)
+    return row
+
+
+def finished(folder: Path, config: RunConfig) -> Record | None:
+    """The record of a run that has ended, with its timeline if one is asked for."""
+    known = record.read(folder)
+    if known is None or known["status"] == "failed":
+        return None
+    if config.save_timeline and known["status"] == "ok" and not (folder / "timeline.csv").exists():
+        return None
+    return known
+
+
+def _names(config: RunConfig) -> dict[str, Any]:
+    """The choices of a run as plain names and sizes."""
+    return {
+        "schedule": config.schedule["name"],
+        "model": config.model["name"],
+        "cluster": config.cluster["name"],
+        "workload": config.workload["name"],
+        "cost": config.cost["name"],
+        "backend": config.backend["name"],
+        "partition": config.partition,
+        "num_devices": config.num_devices,
+        "num_microbatches": config.num_microbatches,
+        "num_steps": config.num_steps,
+        "seed": config.seed,
+    }
+
+
+def _identity(assembled: Assembled) -> dict[str, Any]:
+    """What the request turned into: stages and cuts, and the sizes of a schedule read from a file."""
+    shape = assembled.schedule.shape
+    return {
+        "schedule": assembled.schedule.name,
+        "partition_layers": str(assembled.plan.partition),
+        "num_devices": shape.num_ranks,
+        "num_microbatches": shape.num_microbatches,
+        "num_steps": shape.num_steps,
+        "num_stages": shape.num_stages,
+        "num_backward_stages": shape.num_backward_stages,
+    }
+
+
+def _provenance() -> dict[str, Any]:
+    return {
+        "code_version": provenance.code_version(),
+        "git_commit": provenance.git_commit(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "started_at": provenance.now(),
+    }
+
+
+def _measured(row: Record, assembled: Assembled, events: Events) -> tuple[Record, Timeline | None]:
+    began = time.perf_counter()
+    graph = build_graph(assembled.schedule)
+    row = row | {"status": "ok", "reason": None, "evidence": "simulated", **_plan_facts(assembled)}
+    if assembled.memory is not None:
+        needed = assembled.memory.device_bytes(assembled.schedule, peak_in_flight(graph))
+        row["peak_memory_bytes"] = needed.per_device
+        verdict = assembled.memory.verdict(needed)
+        if verdict:
+            events.add("infeasible", reason=verdict)
+            return row | {"status": "infeasible", "reason": verdict}, None
+    timeline = simulate_graph(graph, assembled.costs)
+    after_last = assembled.entry is not None and assembled.entry.switch_after_last_forward
+    row |= measure(graph, timeline, assembled.costs, switch_after_last_forward=after_last)
+    versions = replay(assembled.schedule)
+    row |= {"weight_versions": versions.max_live, "staleness_steps": versions.max_staleness}
+    if assembled.tokens_per_microbatch is not None:
+        per_step = assembled.tokens_per_microbatch * assembled.schedule.shape.num_microbatches
+        row |= {"tokens_per_step": per_step, "tokens_per_s": per_step / row["step_time_s"]}
+    events.add("finished", seconds=time.perf_counter() - began, makespan_s=row["makespan_s"])
+    return row, timeline
+
+
+def _plan_facts(assembled: Assembled) -> dict[str, Any]:
+    return {
+        "num_plans_evaluated": assembled.plan.num_evaluated,
+        "tokens_per_step": None,
+        "tokens_per_s": None,
+        "peak_memory_bytes": None,
+    }
+
+
+def describe(row: Record) -> str:
+    """One line for people about a record."""
+    if row["backend"] == "roofline":
+        return f"closed forms of {row['model']} on {row['cluster']} ({row['convention']})"
+    what = f"{row['schedule']} {row['model']} {row['num_devices']}x{row['num_microbatches']} {row['partition']}"
+    if row["status"] != "ok":
+        return f"{what}: {row['status']}, {row['reason']}"
+    return f"{what}: makespan {row['makespan_s']:.6g} s, bubble {100 * row['bubble_makespan']:.2f} %"
+
+
+def emit(row: Record) -> None:
+    """The record to stdout, one line of JSON; what it says to stderr."""
+    sys.stdout.write(json.dumps(row, allow_nan=False) + "\n")
+    sys.stdout.flush()
+    print(describe(row), file=sys.stderr)

@@ -1,0 +1,109 @@
+"""Many partitions of one schedule timed together, as a search over partitions needs it.
+
+The order of a schedule depends on its numbers of stages, not on the layers behind them. So partitions with equal
+numbers of stages share one graph, and only the tables of stage times differ.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.ir.action import Kind
+from rpbench.ir.schedule import ScheduleError
+from rpbench.sim.graph import Graph
+from rpbench.sim.kernels import compiled, relax_batch
+from rpbench.sim.longest_path import late_edges
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+# Plans timed side by side: vectors long enough to be worth it, the ends of thousands of actions still in cache.
+WIDTH = 128
+
+
+class PlanBatch:
+    """Makespans of partitions that share a graph; what does not depend on the partition is prepared once.
+
+    Args:
+        graph: of a schedule with the partitions' numbers of stages.
+        times: of the layers.
+        recompute_ahead, fused_ahead: as in `CostTable`.
+
+    Raises:
+        ScheduleError: if the schedule splits backward and the times do not.
+    """
+
+    def __init__(
+        self, graph: Graph, times: LayerTimes, *, recompute_ahead: bool = False, fused_ahead: bool = False
+    ) -> None:
+        kinds = {kind for kind, _ in graph.slots}
+        if kinds & {Kind.I, Kind.W} and not times.input_grad:
+            raise ScheduleError(
+                f"schedule {graph.schedule.name} splits backward and no time is known for its halves; use cost=constant"
+            )
+        if Kind.OVERLAP in kinds:
+            raise ScheduleError(f"schedule {graph.schedule.name} overlaps actions: no time is known for a pair")
+        self._times = times
+        self._fused = graph.schedule.shape.fused
+        self._num_slots = len(graph.slots)
+        self._rows = {kind: [row for row, slot in enumerate(graph.slots) if slot[0] is kind] for kind in kinds}
+        self._stages = {kind: [stage for other, stage in graph.slots if other is kind] for kind in kinds}
+        late = late_edges(graph, CostTable({}, times.hop, recompute_ahead, fused_ahead))
+        delay = np.where(graph.crosses, float(times.hop), 0.0)
+        self._edges = (graph.previous, graph.pred_start, graph.pred, delay, late, graph.slot)
+        self._room = (np.zeros(WIDTH), np.zeros(WIDTH), np.zeros((graph.num_actions, WIDTH)))
+
+    def makespans(self, forward: Ints, backward: Ints) -> Floats:
+        """Time from the first start to the last end, per plan, in the unit of the layer times.
+
+        Args:
+            forward: layers of each forward stage, (plans, forward stages).
+            backward: layers of each backward stage, (plans, backward stages).
+        """
+        makespan = np.zeros(len(forward))
+        arrays = (*self._edges, *self._tables(forward, backward), *self._room, makespan)
+        kernel = compiled(relax_batch)
+        if kernel is not relax_batch:
+            kernel(*arrays)
+            return makespan
+        lists = [array.tolist() for array in arrays]
+        relax_batch(*lists)
+        return np.asarray(lists[-1])
+
+    def _tables(self, forward: Ints, backward: Ints) -> tuple[Floats, Floats]:
+        """Times before and in the main phase, (slots, plans); the sums of `LayerTimes.table`, for all plans at once."""
+        times, plans = self._times, len(forward)
+        pre, main = np.zeros((self._num_slots, plans)), np.zeros((self._num_slots, plans))
+        head_forward = 0.0 if self._fused else times.head_forward
+        self._fill(main, Kind.F, times.forward, forward, head_forward)
+        self._fill(pre, Kind.FB, times.forward, backward, times.head_forward)
+        self._fill(main, Kind.FB, times.backward, backward, times.head_backward)
+        self._fill(pre, Kind.B, times.recompute, backward)
+        self._fill(main, Kind.B, times.backward, backward, times.head_backward)
+        self._fill(pre, Kind.I, times.recompute, backward)
+        self._fill(main, Kind.I, times.input_grad, backward, times.head_input_grad)
+        self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
+        return pre, main
+
+    def _fill(self, table: Floats, kind: Kind, layers: Sequence[float], counts: Ints, head: float = 0.0) -> None:
+        if kind not in self._rows:
+            return
+        sums = stage_sums(layers, counts)
+        sums[:, -1] += head
+        table[self._rows[kind]] = sums.T[self._stages[kind]]
+
+
+def stage_sums(layers: Sequence[float], counts: Ints) -> Floats:
+    """Sums of a per-layer quantity over the stages of many cuts, (plans, stages).
+
+    Equal layers are multiplied, not added, as `rpbench.cost.table.total` does.
+    """
+    values = np.asarray(layers, float)
+    if len(values) and values.min() == values.max():
+        return counts * values[0]
+    ends = np.cumsum(counts, axis=1)
+    running = np.concatenate(([0.0], np.cumsum(values)))
+    sums: Floats = running[ends] - running[ends - counts]
+    return sums

@@ -1,0 +1,64 @@
+"""Clusters: the configs against the published machine table, and refused values."""
+
+import csv
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from rpbench.cost.hardware import Cluster
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "conf" / "cluster").glob("*.yaml"))
+
+
+def read(name: str) -> dict[str, Any]:
+    return dict(OmegaConf.load(ROOT / "conf" / "cluster" / f"{name}.yaml"))  # type: ignore[call-overload]
+
+
+def published(item: str, machine: str) -> float:
+    with open(ROOT / "analysis" / "published" / "hardware.csv", newline="") as lines:
+        found = [
+            r["value"] for r in csv.DictReader(lines) if r["item"] == item and machine in r["applies_to"]
+        ]
+    assert len(found) == 1
+    return float(found[0])
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configs_set_every_field(path: Path) -> None:
+    config = read(path.stem)
+    assert set(config) == {field.name for field in fields(Cluster)}
+    assert Cluster(**config).name == path.stem
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("8x_rtx4090", "rtx4090"), ("8x_a800", "a800")])
+def test_configs_agree_with_the_published_machines(name: str, gpu: str) -> None:
+    cluster = Cluster(**read(name))
+    assert cluster.matmul_flops_per_s == published("fp16_peak", gpu) * 1e12
+    assert cluster.price_usd_per_hour == published("server_price", gpu)
+    assert cluster.num_devices == published("gpu_count", gpu)
+    assert cluster.host_to_device_bytes_per_s == published("interconnect_one_way", "rtx4090") * 1e9
+    assert cluster.device_memory_bytes is not None
+    gib = cluster.device_memory_bytes / 2**30
+    assert gib == (24 if gpu == "rtx4090" else published("gpu_memory", gpu))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_devices", 0),
+        ("num_devices", 2.5),
+        ("device_memory_bytes", -1),
+        ("matmul_flops_per_s", 0.0),
+        ("matmul_flops_per_s", float("inf")),
+        ("host_to_device_bytes_per_s", float("nan")),
+        ("price_usd_per_hour", "cheap"),
+        ("price_usd_per_hour", True),
+    ],
+)
+def test_impossible_values_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"cluster\.{field}=.*null"):
+        Cluster("mine", **{field: value})
