@@ -39,7 +39,7 @@ def constant_times(
         )
 
     def per_layer(time: Number) -> list[Number]:
-        return [time * num_devices / num_layers] * num_layers
+        return [time * num_devices / num_layers if time else 0] * num_layers  # 0 / 1 would make fractions floats
 
     return LayerTimes(
         forward=per_layer(forward_ms),

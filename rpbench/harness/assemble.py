@@ -17,6 +17,7 @@ from rpbench.ir.lower import add_steps
 from rpbench.ir.schedule import Schedule, Shape, Weights, from_text
 from rpbench.plan import Plan, Problem, make_plan
 from rpbench.registry import Entry, unknown_name
+from rpbench.sim.events import deal
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ def assemble(config: RunConfig) -> Assembled:
         return _from_file(config, cost)
     problem, model, cluster = pose(config)
     plan = make_plan(config.partition, problem)
-    schedule = build_schedule(problem, plan)
+    costs = problem.costs(plan.partition)
     return Assembled(
         problem.entry,
-        schedule,
-        problem.costs(plan.partition),
+        build_schedule(problem, plan, costs, config.dispatch),
+        costs,
         plan,
         model,
         cluster,
@@ -94,10 +95,11 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
     return problem, model, cluster
 
 
-def build_schedule(problem: Problem, plan: Plan) -> Schedule:
-    """The checked schedule of a plan, with optimizer steps where several follow each other."""
+def build_schedule(problem: Problem, plan: Plan, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
+    """The checked schedule of a plan, dealt as asked, with optimizer steps where several follow each other."""
     shape = problem.shape(plan.partition)
     schedule = problem.entry.build(shape, **problem.options).with_partition(plan.partition)
+    schedule = deal(schedule, costs, dispatch)
     if shape.num_steps > 1:
         schedule = add_steps(schedule, lane="host" if schedule.weights is Weights.STREAMED else "compute")
     check(schedule)

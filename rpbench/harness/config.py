@@ -78,6 +78,7 @@ class RunConfig:
     num_steps: int = MISSING
     chunks_per_device: int | None = None
     partition: str = MISSING
+    dispatch: str = MISSING
     schedule_file: str | None = None
     seed: int = MISSING
     results_dir: str = MISSING

@@ -40,8 +40,8 @@ def compare_plans(config: RunConfig) -> dict[str, Any]:
 
 
 def _facts(problem: Problem, plan: Plan) -> dict[str, Any]:
-    graph = build_graph(build_schedule(problem, plan))
     costs = problem.costs(plan.partition)
+    graph = build_graph(build_schedule(problem, plan, costs))
     after_last = problem.entry.switch_after_last_forward
     metrics = measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=after_last)
     return {

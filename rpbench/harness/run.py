@@ -76,6 +76,7 @@ def _names(config: RunConfig) -> dict[str, Any]:
         "cost": config.cost["name"],
         "backend": config.backend["name"],
         "partition": config.partition,
+        "dispatch": config.dispatch,
         "num_devices": config.num_devices,
         "num_microbatches": config.num_microbatches,
         "num_steps": config.num_steps,

@@ -1,0 +1,268 @@
+"""Bytes on a device, by class of tensor, for weights bound to a device and for weights that stream through it.
+
+    bound      weights, gradients and optimizer state of every stage of the device, the input of every stage and
+               microbatch in flight, the recomputed activations of one stage, logits
+    streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, recomputed
+               activations of one microbatch through it, boundary tensors double-buffered both ways, a chunk of logits
+
+Both recompute everything from the input of a stage. Mixed precision: weights and gradients in 16 bits; the optimizer
+(Adam) keeps master weights and two moments in 32 bits, on the device when bound, on the host when streamed. Streamed
+weights are home on the host, and so are kept inputs. Working memory of kernels and of the allocator is left out.
+
+Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", SC'20, section 3.1; streamed tensors as in the released RoundPipe library (arXiv 2604.27085).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.model import BYTES_PER_VALUE, Model
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Schedule, Weights
+
+OPTIMIZER_BYTES = 12  # per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1)
+LOGITS_BYTES = 6  # per logit: 2 as the product comes, 4 for the softmax that becomes its gradient; our reading
+HEAD_CHUNK_TOKENS = 4096  # the library computes head, loss and their gradients in chunks of as many tokens
+BOUNDARY_BUFFERS = 4  # double-buffered, and both into and out of a stage
+
+Ints = npt.NDArray[np.int64]
+
+
+class LayerSize(NamedTuple):
+    """Bytes of one layer; `optimizer` where it is kept on the device, `activations` of one microbatch."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int = 0
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """Sizes of a model's layers for one microbatch size.
+
+    Args:
+        layers: the decoder layers, in model order.
+        embedding, head: stand in the first and in the last stage.
+        boundary: bytes that pass from one stage to the next for one microbatch.
+        logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
+    """
+
+    layers: tuple[LayerSize, ...]
+    embedding: LayerSize
+    head: LayerSize
+    boundary: int
+    logits: int
+    logits_chunk: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What a model's layers weigh, and the bytes a device has for them."""
+
+    sizes: ModelBytes
+    limit_bytes: int
+
+
+def model_bytes(model: Model, tokens_per_microbatch: int) -> ModelBytes:
+    """Sizes of a model's layers; a matrix that embedding and head share is there twice, once at either end."""
+    adapters = model.trainable_layer_parameters if model.lora_rank else 0
+    layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
+    kept = int(model.layer_activation_bytes(tokens_per_microbatch))
+    trained_ends = model.lora_rank is None
+    chunk = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)
+    return ModelBytes(
+        layers=(layer._replace(activations=kept),) * model.num_layers,
+        embedding=_size(model.embedding_parameters, model.embedding_parameters * trained_ends),
+        head=_size(model.head_parameters, model.head_parameters * trained_ends),
+        boundary=model.boundary_bytes(tokens_per_microbatch),
+        logits=LOGITS_BYTES * tokens_per_microbatch * model.vocab,
+        logits_chunk=LOGITS_BYTES * chunk * model.vocab,
+    )
+
+
+def _size(parameters: int, trainable: int) -> LayerSize:
+    return LayerSize(BYTES_PER_VALUE * parameters, BYTES_PER_VALUE * trainable, OPTIMIZER_BYTES * trainable)
+
+
+# --- bytes on each device ------------------------------------------------------------------------------------
+
+
+def device_bytes(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[int]:
+    """Peak bytes on each device of a schedule whose partition is known.
+
+    Args:
+        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only bound
+            schedules keep them on the device.
+
+    Raises:
+        ValueError: if the schedule has no partition.
+    """
+    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight)]
+
+
+def classes_of(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[dict[str, int]]:
+    """Bytes of each class of tensors at every device's peak.
+
+    Raises:
+        ValueError: if the schedule has no partition.
+    """
+    cut = schedule.partition
+    if cut is None:
+        raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
+    footprint = Footprint(schedule, sizes, in_flight)
+    tables = footprint.classes(np.array([cut.forward]), np.array([cut.backward]))
+    return [{name: int(table[0, device]) for name, table in tables.items()} for device in range(len(in_flight))]
+
+
+class Footprint:
+    """Peak bytes of many partitions with the same numbers of stages; their schedule says which stage runs where."""
+
+    def __init__(self, schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._streamed = schedule.weights is Weights.STREAMED
+        self._in_flight = np.asarray(in_flight, np.int64)
+        self._visits = [tuple(_visits(schedule.compute(device))) for device in range(schedule.shape.num_ranks)]
+        self._fused = schedule.shape.fused
+
+    def peaks(self, forward: Ints, backward: Ints) -> Ints:
+        """Bytes on each device, (plans, devices); arguments as in `classes`."""
+        total: Ints = sum(self.classes(forward, backward).values(), start=np.zeros((), np.int64))
+        return total
+
+    def classes(self, forward: Ints, backward: Ints) -> dict[str, Ints]:
+        """Bytes of each class at the peak, (plans, devices).
+
+        Args:
+            forward: layers of each forward stage, (plans, forward stages).
+            backward: layers of each backward stage, (plans, backward stages).
+        """
+        up, down = self._stages(forward, not self._fused), self._stages(backward, True)
+        return self._streamed_classes(up, down) if self._streamed else self._bound_classes(down)
+
+    def _stages(self, counts: Ints, has_head: bool) -> LayerSize:
+        """Sizes of the stages of many cuts; every field is an array (plans, stages)."""
+        ends = np.cumsum(counts, axis=1)
+        fields = []
+        for name in LayerSize._fields:
+            running = np.concatenate(([0], np.cumsum([getattr(layer, name) for layer in self._sizes.layers])))
+            sums = running[ends] - running[ends - counts]
+            sums[:, 0] += getattr(self._sizes.embedding, name)
+            if has_head:
+                sums[:, -1] += getattr(self._sizes.head, name)
+            fields.append(sums)
+        return LayerSize(*fields)
+
+    def _bound_classes(self, stages: LayerSize) -> dict[str, Ints]:
+        held = [sorted({stage for _, stage in visits}) for visits in self._visits]
+        last = stages.weights.shape[1] - 1
+
+        def on_devices(table: Ints) -> Ints:
+            return np.stack([table[:, own].sum(axis=1) for own in held], axis=1)
+
+        activations = [stages.activations[:, own].max(axis=1, initial=0) for own in held]
+        logits = np.array([self._sizes.logits if last in own else 0 for own in held])
+        return {
+            "weights": on_devices(stages.weights),
+            "gradients": on_devices(stages.gradients),
+            "optimizer state": on_devices(stages.optimizer),
+            "kept stage inputs": np.broadcast_to(self._in_flight * self._sizes.boundary, logits.shape),
+            "recomputed activations": np.stack(activations, axis=1),
+            "logits": logits,
+        }
+
+    def _streamed_classes(self, up: LayerSize, down: LayerSize) -> dict[str, Ints]:
+        """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
+        plans, num_up = up.weights.shape
+        num_down = down.weights.shape[1]
+        nothing = np.zeros((plans, num_up), np.int64)
+
+        def column(visit: Visit | None) -> int:  # forward stages, backward stages, and a last column for no stage
+            return num_up + num_down if visit is None else visit.stage + num_up * visit.backward
+
+        pairs = [_with_next(visits) for visits in self._visits]
+        current = [column(visit) for device in pairs for visit, _ in device]
+        after = [column(following) for device in pairs for _, following in device]
+        with_head = {num_up + num_down - 1} | (set() if self._fused else {num_up - 1})
+        weights = np.concatenate([up.weights, down.weights, nothing[:, :1]], axis=1)
+        at_visits = {
+            "weights": weights[:, current],
+            "prefetched weights": weights[:, after],
+            "gradients": np.concatenate([nothing, down.gradients], axis=1)[:, current],
+            "recomputed activations": np.concatenate([nothing, down.activations], axis=1)[:, current],
+            "boundary tensors": np.full((plans, len(current)), BOUNDARY_BUFFERS * self._sizes.boundary),
+            "logits": np.tile([self._sizes.logits_chunk * (visit in with_head) for visit in current], (plans, 1)),
+        }
+        total = sum(at_visits.values(), start=np.zeros((), np.int64))
+        ends = np.cumsum([len(device) for device in pairs])
+        worst = [total[:, end - len(device) : end].argmax(axis=1) + end - len(device)
+                 for device, end in zip(pairs, ends.tolist(), strict=True)]
+        return {name: np.take_along_axis(table, np.stack(worst, axis=1), axis=1) for name, table in at_visits.items()}
+
+
+class Visit(NamedTuple):
+    """A stage that runs on a device for some microbatches in a row."""
+
+    backward: bool
+    stage: int
+
+
+def _visits(row: Sequence[Action]) -> Iterator[Visit]:
+    """The visits of a device's compute row; equal ones are one visit if they follow each other."""
+    before = None
+    for action in row:
+        visit = Visit(action.kind not in (Kind.F, Kind.R), action.stage)
+        if visit != before:
+            yield visit
+        before = visit
+
+
+def _with_next(visits: Sequence[Visit]) -> list[tuple[Visit | None, Visit | None]]:
+    """Every visit and the one after it, each pair once; a device that is never visited holds no stage."""
+    return list(dict.fromkeys(pairwise([*visits, None]))) or [(None, None)]
+
+
+# --- the verdict ---------------------------------------------------------------------------------------------
+
+_WAYS_OUT = {
+    "weights": "take more devices, or schedule=roundpipe, which streams the weights",
+    "gradients": "take more devices, or schedule=roundpipe, which holds one stage's gradients at a time",
+    "optimizer state": "take more devices, or schedule=roundpipe, which keeps it on the host",
+    "prefetched weights": "take more stages, or let partition=search find smaller ones",
+    "kept stage inputs": "take smaller microbatches, or a schedule with fewer in flight such as 1f1b",
+    "recomputed activations": "take smaller microbatches, or more stages",
+    "boundary tensors": "take smaller microbatches",
+    "logits": "take smaller microbatches",
+}
+_STREAMED_WAYS_OUT = {
+    "weights": "take more stages, or let partition=search find smaller ones",
+    "gradients": "take more stages, or let partition=search find smaller ones",
+}
+
+
+def why_infeasible(schedule: Schedule, memory: DeviceMemory, in_flight: Sequence[int]) -> str:
+    """Why a schedule does not fit into its devices: the worst device, its largest class and a way out; or "".
+
+    Raises:
+        ValueError: if the schedule has no partition.
+    """
+    classes = classes_of(schedule, memory.sizes, in_flight)
+    needed = [sum(by_class.values()) for by_class in classes]
+    worst = needed.index(max(needed))
+    if needed[worst] <= memory.limit_bytes:
+        return ""
+    largest = max(classes[worst], key=lambda name: classes[worst][name])
+    ways_out = _WAYS_OUT | (_STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {})
+    return (
+        f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {memory.limit_bytes / 1e9:.1f} GB; "
+        f"most of it are {largest}, {classes[worst][largest] / 1e9:.1f} GB: {ways_out[largest]}"
+    )

@@ -1,0 +1,125 @@
+"""Compiled and plain kernels, metrics and memory on random shapes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpbench.cost.table import LayerTimes
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.registry import entries
+from rpbench.sim import graph as graphs
+from rpbench.sim import longest_path
+from rpbench.sim.graph import build_graph
+from rpbench.sim.longest_path import simulate, simulate_graph
+from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.metrics import measure
+
+
+@st.composite
+def cells(draw):
+    """A registered schedule with random cuts and times."""
+    name = draw(st.sampled_from(sorted(entries())))
+    generator = entries()[name]
+    p, m = draw(st.integers(1, 5)), draw(st.integers(1, 4)) * draw(st.integers(1, 3))
+    time = st.floats(0.01, 5, allow_nan=False)
+    if generator.separate_cuts:
+        forward = draw(st.lists(st.integers(0, 3), min_size=1, max_size=5).filter(any))
+        cut = draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+        fused = draw(st.integers(0, 1))
+        rest = sum(forward) - sum(cut)
+        cut = [*cut, rest] if rest >= 0 else [sum(forward)]
+        partition = Partition(tuple(forward), (*cut, fused), fused=True)
+    else:
+        stages = p * (draw(st.integers(1, 3)) if generator.looped else 1)
+        partition = symmetric(tuple(draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages).filter(any))))
+        if name == "interleaved_1f1b":
+            m = p * draw(st.integers(1, 3))
+    num = partition.num_layers
+    layer_times = LayerTimes(
+        *(draw(st.lists(time, min_size=num, max_size=num)) for _ in range(3)),
+        head_forward=draw(time),
+        head_backward=draw(time),
+        hop=draw(time),
+    )
+    shape = Shape(p, len(partition.forward), m, len(partition.backward), fused=partition.fused)
+    schedule = generator.build(shape).with_partition(partition)
+    costs = layer_times.table(partition, recompute_ahead=draw(st.booleans()), fused_ahead=draw(st.booleans()))
+    return generator, schedule, costs
+
+
+@settings(deadline=None, max_examples=30)
+@given(cell=cells())
+def test_compiled_and_plain_kernels_give_the_same_bits(cell):
+    _, schedule, costs = cell
+    plain = simulate(schedule, costs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "COMPILE_FROM", 0)
+        patch.setattr(longest_path, "COMPILE_FROM", 0)
+        compiled = simulate(schedule, costs)
+    for name in ("start", "main", "end", "exposed"):
+        assert np.array_equal(np.asarray(getattr(plain, name), float), getattr(compiled, name))
+
+
+@settings(deadline=None, max_examples=60)
+@given(cell=cells())
+def test_parts_sum_to_the_whole(cell):
+    generator, schedule, costs = cell
+    graph = build_graph(schedule)
+    timeline = simulate_graph(graph, costs)
+    row = measure(graph, timeline, costs, switch_after_last_forward=generator.switch_after_last_forward)
+    devices = schedule.shape.num_ranks
+    work = sum(row["busy_s"])
+    assert row["idle_s"] == pytest.approx(devices * row["makespan_s"] - work, abs=1e-9)
+    assert row["fill_s"] + row["switch_s"] + row["drain_s"] + row["intra_s"] >= row["idle_s"] - 1e-9
+    assert row["bubble_makespan"] == pytest.approx(row["idle_s"] / (devices * row["makespan_s"]), abs=1e-9)
+    assert row["bubble_span"] <= row["bubble_makespan"] + 1e-9
+    assert row["bubble_over_ideal"] == pytest.approx(row["idle_s"] / work, abs=1e-9)
+    assert row["comm_data_s"] <= row["comm_total_s"] + 1e-9
+
+
+@settings(deadline=None, max_examples=60)
+@given(cell=cells())
+def test_no_action_runs_before_its_lane_and_its_inputs_allow(cell):
+    _, schedule, costs = cell
+    graph = build_graph(schedule)
+    timeline = simulate_graph(graph, costs)
+    start, main, end = (np.asarray(column, float)[graph.order] for column in (timeline.start, timeline.main, timeline.end))
+    late = longest_path.late_edges(graph, costs)
+    for i in range(graph.num_actions):
+        assert start[i] <= main[i] <= end[i]
+        if graph.previous[i] >= 0:
+            assert end[graph.previous[i]] <= start[i] + 1e-9
+        for edge in range(graph.pred_start[i], graph.pred_start[i + 1]):
+            arrival = end[graph.pred[edge]] + costs.hop * graph.crosses[edge]
+            assert arrival <= (main[i] if late[edge] else start[i]) + 1e-9
+
+
+def test_in_flight_follows_the_textbook():
+    p, m, v = 4, 8, 2
+    peaks = {name: peak_in_flight(build_graph(entries()[name].build(Shape(p, p, m)))) for name in ("gpipe", "1f1b")}
+    assert peaks == {"gpipe": [8, 8, 8, 8], "1f1b": [4, 3, 2, 1]}
+    looped = Shape(p, p * v, m)
+    assert peak_in_flight(build_graph(entries()["interleaved_1f1b"].build(looped))) == [11, 9, 7, 5]
+    assert peak_in_flight(build_graph(entries()["looped_bfs"].build(looped))) == [16, 16, 16, 16]
+
+
+def test_a_deadlock_is_an_error_that_names_who_waits():
+    rows = ((Action(Kind.B, 0, 0), Action(Kind.F, 0, 0)), (Action(Kind.F, 1, 0), Action(Kind.B, 1, 0)))
+    with pytest.raises(ScheduleError, match="device 0 waits at 0B0"):
+        build_graph(Schedule(Shape(2, 2, 1), rows))
+
+
+def test_costs_that_do_not_split_backward_refuse_its_halves():
+    rows = ((Action(Kind.F, 0, 0), Action(Kind.I, 0, 0), Action(Kind.W, 0, 0)),)
+    costs = LayerTimes([1.0], [1.0], [2.0]).table(symmetric((1,)))
+    with pytest.raises(ScheduleError, match="do not split backward"):
+        simulate(Schedule(Shape(1, 1, 1), rows), costs)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_times_must_be_finite_and_not_negative(bad):
+    with pytest.raises(ValueError, match="finite and not negative"):
+        LayerTimes([bad], [1.0], [1.0])
