@@ -183,30 +183,26 @@ class Footprint:
     def _streamed_classes(self, up: LayerSize, down: LayerSize) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
         plans, num_up = up.weights.shape
-        num_down = down.weights.shape[1]
-        nothing = np.zeros((plans, num_up), np.int64)
-
-        def column(visit: Visit | None) -> int:  # forward stages, backward stages, and a last column for no stage
-            return num_up + num_down if visit is None else visit.stage + num_up * visit.backward
-
-        pairs = [_with_next(visits) for visits in self._visits]
-        current = [column(visit) for device in pairs for visit, _ in device]
-        after = [column(following) for device in pairs for _, following in device]
-        with_head = {num_up + num_down - 1} | (set() if self._fused else {num_up - 1})
-        weights = np.concatenate([up.weights, down.weights, nothing[:, :1]], axis=1)
+        none = num_up + down.weights.shape[1]  # column of no stage, after those of forward and backward stages
+        visits = [[_column(visit, num_up, none) for visit in _with_next(device)] for device in self._visits]
+        current, after = np.array([pair for device in visits for pair in device]).T
+        with_head = (current == none - 1) | ((current == num_up - 1) & (not self._fused))
+        zeros = np.zeros_like(up.weights)
+        weights = np.concatenate([up.weights, down.weights, zeros[:, :1]], axis=1)
         at_visits = {
             "weights": weights[:, current],
             "prefetched weights": weights[:, after],
-            "gradients": np.concatenate([nothing, down.gradients], axis=1)[:, current],
-            "recomputed activations": np.concatenate([nothing, down.activations], axis=1)[:, current],
-            "boundary tensors": np.full((plans, len(current)), BOUNDARY_BUFFERS * self._sizes.boundary),
-            "logits": np.tile([self._sizes.logits_chunk * (visit in with_head) for visit in current], (plans, 1)),
+            "gradients": np.concatenate([zeros, down.gradients, zeros[:, :1]], axis=1)[:, current],
+            "recomputed activations": np.concatenate([zeros, down.activations, zeros[:, :1]], axis=1)[:, current],
+            "boundary tensors": np.tile(BOUNDARY_BUFFERS * self._sizes.boundary * (current != none), (plans, 1)),
+            "logits": np.tile(self._sizes.logits_chunk * with_head, (plans, 1)),
         }
         total = sum(at_visits.values(), start=np.zeros((), np.int64))
-        ends = np.cumsum([len(device) for device in pairs])
-        worst = [total[:, end - len(device) : end].argmax(axis=1) + end - len(device)
-                 for device, end in zip(pairs, ends.tolist(), strict=True)]
-        return {name: np.take_along_axis(table, np.stack(worst, axis=1), axis=1) for name, table in at_visits.items()}
+        stops = np.cumsum([len(device) for device in visits]).tolist()
+        starts = [0, *stops[:-1]]
+        worst = [total[:, start:stop].argmax(axis=1) + start for start, stop in zip(starts, stops, strict=True)]
+        chosen = np.stack(worst, axis=1)
+        return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
 
 
 class Visit(NamedTuple):
@@ -229,6 +225,10 @@ def _visits(row: Sequence[Action]) -> Iterator[Visit]:
 def _with_next(visits: Sequence[Visit]) -> list[tuple[Visit | None, Visit | None]]:
     """Every visit and the one after it, each pair once; a device that is never visited holds no stage."""
     return list(dict.fromkeys(pairwise([*visits, None]))) or [(None, None)]
+
+
+def _column(pair: tuple[Visit | None, Visit | None], num_up: int, none: int) -> list[int]:
+    return [none if visit is None else visit.stage + num_up * visit.backward for visit in pair]
 
 
 # --- the verdict ---------------------------------------------------------------------------------------------

@@ -129,7 +129,8 @@ def _check_fields(action: Action, token: str) -> None:
     kind = action.kind
     if (kind in MOVES) != (action.object is not None):
         raise ValueError(
-            f"bad token {token!r}: LOAD, STORE and FREE name what they move (:P, :G, :O or :A), other kinds do not"
+            f"bad token {token!r}: LOAD, STORE and FREE name what they move (:P, :G, :O or :A), "
+            "other kinds do not"
         )
     takes_microbatch = kind in _PER_MICROBATCH or action.object == "A"
     if takes_microbatch != (action.microbatch is not None):

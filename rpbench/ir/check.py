@@ -1,17 +1,18 @@
-"""Checks: a schedule is complete, well placed, free of deadlock, in memory, and reads the versions it should.
+"""Checks: a schedule is complete, well placed, free of deadlock, in memory, and reads the right versions.
 
-`check` runs them all. Each raises `ScheduleError` with the smallest counter-example it has: what is wrong, the rows
-around it with the action marked, and a way out where there is one.
+`check` runs them all. Each raises `ScheduleError` with the smallest counter-example it has: what is wrong,
+the rows around it with the action marked, and a way out where there is one.
 """
 
 from collections.abc import Sequence
 
-from rpbench.ir.action import COMPUTE, Action, Kind
+from rpbench.ir.action import Action, Kind
 from rpbench.ir.communication import check_communication, check_pair_order
 from rpbench.ir.deadlock import execution_order
 from rpbench.ir.dependencies import window
 from rpbench.ir.excerpt import broken
-from rpbench.ir.index import GRADIENT, Index
+from rpbench.ir.index import Index
+from rpbench.ir.placement import check_placement
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.versions import replay_in
 
@@ -34,6 +35,7 @@ def check(
     Raises:
         ScheduleError: eight lines at most.
     """
+    _check_size(schedule)
     index = Index(schedule)  # indices in range, nothing twice
     check_complete(index)
     check_placement(index)
@@ -49,7 +51,19 @@ def check(
         check_versions(index, order, max_versions)
 
 
-# --- complete ------------------------------------------------------------------------------------------------
+# --- complete -----------------------------------------------------------------------------------------------
+
+
+def _check_size(schedule: Schedule) -> None:
+    """Refuse a shape far larger than the rows before tables of its size are laid out."""
+    shape = schedule.shape
+    forwards = shape.num_stages * shape.total_microbatches * shape.num_parts
+    present = sum(len(action.sub) or 1 for _, _, row in schedule.items() for action in row)
+    if present < forwards:
+        raise ScheduleError(
+            f"the rows hold {present} actions, too few to run {shape.total_microbatches} microbatches "
+            f"through {shape.num_stages} stages ({forwards} forwards): add the missing ones, or change the sizes"
+        )
 
 
 def check_complete(index: Index) -> None:
@@ -86,7 +100,7 @@ def _missing(index: Index, kind: Kind, place: int) -> ScheduleError:
     microbatch, part = divmod(place, index.shape.num_parts)
     stage, microbatch = divmod(microbatch, index.shape.total_microbatches)
     action = Action(kind, stage, microbatch, part)
-    # Show where it would be expected: beside the same stage's action for a neighbouring microbatch, or its forward.
+    # Show where it is expected: beside the stage's action for a neighbouring microbatch, or its forward.
     start, stop = index.place(stage, 0), index.place(stage + 1, 0)
     beside = sorted(range(start, stop), key=lambda other: abs(other - place))
     siblings = (index.numbers(other)[near] for other in (kind, Kind.B, Kind.F) for near in beside)
@@ -99,69 +113,6 @@ def _missing(index: Index, kind: Kind, place: int) -> ScheduleError:
     return broken(index.schedule, rule, [] if shown is None else [shown])
 
 
-# --- placed --------------------------------------------------------------------------------------------------
-
-
-def check_placement(index: Index) -> None:
-    """Compute on the compute lane, on a device that may hold the stage, backward where the forward was."""
-    _check_lanes(index)
-    if index.schedule.placement:
-        _check_holders(index)
-    if index.schedule.weights is Weights.BOUND:
-        _check_bound(index)
-
-
-def _check_lanes(index: Index) -> None:
-    for lane in index.lanes:
-        if lane.name != "compute":
-            for number in range(lane.start, lane.stop):
-                if index.actions[number].kind in COMPUTE:
-                    rule = f"{index.actions[number]} stands on lane {lane.name}; {index.actions[number].kind.name} "
-                    raise broken(index.schedule, rule + "belongs on the compute lane", [number])
-
-
-def _check_holders(index: Index) -> None:
-    placement, shape = index.schedule.placement, index.shape
-    if shape.separate_cuts or len(placement) != shape.num_stages:
-        raise ScheduleError(
-            f"placement lists {len(placement)} stages, the shape has {shape.num_stages} forward and "
-            f"{shape.num_backward_stages} backward: a placement names the devices of stages that are the same in both"
-        )
-    for lane in index.lanes:
-        for number in range(lane.start, lane.stop):
-            action = index.actions[number]
-            if action.kind in COMPUTE or action.kind is Kind.STEP:
-                for part in action.sub or (action,):
-                    if lane.device not in placement[part.stage]:
-                        holders = " and ".join(map(str, placement[part.stage]))
-                        rule = f"{part} stands on rank {lane.device}, but stage {part.stage} is placed on rank {holders}"
-                        raise broken(index.schedule, rule, [number], way_out="move it, or change the placement")
-
-
-def _check_bound(index: Index) -> None:
-    """One microbatch's forward, recompute and backward of a stage meet on one device, its weights' home."""
-    kinds = (Kind.B, Kind.I, Kind.W, Kind.R) if index.shape.separate_cuts else (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-    home: dict[int, int] = {}  # stage and microbatch -> the first action found
-    for kind in kinds:
-        for place, number in enumerate(index.numbers(kind)):
-            if number < 0:
-                continue
-            first = home.setdefault(place // index.shape.num_parts, number)
-            if index.device(first) != index.device(number):
-                raise broken(
-                    index.schedule,
-                    f"{index.actions[number]} on rank {index.device(number)} needs the weights of {index.actions[first]} "
-                    f"on rank {index.device(first)}: bound weights stay on one rank",
-                    [first, number],
-                    way_out="move one of them, or declare weights=streamed",
-                )
-    for (stage, version), step in index.steps.items():
-        gradients = list(index.gradients(stage, version))
-        if index.device(step) not in map(index.device, gradients):
-            rule = f"{index.actions[step]} stands on rank {index.device(step)}, which holds no gradient of stage {stage}"
-            raise broken(index.schedule, rule, [step, *gradients[:1]])
-
-
 def check_overlaps(index: Index) -> None:
     """The parts of an OVERLAP do not wait for each other."""
     for number, action in enumerate(index.actions):
@@ -171,7 +122,7 @@ def check_overlaps(index: Index) -> None:
                 raise broken(index.schedule, rule, [number], way_out="let them stand one after the other")
 
 
-# --- memory --------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 
 def check_in_flight(index: Index, bound: int | Sequence[int]) -> None:
@@ -183,10 +134,14 @@ def check_in_flight(index: Index, bound: int | Sequence[int]) -> None:
             there is not one bound for each device.
     """
     if index.schedule.weights is Weights.STREAMED:
-        raise ValueError("max_in_flight counts activations that stay on a device; a streamed schedule keeps none")
+        raise ValueError(
+            "max_in_flight counts activations that stay on a device; a streamed schedule keeps none"
+        )
     bounds = [bound] * index.shape.num_ranks if isinstance(bound, int) else list(bound)
     if len(bounds) != index.shape.num_ranks:
-        raise ValueError(f"max_in_flight has {len(bounds)} values: give one for each of {index.shape.num_ranks} ranks")
+        raise ValueError(
+            f"max_in_flight has {len(bounds)} values: give one for each of {index.shape.num_ranks} ranks"
+        )
     change = {Kind.F: 1, Kind.B: -1, Kind.W: -1}
     for lane in index.lanes:
         held = 0
@@ -195,47 +150,47 @@ def check_in_flight(index: Index, bound: int | Sequence[int]) -> None:
             for part in action.sub or (action,):
                 held += change.get(part.kind, 0)
                 if held > bounds[lane.device]:
-                    rule = f"{part} leaves {held} activations in flight on rank {lane.device}, {held - 1} may be"
+                    rule = (
+                        f"{part} leaves {held} activations in flight on rank {lane.device}, {held - 1} may be"
+                    )
                     raise broken(index.schedule, rule, [number], way_out="run a backward before it")
 
 
-# --- versions ------------------------------------------------------------------------------------------------
+# --- versions -----------------------------------------------------------------------------------------------
 
 
 def check_windows(index: Index) -> None:
     """Each STEP adds up the gradients of its own microbatches: all of them, and on its lane no later ones."""
-    if not index.steps:
-        return
-    shape = index.shape
-    for stage in range(shape.num_backward_stages):
-        for version in range(1, shape.num_steps + 1):
-            batch = window(shape, version)
-            if (stage, version) not in index.steps:
-                last = max(index.gradients(stage, version))
-                raise broken(
-                    index.schedule,
-                    f"{stage}STEP@{version} is missing: the gradients of microbatches {batch.start} to "
-                    f"{batch.stop - 1} are never applied to stage {stage}",
-                    [last],
-                )
-            step = index.steps[stage, version]
-            lane = index.lanes[index.lane_of[step]]
-            for number in index.gradients(stage, version):
-                if step < number < lane.stop:
-                    rule = f"{index.actions[step]} stands before {index.actions[number]}, whose gradient it must include"
-                    raise broken(index.schedule, rule, [step, number])
-            if version < shape.num_steps:
-                for number in index.gradients(stage, version + 1):
-                    if lane.start <= number < step:
-                        rule = (
-                            f"{index.actions[step]} stands after {index.actions[number]}, whose gradient belongs to the "
-                            f"next step: this one takes microbatches {batch.start} to {batch.stop - 1}"
-                        )
-                        raise broken(index.schedule, rule, [number, step])
+    if index.steps:
+        for stage in range(index.shape.num_backward_stages):
+            for version in range(1, index.shape.num_steps + 1):
+                _check_window(index, stage, version)
+
+
+def _check_window(index: Index, stage: int, version: int) -> None:
+    own = list(index.gradients(stage, version))
+    batch = window(index.shape, version)
+    microbatches = f"microbatches {batch.start} to {batch.stop - 1}"
+    if (stage, version) not in index.steps:
+        rule = f"{stage}STEP@{version} is missing: the gradients of {microbatches} are never applied"
+        raise broken(index.schedule, rule, [max(own)])
+    step = index.steps[stage, version]
+    lane = index.lanes[index.lane_of[step]]
+    late = next((number for number in own if step < number < lane.stop), None)
+    if late is not None:
+        rule = f"{index.actions[step]} stands before {index.actions[late]}, whose gradient it must include"
+        raise broken(index.schedule, rule, [step, late])
+    following = index.gradients(stage, version + 1) if version < index.shape.num_steps else ()
+    early = next((number for number in following if lane.start <= number < step), None)
+    if early is not None:
+        rule = (
+            f"{index.actions[step]} stands after {index.actions[early]}, but is to apply {microbatches} only"
+        )
+        raise broken(index.schedule, rule, [early, step])
 
 
 def check_versions(index: Index, order: Sequence[int], max_versions: int | None = None) -> None:
-    """Versions written on actions are the ones a replay finds, and no stage keeps more than `max_versions`."""
+    """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
     versions = replay_in(index, order)
     for number, (action, read) in enumerate(zip(index.actions, versions.read, strict=True)):
         if read is not None and action.version is not None and action.version != read:

@@ -1,19 +1,19 @@
 """What an action waits for. Nothing is stored in a schedule: edges follow from the shape and the policy.
 
     F(s)  after F(s-1)                        W(s)  after I(s)
-    B(s)  after F(s) and B(s+1)               STEP(s)@v  after every weight gradient of its window
+    B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
     FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
 
 Where a schedule has communication actions, RECV stands in for the neighbour's action and waits for its SEND.
-When forward and backward are cut apart, a backward stage waits for the last forward stage and for the backward
-stage above; the transfer from the last forward stage carries a tensor only into the topmost of them.
+When forward and backward are cut apart, a backward stage waits for the last forward stage and for the
+backward stage above; the transfer from the last forward stage carries a tensor only into the topmost of them.
 """
 
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule, Shape
 
@@ -21,7 +21,7 @@ Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (or version of a STE
 
 
 class Need(NamedTuple):
-    """One thing an action waits for: the first of `options` that the schedule holds for the same microbatch."""
+    """One thing an action waits for: the first of `options` that the schedule holds for its microbatch."""
 
     options: tuple[tuple[Kind, int], ...]  # (kind, stage), best first
     input: str  # "activation", "gradient", or "order" when no tensor moves
@@ -57,8 +57,11 @@ def _own_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     if not shape.separate_cuts:
         yield Need(((Kind.F, stage),), "order", shape.num_parts - 1 - part)
     else:
-        top = stage == shape.num_backward_stages - 1
-        yield Need(((Kind.F, shape.num_stages - 1),), "activation" if top else "order")
+        last = shape.num_stages - 1
+        if stage == shape.num_backward_stages - 1:
+            yield Need(((Kind.RECV_F, last + 1), (Kind.F, last)), "activation")
+        else:
+            yield Need(((Kind.F, last),), "order")
 
 
 def _backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
@@ -105,7 +108,7 @@ _RULES = {
 }
 
 
-# --- optimizer steps -----------------------------------------------------------------------------------------
+# --- optimizer steps ----------------------------------------------------------------------------------------
 
 
 def window(shape: Shape, version: int) -> range:
@@ -126,63 +129,3 @@ def stages_updated(schedule: Schedule, forward_stage: int) -> tuple[int, ...]:
     if not schedule.shape.separate_cuts:
         return (forward_stage,)
     return tuple(range(schedule.shape.num_backward_stages))
-
-
-# --- edges of a whole schedule, one action at a time ---------------------------------------------------------
-
-
-class Edge(NamedTuple):
-    """`producer` must end before `consumer` starts; both are positions (device, lane, index)."""
-
-    producer: "Position"
-    consumer: "Position"
-    input: str
-
-
-Position = tuple[int, str, int]
-
-
-def positions(schedule: Schedule) -> dict[Key, Position]:
-    """Where each action stands; the actions of an OVERLAP stand where it stands."""
-    return {
-        key(part): (device, lane, index)
-        for device, lane, row in schedule.items()
-        for index, action in enumerate(row)
-        for part in parts_of(action)
-    }
-
-
-def edges(schedule: Schedule) -> Iterator[Edge]:
-    """Every dependency of a schedule; one that its rows do not satisfy at all is left to `check`."""
-    where = positions(schedule)
-    for device, lane, row in schedule.items():
-        for index, action in enumerate(row):
-            here = (device, lane, index)
-            for part in parts_of(action):
-                for producer, moved in _producers(schedule, part, where):
-                    if producer != here:
-                        yield Edge(producer, here, moved)
-
-
-def _producers(schedule: Schedule, action: Action, where: dict[Key, Position]) -> Iterator[tuple[Position, str]]:
-    shape, kind = schedule.shape, action.kind
-    if kind is Kind.STEP:
-        assert action.version is not None
-        for mb in window(shape, action.version):
-            for gradient in (Kind.B, Kind.W, Kind.FB):
-                for part in range(shape.num_parts):
-                    if found := where.get((gradient, action.stage, mb, part)):
-                        yield found, "gradient"
-        return
-    if action.microbatch is None:
-        return
-    for need in needs(shape, kind, action.stage, action.part):
-        for option, stage in need.options:
-            if found := where.get((option, stage, action.microbatch, action.part + need.part_offset)):
-                yield found, need.input
-                break
-    if kind in (Kind.F, Kind.FB) and (version := version_read(schedule.policy, shape, action.microbatch)):
-        stages = (action.stage,) if kind is Kind.FB else stages_updated(schedule, action.stage)
-        for stage in stages:
-            if found := where.get((Kind.STEP, stage, version, 0)):
-                yield found, "order"

@@ -21,11 +21,14 @@ class Partition:
     def __post_init__(self) -> None:
         for name, counts in (("forward", self.forward), ("backward", self.backward)):
             if not counts or any(count < 0 for count in counts):
-                raise ValueError(f"partition {name}={list(counts)}: every stage holds 0 or more layers, at least one stage")
+                raise ValueError(
+                    f"partition {name}={list(counts)}: every stage holds 0 or more layers, at least one stage"
+                )
         if self.num_layers_forward != self.num_layers - self.num_layers_fused:
             raise ValueError(
                 f"partition covers {self.num_layers_forward} layers forward and {self.num_layers} backward"
-                f"{f' ({self.num_layers_fused} fused)' if self.fused else ''}: both directions cover the same layers"
+                f"{f' ({self.num_layers_fused} fused)' if self.fused else ''}: "
+                "both directions cover the same layers"
             )
 
     @property

@@ -1,5 +1,6 @@
 """Shape and Schedule: for every device and lane, its actions in order."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -132,8 +133,8 @@ class Schedule:
         counts = len(partition.forward), len(partition.backward), partition.fused
         if counts != (self.shape.num_stages, self.shape.num_backward_stages, self.shape.fused):
             raise ScheduleError(
-                f"partition {partition} has {counts[0]} forward and {counts[1]} backward stages, the schedule "
-                f"{self.shape.num_stages} and {self.shape.num_backward_stages}; a fused stage must be in both"
+                f"partition {partition} has {counts[0]} forward and {counts[1]} backward stages, the "
+                f"schedule {self.shape.num_stages} and {self.shape.num_backward_stages}; a fused stage must be in both"
             )
         return replace(self, partition=partition)
 
@@ -148,6 +149,7 @@ def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
         pairs = tuple((lane, tuple(actions)) for lane, actions in row)  # type: ignore[misc]
     else:
         pairs = (("compute", tuple(row)),)  # type: ignore[arg-type]
+    pairs = pairs or (("compute", ()),)
     unknown = [lane for lane, _ in pairs if lane not in LANES]
     if unknown:
         raise ScheduleError(f"unknown lane {unknown[0]!r}: lanes are {', '.join(LANES)}")
@@ -159,11 +161,17 @@ def looped_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
     return tuple((stage % shape.num_ranks,) for stage in range(shape.num_stages))
 
 
-# --- text form -----------------------------------------------------------------------------------------------
+# --- text form ----------------------------------------------------------------------------------------------
 
 
 def to_text(schedule: Schedule) -> str:
     """The schedule as text: a header, then one line a lane. `from_text` reads it back exactly."""
+    lines = [f"# {SCHEMA}", _header(schedule)]
+    lines += [" ".join([f"{device}/{lane}:", *map(text, row)]) for device, lane, row in schedule.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _header(schedule: Schedule) -> str:
     shape = schedule.shape
     header = {
         "name": schedule.name or "-",
@@ -179,22 +187,28 @@ def to_text(schedule: Schedule) -> str:
         "placement": ",".join("+".join(map(str, holders)) for holders in schedule.placement) or "-",
         "partition": schedule.partition or "-",
     }
-    lines = [f"# {SCHEMA}", "# " + " ".join(f"{key}={value}" for key, value in header.items())]
-    lines += [" ".join([f"{device}/{lane}:", *map(text, row)]) for device, lane, row in schedule.items()]
-    return "\n".join(lines) + "\n"
+    return "# " + " ".join(f"{key}={value}" for key, value in header.items())
 
 
 def from_text(source: str) -> Schedule:
     """The schedule a text stands for.
 
     Raises:
-        ScheduleError: naming the line, if the header or a row cannot be read.
-        ValueError: naming the token, if one is malformed.
+        ScheduleError: naming the line, and the token if one is malformed.
     """
     lines = source.splitlines()
-    if len(lines) < 2 or lines[0] != f"# {SCHEMA}" or not lines[1].startswith("# "):
+    if len(lines) < 2 or lines[0] != f"# {SCHEMA}":
         raise ScheduleError(f"not a schedule: the first line must be '# {SCHEMA}', the second its sizes")
-    header = dict(pair.partition("=")[::2] for pair in lines[1][2:].split())
+    empty = _read_header(lines[1], len(lines) - 2)
+    rows: list[dict[str, Row]] = [{} for _ in range(empty.shape.num_ranks)]
+    for number, line in enumerate(lines[2:], start=3):
+        _read_row(rows, line, number)
+    return replace(empty, rows=tuple(rows))  # type: ignore[arg-type]
+
+
+def _read_header(line: str, num_rows: int) -> Schedule:
+    """The schedule a header announces, its rows still empty."""
+    header = dict(pair.partition("=")[::2] for pair in line.removeprefix("# ").split())
     try:
         shape = Shape(
             int(header["ranks"]),
@@ -205,22 +219,28 @@ def from_text(source: str) -> Schedule:
             int(header["parts"]),
             header["fused"] == "1",
         )
-        policy, weights = Policy(header["policy"]), Weights(header["weights"])
+        if shape.num_ranks > num_rows:
+            raise ValueError(f"{shape.num_ranks} ranks but {num_rows} rows")
         placement, cut = header["placement"], header["partition"]
-    except (KeyError, ValueError) as error:
+        schedule = Schedule(
+            shape,
+            ((),) * shape.num_ranks,
+            name="" if header["name"] == "-" else header["name"],
+            policy=Policy(header["policy"]),
+            weights=Weights(header["weights"]),
+            placement=() if placement == "-" else tuple(_holders(part) for part in placement.split(",")),
+        )
+        if cut != "-":
+            schedule = schedule.with_partition(partitions.parse(cut))
+    except KeyError as error:
+        raise ScheduleError(
+            f"line 2: bad header (no {error.args[0]}=): expected the one `show` prints"
+        ) from None
+    except ValueError as error:
         raise ScheduleError(f"line 2: bad header ({error}): expected the one `show` prints") from None
-    rows: list[dict[str, Row]] = [{} for _ in range(shape.num_ranks)]
-    for number, line in enumerate(lines[2:], start=3):
-        _read_row(rows, line, number)
-    return Schedule(
-        shape,
-        tuple(tuple(row.items()) or (("compute", ()),) for row in rows),
-        name="" if header["name"] == "-" else header["name"],
-        policy=policy,
-        weights=weights,
-        placement=() if placement == "-" else tuple(_holders(part) for part in placement.split(",")),
-        partition=None if cut == "-" else partitions.parse(cut),
-    )
+    if _header(schedule) != line:
+        raise ScheduleError(f"line 2: bad header: it is read as\n  {_header(schedule)}\nwrite it like that")
+    return schedule
 
 
 def _holders(part: str) -> tuple[int, ...]:
@@ -230,7 +250,9 @@ def _holders(part: str) -> tuple[int, ...]:
 def _read_row(rows: list[dict[str, Row]], line: str, number: int) -> None:
     head, colon, tokens = line.partition(":")
     device, slash, lane = head.partition("/")
-    if not (colon and slash and device.isdigit() and lane in LANES and int(device) < len(rows)):
+    if not (
+        colon and slash and re.fullmatch("[0-9]{1,9}", device) and lane in LANES and int(device) < len(rows)
+    ):
         raise ScheduleError(
             f"line {number}: {line[:40]!r}: a row starts with device/lane: such as 0/compute:, "
             f"device below {len(rows)}, lane one of {', '.join(LANES)}"
@@ -259,5 +281,7 @@ def _torch_token(action: Action) -> str:
     if action.sub:
         return f"({';'.join(map(_torch_token, action.sub))})OVERLAP_F_B"
     if action.kind.name not in ("F", "B", "I", "W") or action.part:
-        raise ScheduleError(f"{action} has no form in torch's schedule CSV, which knows F, B, I and W without parts")
+        raise ScheduleError(
+            f"{action} has no form in torch's schedule CSV, which knows F, B, I and W without parts"
+        )
     return f"{action.stage}{action.kind.name}{action.microbatch}"

@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from rpbench.ir import dependencies
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.ir.index import GRADIENT, Index
+from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.sim.kernels import compiled, order_lanes
 
 Ints = npt.NDArray[np.int32]
@@ -145,56 +147,81 @@ _MOVED = {"order": 0, "activation": 1, "gradient": 2}
 
 def _edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    if (columns.kind == Kind.OVERLAP).any() or (columns.kind == Kind.STEP).any():
+    if (columns.kind == Kind.OVERLAP).any():
         found = _edges_one_by_one(schedule)
     else:
-        found = _edges_by_stage(schedule.shape, columns)
+        found = _edges_by_stage(schedule, columns)
     producer, consumer, moved = found
     lane = np.searchsorted(columns.lane_start, np.arange(len(columns.kind)), side="right")
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
 
 
-def _edges_by_stage(shape: Shape, columns: Columns) -> tuple[Ints, Ints, Ints]:
+def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
     """Edges of plain actions, all microbatches of a (kind, stage, part) at once."""
+    shape = schedule.shape
     kinds, stages = len(Kind), max(shape.num_stages, shape.num_backward_stages) + 1
-    where = np.full((kinds, stages, shape.num_parts, shape.total_microbatches), -1, np.int32)
+    # The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
+    where = np.full((kinds, stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
     where[columns.kind, columns.stage, columns.part, columns.index] = np.arange(len(columns.kind), dtype=np.int32)
 
-    producers, consumers, moves = [], [], []
-    present = np.argwhere((where >= 0).any(axis=3))
-    exists = np.zeros((kinds, stages, shape.num_parts), bool)
-    exists[tuple(present.T)] = True
-    for kind, stage, part in present.tolist():
+    found: list[tuple[Ints, Ints, int]] = []
+    exists = (where >= 0).any(axis=3)
+    for kind, stage, part in np.argwhere(exists).tolist():
         for need in dependencies.needs(shape, Kind(kind), stage, part):
-            produced = np.full(shape.total_microbatches, -1, np.int32)
+            produced = np.full(where.shape[3], -1, np.int32)
             for option, other in need.options:
                 if exists[option, other, part + need.part_offset]:
                     produced = np.where(produced < 0, where[option, other, part + need.part_offset], produced)
-            consumed = where[kind, stage, part]
-            both = (produced >= 0) & (consumed >= 0)
-            producers.append(produced[both])
-            consumers.append(consumed[both])
-            moves.append(np.full(len(producers[-1]), _MOVED[need.input], np.int8))
-    if not producers:
-        empty = np.empty(0, np.int32)
-        return empty, empty, empty
-    return np.concatenate(producers), np.concatenate(consumers), np.concatenate(moves)
+            found.append((*_present(produced, where[kind, stage, part]), _MOVED[need.input]))
+    if exists[Kind.STEP].any():
+        found += [(producer, consumer, _MOVED["order"]) for producer, consumer in _step_edges(schedule, where)]
+    moved = [np.full(len(producer), what, np.int8) for producer, _, what in found]
+    empty = np.empty(0, np.int32)
+    return (
+        np.concatenate([empty, *(producer for producer, _, _ in found)]),
+        np.concatenate([empty, *(consumer for _, consumer, _ in found)]),
+        np.concatenate([empty, *moved]),
+    )
 
 
 def _edges_one_by_one(schedule: Schedule) -> tuple[Ints, Ints, Ints]:
-    """Edges of any schedule; steps and overlaps tie actions together across microbatches."""
-    first = {}
-    count = 0
-    for device, lane, row in schedule.items():
-        first[device, lane] = count
-        count += len(row)
-    rows = [
-        (first[edge.producer[:2]] + edge.producer[2], first[edge.consumer[:2]] + edge.consumer[2], _MOVED[edge.input])
-        for edge in dependencies.edges(schedule)
-    ]
+    """Edges of any schedule; an OVERLAP ties actions of several kinds and microbatches together."""
+    rows = [(producer, consumer, _MOVED[moved]) for producer, consumer, moved in Index(schedule).edges()]
     table = np.asarray(rows or np.empty((0, 3)), dtype=np.int32)
     return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _step_edges(schedule: Schedule, where: Ints) -> list[tuple[Ints, Ints]]:
+    """Edges into and out of optimizer steps, as (producer, consumer); `where` finds actions by kind and stage.
+
+    A step waits for the one before and for every weight gradient of its window; a forward waits for the step that
+    publishes the version its policy reads.
+    """
+    shape = schedule.shape
+    steps = where[Kind.STEP, :, 0]  # by stage and version
+    pairs = [(steps[:, 1 : shape.num_steps], steps[:, 2 : shape.num_steps + 1])]
+    for version in range(1, shape.num_steps + 1):
+        batch = dependencies.window(shape, version)
+        for kind in GRADIENT:
+            gradients = where[kind, :, :, batch.start : batch.stop]
+            pairs.append((gradients, np.broadcast_to(steps[:, None, version, None], gradients.shape)))
+    behind = STEPS_BEHIND.get(schedule.policy)
+    if behind is not None:
+        microbatch = np.arange(shape.total_microbatches)
+        read = np.maximum(0, microbatch // shape.num_microbatches - behind)
+        readers = [(Kind.F, stage, dependencies.stages_updated(schedule, stage)) for stage in range(shape.num_stages)]
+        if shape.fused:
+            readers.append((Kind.FB, shape.num_backward_stages - 1, (shape.num_backward_stages - 1,)))
+        for kind, stage, updated_by in readers:
+            for part in range(shape.num_parts):
+                pairs += [(np.where(read > 0, steps[other, read], -1), where[kind, stage, part, : len(read)]) for other in updated_by]
+    return [_present(producer.ravel(), consumer.ravel()) for producer, consumer in pairs]
+
+
+def _present(producer: Ints, consumer: Ints) -> tuple[Ints, Ints]:
+    both = (producer >= 0) & (consumer >= 0)
+    return producer[both], consumer[both]
 
 
 def _order(schedule: Schedule, columns: Columns, producer: Ints, consumer: Ints) -> Ints:

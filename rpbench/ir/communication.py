@@ -1,0 +1,108 @@
+"""Communication: the tensors that cross devices, and the SEND and RECV that move each of them."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rpbench.ir.action import RECV, SEND, Action, Kind, receive_of
+from rpbench.ir.excerpt import broken
+from rpbench.ir.index import Index
+
+
+class Hop(NamedTuple):
+    """A tensor made on one device and used on another, with the actions that move it."""
+
+    producer: int
+    consumer: int
+    send: Action
+    receive: Action
+
+
+def hops(index: Index) -> Iterator[Hop]:
+    """Every tensor that crosses devices, whether or not the schedule holds actions to move it."""
+    for number, action in enumerate(index.actions):
+        for part in action.sub or (action,):
+            if part.kind in SEND or part.kind in RECV:
+                continue
+            for producer, moved in index.waits_for(part, receives=False):
+                if (
+                    moved == "order"
+                    or part.kind is Kind.STEP
+                    or index.device(producer) == index.device(number)
+                ):
+                    continue
+                kind, stage = _sender(index, part, moved)
+                send = Action(kind, stage, part.microbatch, part.part, peer=index.device(number))
+                yield Hop(producer, number, send, receive_of(send)._replace(peer=index.device(producer)))
+
+
+def _sender(index: Index, consumer: Action, moved: str) -> tuple[Kind, int]:
+    """Kind and stage of the SEND that feeds an action."""
+    if moved == "gradient":
+        return Kind.SEND_B, consumer.stage + 1
+    return Kind.SEND_F, (consumer.stage if consumer.kind is Kind.F else index.shape.num_stages) - 1
+
+
+def check_communication(index: Index, *, required: bool = False) -> None:
+    """Every tensor that crosses devices has one SEND and one RECV, in the right places, and nothing else has.
+
+    Args:
+        required: refuse a schedule without any; otherwise such a schedule is one that is not lowered yet.
+
+    Raises:
+        ScheduleError: naming the first action that is missing, misplaced or superfluous.
+    """
+    present = {
+        number for number, action in enumerate(index.actions) if action.kind in SEND or action.kind in RECV
+    }
+    if not present and not required:
+        return
+    for hop in hops(index):
+        for action, user in ((hop.send, hop.producer), (hop.receive, hop.consumer)):
+            number = index.find(action)
+            if number < 0:
+                source, target = index.device(hop.producer), index.device(hop.consumer)
+                raise broken(
+                    index.schedule,
+                    f"{action} is missing: {index.actions[hop.consumer]} on rank {target} uses what "
+                    f"{index.actions[hop.producer]} makes on rank {source}",
+                    [hop.producer, hop.consumer],
+                    way_out="lower_communication adds every SEND and RECV to a schedule without any",
+                )
+            found = index.actions[number]
+            if index.device(number) != index.device(user) or found.peer != action.peer:
+                raise broken(
+                    index.schedule,
+                    f"{found} on rank {index.device(number)} must be {action} on rank {index.device(user)}, "
+                    f"the rank of {index.actions[user]}",
+                    [number, user],
+                )
+            present.discard(number)
+    if present:
+        number = min(present)
+        rule = f"{index.actions[number]} moves nothing: what it names does not cross from one rank to another"
+        raise broken(index.schedule, rule, [number], way_out="take it out")
+
+
+def check_pair_order(index: Index) -> None:
+    """Between two ranks, tensors are received in the order they are sent; NCCL, for one, matches no names.
+
+    Raises:
+        ScheduleError: naming the first pair out of order.
+    """
+    sent: dict[tuple[object, object], list[int]] = {}
+    received: dict[tuple[object, object], list[int]] = {}
+    for number, action in enumerate(index.actions):
+        if action.kind in SEND:
+            sent.setdefault((index.device(number), action.peer), []).append(number)
+        elif action.kind in RECV:
+            received.setdefault((index.device(number), action.peer), []).append(number)
+    for (source, target), numbers in sent.items():
+        for number, other in zip(numbers, received[target, source], strict=True):
+            expected = receive_of(index.actions[number])
+            if index.find(expected) != other:
+                raise broken(
+                    index.schedule,
+                    f"rank {source} sends {index.actions[number]}, but rank {target} first receives "
+                    f"{index.actions[other]}: tensors between two ranks arrive in the order they are sent",
+                    [number, other],
+                )

@@ -1,0 +1,144 @@
+"""Whether a schedule can run to its end, and in what order; if not, the ranks that wait for each other.
+
+Two strengths: *buffered*, where a SEND leaves its tensor behind and moves on, and *rendezvous*, where a SEND
+and its RECV end together, so a SEND blocks its lane until the peer has come to the RECV.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from rpbench.ir.action import SEND, Action, Kind, parts_of, receive_of
+from rpbench.ir.excerpt import broken
+from rpbench.ir.index import Index
+from rpbench.ir.schedule import ScheduleError
+
+
+def execution_order(index: Index, *, rendezvous: bool = False) -> list[int]:
+    """The actions in an order in which they can run.
+
+    They are ordered by round: in each round every lane that can moves on by one action, as if all took the
+    same time. Actions of one round stand in the order of their numbers.
+
+    Raises:
+        ScheduleError: if no lane can move; it shows a shortest circle of lanes that wait for each other.
+    """
+    rounds = execution_rounds(index, rendezvous=rendezvous)
+    return sorted(range(len(rounds)), key=rounds.__getitem__)
+
+
+def execution_rounds(index: Index, *, rendezvous: bool = False) -> list[int]:
+    """For each action the round in which it can run, counted from 1; see `execution_order`."""
+    partners = _partners(index) if rendezvous else {}
+    rounds, heads = _run(index, partners)
+    if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
+        raise _no_rank_can_move(index, rounds, heads, partners)
+    return rounds
+
+
+def _partners(index: Index) -> dict[int, int]:
+    """SEND -> RECV, by number."""
+    pairs = (
+        (number, index.find(receive_of(action)))
+        for number, action in enumerate(index.actions)
+        if action.kind in SEND
+    )
+    return {send: receive for send, receive in pairs if receive >= 0}
+
+
+def _run(index: Index, partners: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """The round of each action, 0 for one that never runs, and the action each lane stands at in the end."""
+    producers, lane_of = index.producers, index.lane_of
+    rounds = [0] * len(index.actions)
+    heads = [lane.start for lane in index.lanes]
+    waiting: dict[int, list[int]] = {}  # action -> lanes that move on when it has run
+    ready = list(range(len(index.lanes)))
+    while ready:
+        lane = ready.pop()
+        number, stop = heads[lane], index.lanes[lane].stop
+        latest = rounds[number - 1] if number > index.lanes[lane].start else 0
+        while number < stop:
+            blocker = -1
+            for producer in producers[number]:
+                if not rounds[producer]:
+                    blocker = producer
+                    break
+                latest = max(latest, rounds[producer])
+            partner = partners.get(number, -1)
+            if blocker < 0 <= partner:
+                meets = heads[lane_of[partner]]
+                if meets == partner:
+                    latest = max(
+                        latest, rounds[partner - 1] if partner > index.lanes[lane_of[partner]].start else 0
+                    )
+                else:
+                    blocker = partner - 1  # the peer stands at the RECV once it has run what comes before
+            if blocker >= 0:
+                waiting.setdefault(blocker, []).append(lane)
+                break
+            latest += 1
+            rounds[number] = latest
+            ready += waiting.pop(number, ())
+            if partner >= 0:
+                rounds[partner] = latest + 1
+                heads[lane_of[partner]] = partner + 1
+                ready += waiting.pop(partner, ())
+            number += 1
+        heads[lane] = number
+    return rounds, heads
+
+
+# --- the counter-example ------------------------------------------------------------------------------------
+
+
+def _no_rank_can_move(
+    index: Index, rounds: list[int], heads: list[int], partners: Mapping[int, int]
+) -> ScheduleError:
+    waits: dict[int, dict[int, int]] = {}  # lane -> lane it waits for -> the action
+    for lane, (head, limits) in enumerate(zip(heads, index.lanes, strict=True)):
+        if head < limits.stop:
+            needed = [producer for producer in index.producers[head] if not rounds[producer]]
+            waits[lane] = {index.lane_of[other]: other for other in reversed(needed or [partners[head]])}
+    circle = _shortest_circle(waits)
+    notes, needed_by = {}, {}
+    for lane, other in zip(circle, circle[1:] + circle[:1], strict=True):
+        needed_by[heads[lane]] = index.actions[waits[lane][other]]
+        notes[heads[lane]] = f"waits at {index.actions[heads[lane]]} for {needed_by[heads[lane]]}"
+    return broken(
+        index.schedule,
+        "no rank can move",
+        [heads[lane] for lane in circle],
+        notes=notes,
+        way_out=_way_out(index, needed_by),
+    )
+
+
+def _shortest_circle(waits: Mapping[int, Iterable[int]]) -> list[int]:
+    """As few lanes as possible that wait for each other in turn; each in `waits` waits for one in it."""
+    best: list[int] = []
+    for start in waits:
+        came_from: dict[int, int] = {}
+        queue = deque([start])
+        while queue and start not in came_from:
+            lane = queue.popleft()
+            for other in waits[lane]:
+                if other not in came_from:
+                    came_from[other] = lane
+                    queue.append(other)
+        if start in came_from:
+            circle = [start]
+            while came_from[circle[-1]] != start:
+                circle.append(came_from[circle[-1]])
+            if not best or len(circle) < len(best):
+                best = [circle[0], *reversed(circle[1:])]
+    return best
+
+
+def _way_out(index: Index, needed_by: Mapping[int, Action]) -> str:
+    for number, needed in needed_by.items():
+        action = index.actions[number]
+        if needed.kind is Kind.STEP and action.kind is not Kind.STEP:
+            reader = next(part for part in parts_of(action) if part.kind in (Kind.F, Kind.FB))
+            return f"policy {index.schedule.policy.value}: {reader} reads the version {needed} publishes"
+        if action.kind in SEND:
+            return "a SEND waits until its peer comes to the RECV; lower_communication finds such an order"
+    return ""

@@ -1,0 +1,225 @@
+"""Index: the actions of a schedule by number, where each stands and what each waits for.
+
+Actions are numbered 0, 1, 2, ... in the order of `Schedule.items()`: lane after lane, each from first to
+last. Everything that walks a whole schedule (checks, replay, lowering) works on these numbers.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from rpbench.ir.action import RECV, SEND, Action, Kind
+from rpbench.ir.dependencies import needs, stages_updated, version_read, window
+from rpbench.ir.excerpt import broken
+from rpbench.ir.schedule import Schedule, Shape
+
+GRADIENT = (Kind.B, Kind.W, Kind.FB)  # kinds that add to a weight gradient
+_COUNTED = (
+    frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB}) | SEND | RECV
+)  # once per stage, mb, part
+_Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
+
+
+class Lane(NamedTuple):
+    """A lane and the numbers of its actions, `start` to `stop` - 1."""
+
+    device: int
+    name: str
+    start: int
+    stop: int
+
+
+class Index:
+    """The actions of a schedule by number.
+
+    Attributes:
+        actions: by number.
+        lanes: every lane of the schedule.
+        lane_of: number of an action -> its place in `lanes`.
+        steps: (backward stage, version) -> number of the STEP that publishes it.
+
+    Raises:
+        ScheduleError: if an index is out of range, or an action stands twice.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.shape = schedule.shape
+        self.actions: list[Action] = []
+        self.lanes: list[Lane] = []
+        self.lane_of: list[int] = []
+        self.steps: dict[tuple[int, int], int] = {}
+        for place, (device, name, row) in enumerate(schedule.items()):
+            start = len(self.actions)
+            self.lanes.append(Lane(device, name, start, start + len(row)))
+            self.actions += row
+            self.lane_of += [place] * len(row)
+
+        self._stages = _stage_ranges(self.shape)
+        self._microbatches, self._parts = self.shape.total_microbatches, self.shape.num_parts
+        stages = 1 + max(self.shape.num_stages, self.shape.num_backward_stages)
+        self._size = stages * self._microbatches * self._parts
+        self._numbers: dict[Kind, list[int]] = {}
+        self._rules: dict[tuple[Kind, int, int, bool], list[tuple[str, _Options]]] = {}
+        for number, action in enumerate(self.actions):
+            for part in action.sub or (action,):
+                self._enter(part, number)
+
+    # --- where actions stand ---
+
+    def device(self, number: int) -> int:
+        return self.lanes[self.lane_of[number]].device
+
+    def numbers(self, kind: Kind) -> list[int]:
+        """Numbers of the actions of a kind, at `place(stage, microbatch, part)`; -1 where there is none."""
+        return self._numbers.get(kind) or [-1] * self._size
+
+    def place(self, stage: int, microbatch: int, part: int = 0) -> int:
+        return (stage * self._microbatches + microbatch) * self._parts + part
+
+    def find(self, action: Action) -> int:
+        """The number of the action of that kind, stage, microbatch and part, or -1."""
+        assert action.microbatch is not None
+        found = self._numbers.get(action.kind)
+        return -1 if found is None else found[self.place(action.stage, action.microbatch, action.part)]
+
+    def gradients(self, stage: int, version: int) -> Iterator[int]:
+        """The actions whose weight gradients the STEP of a backward stage to `version` adds up."""
+        kinds = [self._numbers[kind] for kind in GRADIENT if kind in self._numbers]
+        batch = window(self.shape, version)
+        for place in range(self.place(stage, batch.start), self.place(stage, batch.stop)):
+            for numbers in kinds:
+                if numbers[place] >= 0:
+                    yield numbers[place]
+
+    def _enter(self, action: Action, number: int) -> None:
+        kind, stage, microbatch, part, version, _, _, _ = action
+        if stage not in self._stages[kind]:
+            raise self._out_of_range(number, action, f"stage {stage}", self._stages[kind])
+        if kind is Kind.STEP:
+            if version is None or not 1 <= version <= self.shape.num_steps:
+                raise self._out_of_range(
+                    number, action, f"version {version}", range(1, self.shape.num_steps + 1)
+                )
+            before = self.steps.setdefault((stage, version), number)
+            if before != number:
+                raise self._twice(action, before, number)
+            return
+        if microbatch is None:
+            if kind in _COUNTED:
+                raise broken(self.schedule, f"{action} names no microbatch", [number])
+            return
+        if not 0 <= microbatch < self._microbatches:
+            raise self._out_of_range(number, action, f"microbatch {microbatch}", range(self._microbatches))
+        if not 0 <= part < self._parts:
+            raise self._out_of_range(number, action, f"part {part}", range(self._parts))
+        if kind in _COUNTED:
+            numbers = self._numbers.get(kind)
+            if numbers is None:
+                numbers = self._numbers[kind] = [-1] * self._size
+            place = (stage * self._microbatches + microbatch) * self._parts + part
+            if numbers[place] >= 0:
+                raise self._twice(action, numbers[place], number)
+            numbers[place] = number
+
+    def _out_of_range(self, number: int, action: Action, what: str, allowed: range) -> Exception:
+        bounds = f"{allowed.start} to {allowed.stop - 1}" if allowed else "none in this shape"
+        rule = f"{action}: {what} is out of range for {action.kind.name}: {bounds}"
+        return broken(self.schedule, rule, [number])
+
+    def _twice(self, action: Action, first: int, second: int) -> Exception:
+        return broken(self.schedule, f"{action} stands twice; an action runs once", sorted({first, second}))
+
+    # --- what actions wait for ---
+
+    @cached_property
+    def producers(self) -> list[tuple[int, ...]]:
+        """For each action those it waits for, without the ones its lane puts before it anyway."""
+        found: list[tuple[int, ...]] = []
+        for lane in self.lanes:
+            for number in range(lane.start, lane.stop):
+                action, before = self.actions[number], range(lane.start, number)
+                waits = [wait for part in action.sub or (action,) for wait in self.waits_for(part)]
+                found.append(tuple([producer for producer, _ in waits if producer not in before]))
+        return found
+
+    def edges(self) -> Iterator[tuple[int, int, str]]:
+        """Every dependency: producer, consumer, and "activation", "gradient" or "order" for what moves.
+
+        An edge from an action to itself means that one part of an OVERLAP waits for another.
+        """
+        for number, action in enumerate(self.actions):
+            for part in action.sub or (action,):
+                for producer, moved in self.waits_for(part):
+                    yield producer, number, moved
+
+    def waits_for(self, action: Action, *, receives: bool = True) -> list[tuple[int, str]]:
+        """What a plain action waits for, and what moves; `receives=False` looks behind RECVs."""
+        kind, stage, microbatch, part, version, _, _, _ = action
+        if kind is Kind.STEP:
+            assert version is not None
+            before = self.steps.get((stage, version - 1))
+            found = [] if before is None else [(before, "order")]
+            return found + [(number, "gradient") for number in self.gradients(stage, version)]
+        if microbatch is None:
+            return []
+        rules = self._rules.get((kind, stage, part, receives))
+        if rules is None:
+            rules = self._rules[kind, stage, part, receives] = self._read_rules(kind, stage, part, receives)
+        found, offset = [], microbatch * self._parts
+        for moved, options in rules:
+            for numbers, start in options:
+                if numbers[start + offset] >= 0:
+                    found.append((numbers[start + offset], moved))
+                    break
+        if self.steps and kind in (Kind.F, Kind.FB):
+            found += [(number, "order") for number in self._steps_read(kind, stage, microbatch)]
+        return found
+
+    def _read_rules(self, kind: Kind, stage: int, part: int, receives: bool) -> list[tuple[str, _Options]]:
+        """The rules of `dependencies.needs` as numbers to look up."""
+        return [
+            (
+                need.input,
+                tuple(
+                    (self._numbers[option], self.place(other, 0, part + need.part_offset))
+                    for option, other in need.options
+                    if option in self._numbers and (receives or option not in RECV)
+                ),
+            )
+            for need in needs(self.shape, kind, stage, part)
+        ]
+
+    def _steps_read(self, kind: Kind, stage: int, microbatch: int) -> Iterator[int]:
+        """The STEPs that publish what a forward must read; none under a policy that reads what is newest."""
+        version = version_read(self.schedule.policy, self.shape, microbatch)
+        if version:
+            for updated in self.updated_by(kind, stage):
+                if (updated, version) in self.steps:
+                    yield self.steps[updated, version]
+
+    def updated_by(self, kind: Kind, stage: int) -> tuple[int, ...]:
+        """The backward stages whose STEPs change the weights that an action of this kind and stage reads."""
+        if kind is Kind.F and self.shape.separate_cuts:
+            return self._forward_updates[stage]
+        return (stage,)
+
+    @cached_property
+    def _forward_updates(self) -> list[tuple[int, ...]]:
+        return [stages_updated(self.schedule, stage) for stage in range(self.shape.num_stages)]
+
+
+def _stage_ranges(shape: Shape) -> dict[Kind, range]:
+    """The stages each kind may name."""
+    forward, backward = shape.num_stages, shape.num_backward_stages
+    ranges = dict.fromkeys(Kind, range(max(forward, backward)))
+    ranges[Kind.STEP] = range(backward)
+    ranges[Kind.F] = range(forward)
+    # With separate cuts the last forward stage sends to the top backward stage, as if to a next stage.
+    ranges[Kind.SEND_F] = range(forward - (not shape.separate_cuts))
+    ranges[Kind.RECV_F] = range(1, forward + shape.separate_cuts)
+    ranges[Kind.SEND_B] = range(1, backward)
+    ranges[Kind.RECV_B] = range(backward - 1)
+    ranges.update(dict.fromkeys((Kind.B, Kind.I, Kind.W, Kind.R), range(backward - shape.fused)))
+    ranges[Kind.FB] = range(backward - 1, backward) if shape.fused else range(0)
+    return ranges

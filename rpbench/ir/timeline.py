@@ -1,0 +1,172 @@
+"""Timeline: when each action of a schedule ran, on which lane; what simulator and executors return alike."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rpbench.ir.action import Action, text
+from rpbench.ir.schedule import Schedule
+
+_HEADER = ["device", "lane", "action", "start_s", "main_s", "end_s", "exposed_s"]
+
+
+class Span(NamedTuple):
+    """One action in time, in the units of its timeline; `main` is where what runs ahead of it has ended."""
+
+    device: int
+    lane: str
+    action: Action
+    start: Any
+    main: Any
+    end: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A schedule and the times of its actions, in the order of `schedule.items()`.
+
+    The sequences are kept as given (arrays, lists, exact fractions) and not copied. They count in seconds, or
+    in a fraction of one, so that times which are round in milliseconds stay exact.
+
+    Args:
+        schedule: what ran.
+        start: first moment of each action.
+        main: end of a recomputation or forward inside the action; equals `start` where there is none.
+        end: last moment of each action.
+        exposed: how much later each action started than it would have with free hops.
+        comm_total: time of all hops together.
+        units_per_second: 1000 when the times are milliseconds.
+    """
+
+    schedule: Schedule
+    start: Sequence[Any]
+    main: Sequence[Any]
+    end: Sequence[Any]
+    exposed: Sequence[Any]
+    comm_total: Any
+    units_per_second: int = 1
+
+    def __post_init__(self) -> None:
+        expected = self.schedule.num_actions
+        for name in ("start", "main", "end", "exposed"):
+            if len(getattr(self, name)) != expected:
+                raise ValueError(
+                    f"timeline has {len(getattr(self, name))} values for {name}, its schedule {expected} "
+                    "actions: give one value for each, in the order of schedule.items()"
+                )
+
+    @property
+    def makespan(self) -> Any:
+        """First start to last end, over all lanes; 0 without actions."""
+        return max(self.end) - min(self.start) if len(self.end) else 0
+
+    @property
+    def bubble_fraction(self) -> Any:
+        """Share of the makespan in which the compute lanes are idle: 1 - work / (ranks * makespan)."""
+        ranks = self.schedule.shape.num_ranks
+        return 1 - sum(self.busy(device) for device in range(ranks)) / (ranks * self.makespan)
+
+    def spans(self) -> Iterator[Span]:
+        """Every action with its times, lane after lane."""
+        number = 0
+        for device, lane, row in self.schedule.items():
+            for action in row:
+                yield Span(device, lane, action, self.start[number], self.main[number], self.end[number])
+                number += 1
+
+    def busy(self, device: int) -> Any:
+        """Time the compute lane of a device works."""
+        return sum(self.end[number] - self.start[number] for number in self._compute(device))
+
+    def device_span(self, device: int) -> tuple[Any, Any]:
+        """First start and last end on the compute lane of a device; (0, 0) where it has no actions."""
+        numbers = self._compute(device)
+        return (self.start[numbers[0]], self.end[numbers[-1]]) if numbers else (0, 0)
+
+    def _compute(self, device: int) -> range:
+        number = 0
+        for owner, lane, row in self.schedule.items():
+            if owner == device and lane == "compute":
+                return range(number, number + len(row))
+            number += len(row)
+        return range(0)
+
+    # --- export ---
+
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """The timeline in the Trace Event Format of chrome://tracing and Perfetto; times in microseconds.
+
+        A process is a device and a thread is a lane. What an action runs ahead of its main phase is a slice
+        of its own, so slices of a thread never overlap.
+        """
+        events: list[dict[str, Any]] = []
+        threads: dict[tuple[int, str], int] = {}
+        for device, lane, _ in self.schedule.items():
+            thread = threads[device, lane] = sum(owner == device for owner, _ in threads)
+            if not thread:
+                events.append(_name("process_name", device, 0, f"rank {device}"))
+            events.append(_name("thread_name", device, thread, lane))
+        scale = 1e6 / self.units_per_second
+        for span in self.spans():
+            thread = threads[span.device, span.lane]
+            start, main, end = (float(time) * scale for time in (span.start, span.main, span.end))
+            if main > start:
+                events.append(_slice(span, thread, f"{text(span.action)} ahead", start, main))
+            events.append(_slice(span, thread, text(span.action), main, end))
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def to_csv(self) -> str:
+        """One row an action: device, lane, action; start, main, end, exposed in seconds, digits in full."""
+        out = io.StringIO()
+        rows = csv.writer(out, lineterminator="\n")
+        rows.writerow(_HEADER)
+        for span, exposed in zip(self.spans(), self.exposed, strict=True):
+            seconds = (
+                float(time) / self.units_per_second for time in (span.start, span.main, span.end, exposed)
+            )
+            rows.writerow([span.device, span.lane, text(span.action), *map(repr, seconds)])
+        return out.getvalue()
+
+    @classmethod
+    def from_csv(cls, source: str, schedule: Schedule, *, comm_total: float) -> "Timeline":
+        """The timeline that `to_csv` wrote for this schedule, in seconds.
+
+        Args:
+            comm_total: time of all hops together, in seconds; no row says it.
+
+        Raises:
+            ValueError: naming the first row that does not belong to the schedule.
+        """
+        rows = list(csv.reader(io.StringIO(source)))
+        expected = [
+            [str(device), lane, text(action)] for device, lane, row in schedule.items() for action in row
+        ]
+        if not rows or rows[0] != _HEADER or len(rows) != len(expected) + 1:
+            raise ValueError(
+                f"not a timeline of this schedule: expected the header {','.join(_HEADER)} and {len(expected)} "
+                f"rows, got {max(0, len(rows) - 1)}; read it with the schedule it was written for"
+            )
+        for number, (row, place) in enumerate(zip(rows[1:], expected, strict=True), start=2):
+            if row[:3] != place or len(row) != len(_HEADER):
+                raise ValueError(f"line {number}: {','.join(row)!r}: expected a row for {','.join(place)}")
+        start, main, end, exposed = ([float(row[column]) for row in rows[1:]] for column in range(3, 7))
+        return cls(schedule, start, main, end, exposed, comm_total)
+
+
+def _name(what: str, device: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": device, "tid": thread, "args": {"name": name}}
+
+
+def _slice(span: Span, thread: int, name: str, start: float, end: float) -> dict[str, Any]:
+    action = span.action
+    return {
+        "ph": "X",
+        "name": name,
+        "pid": span.device,
+        "tid": thread,
+        "ts": start,
+        "dur": end - start,
+        "args": {"kind": action.kind.name, "stage": action.stage, "microbatch": action.microbatch},
+    }

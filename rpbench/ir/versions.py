@@ -1,0 +1,191 @@
+"""Versions: which weights each action reads, how stale and how many, measured by replaying an order."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.deadlock import execution_order
+from rpbench.ir.dependencies import version_read
+from rpbench.ir.excerpt import broken
+from rpbench.ir.index import Index
+from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.schedule import Schedule, ScheduleError
+
+_READ_NEWEST = frozenset({Policy.LATEST, Policy.PREDICT})  # in backward too
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What a replay found. A version is the number of optimizer steps the weights have seen.
+
+    Args:
+        read: per action, in the order of `schedule.items()`, the version it reads (the first part's, in an
+            OVERLAP); None for actions that read no weights.
+        published: per backward stage, the version after the last step.
+        staleness_steps: per (backward stage, microbatch), the steps published between the version its forward
+            reads and the step that adds its gradient. With separate cuts, counted from its backward.
+        drift: per (backward stage, microbatch), the version its backward reads less the one its forward read.
+        live: per backward stage, the most versions that must be kept at one time: a version is kept from its
+            publication until the next one is out and it is read no more.
+    """
+
+    read: tuple[int | None, ...]
+    published: tuple[int, ...]
+    staleness_steps: dict[tuple[int, int], int]
+    drift: dict[tuple[int, int], int]
+    live: tuple[int, ...]
+
+    @property
+    def staleness_of_stage(self) -> tuple[int, ...]:
+        """The largest staleness of each backward stage, in steps."""
+        worst = [0] * len(self.live)
+        for (stage, _), steps in self.staleness_steps.items():
+            worst[stage] = max(worst[stage], steps)
+        return tuple(worst)
+
+    @property
+    def max_staleness(self) -> int:
+        """The largest staleness of all, in steps."""
+        return max(self.staleness_steps.values(), default=0)
+
+    @property
+    def max_live(self) -> int:
+        """The most versions that any stage must keep at one time."""
+        return max(self.live)
+
+
+def replay(schedule: Schedule) -> Versions:
+    """The versions a schedule's actions read, found by running it.
+
+    Actions run in rounds, one of each lane that can move. Under policies that read what is newest, and with
+    steps on a lane of their own, real durations may give other versions. Without STEP actions nothing is
+    published and one version is kept; what is read follows from the policy's table where that is a function
+    of the step, and is version 0 elsewhere.
+
+    Raises:
+        ScheduleError: if the schedule cannot run, reads a version before it is published, or pairs a policy
+            that reads what is newest with separate forward and backward cuts.
+    """
+    if not any(action.kind is Kind.STEP for _, _, row in schedule.items() for action in row):
+        return _implied(schedule)
+    index = Index(schedule)
+    return replay_in(index, execution_order(index))
+
+
+def replay_in(index: Index, order: Sequence[int]) -> Versions:
+    """`replay` for an order in which the actions can run."""
+    return _Replay(index).run(order) if index.steps else _implied(index.schedule)
+
+
+def _implied(schedule: Schedule) -> Versions:
+    """The versions of a schedule without steps, from the policy's table."""
+    shape, behind = schedule.shape, STEPS_BEHIND.get(schedule.policy)
+    windows = [microbatch // shape.num_microbatches for microbatch in range(shape.total_microbatches)]
+    reads = [0 if behind is None else max(0, window - behind) for window in windows]
+    stale = [
+        0 if behind is None else window - version for window, version in zip(windows, reads, strict=True)
+    ]
+    stages = range(shape.num_backward_stages)
+    return Versions(
+        tuple(
+            reads[action.microbatch] if action.kind in COMPUTE and action.microbatch is not None else None
+            for _, _, row in schedule.items()
+            for action in row
+        ),
+        (0,) * len(stages),
+        {(stage, microbatch): steps for stage in stages for microbatch, steps in enumerate(stale)},
+        {(stage, microbatch): 0 for stage in stages for microbatch in range(len(stale))},
+        (1,) * len(stages),
+    )
+
+
+class _Replay:
+    def __init__(self, index: Index) -> None:
+        shape, policy = index.shape, index.schedule.policy
+        if shape.separate_cuts and policy not in STEPS_BEHIND:
+            raise ScheduleError(
+                f"policy {policy.value} reads the newest version of a stage, but forward and backward are cut "
+                f"apart here; take {', '.join(known.value for known in STEPS_BEHIND)}, or the same cut"
+            )
+        self.index = index
+        self.policy = policy
+        self.newest = [0] * shape.num_backward_stages
+        self.admitted: dict[
+            tuple[int | None, int], int
+        ] = {}  # vertical: (microbatch, part) -> version at stage 0
+        self.forward: dict[tuple[int, int | None, int], int] = {}  # (stage, microbatch, part) -> version
+        self.published_at: list[list[int]] = [[-1] for _ in self.newest]
+        self.last_read: list[dict[int, int]] = [{} for _ in self.newest]
+
+    def run(self, order: Sequence[int]) -> Versions:
+        num_microbatches = self.index.shape.num_microbatches
+        read: list[int | None] = [None] * len(order)
+        staleness: dict[tuple[int, int], int] = {}
+        drift: dict[tuple[int, int], int] = {}
+        for tick, number in enumerate(order):
+            for action in reversed(parts_of(self.index.actions[number])):
+                kind, stage, microbatch, part, _, _, _, _ = action
+                if kind is Kind.STEP:
+                    self._publish(action, tick)
+                if kind not in COMPUTE:
+                    continue
+                assert microbatch is not None
+                version = read[number] = self._version(action)
+                self._note_read(number, action, version, tick)
+                if kind in (Kind.B, Kind.I, Kind.FB):
+                    first = self.forward.get((stage, microbatch, part), version)
+                    place = stage, microbatch
+                    staleness[place] = max(staleness.get(place, 0), microbatch // num_microbatches - first)
+                    drift[place] = max(drift.get(place, 0), version - first)
+        live = tuple(self._live(stage) for stage in range(len(self.newest)))
+        return Versions(tuple(read), tuple(self.newest), staleness, drift, live)
+
+    def _publish(self, step: Action, tick: int) -> None:
+        assert step.version is not None
+        self.newest[step.stage] = step.version
+        self.published_at[step.stage].append(tick)
+
+    def _version(self, action: Action) -> int:
+        """The version an action reads when it runs now (table in `rpbench.ir.policy`)."""
+        kind, stage, microbatch, part, _, _, _, _ = action
+        assert microbatch is not None
+        fixed = version_read(self.policy, self.index.shape, microbatch)
+        if fixed is not None:
+            version = fixed
+        elif kind is Kind.F or self.policy in _READ_NEWEST:
+            version = self.newest[stage]
+            if self.policy is Policy.VERTICAL:
+                version = self.admitted.setdefault((microbatch, part), version if stage == 0 else 0)
+        else:
+            version = self.forward.get((stage, microbatch, part), self.newest[stage])
+        if kind is Kind.F and not self.index.shape.separate_cuts:
+            self.forward[stage, microbatch, part] = version
+        return version
+
+    def _note_read(self, number: int, action: Action, version: int, tick: int) -> None:
+        for stage in self.index.updated_by(action.kind, action.stage):
+            self.last_read[stage][version] = tick
+            if version > self.newest[stage]:
+                raise broken(
+                    self.index.schedule,
+                    f"{action} reads version {version} of stage {stage}, which has published "
+                    f"{self.newest[stage]} (policy {self.policy.value})",
+                    [number],
+                )
+
+    def _live(self, stage: int) -> int:
+        """The most versions of a stage that are kept at one tick."""
+        changes = sorted(self._changes(stage))
+        kept = most = 0
+        for _, change in changes:
+            kept += change
+            most = max(most, kept)
+        return most
+
+    def _changes(self, stage: int) -> Iterator[tuple[int, int]]:
+        """(tick, +1) where a version appears, (tick, -1) where it may be dropped; drops sort first."""
+        published = self.published_at[stage]
+        for version, tick in enumerate(published):
+            yield tick, 1
+            if version + 1 < len(published):
+                yield max(published[version + 1], self.last_read[stage].get(version, -1) + 1), -1

@@ -1,0 +1,190 @@
+"""Greedy partitions: the released RoundPipe planner, and the same idea where stages are bound to devices.
+
+Both fill stages up to a time budget and differ in what they do about the number of stages. The planner takes what
+comes out and compares budgets; a bound schedule needs a given number and takes the smallest budget that allows it.
+
+Source: planner of the released RoundPipe library (arXiv 2604.27085), from a description of what it does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rpbench.cost.memory import ModelBytes
+from rpbench.cost.table import LayerTimes, Number
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.plan.problem import Problem
+
+# Budgets range from the longest layer to this multiple of it.
+UPPER_THRESHOLD = 1.1
+# The planner keeps stages within this share of a device's memory, half of it for the stage that is prefetched.
+MEMORY_SHARE = 0.6
+# What the planner allows itself on an idle 24 GB card: 0.6 x 24, read as gigabytes though measured in gibibytes.
+LIMIT_24GB_CARD_BYTES = 14_400_000_000
+# The embedding is a layer of its own and takes a time just above zero.
+EMBEDDING_SHARE = 1e-6
+# Sums of the same layers in another order are the same budget.
+TOLERANCE = 1e-12
+
+
+def plan_greedy(problem: Problem) -> Partition:
+    """The partition of the released planner, or its counterpart for a bound schedule."""
+    if not problem.entry.separate_cuts:
+        num_stages = problem.num_ranks * problem.default_chunks
+        return symmetric(fill_stages(layer_totals(problem.times), head_total(problem.times), num_stages))
+    memory = problem.memory
+    limit = None if memory is None else int(MEMORY_SHARE * memory.limit_bytes)
+    return plan_released(
+        problem.times, problem.num_ranks, sizes=memory.sizes if memory else None, memory_limit_bytes=limit
+    )
+
+
+# --- stages bound to devices ---------------------------------------------------------------------------------
+
+
+def layer_totals(times: LayerTimes) -> list[Number]:
+    """Time of forward, recomputation and backward of each layer."""
+    return [sum(layer) for layer in zip(times.forward, times.recompute, times.backward, strict=True)]
+
+
+def head_total(times: LayerTimes) -> Number:
+    """Time of the head, forward and backward."""
+    return times.head_forward + times.head_backward
+
+
+def fill_stages(layers: Sequence[Number], head: Number, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage under the smallest budget that needs no more than `num_stages` stages.
+
+    Stages are filled from the last, which holds the head, to the first, so that the remainder lands in the first. A
+    stage also ends where the layers left are just enough to give one to each stage left.
+    """
+    ends = [0, *accumulate(layers)]
+    budgets = {ends[stop] - ends[start] for start in range(len(layers)) for stop in range(start + 1, len(layers) + 1)}
+    budgets |= {head + ends[-1] - ends[start] for start in range(len(layers) + 1)}
+    ordered = sorted(budgets)
+    low, high = 0, len(ordered) - 1  # the largest holds everything
+    while low < high:
+        middle = (low + high) // 2
+        if _fill(layers, head, num_stages, ordered[middle]) is None:
+            low = middle + 1
+        else:
+            high = middle
+    counts = _fill(layers, head, num_stages, ordered[low])
+    assert counts is not None
+    return counts
+
+
+def _fill(layers: Sequence[Number], head: Number, num_stages: int, budget: Number) -> tuple[int, ...] | None:
+    counts, filled = [0], head
+    if head > budget * (1 + TOLERANCE):
+        return None
+    for layer in range(len(layers) - 1, -1, -1):
+        needed_below = layer + 1 == num_stages - len(counts) and counts[-1] + (len(counts) == 1 and head > 0) > 0
+        if needed_below or filled + layers[layer] > budget * (1 + TOLERANCE):
+            if len(counts) == num_stages or layers[layer] > budget * (1 + TOLERANCE):
+                return None
+            counts.append(0)
+            filled = 0
+        counts[-1] += 1
+        filled += layers[layer]
+    return (0,) * (num_stages - len(counts)) + tuple(reversed(counts))
+
+
+# --- the released planner ------------------------------------------------------------------------------------
+
+
+def plan_released(
+    times: LayerTimes, num_ranks: int, *, sizes: ModelBytes | None = None, memory_limit_bytes: int | None = None
+) -> Partition:
+    """The partition of the released planner: least (number of stages, p at least) x (budget of a stage).
+
+    It plans num_layers + 2 layers: embedding, decoder layers, head. Budgets are the sums of adjacent layers' forward
+    or backward times between the longest layer and 1.1 times that. For each, the fused stage takes layers from the
+    head downwards, forward stages are filled from the end and backward stages from the start. The embedding stays in
+    a forward stage, as the partition needs one.
+
+    Args:
+        sizes: of the layers, for the memory limit.
+        memory_limit_bytes: M, for the stage that runs and the one that is prefetched; a stage takes M/2 at most. It
+            is raised to twice the largest layer. None for no limit.
+    """
+    layers = _plannable_layers(times, sizes, memory_limit_bytes)
+    longest = max(max(layers.forward), max(layers.backward))
+    best: tuple[Number, Partition] | None = None
+    for budget in _budgets(layers, longest):
+        partition = _pack(layers, budget)
+        cost = max(len(partition.forward) + len(partition.backward), num_ranks) * budget
+        if best is None or cost < best[0]:
+            best = cost, partition
+    assert best is not None  # the longest layer itself is a budget
+    return best[1]
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Times and sizes of embedding, decoder layers and head, in model order."""
+
+    forward: list[Number]
+    backward: list[Number]  # recomputation included
+    forward_bytes: list[int]
+    backward_bytes: list[int]
+    cap_bytes: float
+
+
+def _plannable_layers(times: LayerTimes, sizes: ModelBytes | None, limit_bytes: int | None) -> _Layers:
+    backward = [again + back for again, back in zip(times.recompute, times.backward, strict=True)]
+    embedding = EMBEDDING_SHARE * min((time for time in (*times.forward, *backward) if time > 0), default=0)
+    num = times.num_layers + 2
+    forward_bytes, backward_bytes, cap = [0] * num, [0] * num, float("inf")
+    if sizes is not None and limit_bytes is not None:
+        forward_bytes = [sizes.embedding.weights, *(layer.weights for layer in sizes.layers), sizes.head.weights]
+        gradients = [sizes.embedding.gradients, *(layer.gradients for layer in sizes.layers), sizes.head.gradients]
+        backward_bytes = [weights + gradient for weights, gradient in zip(forward_bytes, gradients, strict=True)]
+        cap = max(limit_bytes / 2, *forward_bytes, *backward_bytes)
+    return _Layers(
+        [embedding, *times.forward, times.head_forward],
+        [embedding, *backward, times.head_forward + times.head_backward],
+        forward_bytes,
+        backward_bytes,
+        cap,
+    )
+
+
+def _budgets(layers: _Layers, longest: Number) -> list[Number]:
+    """Sums of adjacent layers' times from the longest layer's to 1.1 times that, ascending."""
+    found = set()
+    for series in (layers.forward, layers.backward):
+        for start in range(len(series)):
+            for window in accumulate(series[start:]):
+                if window > UPPER_THRESHOLD * longest:
+                    break
+                if window >= longest:
+                    found.add(window)
+    return sorted(found)
+
+
+def _pack(layers: _Layers, budget: Number) -> Partition:
+    num = len(layers.forward)
+
+    def fill(order: range, times: Sequence[Number], sizes: Sequence[int]) -> list[list[int]]:
+        """The layers in order, a new stage begun whenever one more would be too much."""
+        stages: list[list[int]] = [[]]
+        time, size = 0, 0
+        for layer in order:
+            time, size = time + times[layer], size + sizes[layer]
+            if stages[-1] and (time > budget * (1 + TOLERANCE) or size > layers.cap_bytes):
+                stages.append([])
+                time, size = times[layer], sizes[layer]
+            stages[-1].append(layer)
+        return stages
+
+    fused = fill(range(num - 1, 0, -1), layers.backward, layers.backward_bytes)[0]
+    below = min(fused)  # layers under the fused stage
+    forward = fill(range(below - 1, -1, -1), layers.forward, layers.forward_bytes)[::-1]
+    backward = fill(range(below), layers.backward, layers.backward_bytes)
+    decoder = range(1, num - 1)
+    return Partition(
+        tuple(sum(layer in decoder for layer in stage) for stage in forward),
+        tuple(sum(layer in decoder for layer in stage) for stage in (*backward, fused)),
+        fused=True,
+    )

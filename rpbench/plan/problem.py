@@ -1,0 +1,132 @@
+"""Problem and Plan: what a planner is asked, and what it answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rpbench.cost.memory import DeviceMemory, why_infeasible
+from rpbench.cost.table import LayerTimes
+from rpbench.ir.partition import Partition
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import Entry
+from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.memory import peak_in_flight
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A schedule, the times of the model's layers, and the sizes of a run; its partition is what is looked for.
+
+    Args:
+        entry: the schedule.
+        times: of one microbatch through each layer.
+        num_ranks, num_microbatches, num_steps: as in `Shape`.
+        chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and `greedy`
+            take that of the published partition, or 2. Schedules that are not looped have 1. Where the two directions
+            are cut apart it says how many backward stages `even` makes, and nothing else.
+        options: keyword options of the schedule.
+        recompute_ahead, fused_ahead: as in `CostTable`.
+        published: the partition somebody published for this schedule and model, if any.
+        memory: of a device, and the model's sizes; None for no limit.
+    """
+
+    entry: Entry
+    times: LayerTimes
+    num_ranks: int
+    num_microbatches: int
+    num_steps: int = 1
+    chunks_per_rank: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    recompute_ahead: bool = False
+    fused_ahead: bool = False
+    published: Partition | None = None
+    memory: DeviceMemory | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers={self.num_layers}: a model to cut has at least 1 layer")
+        if self.chunks_per_rank is not None and self.chunks_per_rank < 1:
+            raise ValueError(f"chunks_per_device={self.chunks_per_rank}: a device holds at least 1 stage")
+        if self.memory is not None and self.memory.sizes.num_layers != self.num_layers:
+            raise ValueError(
+                f"sizes of {self.memory.sizes.num_layers} layers beside times of {self.num_layers}: "
+                "take both from the same model"
+            )
+
+    @property
+    def num_layers(self) -> int:
+        return self.times.num_layers
+
+    @property
+    def default_chunks(self) -> int:
+        """Stages per device where nobody looks for the best number."""
+        if self.chunks_per_rank is not None:
+            return self.chunks_per_rank
+        if not self.entry.looped:
+            return 1
+        if self.published and len(self.published.forward) % self.num_ranks == 0:
+            return len(self.published.forward) // self.num_ranks
+        return max(1, min(2, self.num_layers // self.num_ranks))
+
+    def schedule(self, num_forward: int, num_backward: int) -> Schedule:
+        """The schedule for these numbers of stages.
+
+        Raises:
+            ValueError: if the schedule cannot be built for them.
+        """
+        shape = Shape(
+            self.num_ranks,
+            num_forward,
+            self.num_microbatches,
+            num_backward,
+            num_steps=self.num_steps,
+            fused=self.entry.separate_cuts,
+        )
+        return self.entry.build(shape, **self.options)
+
+    def graph(self, partition: Partition) -> Graph:
+        """The action graph of a partition.
+
+        Raises:
+            ValueError: if the partition does not cover the layers or does not fit the schedule.
+        """
+        partition.check_layers(self.num_layers)
+        schedule = self.schedule(len(partition.forward), len(partition.backward))
+        return build_graph(schedule.with_partition(partition))
+
+    def evaluate(self, partition: Partition, *, method: str, num_evaluated: int = 1) -> "Plan":
+        """The partition with its simulated makespan, and whether it fits into memory.
+
+        Raises:
+            ValueError: as `graph`.
+        """
+        graph = self.graph(partition)
+        costs = self.times.table(partition, recompute_ahead=self.recompute_ahead, fused_ahead=self.fused_ahead)
+        timeline = simulate_graph(graph, costs)
+        start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
+        reason = ""
+        if self.memory is not None:
+            reason = why_infeasible(graph.schedule, self.memory, peak_in_flight(graph))
+        # An action of no length ends no run.
+        return Plan(partition, float(end[end > start].max(initial=0.0)), num_evaluated, method, reason)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A partition and what is known of it.
+
+    Args:
+        makespan: simulated, in the unit of the problem's layer times.
+        num_evaluated: partitions simulated to find it.
+        method: `published`, `even`, `greedy`, `search` or `given`.
+        infeasible: why it does not fit into a device's memory; empty if it does, or if no memory is known.
+    """
+
+    partition: Partition
+    makespan: float
+    num_evaluated: int
+    method: str
+    infeasible: str = ""
