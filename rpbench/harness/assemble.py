@@ -1,21 +1,22 @@
 """Config -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rpbench import registry
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.hardware import Cluster
-from rpbench.cost.memory import DeviceMemory
+from rpbench.cost.memory import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times, published_tokens_per_microbatch
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
 from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps
-from rpbench.ir.schedule import Schedule, Shape, Weights, from_text
-from rpbench.plan import Plan, Problem, make_plan
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.schedule import Schedule, Weights, from_text
+from rpbench.plan import Plan, Problem
+from rpbench.plan import plan as make_plan
 from rpbench.registry import Entry, unknown_name
 from rpbench.sim.events import deal
 
@@ -30,7 +31,7 @@ class Assembled:
     plan: Plan
     model: Model | None
     cluster: Cluster
-    memory: DeviceMemory | None
+    sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
 
 
@@ -53,8 +54,8 @@ def assemble(config: RunConfig) -> Assembled:
         plan,
         model,
         cluster,
-        problem.memory,
-        _tokens_per_microbatch(config, cost, model),
+        _model_bytes(config, model),
+        _tokens_per_microbatch(config, model),
     )
 
 
@@ -74,33 +75,42 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
             "ask for fewer, or use cluster=local"
         )
     model = None if config.model["name"] == "abstract" else Model(**config.model)
-    chunks = _chunks(config, entry)
-    published_name = (model.published_name if model else None) or ""
-    published = None
-    if config.partition == "published" or (config.partition == "search" and cost.name == "published"):
-        published = published_partition(entry.name, published_name)
+    _check_workload(config, cost, model)
+    sizes = _model_bytes(config, model)
     problem = Problem(
         entry=entry,
-        times=_layer_times(config, cost, model, chunks),
+        times=_layer_times(config, cost, model, entry),
         num_ranks=config.num_devices,
         num_microbatches=config.num_microbatches,
         num_steps=config.num_steps,
-        chunks_per_rank=config.chunks_per_device if published else chunks,
+        chunks_per_rank=config.chunks_per_device,
         options={key: value for key, value in config.schedule.items() if key != "name"},
         recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
         fused_ahead=cost.fused_ahead,
-        published=published,
-        memory=_device_memory(config, model, cluster),
+        published=_published(config, cost, entry, model),
+        memory=DeviceMemory(sizes, cluster.device_memory_bytes) if sizes and cluster.device_memory_bytes else None,
     )
     return problem, model, cluster
 
 
+def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model | None) -> Partition | None:
+    """The published partition: an error without one if it is asked for, otherwise a start for other methods."""
+    name = (model.published_name if model else None) or ""
+    if config.partition == "published":
+        return published_partition(entry.name, name)
+    if cost.name != "published":
+        return None
+    try:
+        return published_partition(entry.name, name)
+    except ValueError:
+        return None
+
+
 def build_schedule(problem: Problem, plan: Plan, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The checked schedule of a plan, dealt as asked, with optimizer steps where several follow each other."""
-    shape = problem.shape(plan.partition)
-    schedule = problem.entry.build(shape, **problem.options).with_partition(plan.partition)
-    schedule = deal(schedule, costs, dispatch)
-    if shape.num_steps > 1:
+    schedule = problem.schedule(len(plan.partition.forward), len(plan.partition.backward))
+    schedule = deal(schedule.with_partition(plan.partition), costs, dispatch)
+    if problem.num_steps > 1:
         schedule = add_steps(schedule, lane="host" if schedule.weights is Weights.STREAMED else "compute")
     check(schedule)
     return schedule
@@ -115,15 +125,12 @@ def _check_sizes(config: RunConfig) -> None:
         raise ConfigError(unknown_name("backend", config.backend["name"], ["sim", "roofline"]))
 
 
-def _chunks(config: RunConfig, entry: Entry) -> int:
-    return config.chunks_per_device or (2 if entry.looped else 1)
-
-
-def _layer_times(config: RunConfig, cost: CostConfig, model: Model | None, chunks: int) -> LayerTimes:
+def _layer_times(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
+    chunks = config.chunks_per_device or (2 if entry.looped else 1)
     num_layers = model.num_layers if model else config.model.get("num_layers") or config.num_devices * chunks
-    if num_layers < 1:
+    if not isinstance(num_layers, int) or num_layers < 1:
         raise ConfigError(f"model.num_layers={num_layers}: a whole number of at least 1")
     if cost.name == "unit":
         return unit_times(num_layers)
@@ -138,38 +145,57 @@ def _layer_times(config: RunConfig, cost: CostConfig, model: Model | None, chunk
     )
 
 
-def _tokens_per_microbatch(config: RunConfig, cost: CostConfig, model: Model | None) -> int | None:
-    if model is None:
-        return None
-    workload = typed(WorkloadConfig, config.workload)
-    if workload.microbatch_sequences < 1:
-        raise ConfigError(f"workload.microbatch_sequences={workload.microbatch_sequences}: at least 1")
-    tokens = workload.microbatch_sequences * model.seq_len
-    if cost.name == "published" and tokens != published_tokens_per_microbatch(model.published_name or ""):
-        raise ConfigError(
-            f"workload.microbatch_sequences={workload.microbatch_sequences} of {model.seq_len} tokens: the published "
-            "timings are of 4 sequences of 2048 tokens; leave both alone, or use cost=constant"
-        )
-    return tokens
+def _tokens_per_microbatch(config: RunConfig, model: Model | None) -> int | None:
+    return typed(WorkloadConfig, config.workload).microbatch_sequences * model.seq_len if model else None
 
 
-def _device_memory(config: RunConfig, model: Model | None, cluster: Cluster) -> DeviceMemory | None:
-    if model is None:
-        return None
-    workload = typed(WorkloadConfig, config.workload)
-    return DeviceMemory(model, workload.microbatch_sequences * model.seq_len, cluster.device_memory_bytes)
+def _check_workload(config: RunConfig, cost: CostConfig, model: Model | None) -> None:
+    sequences = typed(WorkloadConfig, config.workload).microbatch_sequences
+    if sequences < 1:
+        raise ConfigError(f"workload.microbatch_sequences={sequences}: a whole number of at least 1")
+    tokens = _tokens_per_microbatch(config, model)
+    if model and model.published_name and cost.name == "published":
+        measured = published_tokens_per_microbatch(model.published_name)
+        if tokens != measured:
+            raise ConfigError(
+                f"workload.microbatch_sequences={sequences} of {model.seq_len} tokens: the published timings are "
+                f"of {measured} tokens a microbatch; leave both alone, or use cost=constant"
+            )
+
+
+def _model_bytes(config: RunConfig, model: Model | None) -> ModelBytes | None:
+    tokens = _tokens_per_microbatch(config, model)
+    return model_bytes(model, tokens) if model and tokens else None
+
+
+# --- a schedule from a file ----------------------------------------------------------------------------------
 
 
 def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
+    """A schedule in text form, checked; without a partition of its own every stage holds one layer."""
     path = Path(config.schedule_file or "")
     try:
         schedule = from_text(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"schedule_file={path}: cannot be read ({error.__class__.__name__}); give a text file") from None
+    except ValueError as error:
+        raise ConfigError(f"schedule_file={path}: {error}") from None
     check(schedule)
-    raise NotImplementedError
-
-
-def summary(assembled: Assembled) -> dict[str, Any]:
-    """What the plan decided, for the record."""
-    return {"partition_layers": str(assembled.plan.partition), "num_plans_evaluated": assembled.plan.num_evaluated}
+    if schedule.partition is None:
+        if schedule.shape.separate_cuts:
+            raise ConfigError(f"schedule_file={path}: forward and backward are cut apart; its header must name a partition")
+        schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
+    assert schedule.partition is not None
+    entry = registry.entries().get(schedule.name)
+    config = replace(config, num_devices=schedule.shape.num_ranks, model={"name": "abstract"} | config.model)
+    if config.model["name"] == "abstract":
+        config.model["num_layers"] = schedule.partition.num_layers
+    model = None if config.model["name"] == "abstract" else Model(**config.model)
+    _check_workload(config, cost, model)
+    times = _layer_times(config, cost, model, entry or registry.entry("1f1b"))
+    ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
+    costs = times.table(schedule.partition, recompute_ahead=ahead, fused_ahead=cost.fused_ahead)
+    plan = Plan(schedule.partition, 0.0, 0, "given")
+    cluster = Cluster(**config.cluster)
+    sizes = _model_bytes(config, model)
+    return Assembled(entry, schedule, costs, plan, model, cluster, sizes, _tokens_per_microbatch(config, model))

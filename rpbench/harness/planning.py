@@ -4,7 +4,8 @@ from typing import Any
 
 from rpbench.harness.assemble import build_schedule, pose
 from rpbench.harness.config import RunConfig
-from rpbench.plan import METHODS, Plan, Problem, make_plan
+from rpbench.plan import METHODS, Plan, Problem
+from rpbench.plan import plan as make_plan
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure

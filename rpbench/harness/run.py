@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from rpbench.cost.memory import DeviceMemory, device_bytes, why_infeasible
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
 from rpbench.harness.closed_form import closed_forms
@@ -112,13 +113,15 @@ def _measured(row: Record, assembled: Assembled, events: Events) -> tuple[Record
     began = time.perf_counter()
     graph = build_graph(assembled.schedule)
     row = row | {"status": "ok", "reason": None, "evidence": "simulated", **_plan_facts(assembled)}
-    if assembled.memory is not None:
-        needed = assembled.memory.device_bytes(assembled.schedule, peak_in_flight(graph))
-        row["peak_memory_bytes"] = needed.per_device
-        verdict = assembled.memory.verdict(needed)
-        if verdict:
-            events.add("infeasible", reason=verdict)
-            return row | {"status": "infeasible", "reason": verdict}, None
+    in_flight = peak_in_flight(graph)
+    if assembled.sizes is not None:
+        row["peak_memory_bytes"] = device_bytes(assembled.schedule, assembled.sizes, in_flight)
+        limit = assembled.cluster.device_memory_bytes
+        if limit is not None:
+            reason = why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight)
+            if reason:
+                events.add("infeasible", reason=reason)
+                return row | {"status": "infeasible", "reason": reason}, None
     timeline = simulate_graph(graph, assembled.costs)
     after_last = assembled.entry is not None and assembled.entry.switch_after_last_forward
     row |= measure(graph, timeline, assembled.costs, switch_after_last_forward=after_last)

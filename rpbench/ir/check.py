@@ -62,7 +62,7 @@ def _check_size(schedule: Schedule) -> None:
     if present < forwards:
         raise ScheduleError(
             f"the rows hold {present} actions, too few to run {shape.total_microbatches} microbatches "
-            f"through {shape.num_stages} stages ({forwards} forwards): add the missing ones, or change the sizes"
+            f"through {shape.num_stages} stages ({forwards} forwards): add the missing, or change the sizes"
         )
 
 
@@ -110,7 +110,9 @@ def _missing(index: Index, kind: Kind, place: int) -> ScheduleError:
     rule = f"{action} is missing: every {direction} stage runs each of the {total} microbatches once"
     if kind in (Kind.I, Kind.W):
         rule = f"{action} is missing: a microbatch has B, or I and W"
-    return broken(index.schedule, rule, [] if shown is None else [shown])
+    if shown is None:
+        return broken(index.schedule, rule)
+    return broken(index.schedule, rule, [shown], way_out=f"add it; {index.actions[shown]} is its nearest relative")
 
 
 def check_overlaps(index: Index) -> None:

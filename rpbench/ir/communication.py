@@ -102,7 +102,7 @@ def check_pair_order(index: Index) -> None:
             if index.find(expected) != other:
                 raise broken(
                     index.schedule,
-                    f"rank {source} sends {index.actions[number]}, but rank {target} first receives "
-                    f"{index.actions[other]}: tensors between two ranks arrive in the order they are sent",
+                    f"rank {source} sends {index.actions[number]} while rank {target} waits to receive "
+                    f"{index.actions[other]}: between two ranks tensors keep their order",
                     [number, other],
                 )

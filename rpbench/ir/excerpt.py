@@ -41,7 +41,7 @@ def marked_rows(schedule: Schedule, numbers: Iterable[int], notes: Mapping[int, 
         lane = bisect_right(starts, number) - 1
         marks.setdefault(lane, []).append(number)
 
-    heads, shown = [], list(marks.items())[:MAX_ROWS]
+    heads, shown = [], sorted(marks.items())[:MAX_ROWS]
     for lane, marked in shown:
         device, name, _ = lanes[lane]
         note = "; ".join(notes[number] for number in marked if number in notes)

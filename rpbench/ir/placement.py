@@ -44,8 +44,8 @@ def _check_holders(index: Index) -> None:
 
 
 def _not_placed(index: Index, number: int, action: Action) -> ScheduleError:
-    holders = " or ".join(map(str, index.schedule.placement[action.stage]))
-    rule = f"{action} stands on rank {index.device(number)}, but stage {action.stage} is placed on rank {holders}"
+    device, holders = index.device(number), " or ".join(map(str, index.schedule.placement[action.stage]))
+    rule = f"{action} stands on rank {device}, but stage {action.stage} is placed on rank {holders}"
     return broken(index.schedule, rule, [number], way_out="move it, or change the placement")
 
 
@@ -64,8 +64,8 @@ def _check_bound(index: Index) -> None:
 
 def _torn(index: Index, first: int, number: int) -> ScheduleError:
     rule = (
-        f"{index.actions[number]} on rank {index.device(number)} needs the weights that {index.actions[first]} "
-        f"uses on rank {index.device(first)}: bound weights stay on one rank"
+        f"{index.actions[number]} on rank {index.device(number)} needs the weights that "
+        f"{index.actions[first]} uses on rank {index.device(first)}: bound weights stay on one rank"
     )
     return broken(
         index.schedule, rule, [first, number], way_out="move one of them, or declare weights=streamed"
@@ -76,5 +76,6 @@ def _check_bound_steps(index: Index) -> None:
     for (stage, version), step in index.steps.items():
         gradients = list(index.gradients(stage, version))
         if index.device(step) not in map(index.device, gradients):
-            rule = f"{index.actions[step]} stands on rank {index.device(step)}, which has no gradient of stage {stage}"
+            rank = index.device(step)
+            rule = f"{index.actions[step]} stands on rank {rank}, which has no gradient of stage {stage}"
             raise broken(index.schedule, rule, [step, *gradients[:1]])

@@ -72,8 +72,8 @@ class Shape:
         chunks, rest = divmod(self.num_stages, self.num_ranks)
         if rest or not chunks:
             raise ValueError(
-                f"{self.num_stages} stages on {self.num_ranks} ranks: the number of stages must be a multiple "
-                "of the number of ranks; change num_devices, chunks_per_device or the partition"
+                f"{self.num_stages} stages on {self.num_ranks} ranks: the number of stages must be a "
+                "multiple of the number of ranks; change num_devices, chunks_per_device or the partition"
             )
         return chunks
 
@@ -134,7 +134,8 @@ class Schedule:
         if counts != (self.shape.num_stages, self.shape.num_backward_stages, self.shape.fused):
             raise ScheduleError(
                 f"partition {partition} has {counts[0]} forward and {counts[1]} backward stages, the "
-                f"schedule {self.shape.num_stages} and {self.shape.num_backward_stages}; a fused stage must be in both"
+                f"schedule {self.shape.num_stages} and {self.shape.num_backward_stages}; "
+                "a fused stage must be in both"
             )
         return replace(self, partition=partition)
 

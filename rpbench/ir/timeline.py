@@ -145,8 +145,8 @@ class Timeline:
         ]
         if not rows or rows[0] != _HEADER or len(rows) != len(expected) + 1:
             raise ValueError(
-                f"not a timeline of this schedule: expected the header {','.join(_HEADER)} and {len(expected)} "
-                f"rows, got {max(0, len(rows) - 1)}; read it with the schedule it was written for"
+                f"not a timeline of this schedule: expected the header {','.join(_HEADER)} and "
+                f"{len(expected)} rows, got {max(0, len(rows) - 1)}; read it with its own schedule"
             )
         for number, (row, place) in enumerate(zip(rows[1:], expected, strict=True), start=2):
             if row[:3] != place or len(row) != len(_HEADER):

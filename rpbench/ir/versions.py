@@ -104,8 +104,8 @@ class _Replay:
         shape, policy = index.shape, index.schedule.policy
         if shape.separate_cuts and policy not in STEPS_BEHIND:
             raise ScheduleError(
-                f"policy {policy.value} reads the newest version of a stage, but forward and backward are cut "
-                f"apart here; take {', '.join(known.value for known in STEPS_BEHIND)}, or the same cut"
+                f"policy {policy.value} reads the newest version of a stage, but forward and backward are "
+                f"cut apart here; take {', '.join(known.value for known in STEPS_BEHIND)}, or the same cut"
             )
         self.index = index
         self.policy = policy

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rpbench.cost.memory import DeviceMemory, why_infeasible
-from rpbench.cost.table import LayerTimes
+from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import Entry
@@ -87,6 +87,10 @@ class Problem:
         )
         return self.entry.build(shape, **self.options)
 
+    def costs(self, partition: Partition) -> CostTable:
+        """Times of every action of a partition."""
+        return self.times.table(partition, recompute_ahead=self.recompute_ahead, fused_ahead=self.fused_ahead)
+
     def graph(self, partition: Partition) -> Graph:
         """The action graph of a partition.
 
@@ -104,8 +108,7 @@ class Problem:
             ValueError: as `graph`.
         """
         graph = self.graph(partition)
-        costs = self.times.table(partition, recompute_ahead=self.recompute_ahead, fused_ahead=self.fused_ahead)
-        timeline = simulate_graph(graph, costs)
+        timeline = simulate_graph(graph, self.costs(partition))
         start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
         reason = ""
         if self.memory is not None:

@@ -1,0 +1,158 @@
+"""Local search over the partitions with one pair of stage counts: a layer at a time goes to another stage."""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.memory import Footprint
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.plan.counts import Counts
+from rpbench.plan.problem import Problem
+from rpbench.sim.batch import PlanBatch
+from rpbench.sim.graph import build_graph
+from rpbench.sim.memory import peak_in_flight
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+# Moves tried at a time: enough to time them side by side, few enough to follow a better plan at once.
+CHUNK = 256
+# Plans worse than the best by more than this share are not looked at again.
+SLACK = 0.03
+# A climb rests after so many plans without a better one.
+PATIENCE = 20_000
+# Improvements below this share are rounding.
+TOLERANCE = 1e-9
+# What does not fit into memory is worse than anything that does, by how much it does not fit.
+MISFIT = 1e100
+
+
+class Climb:
+    """Best-first search from given partitions: the best plan not looked at yet is changed by every move.
+
+    Unlike a plain ascent it crosses plateaus, which are wide: the makespan follows the critical path alone, and a
+    layer moved elsewhere changes nothing.
+
+    Args:
+        seeds: partitions with the same numbers of stages.
+
+    Raises:
+        ValueError: if the schedule cannot be built for these numbers.
+    """
+
+    def __init__(self, problem: Problem, seeds: Sequence[Partition]) -> None:
+        self.counts: Counts = len(seeds[0].forward), len(seeds[0].backward)
+        self._separate = problem.entry.separate_cuts
+        graph = build_graph(problem.schedule(*self.counts))
+        self.num_actions = graph.num_actions
+        self._batch = PlanBatch(
+            graph, problem.times, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead
+        )
+        self._memory = problem.memory
+        if self._memory is not None:
+            self._footprint = Footprint(graph.schedule, self._memory.sizes, peak_in_flight(graph))
+
+        # Where the directions are cut apart a stage is a job of its own, and a job without layers is none.
+        num_columns = sum(self.counts) if self._separate else self.counts[0]
+        self._least = np.full(num_columns, int(self._separate))
+        if self._separate:
+            self._least[-1] = 0  # the fused stage may hold the head alone
+        self._moves: Ints | None = None
+        self._keys = np.random.default_rng(0).integers(2**63, size=num_columns, dtype=np.uint64)
+        self._seen: set[int] = set()
+        self._plans: list[Ints] = []
+        self._open: list[tuple[float, int, int]] = []  # score, plan, moves already tried
+        self.num_evaluated = 0
+        self.best_score = float("inf")
+        self._best = 0
+        self._add(np.array([self._row(seed) for seed in seeds]))
+
+    @property
+    def best(self) -> Partition:
+        """The best partition found so far."""
+        row = self._plans[self._best].tolist()
+        if not self._separate:
+            return symmetric(tuple(row))
+        return Partition(tuple(row[: self.counts[0]]), tuple(row[self.counts[0] :]), fused=True)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a plan left to look at."""
+        return bool(self._open)
+
+    def run(self, num_plans: int) -> None:
+        """Look at so many more plans, or at fewer if none better turns up for a while."""
+        if self._moves is None:
+            self._moves = _moves(self.counts, self._separate)
+        until, improved_at = self.num_evaluated + num_plans, self.num_evaluated
+        while self._open and self.num_evaluated < min(until, improved_at + PATIENCE):
+            score, plan, tried = heappop(self._open)
+            if score > self.best_score * (1 + SLACK):
+                self._open.clear()
+                break
+            if tried + CHUNK < len(self._moves):
+                heappush(self._open, (score, plan, tried + CHUNK))
+            if self._add(self._plans[plan] + self._moves[tried : tried + CHUNK]):
+                improved_at = self.num_evaluated
+
+    def _add(self, rows: Ints) -> bool:
+        """Score the plans that are valid and new; True if one is better than any before."""
+        rows = rows[(rows >= self._least).all(axis=1)] if self._plans else rows
+        keys = (rows.astype(np.uint64) * self._keys).sum(axis=1).tolist()
+        fresh = [index for index, key in enumerate(keys) if key not in self._seen]
+        if not fresh:
+            return False
+        self._seen.update(keys)
+        rows = rows[fresh]
+        scores = self._score(rows)
+        self.num_evaluated += len(rows)
+        before, first = self.best_score, len(self._plans)
+        lowest = int(scores.argmin())
+        if scores[lowest] < before * (1 - TOLERANCE) or not first:
+            self.best_score, self._best = float(scores[lowest]), first + lowest
+        self._plans.extend(rows)
+        for index in np.flatnonzero(scores <= self.best_score * (1 + SLACK)).tolist():
+            heappush(self._open, (float(scores[index]), first + index, 0))
+        return self.best_score < before
+
+    def _score(self, rows: Ints) -> Floats:
+        num_forward = self.counts[0]
+        forward, backward = (rows[:, :num_forward], rows[:, num_forward:]) if self._separate else (rows, rows)
+        scores = self._batch.makespans(forward, backward)
+        if self._memory is not None:
+            worst = self._footprint.peaks(forward, backward).max(axis=1)
+            limit = self._memory.limit_bytes
+            scores = np.where(worst <= limit, scores, MISFIT * worst / limit)
+        return scores
+
+    def _row(self, partition: Partition) -> tuple[int, ...]:
+        return (*partition.forward, *partition.backward) if self._separate else partition.forward
+
+
+def _moves(counts: Counts, separate: bool) -> Ints:
+    """Changes of the layer counts that take a layer from one stage and give it to another, near stages first."""
+    num_forward, num_backward = counts
+    if not separate:
+        return _shifts(num_forward, num_forward, 0)
+    columns = num_forward + num_backward
+    up, down = _shifts(columns, num_forward, 0), _shifts(columns, num_backward - 1, num_forward)
+    # A layer that enters the fused stage leaves a forward and a backward stage.
+    pairs = {(num_forward - 1, stage) for stage in range(num_forward, columns - 1)}
+    pairs |= {(stage, columns - 2) for stage in range(num_forward)}
+    fused = np.zeros((2 * len(pairs), columns), np.int64)
+    for index, pair in enumerate(sorted(pairs)):
+        for sign, row in ((1, 2 * index), (-1, 2 * index + 1)):
+            fused[row, pair] = -sign
+            fused[row, -1] = sign
+    return np.concatenate([up, down, fused])
+
+
+def _shifts(num_columns: int, num_stages: int, first: int) -> Ints:
+    pairs = [(giver, taker) for giver in range(num_stages) for taker in range(num_stages) if giver != taker]
+    pairs.sort(key=lambda pair: abs(pair[0] - pair[1]))
+    moves = np.zeros((len(pairs), num_columns), np.int64)
+    for index, (giver, taker) in enumerate(pairs):
+        moves[index, first + giver], moves[index, first + taker] = -1, 1
+    return moves

@@ -1,0 +1,89 @@
+"""Numbers of stages worth trying, best guess first, and plain partitions for each of them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.table import LayerTimes, Number
+from rpbench.ir.partition import Partition, split_evenly, symmetric
+from rpbench.plan.greedy import fill_stages, head_total, layer_totals
+from rpbench.plan.problem import Problem
+
+Counts = tuple[int, int]  # forward stages, backward stages
+
+
+def promising_counts(problem: Problem) -> list[Counts]:
+    """Numbers of stages in the order in which a search should try them."""
+    if problem.entry.separate_cuts:
+        return _rank_separate(problem)
+    chunks = [problem.default_chunks]
+    if problem.entry.looped and problem.chunks_per_rank is None:
+        # Up to one layer a stage, with the head in a stage of its own; more would only add empty stages.
+        chunks = list(range(1, -(-(problem.num_layers + 1) // problem.num_ranks) + 1))
+    return [(problem.num_ranks * chunk, problem.num_ranks * chunk) for chunk in chunks]
+
+
+def _rank_separate(problem: Problem) -> list[Counts]:
+    """Every pair of stage counts, by an estimate of the makespan.
+
+    The steady part lies between perfect packing (the work) and lock-step (every stage as long as the longest): their
+    mean is taken. Filling and draining pass (p - 1) / 2 stages of either direction, on the average over devices.
+    """
+    times, layers = problem.times, problem.num_layers
+    forward, backward = sum(times.forward), sum(times.recompute) + sum(times.backward)
+    head = head_total(times)
+    ups, downs = np.arange(1, layers + 1), np.arange(1, layers + 1)
+    longest_up = np.array([max(stage_times(times.forward, split_evenly(layers, num))) for num in ups.tolist()], float)
+    again = [first + second for first, second in zip(times.recompute, times.backward, strict=True)]
+    longest_down = np.array([max(stage_times(again, split_evenly(layers, num))) for num in downs.tolist()], float)
+    longest = np.maximum(np.maximum.outer(longest_up, longest_down), float(head))
+    work = float(forward + backward + head)
+    slots = np.maximum(np.add.outer(ups, downs + 1), problem.num_ranks) * longest
+    steady = (work + np.maximum(slots, work)) / 2 * problem.num_microbatches / problem.num_ranks
+    ends = np.add.outer(float(forward) / ups, float(backward) / downs) * (problem.num_ranks - 1) / 2
+    order = np.argsort((steady + ends).ravel(), kind="stable")
+    return [(int(flat // layers) + 1, int(flat % layers) + 2) for flat in order]
+
+
+def plain_partitions(problem: Problem, counts: Counts) -> list[Partition]:
+    """Partitions that anybody would try for these numbers of stages; a search starts from them."""
+    layers, times = problem.num_layers, problem.times
+    num_forward, num_backward = counts
+    if not problem.entry.separate_cuts:
+        cuts = _plain_cuts(layers, num_forward)
+        if num_forward > 1:
+            cuts += [(*cut, 0) for cut in _plain_cuts(layers, num_forward - 1)]  # the head alone
+        cuts.append(fill_stages(layer_totals(times), head_total(times), num_forward))
+        return [symmetric(cut) for cut in dict.fromkeys(cuts)]
+    found = []
+    for fused in _fused_sizes(times, num_backward):
+        below = layers - fused
+        if num_forward <= below and num_backward - 1 <= below:
+            pairs = product(_plain_cuts(below, num_forward), _plain_cuts(below, num_backward - 1))
+            found += [Partition(up, (*down, fused), fused=True) for up, down in pairs]
+    return found
+
+
+def _plain_cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Equal stages, with the remainder in the middle, at the start or at the end."""
+    base, extra = divmod(layers, stages)
+    at_start = (base + 1,) * extra + (base,) * (stages - extra)
+    return list(dict.fromkeys([split_evenly(layers, stages), at_start, at_start[::-1]]))
+
+
+def _fused_sizes(times: LayerTimes, num_backward: int) -> Iterator[int]:
+    """Layers in the fused stage: none beside the head, or enough to make it as long as the others."""
+    yield 0
+    mean = (sum(times.recompute) + sum(times.backward)) / (num_backward - 1)
+    tops = accumulate((up + down for up, down in zip(times.forward[::-1], times.backward[::-1], strict=True)))
+    fitting = sum(head_total(times) + top <= mean for top in tops)
+    if 0 < fitting < times.num_layers:
+        yield fitting
+
+
+def stage_times(layers: Sequence[Number], counts: tuple[int, ...]) -> list[Number]:
+    """Sum of a per-layer time over each stage."""
+    ends = [0, *accumulate(counts)]
+    return [sum(layers[start:stop]) for start, stop in zip(ends, ends[1:], strict=False)]
