@@ -102,5 +102,5 @@ def entry(name: str) -> Entry:
 def unknown_name(what: str, name: str, known: Mapping[str, Any] | list[str]) -> str:
     """The sentence for a name that is not known: the value, the nearest names, all of them."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     return f"unknown {what} {name!r}{hint} Known: {', '.join(known)}"

@@ -31,7 +31,7 @@ def constant_times(
     }
     for name, time in given.items():
         if not (time >= 0 and math.isfinite(time)):
-            raise ValueError(f"cost.{name}={time}: times are finite and not negative, in milliseconds")
+            raise ValueError(f"cost.{name}={time}: a time is finite and not negative; give milliseconds, such as 1.5")
     if not forward_ms + input_grad_ms + weight_grad_ms > 0:
         raise ValueError(
             "cost.forward_ms, cost.input_grad_ms and cost.weight_grad_ms are all 0: some work is needed; "

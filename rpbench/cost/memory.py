@@ -164,20 +164,20 @@ class Footprint:
 
     def _bound_classes(self, stages: LayerSize) -> dict[str, Ints]:
         held = [sorted({stage for _, stage in visits}) for visits in self._visits]
-        last = stages.weights.shape[1] - 1
+        plans, num_stages = stages.weights.shape
 
         def on_devices(table: Ints) -> Ints:
             return np.stack([table[:, own].sum(axis=1) for own in held], axis=1)
 
         activations = [stages.activations[:, own].max(axis=1, initial=0) for own in held]
-        logits = np.array([self._sizes.logits if last in own else 0 for own in held])
+        logits = np.array([self._sizes.logits * (num_stages - 1 in own) for own in held])
         return {
             "weights": on_devices(stages.weights),
             "gradients": on_devices(stages.gradients),
             "optimizer state": on_devices(stages.optimizer),
-            "kept stage inputs": np.broadcast_to(self._in_flight * self._sizes.boundary, logits.shape),
+            "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
             "recomputed activations": np.stack(activations, axis=1),
-            "logits": logits,
+            "logits": np.tile(logits, (plans, 1)),
         }
 
     def _streamed_classes(self, up: LayerSize, down: LayerSize) -> dict[str, Ints]:

@@ -155,7 +155,10 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return ConfigError(unknown_name(group, name, choices(group)))
     if isinstance(error, ConfigCompositionException) and (missing := re.search(r"Could not override '([^']+)'", str(error))):
         return ConfigError(_unknown_key(missing[1], str(error.__cause__ or "")))
-    return ConfigError(message)
+    if message.startswith("Ambiguous value"):
+        return ConfigError(f"{message}: several values are a sweep; put -m before the overrides")
+    cause = _first_line(error.__cause__) if error.__cause__ else ""
+    return ConfigError(f"{message}: {cause}" if cause and cause not in message else message)
 
 
 def _unknown_key(key: str, cause: str) -> str:

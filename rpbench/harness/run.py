@@ -31,6 +31,7 @@ def run(config: RunConfig) -> Record:
     name = record.run_id(subject, provenance.code_version())
     folder = Path(config.results_dir) / name
     if not config.force and (known := finished(folder, config)):
+        tracker.mirror(config, known, None)
         return known
     if config.backend["name"] == "roofline":
         row = {"run_id": name, **_names(config), "config": subject, **_provenance()}

@@ -28,7 +28,8 @@ def sweep(arguments: Sequence[str]) -> int:
     register()
     _check_choices(arguments)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises, and the words below replace its traceback
-    program, sys.argv = sys.argv, ["rpbench", *arguments]
+    flags = [item for item in arguments if item in ("-m", "--multirun")]  # Hydra wants them before the overrides
+    program, sys.argv = sys.argv, ["rpbench", *flags, *(item for item in arguments if item not in flags)]
     try:
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
@@ -48,7 +49,7 @@ def _job(node: DictConfig) -> None:
     try:
         emit(run(config))
     except ValueError as error:
-        raise ConfigError(f"{config.schedule.get('name')}: {error}" if "schedule" not in str(error) else str(error)) from None
+        raise ConfigError(str(error)) from None
     except Exception as error:
         raise RunFailed(f"run failed: {type(error).__name__}: {error}; its folder holds the traceback") from error
 

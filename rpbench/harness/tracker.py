@@ -6,7 +6,10 @@ wandb is offline unless a key is set, never asks, and never holds a run up: a se
 
 import os
 import sys
+from io import BytesIO
+from netrc import NetrcParseError, netrc
 from typing import Any
+from urllib.parse import urlsplit
 
 from rpbench.harness.config import RunConfig, TrackerConfig, typed
 from rpbench.harness.record import Record
@@ -77,7 +80,7 @@ def _start(wandb: Any, config: RunConfig, tracker: TrackerConfig, row: Record) -
             init_timeout=tracker.init_timeout_s, silent=True, console="off", x_disable_stats=True, quiet=True
         ),
     }
-    mode = "offline" if _unreachable else wandb_mode(wandb)
+    mode = "offline" if _unreachable else wandb_mode()
     try:
         return wandb.init(mode=mode, **arguments)
     except (wandb.errors.CommError, wandb.errors.UsageError) as error:
@@ -89,13 +92,24 @@ def _start(wandb: Any, config: RunConfig, tracker: TrackerConfig, row: Record) -
             "later runs are kept offline, `wandb sync` sends them",
             file=sys.stderr,
         )
-        arguments.pop("resume")
+        wandb.teardown()  # the attempt that failed still holds the run's id
         return wandb.init(mode="offline", **arguments)
 
 
-def wandb_mode(wandb: Any) -> str:
+def wandb_mode() -> str:
     """What WANDB_MODE says; else online with a key and offline without, so that wandb never asks for one."""
-    return os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
+    return os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+
+
+def _has_key() -> bool:
+    """Whether a key is set where `wandb login` puts it: the environment, or .netrc for the server in use."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    server = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc(os.environ.get("NETRC")).authenticators(server) is not None
+    except (OSError, NetrcParseError):
+        return False
 
 
 def summary_of(row: Record) -> dict[str, Any]:
@@ -113,6 +127,8 @@ def summary_of(row: Record) -> dict[str, Any]:
 
 def _timeline_media(wandb: Any, row: Record, timeline: Timeline) -> dict[str, Any]:
     """The timeline as a table, and as the figure the report draws."""
+    from PIL import Image
+
     from rpbench.harness.drawing import draw_timeline
 
     table = wandb.Table(columns=["device", "lane", "action", "start_s", "main_s", "end_s"])
@@ -121,5 +137,6 @@ def _timeline_media(wandb: Any, row: Record, timeline: Timeline) -> dict[str, An
         table.add_data(
             span.device, span.lane, str(span.action), span.start / second, span.main / second, span.end / second
         )
-    figure = draw_timeline(timeline, f"{row['schedule']}, {row['model']}")
-    return {"timeline": table, "timeline_figure": wandb.Image(figure)}
+    picture = BytesIO()
+    draw_timeline(timeline, f"{row['schedule']}, {row['model']}").savefig(picture, format="png", dpi=150)
+    return {"timeline": table, "timeline_figure": wandb.Image(Image.open(picture))}

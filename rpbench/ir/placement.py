@@ -34,7 +34,7 @@ def _check_holders(index: Index) -> None:
     if shape.separate_cuts or len(placement) != shape.num_stages:
         raise ScheduleError(
             f"placement lists {len(placement)} stages, the shape has {shape.num_stages} forward and "
-            f"{shape.num_backward_stages} backward: it names the devices of stages that are the same in both"
+            f"{shape.num_backward_stages} backward: one list serves stages that are the same both ways"
         )
     for number, action in enumerate(index.actions):
         if action.kind in COMPUTE or action.kind is Kind.STEP:

@@ -1,7 +1,8 @@
 """Local search over the partitions with one pair of stage counts: a layer at a time goes to another stage."""
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +18,30 @@ from rpbench.sim.memory import peak_in_flight
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Moves tried at a time: enough to time them side by side, few enough to follow a better plan at once.
+# Moves of one plan tried at a time: few enough to turn to a better plan soon.
 CHUNK = 256
+# Plans looked at together at most, until there are enough new ones to time side by side.
+GROUP = 16
 # Plans worse than the best by more than this share are not looked at again.
 SLACK = 0.03
-# A climb rests after so many plans without a better one.
-PATIENCE = 20_000
+# A climb rests after so many moves without a better plan.
+PATIENCE = 50_000
 # Improvements below this share are rounding.
 TOLERANCE = 1e-9
 # What does not fit into memory is worse than anything that does, by how much it does not fit.
 MISFIT = 1e100
+# Handling a plan takes as long as timing so many actions.
+HANDLING = 400
+# Building a graph takes as long as timing it so many times.
+BUILDING = 1500
+
+
+@dataclass
+class Tally:
+    """What a search has done so far, over all its climbs: work, counted in actions timed, and plans timed."""
+
+    work: int = 0
+    num_evaluated: int = 0
 
 
 class Climb:
@@ -37,16 +52,17 @@ class Climb:
 
     Args:
         seeds: partitions with the same numbers of stages.
+        tally: counts the work.
 
     Raises:
         ValueError: if the schedule cannot be built for these numbers.
     """
 
-    def __init__(self, problem: Problem, seeds: Sequence[Partition]) -> None:
+    def __init__(self, problem: Problem, seeds: Sequence[Partition], tally: Tally) -> None:
         self.counts: Counts = len(seeds[0].forward), len(seeds[0].backward)
         self._separate = problem.entry.separate_cuts
         graph = build_graph(problem.schedule(*self.counts))
-        self.num_actions = graph.num_actions
+        self._num_actions = graph.num_actions
         self._batch = PlanBatch(
             graph, problem.times, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead
         )
@@ -60,14 +76,15 @@ class Climb:
         if self._separate:
             self._least[-1] = 0  # the fused stage may hold the head alone
         self._moves: Ints | None = None
-        self._keys = np.random.default_rng(0).integers(2**63, size=num_columns, dtype=np.uint64)
+        self._weights = np.random.default_rng(0).integers(2**63, size=num_columns)  # a plan's key is a weighted sum
         self._seen: set[int] = set()
         self._plans: list[Ints] = []
         self._open: list[tuple[float, int, int]] = []  # score, plan, moves already tried
-        self.num_evaluated = 0
+        self._tally = tally
+        tally.work += BUILDING * graph.num_actions
         self.best_score = float("inf")
         self._best = 0
-        self._add(np.array([self._row(seed) for seed in seeds]))
+        self._add(self._fresh(np.array([self._row(seed) for seed in seeds])))
 
     @property
     def best(self) -> Partition:
@@ -77,45 +94,55 @@ class Climb:
             return symmetric(tuple(row))
         return Partition(tuple(row[: self.counts[0]]), tuple(row[self.counts[0] :]), fused=True)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a plan left to look at."""
-        return bool(self._open)
-
-    def run(self, num_plans: int) -> None:
-        """Look at so many more plans, or at fewer if none better turns up for a while."""
+    def run(self, work: int) -> None:
+        """Go on until so much more work is done, counted in actions timed, or nothing better turns up for a while."""
         if self._moves is None:
             self._moves = _moves(self.counts, self._separate)
-        until, improved_at = self.num_evaluated + num_plans, self.num_evaluated
-        while self._open and self.num_evaluated < min(until, improved_at + PATIENCE):
-            score, plan, tried = heappop(self._open)
-            if score > self.best_score * (1 + SLACK):
-                self._open.clear()
-                break
-            if tried + CHUNK < len(self._moves):
-                heappush(self._open, (score, plan, tried + CHUNK))
-            if self._add(self._plans[plan] + self._moves[tried : tried + CHUNK]):
-                improved_at = self.num_evaluated
+        until, tried, improved_at = self._tally.work + work, 0, 0
+        while self._open and self._tally.work < until and tried < improved_at + PATIENCE:
+            groups: list[Ints] = []
+            while self._open and len(groups) < GROUP and sum(map(len, groups)) < CHUNK:
+                neighbours = self._next_neighbours(self._moves)
+                tried += len(neighbours)
+                groups.append(self._fresh(neighbours[(neighbours >= self._least).all(axis=1)]))
+            if self._add(np.concatenate(groups)):
+                improved_at = tried
+
+    def _next_neighbours(self, moves: Ints) -> Ints:
+        """What the next moves make of the best plan that is open."""
+        score, plan, tried = heappop(self._open)
+        if score > self.best_score * (1 + SLACK):
+            self._open.clear()
+        elif tried + CHUNK < len(moves):
+            heappush(self._open, (score, plan, tried + CHUNK))
+        neighbours: Ints = self._plans[plan] + moves[tried : tried + CHUNK]
+        self._tally.work += HANDLING * len(neighbours)
+        return neighbours
+
+    def _fresh(self, rows: Ints) -> Ints:
+        """The rows that were never seen before."""
+        fresh = []
+        for index, key in enumerate((rows * self._weights).sum(axis=1).tolist()):
+            if key not in self._seen:
+                self._seen.add(key)
+                fresh.append(index)
+        return rows[fresh]
 
     def _add(self, rows: Ints) -> bool:
-        """Score the plans that are valid and new; True if one is better than any before."""
-        rows = rows[(rows >= self._least).all(axis=1)] if self._plans else rows
-        keys = (rows.astype(np.uint64) * self._keys).sum(axis=1).tolist()
-        fresh = [index for index, key in enumerate(keys) if key not in self._seen]
-        if not fresh:
+        """Score new plans and open those worth changing; True if one is better than any before."""
+        if not len(rows):
             return False
-        self._seen.update(keys)
-        rows = rows[fresh]
-        scores = self._score(rows)
-        self.num_evaluated += len(rows)
-        before, first = self.best_score, len(self._plans)
-        lowest = int(scores.argmin())
-        if scores[lowest] < before * (1 - TOLERANCE) or not first:
-            self.best_score, self._best = float(scores[lowest]), first + lowest
+        scores, before, first = self._score(rows), self.best_score, len(self._plans)
         self._plans.extend(rows)
+        self._tally.num_evaluated += len(rows)
+        self._tally.work += self._num_actions * len(rows)
+        lowest = int(scores.argmin())
+        improved = not first or bool(scores[lowest] < before * (1 - TOLERANCE))
+        if improved:
+            self.best_score, self._best = float(scores[lowest]), first + lowest
         for index in np.flatnonzero(scores <= self.best_score * (1 + SLACK)).tolist():
             heappush(self._open, (float(scores[index]), first + index, 0))
-        return self.best_score < before
+        return improved
 
     def _score(self, rows: Ints) -> Floats:
         num_forward = self.counts[0]

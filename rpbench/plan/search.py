@@ -5,21 +5,20 @@ from takes part, its answer is never worse than the published, the even or the g
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rpbench.ir.partition import Partition
-from rpbench.plan.climb import Climb
-from rpbench.plan.counts import plain_partitions, promising_counts
+from rpbench.plan.climb import Climb, Tally
+from rpbench.plan.counts import Counts, plain_partitions, promising_counts
 from rpbench.plan.problem import Problem
 
-# Work allowed, counted in actions timed: about two seconds.
-BUDGET = 1_000_000_000
-# Building the graph of new stage counts takes as long as so many timings of it.
-BUILD = 1500
-# Handling a plan takes as long as timing so many actions.
-HANDLING = 500
+# Work allowed, counted in actions timed: about a second.
+BUDGET = 500_000_000
 # Share of the budget for trying numbers of stages; how many of them are looked at closely.
 SHARE_FOR_COUNTS = 0.5
 FINALISTS = 8
+# Steps of a long run that a search simulates: by then the rotation has come round and the interval is steady.
+STEPS = 8
 
 Progress = Callable[[int, float], None]
 
@@ -34,57 +33,44 @@ def plan_search(
         budget: actions to time; a tenth of it finds most of what there is.
         on_progress: told the number of plans timed so far and the best makespan, now and then.
     """
-    counter = _Counter(budget, on_progress)
-    finalists: dict[tuple[int, int], Climb] = {}
-    starts: dict[tuple[int, int], list[Partition]] = {}
+    tally = Tally()
+    found = _search(replace(problem, num_steps=min(problem.num_steps, STEPS)), seeds, tally, budget, on_progress)
+    if problem.num_steps > STEPS:  # the makespan of a few steps has told them apart; let all steps decide
+        plans = [problem.evaluate(partition, method="search") for partition in (found, *seeds)]
+        found = min(plans, key=lambda plan: (plan.infeasible != "", plan.makespan)).partition
+    return found, tally.num_evaluated
+
+
+def _search(
+    problem: Problem, seeds: Sequence[Partition], tally: Tally, budget: int, on_progress: Progress | None
+) -> Partition:
+    climbs = _open_climbs(problem, seeds, tally, budget)
+    while True:
+        if on_progress:
+            on_progress(tally.num_evaluated, climbs[0].best_score)
+        share = max(0, budget - tally.work) // len(climbs).bit_length() // len(climbs)
+        for climb in climbs:
+            climb.run(share)
+        climbs.sort(key=_score)
+        if len(climbs) == 1:
+            return climbs[0].best
+        climbs = climbs[: len(climbs) // 2]
+
+
+def _open_climbs(problem: Problem, seeds: Sequence[Partition], tally: Tally, budget: int) -> list[Climb]:
+    """Climbs for the numbers of stages whose plain partitions are best, the best first."""
+    starts: dict[Counts, list[Partition]] = {}
     for seed in seeds:
         starts.setdefault((len(seed.forward), len(seed.backward)), []).append(seed)
+    climbs: list[Climb] = []
     for counts in dict.fromkeys([*starts, *promising_counts(problem)]):
-        if counts not in starts and counter.spent > SHARE_FOR_COUNTS * budget:
+        if counts not in starts and tally.work > SHARE_FOR_COUNTS * budget:
             break
         candidates = [*starts.get(counts, ()), *plain_partitions(problem, counts)]
-        if not candidates:
-            continue
-        climb = Climb(problem, candidates)
-        counter.built(climb)
-        finalists[counts] = climb
-        if len(finalists) > FINALISTS:
-            del finalists[max(finalists, key=lambda key: finalists[key].best_score)]
-
-    ranked = sorted(finalists.values(), key=lambda climb: climb.best_score)
-    num_rounds = len(ranked).bit_length()
-    for remaining in range(num_rounds, 0, -1):  # half of them go on to the next round
-        share = max(0, budget - counter.spent) // remaining // len(ranked)
-        for climb in ranked:
-            counter.run(climb, share)
-        ranked.sort(key=lambda climb: climb.best_score)
-        ranked = ranked[: max(1, len(ranked) // 2)]
-    return ranked[0].best, counter.num_evaluated
+        if candidates:
+            climbs = sorted([*climbs, Climb(problem, candidates, tally)], key=_score)[:FINALISTS]
+    return climbs
 
 
-class _Counter:
-    """What the search has spent, and whom it tells."""
-
-    def __init__(self, budget: int, on_progress: Progress | None) -> None:
-        self.spent = 0
-        self.num_evaluated = 0
-        self._best = float("inf")
-        self._on_progress = on_progress
-        self._budget = budget
-
-    def built(self, climb: Climb) -> None:
-        self.spent += BUILD * climb.num_actions
-        self._count(climb, 0)
-
-    def run(self, climb: Climb, share: int) -> None:
-        before = climb.num_evaluated
-        climb.run(share // (climb.num_actions + HANDLING))
-        self._count(climb, before)
-
-    def _count(self, climb: Climb, before: int) -> None:
-        num = climb.num_evaluated - before
-        self.num_evaluated += num
-        self.spent += num * (climb.num_actions + HANDLING)
-        self._best = min(self._best, climb.best_score)
-        if self._on_progress:
-            self._on_progress(self.num_evaluated, self._best)
+def _score(climb: Climb) -> float:
+    return climb.best_score

@@ -1,0 +1,36 @@
+"""Configs as tested artefacts: every file composes, every group choice can be made."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from rpbench import registry
+from rpbench.harness.assemble import pose
+from rpbench.harness.config import CONF, choices, load
+
+
+@pytest.mark.parametrize("name", choices("experiment"))
+def test_every_experiment_composes_and_says_how_it_is_run(name):
+    config = load([f"experiment={name}"])
+    lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
+    assert lines[1].startswith("# python -m rpbench") and f"experiment={name}" in lines[1]
+    assert config.num_devices == 8
+
+
+@pytest.mark.parametrize("group", ["model", "cluster", "workload", "cost", "backend", "tracker"])
+def test_every_option_names_itself(group):
+    for name in choices(group):
+        assert OmegaConf.load(CONF / group / f"{name}.yaml")["name"] == name
+        assert getattr(load([f"{group}={name}"]), group)["name"] == name
+
+
+@pytest.mark.parametrize("name", list(registry.entries()))
+def test_every_schedule_is_offered_with_its_options(name):
+    config = load([f"schedule={name}"])
+    assert config.schedule == {"name": name, **registry.entry(name).options}
+    assert pose(config)[0].entry.name == name
+
+
+@pytest.mark.parametrize("name", [name for name in choices("model") if name not in ("abstract", "transformer")])
+def test_published_models_have_published_costs(name):
+    problem, model, _ = pose(load([f"model={name}", "cost=published", "partition=published"]))
+    assert problem.num_layers == model.num_layers
