@@ -136,6 +136,12 @@ def _check_fields(action: Action, token: str) -> None:
     if takes_microbatch != (action.microbatch is not None):
         rule = "needs a microbatch" if takes_microbatch else "takes no microbatch"
         raise ValueError(f"bad token {token!r}: {kind.name} {rule}, as in 2F5 or 2STEP@1")
+    if action.part and action.microbatch is None:
+        raise ValueError(f"bad token {token!r}: a part is one of a microbatch, as in 2F5.1")
+    if action.peer is not None and kind not in SEND | RECV | MOVES:
+        raise ValueError(
+            f"bad token {token!r}: only SEND, RECV, LOAD, STORE and FREE name a peer, as in 2SEND_F5>3"
+        )
 
 
 def _parse_overlap(token: str) -> Action:

@@ -112,7 +112,8 @@ def _missing(index: Index, kind: Kind, place: int) -> ScheduleError:
         rule = f"{action} is missing: a microbatch has B, or I and W"
     if shown is None:
         return broken(index.schedule, rule)
-    return broken(index.schedule, rule, [shown], way_out=f"add it; {index.actions[shown]} is its nearest relative")
+    near = f"add it; {index.actions[shown]} is its nearest relative"
+    return broken(index.schedule, rule, [shown], way_out=near)
 
 
 def check_overlaps(index: Index) -> None:
@@ -152,9 +153,8 @@ def check_in_flight(index: Index, bound: int | Sequence[int]) -> None:
             for part in action.sub or (action,):
                 held += change.get(part.kind, 0)
                 if held > bounds[lane.device]:
-                    rule = (
-                        f"{part} leaves {held} activations in flight on rank {lane.device}, {held - 1} may be"
-                    )
+                    rank, allowed = lane.device, bounds[lane.device]
+                    rule = f"{part} leaves {held} activations in flight on rank {rank}, {allowed} may be"
                     raise broken(index.schedule, rule, [number], way_out="run a backward before it")
 
 
@@ -186,7 +186,7 @@ def _check_window(index: Index, stage: int, version: int) -> None:
     early = next((number for number in following if lane.start <= number < step), None)
     if early is not None:
         rule = (
-            f"{index.actions[step]} stands after {index.actions[early]}, but is to apply {microbatches} only"
+            f"{index.actions[step]} stands after {index.actions[early]}, but is to apply only {microbatches}"
         )
         raise broken(index.schedule, rule, [early, step])
 
@@ -200,6 +200,6 @@ def check_versions(index: Index, order: Sequence[int], max_versions: int | None 
             raise broken(index.schedule, rule, [number], way_out=f"write @{read}, or take another policy")
     if max_versions is not None and versions.max_live > max_versions:
         stage = versions.live.index(versions.max_live)
-        steps = [number for (owner, _), number in index.steps.items() if owner == stage]
+        step = index.steps.get((stage, versions.max_live - 1))  # with it that many versions are out
         rule = f"stage {stage} keeps {versions.max_live} weight versions at one time, {max_versions} may be"
-        raise broken(index.schedule, rule, steps[versions.max_live - 1 : versions.max_live])
+        raise broken(index.schedule, rule, [] if step is None else [step])

@@ -65,11 +65,9 @@ def _run(index: Index, partners: Mapping[int, int]) -> tuple[list[int], list[int
                 latest = max(latest, rounds[producer])
             partner = partners.get(number, -1)
             if blocker < 0 <= partner:
-                meets = heads[lane_of[partner]]
-                if meets == partner:
-                    latest = max(
-                        latest, rounds[partner - 1] if partner > index.lanes[lane_of[partner]].start else 0
-                    )
+                if heads[lane_of[partner]] == partner:
+                    first = partner == index.lanes[lane_of[partner]].start
+                    latest = latest if first else max(latest, rounds[partner - 1])
                 else:
                     blocker = partner - 1  # the peer stands at the RECV once it has run what comes before
             if blocker >= 0:
@@ -129,7 +127,7 @@ def _shortest_circle(waits: Mapping[int, Iterable[int]]) -> list[int]:
             while came_from[circle[-1]] != start:
                 circle.append(came_from[circle[-1]])
             if not best or len(circle) < len(best):
-                best = [circle[0], *reversed(circle[1:])]
+                best = [start, *reversed(circle[1:])]
     return best
 
 

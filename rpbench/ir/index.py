@@ -14,9 +14,8 @@ from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB)  # kinds that add to a weight gradient
-_COUNTED = (
-    frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB}) | SEND | RECV
-)  # once per stage, mb, part
+# Kinds that stand once for each stage, microbatch and part.
+_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB}) | SEND | RECV
 _Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
 
 
@@ -98,9 +97,8 @@ class Index:
             raise self._out_of_range(number, action, f"stage {stage}", self._stages[kind])
         if kind is Kind.STEP:
             if version is None or not 1 <= version <= self.shape.num_steps:
-                raise self._out_of_range(
-                    number, action, f"version {version}", range(1, self.shape.num_steps + 1)
-                )
+                versions = range(1, self.shape.num_steps + 1)
+                raise self._out_of_range(number, action, f"version {version}", versions)
             before = self.steps.setdefault((stage, version), number)
             if before != number:
                 raise self._twice(action, before, number)
@@ -143,18 +141,11 @@ class Index:
                 found.append(tuple([producer for producer, _ in waits if producer not in before]))
         return found
 
-    def edges(self) -> Iterator[tuple[int, int, str]]:
-        """Every dependency: producer, consumer, and "activation", "gradient" or "order" for what moves.
-
-        An edge from an action to itself means that one part of an OVERLAP waits for another.
-        """
-        for number, action in enumerate(self.actions):
-            for part in action.sub or (action,):
-                for producer, moved in self.waits_for(part):
-                    yield producer, number, moved
-
     def waits_for(self, action: Action, *, receives: bool = True) -> list[tuple[int, str]]:
-        """What a plain action waits for, and what moves; `receives=False` looks behind RECVs."""
+        """What a plain action waits for, each with "activation", "gradient" or "order" for what moves.
+
+        `receives=False` looks behind RECVs, at what makes the tensor they bring.
+        """
         kind, stage, microbatch, part, version, _, _, _ = action
         if kind is Kind.STEP:
             assert version is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.deadlock import execution_order
@@ -82,9 +83,7 @@ def _implied(schedule: Schedule) -> Versions:
     shape, behind = schedule.shape, STEPS_BEHIND.get(schedule.policy)
     windows = [microbatch // shape.num_microbatches for microbatch in range(shape.total_microbatches)]
     reads = [0 if behind is None else max(0, window - behind) for window in windows]
-    stale = [
-        0 if behind is None else window - version for window, version in zip(windows, reads, strict=True)
-    ]
+    stale = [0] * len(reads) if behind is None else list(map(sub, windows, reads))
     stages = range(shape.num_backward_stages)
     return Versions(
         tuple(
@@ -110,10 +109,8 @@ class _Replay:
         self.index = index
         self.policy = policy
         self.newest = [0] * shape.num_backward_stages
-        self.admitted: dict[
-            tuple[int | None, int], int
-        ] = {}  # vertical: (microbatch, part) -> version at stage 0
-        self.forward: dict[tuple[int, int | None, int], int] = {}  # (stage, microbatch, part) -> version
+        self.admitted: dict[tuple[int, int], int] = {}  # (microbatch, part) -> version newest at stage 0
+        self.forward: dict[tuple[int, int, int], int] = {}  # (stage, microbatch, part) -> version
         self.published_at: list[list[int]] = [[-1] for _ in self.newest]
         self.last_read: list[dict[int, int]] = [{} for _ in self.newest]
 
@@ -152,10 +149,10 @@ class _Replay:
         fixed = version_read(self.policy, self.index.shape, microbatch)
         if fixed is not None:
             version = fixed
+        elif kind is Kind.F and self.policy is Policy.VERTICAL:
+            version = self.admitted.setdefault((microbatch, part), self.newest[0])
         elif kind is Kind.F or self.policy in _READ_NEWEST:
             version = self.newest[stage]
-            if self.policy is Policy.VERTICAL:
-                version = self.admitted.setdefault((microbatch, part), version if stage == 0 else 0)
         else:
             version = self.forward.get((stage, microbatch, part), self.newest[stage])
         if kind is Kind.F and not self.index.shape.separate_cuts:
@@ -165,7 +162,7 @@ class _Replay:
     def _note_read(self, number: int, action: Action, version: int, tick: int) -> None:
         for stage in self.index.updated_by(action.kind, action.stage):
             self.last_read[stage][version] = tick
-            if version > self.newest[stage]:
+            if version > self.newest[stage] and action.kind in (Kind.F, Kind.FB):
                 raise broken(
                     self.index.schedule,
                     f"{action} reads version {version} of stage {stage}, which has published "

@@ -1,7 +1,7 @@
 """Many partitions of one schedule timed together, as a search over partitions needs it.
 
-The order of a schedule depends on its numbers of stages, not on the layers behind them. So partitions with equal
-numbers of stages share one graph, and only the tables of stage times differ.
+The order of a schedule depends on its numbers of stages, not on the layers behind them. So partitions with
+equal numbers of stages share one graph, and only the tables of stage times differ.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import ScheduleError
 from rpbench.sim.graph import Graph
@@ -19,8 +19,9 @@ from rpbench.sim.longest_path import late_edges
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Plans timed side by side: vectors long enough to be worth it, the ends of thousands of actions still in cache.
-WIDTH = 128
+# Plans timed side by side: enough for long vectors, fewer where the ends of all actions outgrow the cache.
+WIDTH, LEAST_WIDTH = 128, 16
+ENDS_IN_CACHE = 500_000
 
 
 class PlanBatch:
@@ -38,22 +39,23 @@ class PlanBatch:
     def __init__(
         self, graph: Graph, times: LayerTimes, *, recompute_ahead: bool = False, fused_ahead: bool = False
     ) -> None:
-        kinds = {kind for kind, _ in graph.slots}
+        name, kinds = graph.schedule.name, {kind for kind, _ in graph.slots}
         if kinds & {Kind.I, Kind.W} and not times.input_grad:
             raise ScheduleError(
-                f"schedule {graph.schedule.name} splits backward and no time is known for its halves; use cost=constant"
+                f"schedule {name} splits backward, and no time is known for its halves; use cost=constant"
             )
         if Kind.OVERLAP in kinds:
-            raise ScheduleError(f"schedule {graph.schedule.name} overlaps actions: no time is known for a pair")
+            raise ScheduleError(f"schedule {name} overlaps actions, and no time is known for a pair of them")
         self._times = times
         self._fused = graph.schedule.shape.fused
         self._num_slots = len(graph.slots)
-        self._rows = {kind: [row for row, slot in enumerate(graph.slots) if slot[0] is kind] for kind in kinds}
+        self._slots = {kind: [slot for slot, of in enumerate(graph.slots) if of[0] is kind] for kind in kinds}
         self._stages = {kind: [stage for other, stage in graph.slots if other is kind] for kind in kinds}
         late = late_edges(graph, CostTable({}, times.hop, recompute_ahead, fused_ahead))
         delay = np.where(graph.crosses, float(times.hop), 0.0)
         self._edges = (graph.previous, graph.pred_start, graph.pred, delay, late, graph.slot)
-        self._room = (np.zeros(WIDTH), np.zeros(WIDTH), np.zeros((graph.num_actions, WIDTH)))
+        width = min(WIDTH, max(LEAST_WIDTH, ENDS_IN_CACHE // graph.num_actions))
+        self._room = (np.zeros(width), np.zeros(width), np.zeros((graph.num_actions, width)))
 
     def makespans(self, forward: Ints, backward: Ints) -> Floats:
         """Time from the first start to the last end, per plan, in the unit of the layer times.
@@ -73,10 +75,10 @@ class PlanBatch:
         return np.asarray(lists[-1])
 
     def _tables(self, forward: Ints, backward: Ints) -> tuple[Floats, Floats]:
-        """Times before and in the main phase, (slots, plans); the sums of `LayerTimes.table`, for all plans at once."""
+        """Times before and in the main phase, (slots, plans): `LayerTimes.table` for all plans at once."""
         times, plans = self._times, len(forward)
         pre, main = np.zeros((self._num_slots, plans)), np.zeros((self._num_slots, plans))
-        head_forward = 0.0 if self._fused else times.head_forward
+        head_forward = 0 if self._fused else times.head_forward
         self._fill(main, Kind.F, times.forward, forward, head_forward)
         self._fill(pre, Kind.FB, times.forward, backward, times.head_forward)
         self._fill(main, Kind.FB, times.backward, backward, times.head_backward)
@@ -87,15 +89,16 @@ class PlanBatch:
         self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
         return pre, main
 
-    def _fill(self, table: Floats, kind: Kind, layers: Sequence[float], counts: Ints, head: float = 0.0) -> None:
-        if kind not in self._rows:
-            return
-        sums = stage_sums(layers, counts)
-        sums[:, -1] += head
-        table[self._rows[kind]] = sums.T[self._stages[kind]]
+    def _fill(
+        self, table: Floats, kind: Kind, layers: Sequence[Number], counts: Ints, head: Number = 0
+    ) -> None:
+        if kind in self._slots:
+            sums = stage_sums(layers, counts)
+            sums[:, -1] += float(head)
+            table[self._slots[kind]] = sums.T[self._stages[kind]]
 
 
-def stage_sums(layers: Sequence[float], counts: Ints) -> Floats:
+def stage_sums(layers: Sequence[Number], counts: Ints) -> Floats:
     """Sums of a per-layer quantity over the stages of many cuts, (plans, stages).
 
     Equal layers are multiplied, not added, as `rpbench.cost.table.total` does.

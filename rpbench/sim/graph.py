@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir import dependencies
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.index import GRADIENT, Index
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
@@ -187,7 +187,13 @@ def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, I
 
 def _edges_one_by_one(schedule: Schedule) -> tuple[Ints, Ints, Ints]:
     """Edges of any schedule; an OVERLAP ties actions of several kinds and microbatches together."""
-    rows = [(producer, consumer, _MOVED[moved]) for producer, consumer, moved in Index(schedule).edges()]
+    index = Index(schedule)
+    rows = [
+        (producer, consumer, _MOVED[moved])
+        for consumer, action in enumerate(index.actions)
+        for part in parts_of(action)
+        for producer, moved in index.waits_for(part)
+    ]
     table = np.asarray(rows or np.empty((0, 3)), dtype=np.int32)
     return table[:, 0], table[:, 1], table[:, 2]
 

@@ -113,10 +113,10 @@ def relax_batch(
     end: Array,
     makespan: Array,
 ) -> None:
-    """Makespan of many plans that share one graph; `pre_of` and `main_of` have a row per slot, a column per plan.
+    """Makespan of many plans that share one graph; `pre_of` and `main_of` have a row a slot, a column a plan.
 
-    The arithmetic of `relax`, for as many plans at a time as `end` has columns: the innermost loops run over plans,
-    so that the compiled form works on vectors. `idle` holds zeros; `behind` and `end` are room to work in.
+    The arithmetic of `relax`, for as many plans at a time as `end` has columns: the innermost loops run over
+    plans, so that the compiled form works on vectors. `idle` holds zeros; `behind` and `end` are workspace.
     """
     width = len(idle)
     for first in range(0, len(makespan), width):

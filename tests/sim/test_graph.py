@@ -1,0 +1,70 @@
+"""The simulator's graph is built for all microbatches at once; it holds the edges that `ir` finds one by one."""
+
+from dataclasses import replace
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rpbench.ir.action import Kind
+from rpbench.ir.index import Index
+from rpbench.ir.lower import add_steps, lower_communication, split_backward
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Shape
+from rpbench.registry import entries
+from rpbench.sim.graph import build_graph
+
+
+@st.composite
+def schedules(draw):
+    """A registered schedule of a random shape, split, stepped and lowered at random."""
+    generator = entries()[draw(st.sampled_from(sorted(entries())))]
+    p, m, steps = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    if generator.separate_cuts:
+        shape = Shape(p, draw(st.integers(1, 4)), m, draw(st.integers(1, 4)), steps, fused=draw(st.booleans()))
+    else:
+        shape = Shape(p, p * (draw(st.integers(1, 3)) if generator.looped else 1), m, num_steps=steps)
+    try:
+        schedule = generator.build(shape)
+    except ValueError:
+        assume(False)
+    schedule = replace(schedule, policy=draw(st.sampled_from([Policy.FLUSH, Policy.DELAYED])))
+    if draw(st.booleans()):
+        schedule = split_backward(schedule)
+    if draw(st.booleans()):
+        schedule = add_steps(schedule)
+    if draw(st.booleans()):
+        schedule = lower_communication(schedule, draw(st.sampled_from(["compute", "net"])))
+    return schedule
+
+
+@settings(deadline=None, max_examples=80)
+@given(schedule=schedules())
+def test_edges_are_those_found_one_by_one(schedule):
+    index = Index(schedule)
+    one_by_one = {
+        (producer, consumer, moved != "order")
+        for consumer, action in enumerate(index.actions)
+        for producer, moved in index.waits_for(action)
+        if (index.lane_of[producer] != index.lane_of[consumer] or producer > consumer)
+        # A step's gradients stay where they are: the graph charges no transfer for them.
+        and index.actions[consumer].kind is not Kind.STEP
+    }
+    graph = build_graph(schedule)
+    order = graph.order.tolist()
+    at_once = {
+        (order[graph.pred[edge]], order[i], bool(graph.moves[edge]))
+        for i in range(graph.num_actions)
+        for edge in range(graph.pred_start[i], graph.pred_start[i + 1])
+        if index.actions[order[i]].kind is not Kind.STEP
+    }
+    assert at_once == one_by_one
+
+
+@settings(deadline=None, max_examples=40)
+@given(schedule=schedules())
+def test_positions_are_topological(schedule):
+    graph = build_graph(schedule)
+    assert sorted(graph.order.tolist()) == list(range(schedule.num_actions))
+    for i in range(graph.num_actions):
+        assert graph.previous[i] < i
+        assert all(graph.pred[edge] < i for edge in range(graph.pred_start[i], graph.pred_start[i + 1]))
