@@ -64,13 +64,13 @@ def run(arguments: Sequence[str]) -> int:
 def show(arguments: Sequence[str]) -> int:
     """Print a schedule in its text form, after checking it; `draw=FILE` (svg, pdf, png) draws its timeline."""
     from rpbench.harness.config import load
-    from rpbench.harness.show import draw_schedule, show_schedule
+    from rpbench.harness.show import draw_schedule, drawing_path, show_schedule
 
-    drawing = [item for item in arguments if item.startswith("draw=")]
+    drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]
     config = load([item for item in arguments if not item.startswith("draw=")])
     assembled = show_schedule(config, sys.stdout)
     if drawing:
-        draw_schedule(assembled, Path(drawing[-1].removeprefix("draw=")))
+        draw_schedule(assembled, drawing[-1])
     return 0
 
 
@@ -87,7 +87,10 @@ def compare(arguments: Sequence[str]) -> int:
     """Two or more records side by side: a table to stderr, what differs as JSON to stdout."""
     from rpbench.harness.comparison import compare_records
 
-    folder = next((item.removeprefix("results_dir=") for item in arguments if item.startswith("results_dir=")), "results")
+    folder = next(
+        (item.removeprefix("results_dir=") for item in arguments if item.startswith("results_dir=")),
+        "results",
+    )
     names = [item for item in arguments if "=" not in item]
     print(json.dumps(compare_records(Path(folder), names, sys.stderr)))
     return 0

@@ -31,15 +31,11 @@ class Cluster:
         for name in ("num_devices", "device_memory_bytes"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(
-                    f"cluster.{name}={value!r}: a whole number of at least 1, or null for no limit"
-                )
+                raise ValueError(f"cluster.{name}={value!r}: a whole number of at least 1, or null for no limit")
         for name in ("matmul_flops_per_s", "host_to_device_bytes_per_s", "price_usd_per_hour"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and isfinite(value) and value > 0):
-                raise ValueError(
-                    f"cluster.{name}={value!r}: a finite number above 0, or null if there is none"
-                )
+                raise ValueError(f"cluster.{name}={value!r}: a finite number above 0, or null if there is none")
 
 
 def _is_number(value: object) -> bool:

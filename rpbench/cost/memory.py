@@ -1,16 +1,17 @@
-"""Bytes on a device, by class of tensor, for weights bound to a device and for weights that stream through it.
+"""Bytes on a device by class of tensor, for weights bound to a device and for weights that stream through it.
 
-    bound      weights, gradients and optimizer state of every stage of the device, the input of every stage and
-               microbatch in flight, the recomputed activations of one stage, logits
-    streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, recomputed
-               activations of one microbatch through it, boundary tensors double-buffered both ways, a chunk of logits
+    bound      weights, gradients and optimizer state of every stage of the device, the input of every stage
+               and microbatch in flight, the recomputed activations of one stage, logits
+    streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, its
+               recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
 
-Both recompute everything from the input of a stage. Mixed precision: weights and gradients in 16 bits; the optimizer
-(Adam) keeps master weights and two moments in 32 bits, on the device when bound, on the host when streamed. Streamed
-weights are home on the host, and so are kept inputs. Working memory of kernels and of the allocator is left out.
+Both recompute everything from the input of a stage. Mixed precision: weights and gradients in 16 bits; the
+optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on the host when
+streamed; so are the kept inputs of streamed stages. Working memory of kernels and allocator is left out.
 
-Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models", SC'20, section 3.1; streamed tensors as in the released RoundPipe library (arXiv 2604.27085).
+Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC'20, section 3.1; streamed tensors as in the released library of RoundPipe
+(arXiv 2604.27085).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +26,14 @@ from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import Schedule, Weights
 
-OPTIMIZER_BYTES = 12  # per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1)
-LOGITS_BYTES = 6  # per logit: 2 as the product comes, 4 for the softmax that becomes its gradient; our reading
-HEAD_CHUNK_TOKENS = 4096  # the library computes head, loss and their gradients in chunks of as many tokens
-BOUNDARY_BUFFERS = 4  # double-buffered, and both into and out of a stage
+# Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
+OPTIMIZER_BYTES = 12
+# Per logit: 2 as the product comes, 4 for the softmax that becomes its gradient; our reading.
+LOGITS_BYTES = 6
+# The library computes head, loss and their gradients in chunks of so many tokens.
+HEAD_CHUNK_TOKENS = 4096
+# Boundary tensors of a streamed stage: two on their way in, two on their way out.
+BOUNDARY_BUFFERS = 4
 
 Ints = npt.NDArray[np.int64]
 
@@ -40,6 +45,15 @@ class LayerSize(NamedTuple):
     gradients: int
     optimizer: int
     activations: int = 0
+
+
+class _StageSizes(NamedTuple):
+    """The same of the stages of many cuts, (plans, stages)."""
+
+    weights: Ints
+    gradients: Ints
+    optimizer: Ints
+    activations: Ints
 
 
 @dataclass(frozen=True)
@@ -74,19 +88,19 @@ class DeviceMemory:
 
 
 def model_bytes(model: Model, tokens_per_microbatch: int) -> ModelBytes:
-    """Sizes of a model's layers; a matrix that embedding and head share is there twice, once at either end."""
+    """Sizes of a model's layers; a matrix that embedding and head share is there twice, at either end."""
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
     layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
     kept = int(model.layer_activation_bytes(tokens_per_microbatch))
-    trained_ends = model.lora_rank is None
-    chunk = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)
+    ends_train = model.lora_rank is None
+    chunk_tokens = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)
     return ModelBytes(
         layers=(layer._replace(activations=kept),) * model.num_layers,
-        embedding=_size(model.embedding_parameters, model.embedding_parameters * trained_ends),
-        head=_size(model.head_parameters, model.head_parameters * trained_ends),
+        embedding=_size(model.embedding_parameters, model.embedding_parameters * ends_train),
+        head=_size(model.head_parameters, model.head_parameters * ends_train),
         boundary=model.boundary_bytes(tokens_per_microbatch),
         logits=LOGITS_BYTES * tokens_per_microbatch * model.vocab,
-        logits_chunk=LOGITS_BYTES * chunk * model.vocab,
+        logits_chunk=LOGITS_BYTES * chunk_tokens * model.vocab,
     )
 
 
@@ -94,15 +108,15 @@ def _size(parameters: int, trainable: int) -> LayerSize:
     return LayerSize(BYTES_PER_VALUE * parameters, BYTES_PER_VALUE * trainable, OPTIMIZER_BYTES * trainable)
 
 
-# --- bytes on each device ------------------------------------------------------------------------------------
+# --- bytes on each device -----------------------------------------------------------------------------------
 
 
 def device_bytes(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[int]:
     """Peak bytes on each device of a schedule whose partition is known.
 
     Args:
-        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only bound
-            schedules keep them on the device.
+        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
+            bound schedules keep them on the device.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -119,20 +133,29 @@ def classes_of(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) 
     cut = schedule.partition
     if cut is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
-    footprint = Footprint(schedule, sizes, in_flight)
-    tables = footprint.classes(np.array([cut.forward]), np.array([cut.backward]))
-    return [{name: int(table[0, device]) for name, table in tables.items()} for device in range(len(in_flight))]
+    tables = Footprint(schedule, sizes, in_flight).classes(np.array([cut.forward]), np.array([cut.backward]))
+    devices = range(schedule.shape.num_ranks)
+    return [{name: int(table[0, device]) for name, table in tables.items()} for device in devices]
 
 
 class Footprint:
-    """Peak bytes of many partitions with the same numbers of stages; their schedule says which stage runs where."""
+    """Peak bytes of partitions with the same numbers of stages; a schedule says which stage runs where."""
 
     def __init__(self, schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> None:
         self._sizes = sizes
         self._streamed = schedule.weights is Weights.STREAMED
         self._in_flight = np.asarray(in_flight, np.int64)
-        self._visits = [tuple(_visits(schedule.compute(device))) for device in range(schedule.shape.num_ranks)]
+        devices = range(schedule.shape.num_ranks)
+        self._visits = [tuple(_visits(schedule.compute(device))) for device in devices]
         self._fused = schedule.shape.fused
+
+    @property
+    def least_bytes(self) -> int:
+        """What the fullest device holds at least, however the layers are cut."""
+        if self._streamed:
+            return 0
+        layers = [*self._sizes.layers, self._sizes.embedding, self._sizes.head]
+        return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // len(self._visits)
 
     def peaks(self, forward: Ints, backward: Ints) -> Ints:
         """Bytes on each device, (plans, devices); arguments as in `classes`."""
@@ -146,24 +169,26 @@ class Footprint:
             forward: layers of each forward stage, (plans, forward stages).
             backward: layers of each backward stage, (plans, backward stages).
         """
-        up, down = self._stages(forward, not self._fused), self._stages(backward, True)
-        return self._streamed_classes(up, down) if self._streamed else self._bound_classes(down)
+        below = self._stages(backward, has_head=True)
+        if not self._streamed:
+            return self._bound_classes(below)
+        return self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
 
-    def _stages(self, counts: Ints, has_head: bool) -> LayerSize:
-        """Sizes of the stages of many cuts; every field is an array (plans, stages)."""
+    def _stages(self, counts: Ints, *, has_head: bool) -> _StageSizes:
         ends = np.cumsum(counts, axis=1)
         fields = []
         for name in LayerSize._fields:
-            running = np.concatenate(([0], np.cumsum([getattr(layer, name) for layer in self._sizes.layers])))
+            layers = [getattr(layer, name) for layer in self._sizes.layers]
+            running = np.concatenate(([0], np.cumsum(layers, dtype=np.int64)))
             sums = running[ends] - running[ends - counts]
             sums[:, 0] += getattr(self._sizes.embedding, name)
             if has_head:
                 sums[:, -1] += getattr(self._sizes.head, name)
             fields.append(sums)
-        return LayerSize(*fields)
+        return _StageSizes(*fields)
 
-    def _bound_classes(self, stages: LayerSize) -> dict[str, Ints]:
-        held = [sorted({stage for _, stage in visits}) for visits in self._visits]
+    def _bound_classes(self, stages: _StageSizes) -> dict[str, Ints]:
+        held = [sorted({visit.stage for visit in visits}) for visits in self._visits]
         plans, num_stages = stages.weights.shape
 
         def on_devices(table: Ints) -> Ints:
@@ -180,27 +205,29 @@ class Footprint:
             "logits": np.tile(logits, (plans, 1)),
         }
 
-    def _streamed_classes(self, up: LayerSize, down: LayerSize) -> dict[str, Ints]:
+    def _streamed_classes(self, up: _StageSizes, down: _StageSizes) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
         plans, num_up = up.weights.shape
-        none = num_up + down.weights.shape[1]  # column of no stage, after those of forward and backward stages
-        visits = [[_column(visit, num_up, none) for visit in _with_next(device)] for device in self._visits]
+        none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages
+        visits = [[_columns(visit, num_up, none) for visit in _with_next(device)] for device in self._visits]
         current, after = np.array([pair for device in visits for pair in device]).T
         with_head = (current == none - 1) | ((current == num_up - 1) & (not self._fused))
         zeros = np.zeros_like(up.weights)
         weights = np.concatenate([up.weights, down.weights, zeros[:, :1]], axis=1)
+        gradients = np.concatenate([zeros, down.gradients, zeros[:, :1]], axis=1)
+        activations = np.concatenate([zeros, down.activations, zeros[:, :1]], axis=1)
+        boundary = BOUNDARY_BUFFERS * self._sizes.boundary * (current != none)
         at_visits = {
             "weights": weights[:, current],
             "prefetched weights": weights[:, after],
-            "gradients": np.concatenate([zeros, down.gradients, zeros[:, :1]], axis=1)[:, current],
-            "recomputed activations": np.concatenate([zeros, down.activations, zeros[:, :1]], axis=1)[:, current],
-            "boundary tensors": np.tile(BOUNDARY_BUFFERS * self._sizes.boundary * (current != none), (plans, 1)),
+            "gradients": gradients[:, current],
+            "recomputed activations": activations[:, current],
+            "boundary tensors": np.tile(boundary, (plans, 1)),
             "logits": np.tile(self._sizes.logits_chunk * with_head, (plans, 1)),
         }
         total = sum(at_visits.values(), start=np.zeros((), np.int64))
-        stops = np.cumsum([len(device) for device in visits]).tolist()
-        starts = [0, *stops[:-1]]
-        worst = [total[:, start:stop].argmax(axis=1) + start for start, stop in zip(starts, stops, strict=True)]
+        bounds = [0, *np.cumsum([len(device) for device in visits]).tolist()]
+        worst = [total[:, start:stop].argmax(axis=1) + start for start, stop in pairwise(bounds)]
         chosen = np.stack(worst, axis=1)
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
 
@@ -227,11 +254,11 @@ def _with_next(visits: Sequence[Visit]) -> list[tuple[Visit | None, Visit | None
     return list(dict.fromkeys(pairwise([*visits, None]))) or [(None, None)]
 
 
-def _column(pair: tuple[Visit | None, Visit | None], num_up: int, none: int) -> list[int]:
+def _columns(pair: tuple[Visit | None, Visit | None], num_up: int, none: int) -> list[int]:
     return [none if visit is None else visit.stage + num_up * visit.backward for visit in pair]
 
 
-# --- the verdict ---------------------------------------------------------------------------------------------
+# --- the verdict --------------------------------------------------------------------------------------------
 
 _WAYS_OUT = {
     "weights": "take more devices, or schedule=roundpipe, which streams the weights",
@@ -250,7 +277,7 @@ _STREAMED_WAYS_OUT = {
 
 
 def why_infeasible(schedule: Schedule, memory: DeviceMemory, in_flight: Sequence[int]) -> str:
-    """Why a schedule does not fit into its devices: the worst device, its largest class and a way out; or "".
+    """Why a schedule does not fit its devices: the worst device, its largest class, a way out; "" if it fits.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -264,5 +291,5 @@ def why_infeasible(schedule: Schedule, memory: DeviceMemory, in_flight: Sequence
     ways_out = _WAYS_OUT | (_STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {})
     return (
         f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {memory.limit_bytes / 1e9:.1f} GB; "
-        f"most of it are {largest}, {classes[worst][largest] / 1e9:.1f} GB: {ways_out[largest]}"
+        f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {ways_out[largest]}"
     )

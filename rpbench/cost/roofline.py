@@ -11,16 +11,12 @@ from math import ceil, floor
 from rpbench.cost.model import BYTES_PER_VALUE, Convention, Model
 
 
-def recompute_time_s(
-    model: Model, num_tokens: int, flops_per_s: float, convention: Convention = "artifact"
-) -> float:
+def recompute_time_s(model: Model, num_tokens: int, flops_per_s: float, convention: Convention = "artifact") -> float:
     """Seconds to run one layer's forward once more, at a rate of `flops_per_s` (figure 2)."""
     return model.layer_forward_flops(num_tokens, convention) / flops_per_s
 
 
-def reload_time_s(
-    model: Model, num_tokens: int, link_bytes_per_s: float, convention: Convention = "artifact"
-) -> float:
+def reload_time_s(model: Model, num_tokens: int, link_bytes_per_s: float, convention: Convention = "artifact") -> float:
     """Seconds to bring the activations of one layer back from host memory (figure 2)."""
     return model.layer_activation_bytes(num_tokens, convention) / link_bytes_per_s
 

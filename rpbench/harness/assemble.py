@@ -177,13 +177,17 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     try:
         schedule = from_text(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"schedule_file={path}: cannot be read ({error.__class__.__name__}); give a text file") from None
+        raise ConfigError(
+            f"schedule_file={path}: cannot be read ({error.__class__.__name__}); give a text file"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"schedule_file={path}: {error}") from None
     check(schedule)
     if schedule.partition is None:
         if schedule.shape.separate_cuts:
-            raise ConfigError(f"schedule_file={path}: forward and backward are cut apart; its header must name a partition")
+            raise ConfigError(
+                f"schedule_file={path}: forward and backward are cut apart; its header must name a partition"
+            )
         schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
     assert schedule.partition is not None
     entry = registry.entries().get(schedule.name)

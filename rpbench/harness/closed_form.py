@@ -29,7 +29,9 @@ def closed_forms(config: RunConfig) -> dict[str, Any]:
         raise ConfigError("backend=roofline needs a model with a shape; choose one, as in model=qwen3_1p7b")
     model, cluster = Model(**config.model), Cluster(**config.cluster)
     if cluster.matmul_flops_per_s is None or cluster.host_to_device_bytes_per_s is None:
-        raise ConfigError(f"backend=roofline needs the rates of a machine, cluster={cluster.name} has none; try 8x_rtx4090")
+        raise ConfigError(
+            f"backend=roofline needs the rates of a machine, cluster={cluster.name} has none; try 8x_rtx4090"
+        )
     tokens = typed(WorkloadConfig, config.workload).microbatch_sequences * model.seq_len
     recompute = recompute_time_s(model, tokens, cluster.matmul_flops_per_s, convention)
     reload = reload_time_s(model, tokens, cluster.host_to_device_bytes_per_s, convention)

@@ -67,7 +67,10 @@ def _print_table(rows: list[Record], differing: list[str], metrics: list[str], p
     lines += [[key, *(_cell(row.get(key), rows[0].get(key)) for row in rows)] for key in metrics]
     widths = [max(len(line[column]) for line in lines) for column in range(len(rows) + 1)]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), file=people)
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(),
+            file=people,
+        )
 
 
 def _cell(value: float | None, first: float | None) -> str:

@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -150,10 +155,14 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
             f"cannot read {given or ' '.join(overrides)!r}: {message}. Write key=value; quote values with spaces, "
             "bars or commas, as in \"partition='2-2|1-1-2-0*'\""
         )
-    if isinstance(error, MissingConfigException) and (missing := re.search(r"Could not find '([\w/]+)/([^']*)'", str(error))):
+    if isinstance(error, MissingConfigException) and (
+        missing := re.search(r"Could not find '([\w/]+)/([^']*)'", str(error))
+    ):
         group, name = missing.groups()
         return ConfigError(unknown_name(group, name, choices(group)))
-    if isinstance(error, ConfigCompositionException) and (missing := re.search(r"Could not override '([^']+)'", str(error))):
+    if isinstance(error, ConfigCompositionException) and (
+        missing := re.search(r"Could not override '([^']+)'", str(error))
+    ):
         return ConfigError(_unknown_key(missing[1], str(error.__cause__ or "")))
     if message.startswith("Ambiguous value"):
         return ConfigError(f"{message}: several values are a sweep; put -m before the overrides")
@@ -183,7 +192,7 @@ def _having(group: str, name: str) -> str:
     return ", ".join(path.stem for path in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(path))
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     return f"{key}: {lines[0]}" if key else (lines[0] if lines else type(error).__name__)

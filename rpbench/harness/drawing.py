@@ -60,7 +60,9 @@ def draw_timeline(timeline: Timeline, title: str = "", *, width_in: float = 10.0
     return figure
 
 
-def _bars(timeline: Timeline) -> tuple[dict[Kind, list[np.ndarray]], list[np.ndarray], list[tuple[float, float, str]]]:
+def _bars(
+    timeline: Timeline,
+) -> tuple[dict[Kind, list[np.ndarray]], list[np.ndarray], list[tuple[float, float, str]]]:
     bars: dict[Kind, list[np.ndarray]] = defaultdict(list)
     heads: list[np.ndarray] = []
     labels = []

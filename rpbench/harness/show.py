@@ -9,6 +9,18 @@ from rpbench.harness.config import RunConfig
 from rpbench.ir.schedule import to_text
 
 
+def drawing_path(name: str) -> Path:
+    """The file to draw to.
+
+    Raises:
+        ValueError: for an ending that is not svg, pdf or png.
+    """
+    path = Path(name)
+    if path.suffix not in (".svg", ".pdf", ".png"):
+        raise ValueError(f"draw={name}: the ending decides the format; take .svg, .pdf or .png")
+    return path
+
+
 def show_schedule(config: RunConfig, out: TextIO) -> Assembled:
     """Print a checked schedule in its text form to `out`, its sizes to stderr.
 
@@ -31,13 +43,7 @@ def show_schedule(config: RunConfig, out: TextIO) -> Assembled:
 
 
 def draw_schedule(assembled: Assembled, path: Path) -> None:
-    """Draw the simulated timeline of a schedule to a file; its ending decides the format.
-
-    Raises:
-        ValueError: for an ending that is not svg, pdf or png.
-    """
-    if path.suffix not in (".svg", ".pdf", ".png"):
-        raise ValueError(f"draw={path}: the name ends in .svg, .pdf or .png")
+    """Draw the simulated timeline of a schedule to a file; its ending decides the format."""
     from rpbench.harness.drawing import draw_timeline
     from rpbench.sim.longest_path import simulate
 

@@ -58,7 +58,16 @@ def _check_choices(arguments: Sequence[str]) -> None:
     """Refuse unknown options of a group before the first run of a sweep begins."""
     for item in arguments:
         group, equals, value = item.lstrip("+").partition("=")
-        if equals and group in ("schedule", "model", "cluster", "workload", "cost", "backend", "tracker", "experiment"):
+        if equals and group in (
+            "schedule",
+            "model",
+            "cluster",
+            "workload",
+            "cost",
+            "backend",
+            "tracker",
+            "experiment",
+        ):
             for name in value.split(","):
                 known = choices(group)
                 if name.strip() not in (*known, "null", "") and not name.strip().startswith(("$", "glob", "choice")):

@@ -135,7 +135,12 @@ def _timeline_media(wandb: Any, row: Record, timeline: Timeline) -> dict[str, An
     for _, span in zip(range(_MOST_ROWS), timeline.spans(), strict=False):
         second = timeline.units_per_second
         table.add_data(
-            span.device, span.lane, str(span.action), span.start / second, span.main / second, span.end / second
+            span.device,
+            span.lane,
+            str(span.action),
+            span.start / second,
+            span.main / second,
+            span.end / second,
         )
     picture = BytesIO()
     draw_timeline(timeline, f"{row['schedule']}, {row['model']}").savefig(picture, format="png", dpi=150)

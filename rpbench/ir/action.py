@@ -129,8 +129,7 @@ def _check_fields(action: Action, token: str) -> None:
     kind = action.kind
     if (kind in MOVES) != (action.object is not None):
         raise ValueError(
-            f"bad token {token!r}: LOAD, STORE and FREE name what they move (:P, :G, :O or :A), "
-            "other kinds do not"
+            f"bad token {token!r}: LOAD, STORE and FREE name what they move (:P, :G, :O or :A), other kinds do not"
         )
     takes_microbatch = kind in _PER_MICROBATCH or action.object == "A"
     if takes_microbatch != (action.microbatch is not None):
@@ -139,9 +138,7 @@ def _check_fields(action: Action, token: str) -> None:
     if action.part and action.microbatch is None:
         raise ValueError(f"bad token {token!r}: a part is one of a microbatch, as in 2F5.1")
     if action.peer is not None and kind not in SEND | RECV | MOVES:
-        raise ValueError(
-            f"bad token {token!r}: only SEND, RECV, LOAD, STORE and FREE name a peer, as in 2SEND_F5>3"
-        )
+        raise ValueError(f"bad token {token!r}: only SEND, RECV, LOAD, STORE and FREE name a peer, as in 2SEND_F5>3")
 
 
 def _parse_overlap(token: str) -> Action:

@@ -137,14 +137,10 @@ def check_in_flight(index: Index, bound: int | Sequence[int]) -> None:
             there is not one bound for each device.
     """
     if index.schedule.weights is Weights.STREAMED:
-        raise ValueError(
-            "max_in_flight counts activations that stay on a device; a streamed schedule keeps none"
-        )
+        raise ValueError("max_in_flight counts activations that stay on a device; a streamed schedule keeps none")
     bounds = [bound] * index.shape.num_ranks if isinstance(bound, int) else list(bound)
     if len(bounds) != index.shape.num_ranks:
-        raise ValueError(
-            f"max_in_flight has {len(bounds)} values: give one for each of {index.shape.num_ranks} ranks"
-        )
+        raise ValueError(f"max_in_flight has {len(bounds)} values: give one for each of {index.shape.num_ranks} ranks")
     change = {Kind.F: 1, Kind.B: -1, Kind.W: -1}
     for lane in index.lanes:
         held = 0
@@ -185,9 +181,7 @@ def _check_window(index: Index, stage: int, version: int) -> None:
     following = index.gradients(stage, version + 1) if version < index.shape.num_steps else ()
     early = next((number for number in following if lane.start <= number < step), None)
     if early is not None:
-        rule = (
-            f"{index.actions[step]} stands after {index.actions[early]}, but is to apply only {microbatches}"
-        )
+        rule = f"{index.actions[step]} stands after {index.actions[early]}, but is to apply only {microbatches}"
         raise broken(index.schedule, rule, [early, step])
 
 

@@ -24,11 +24,7 @@ def hops(index: Index) -> Iterator[Hop]:
             if part.kind in SEND or part.kind in RECV:
                 continue
             for producer, moved in index.waits_for(part, receives=False):
-                if (
-                    moved == "order"
-                    or part.kind is Kind.STEP
-                    or index.device(producer) == index.device(number)
-                ):
+                if moved == "order" or part.kind is Kind.STEP or index.device(producer) == index.device(number):
                     continue
                 kind, stage = _sender(index, part, moved)
                 send = Action(kind, stage, part.microbatch, part.part, peer=index.device(number))
@@ -51,9 +47,7 @@ def check_communication(index: Index, *, required: bool = False) -> None:
     Raises:
         ScheduleError: naming the first action that is missing, misplaced or superfluous.
     """
-    present = {
-        number for number, action in enumerate(index.actions) if action.kind in SEND or action.kind in RECV
-    }
+    present = {number for number, action in enumerate(index.actions) if action.kind in SEND or action.kind in RECV}
     if not present and not required:
         return
     for hop in hops(index):

@@ -38,9 +38,7 @@ def execution_rounds(index: Index, *, rendezvous: bool = False) -> list[int]:
 def _partners(index: Index) -> dict[int, int]:
     """SEND -> RECV, by number."""
     pairs = (
-        (number, index.find(receive_of(action)))
-        for number, action in enumerate(index.actions)
-        if action.kind in SEND
+        (number, index.find(receive_of(action))) for number, action in enumerate(index.actions) if action.kind in SEND
     )
     return {send: receive for send, receive in pairs if receive >= 0}
 
@@ -88,9 +86,7 @@ def _run(index: Index, partners: Mapping[int, int]) -> tuple[list[int], list[int
 # --- the counter-example ------------------------------------------------------------------------------------
 
 
-def _no_rank_can_move(
-    index: Index, rounds: list[int], heads: list[int], partners: Mapping[int, int]
-) -> ScheduleError:
+def _no_rank_can_move(index: Index, rounds: list[int], heads: list[int], partners: Mapping[int, int]) -> ScheduleError:
     waits: dict[int, dict[int, int]] = {}  # lane -> lane it waits for -> the action
     for lane, (head, limits) in enumerate(zip(heads, index.lanes, strict=True)):
         if head < limits.stop:

@@ -45,13 +45,10 @@ def marked_rows(schedule: Schedule, numbers: Iterable[int], notes: Mapping[int, 
     for lane, marked in shown:
         device, name, _ = lanes[lane]
         note = "; ".join(notes[number] for number in marked if number in notes)
-        heads.append(
-            f"  rank {device}" + ("" if name == "compute" else f"/{name}") + (f" {note}" if note else "")
-        )
+        heads.append(f"  rank {device}" + ("" if name == "compute" else f"/{name}") + (f" {note}" if note else ""))
     margin = max(map(len, heads), default=0) + 3
     lines = [
-        head.ljust(margin)
-        + elided(lanes[lane][2], [number - starts[lane] for number in marked], WIDTH - margin)
+        head.ljust(margin) + elided(lanes[lane][2], [number - starts[lane] for number in marked], WIDTH - margin)
         for head, (lane, marked) in zip(heads, shown, strict=True)
     ]
     if len(marks) > MAX_ROWS:
@@ -64,9 +61,7 @@ def elided(row: Sequence[Action], marks: Sequence[int], width: int) -> str:
     kept = {mark: f">{text(row[mark])}<" for mark in marks}
     room = width - sum(len(token) + 1 for token in kept.values()) - 4 * (len(kept) + 1)
     for distance in range(1, len(row)):
-        near = {
-            place for mark in marks for place in (mark - distance, mark + distance) if 0 <= place < len(row)
-        }
+        near = {place for mark in marks for place in (mark - distance, mark + distance) if 0 <= place < len(row)}
         for place in sorted(near - kept.keys()):
             token = text(row[place])
             room -= len(token) + 1

@@ -35,9 +35,7 @@ def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
         raise ValueError(f"lane={lane!r}: communication goes to the lane 'compute' or 'net'")
     index = Index(schedule)
     if any(action.kind in SEND or action.kind in RECV for action in index.actions):
-        raise ScheduleError(
-            "the schedule holds SEND or RECV already: lower it once, or start from its compute rows"
-        )
+        raise ScheduleError("the schedule holds SEND or RECV already: lower it once, or start from its compute rows")
     leaving: dict[int, list[Hop]] = {}
     for hop in hops(index):
         leaving.setdefault(hop.producer, []).append(hop)
@@ -81,9 +79,7 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
         for stage in range(schedule.shape.num_backward_stages):
             gradients = list(index.gradients(stage, version))
             if not gradients:
-                raise ScheduleError(
-                    f"no weight gradient of stage {stage} for version {version}: run check() first"
-                )
+                raise ScheduleError(f"no weight gradient of stage {stage} for version {version}: run check() first")
             last = max(gradients, key=lambda number: (rounds[number], number))
             following.setdefault(last, []).append(Action(Kind.STEP, stage, version=version))
 
@@ -97,9 +93,7 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
     else:
         # Version by version, so that on one host no step waits behind one that needs what it publishes.
         due = sorted(
-            (step.version, rounds[number], number, step)
-            for number, steps in following.items()
-            for step in steps
+            (step.version, rounds[number], number, step) for number, steps in following.items() for step in steps
         )
         for _, _, number, step in due:
             rows[index.device(number)].setdefault("host", []).append(step)

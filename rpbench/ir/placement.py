@@ -67,9 +67,7 @@ def _torn(index: Index, first: int, number: int) -> ScheduleError:
         f"{index.actions[number]} on rank {index.device(number)} needs the weights that "
         f"{index.actions[first]} uses on rank {index.device(first)}: bound weights stay on one rank"
     )
-    return broken(
-        index.schedule, rule, [first, number], way_out="move one of them, or declare weights=streamed"
-    )
+    return broken(index.schedule, rule, [first, number], way_out="move one of them, or declare weights=streamed")
 
 
 def _check_bound_steps(index: Index) -> None:

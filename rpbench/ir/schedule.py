@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from rpbench.ir import partition as partitions
 from rpbench.ir.action import Action, parse, text
@@ -95,7 +96,7 @@ class Schedule:
     """
 
     shape: Shape
-    rows: tuple[Lanes, ...]
+    rows: tuple[Any, ...]  # as given; `Lanes` for every device once constructed
     name: str = ""
     policy: Policy = Policy.FLUSH
     weights: Weights = Weights.BOUND
@@ -234,9 +235,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
         if cut != "-":
             schedule = schedule.with_partition(partitions.parse(cut))
     except KeyError as error:
-        raise ScheduleError(
-            f"line 2: bad header (no {error.args[0]}=): expected the one `show` prints"
-        ) from None
+        raise ScheduleError(f"line 2: bad header (no {error.args[0]}=): expected the one `show` prints") from None
     except ValueError as error:
         raise ScheduleError(f"line 2: bad header ({error}): expected the one `show` prints") from None
     if _header(schedule) != line:
@@ -251,9 +250,7 @@ def _holders(part: str) -> tuple[int, ...]:
 def _read_row(rows: list[dict[str, Row]], line: str, number: int) -> None:
     head, colon, tokens = line.partition(":")
     device, slash, lane = head.partition("/")
-    if not (
-        colon and slash and re.fullmatch("[0-9]{1,9}", device) and lane in LANES and int(device) < len(rows)
-    ):
+    if not (colon and slash and re.fullmatch("[0-9]{1,9}", device) and lane in LANES and int(device) < len(rows)):
         raise ScheduleError(
             f"line {number}: {line[:40]!r}: a row starts with device/lane: such as 0/compute:, "
             f"device below {len(rows)}, lane one of {', '.join(LANES)}"
@@ -282,7 +279,5 @@ def _torch_token(action: Action) -> str:
     if action.sub:
         return f"({';'.join(map(_torch_token, action.sub))})OVERLAP_F_B"
     if action.kind.name not in ("F", "B", "I", "W") or action.part:
-        raise ScheduleError(
-            f"{action} has no form in torch's schedule CSV, which knows F, B, I and W without parts"
-        )
+        raise ScheduleError(f"{action} has no form in torch's schedule CSV, which knows F, B, I and W without parts")
     return f"{action.stage}{action.kind.name}{action.microbatch}"

@@ -2,12 +2,14 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import Action, text
 from rpbench.ir.schedule import Schedule
+
+Column = Any  # list, array or numpy array of times, one for each action
 
 _HEADER = ["device", "lane", "action", "start_s", "main_s", "end_s", "exposed_s"]
 
@@ -41,10 +43,10 @@ class Timeline:
     """
 
     schedule: Schedule
-    start: Sequence[Any]
-    main: Sequence[Any]
-    end: Sequence[Any]
-    exposed: Sequence[Any]
+    start: Column
+    main: Column
+    end: Column
+    exposed: Column
     comm_total: Any
     units_per_second: int = 1
 
@@ -123,9 +125,7 @@ class Timeline:
         rows = csv.writer(out, lineterminator="\n")
         rows.writerow(_HEADER)
         for span, exposed in zip(self.spans(), self.exposed, strict=True):
-            seconds = (
-                float(time) / self.units_per_second for time in (span.start, span.main, span.end, exposed)
-            )
+            seconds = (float(time) / self.units_per_second for time in (span.start, span.main, span.end, exposed))
             rows.writerow([span.device, span.lane, text(span.action), *map(repr, seconds)])
         return out.getvalue()
 
@@ -140,9 +140,7 @@ class Timeline:
             ValueError: naming the first row that does not belong to the schedule.
         """
         rows = list(csv.reader(io.StringIO(source)))
-        expected = [
-            [str(device), lane, text(action)] for device, lane, row in schedule.items() for action in row
-        ]
+        expected = [[str(device), lane, text(action)] for device, lane, row in schedule.items() for action in row]
         if not rows or rows[0] != _HEADER or len(rows) != len(expected) + 1:
             raise ValueError(
                 f"not a timeline of this schedule: expected the header {','.join(_HEADER)} and "

@@ -89,9 +89,7 @@ class PlanBatch:
         self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
         return pre, main
 
-    def _fill(
-        self, table: Floats, kind: Kind, layers: Sequence[Number], counts: Ints, head: Number = 0
-    ) -> None:
+    def _fill(self, table: Floats, kind: Kind, layers: Sequence[Number], counts: Ints, head: Number = 0) -> None:
         if kind in self._slots:
             sums = stage_sums(layers, counts)
             sums[:, -1] += float(head)

@@ -115,7 +115,9 @@ def build_graph(schedule: Schedule) -> Graph:
 
 def read_columns(schedule: Schedule) -> Columns:
     """The schedule's actions as arrays."""
-    devices, lengths, actions = [], [], []
+    devices: list[int] = []
+    lengths: list[int] = []
+    actions: list[Action] = []
     for device, _, row in schedule.items():
         devices.append(device)
         lengths.append(len(row))
@@ -166,7 +168,7 @@ def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, I
     where[columns.kind, columns.stage, columns.part, columns.index] = np.arange(len(columns.kind), dtype=np.int32)
 
     found: list[tuple[Ints, Ints, int]] = []
-    exists = (where >= 0).any(axis=3)
+    exists: Bools = np.any(where >= 0, axis=3)
     for kind, stage, part in np.argwhere(exists).tolist():
         for need in dependencies.needs(shape, Kind(kind), stage, part):
             produced = np.full(where.shape[3], -1, np.int32)
@@ -221,7 +223,10 @@ def _step_edges(schedule: Schedule, where: Ints) -> list[tuple[Ints, Ints]]:
             readers.append((Kind.FB, shape.num_backward_stages - 1, (shape.num_backward_stages - 1,)))
         for kind, stage, updated_by in readers:
             for part in range(shape.num_parts):
-                pairs += [(np.where(read > 0, steps[other, read], -1), where[kind, stage, part, : len(read)]) for other in updated_by]
+                pairs += [
+                    (np.where(read > 0, steps[other, read], -1), where[kind, stage, part, : len(read)])
+                    for other in updated_by
+                ]
     return [_present(producer.ravel(), consumer.ravel()) for producer, consumer in pairs]
 
 
@@ -260,5 +265,3 @@ def _refuse(schedule: Schedule, columns: Columns, heads: Ints) -> None:
         if head - start < len(row)
     ]
     raise ScheduleError("no device can move: " + "; ".join(stuck[:4]) + "; reorder the rows, `show` prints them")
-
-

@@ -12,7 +12,14 @@ Array = Any  # list, or numpy array under numba
 
 
 def order_lanes(
-    lane_start: Array, pred_start: Array, pred: Array, order: Array, done: Array, heads: Array, waiter: Array, next_waiter: Array
+    lane_start: Array,
+    pred_start: Array,
+    pred: Array,
+    order: Array,
+    done: Array,
+    heads: Array,
+    waiter: Array,
+    next_waiter: Array,
 ) -> int:
     """Write a topological order of all actions into `order`; return how many could be ordered.
 

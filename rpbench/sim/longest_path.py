@@ -1,12 +1,14 @@
 """Times of a schedule whose lanes have a fixed order: one pass over the action graph."""
 
+from typing import Any
+
 import numpy as np
 
 from rpbench.cost.table import CostTable, Number, Work
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.graph import COMPILE_FROM, Graph, build_graph
+from rpbench.sim.graph import COMPILE_FROM, Bools, Graph, build_graph
 from rpbench.sim.kernels import compiled, relax
 
 _FREE = Work(0)
@@ -29,6 +31,7 @@ def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
     delay = np.where(graph.crosses, costs.hop, 0) if not exact else None
     late = late_edges(graph, costs)
 
+    columns: list[Any]
     if graph.num_actions >= COMPILE_FROM and not exact:
         times = [np.empty(graph.num_actions) for _ in range(4)]
         compiled(relax)(
@@ -63,7 +66,7 @@ def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
     return Timeline(graph.schedule, start, main, end, exposed, graph.num_hops * costs.hop, costs.units_per_second)
 
 
-def late_edges(graph: Graph, costs: CostTable) -> "np.ndarray":
+def late_edges(graph: Graph, costs: CostTable) -> Bools:
     """Edges that hold back only the main phase of their action."""
     late = graph.gradient & costs.recompute_ahead
     if costs.fused_ahead:

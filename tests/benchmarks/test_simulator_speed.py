@@ -1,6 +1,6 @@
 """How fast the simulator is. Prints figures, asserts none: a timing is a benchmark, never a test.
 
-    python -m pytest tests/benchmarks -m benchmarks -n 0 -s
+python -m pytest tests/benchmarks -m benchmarks -n 0 -s
 """
 
 import subprocess
@@ -50,7 +50,10 @@ def test_cost_is_linear_in_actions():
     for p, m in ((16, 256), (32, 512), (64, 1024), (64, 4096)):
         actions = whole_run("interleaved_1f1b", p, m, 2)
         took = seconds(lambda p=p, m=m: whole_run("interleaved_1f1b", p, m, 2))
-        print(f"  {p:3} devices x {m:5} microbatches {actions:9,} actions {took:7.3f} s {1e6 * took / actions:6.2f} us/action")
+        print(
+            f"  {p:3} devices x {m:5} microbatches {actions:9,} actions {took:7.3f} s "
+            f"{1e6 * took / actions:6.2f} us/action"
+        )
 
 
 def test_timing_pass_alone():
@@ -73,7 +76,10 @@ def test_timing_pass_alone():
         )
         kernel = compiled(relax)
         took = seconds(lambda: kernel(*arguments))  # noqa: B023
-        print(f"  {name:17} {p}x{m} {graph.num_actions:8,} actions {1e3 * took:6.2f} ms {graph.num_actions / took / 1e6:6.0f} M/s")
+        print(
+            f"  {name:17} {p}x{m} {graph.num_actions:8,} actions {1e3 * took:6.2f} ms "
+            f"{graph.num_actions / took / 1e6:6.0f} M/s"
+        )
 
 
 def test_published_cells_together():
@@ -103,5 +109,7 @@ def test_commands_answer_at_once():
         "show": ["-m", "rpbench", "show", "schedule=interleaved_1f1b", "num_devices=4", "num_microbatches=8"],
     }
     for what, arguments in commands.items():
-        took = seconds(lambda arguments=arguments: subprocess.run([sys.executable, *arguments], check=True, capture_output=True))
+        took = seconds(
+            lambda arguments=arguments: subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        )
         print(f"  {what}: {took:.2f} s")

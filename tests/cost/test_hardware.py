@@ -20,9 +20,7 @@ def read(name: str) -> dict[str, Any]:
 
 def published(item: str, machine: str) -> float:
     with open(ROOT / "analysis" / "published" / "hardware.csv", newline="") as lines:
-        found = [
-            r["value"] for r in csv.DictReader(lines) if r["item"] == item and machine in r["applies_to"]
-        ]
+        found = [r["value"] for r in csv.DictReader(lines) if r["item"] == item and machine in r["applies_to"]]
     assert len(found) == 1
     return float(found[0])
 

@@ -55,9 +55,9 @@ def test_parameters_match_the_public_checkpoints_to_the_last_one(name: str, tota
 def test_configs_agree_with_the_published_shapes(name: str) -> None:
     model = load(name)
     row = published(model)
-    assert [
-        str(n) for n in (model.num_layers, model.hidden, model.heads, model.kv_heads, model.head_dim)
-    ] == [row[column] for column in ("layers", "hidden_size", "attention_heads", "kv_heads", "head_dim")]
+    assert [str(n) for n in (model.num_layers, model.hidden, model.heads, model.kv_heads, model.head_dim)] == [
+        row[column] for column in ("layers", "hidden_size", "attention_heads", "kv_heads", "head_dim")
+    ]
     assert [str(n) for n in (model.intermediate, model.experts_total, model.experts_active, model.vocab)] == [
         row[column] for column in ("intermediate_size", "experts_total", "experts_active", "vocab_size")
     ]

@@ -21,7 +21,9 @@ def rpbench(capsys, tmp_path, monkeypatch):
 
 
 def test_a_run_prints_one_record_and_keeps_it(rpbench, tmp_path):
-    status, (row,), err = rpbench("schedule=gpipe", "cost=unit", "num_devices=4", "num_microbatches=8", "results_dir=out")
+    status, (row,), err = rpbench(
+        "schedule=gpipe", "cost=unit", "num_devices=4", "num_microbatches=8", "results_dir=out"
+    )
     assert status == 0
     assert row["bubble_makespan"] == pytest.approx(3 / 11)
     assert row["bubble_over_ideal"] == pytest.approx(3 / 8)
@@ -58,7 +60,12 @@ def test_a_sweep_prints_one_line_a_run_and_skips_what_is_finished(rpbench, tmp_p
     sweep = ("-m", "schedule=gpipe,1f1b", "num_devices=2,3", "num_microbatches=4")
     status, rows, _ = rpbench(*sweep)
     assert status == 0
-    assert [(row["schedule"], row["num_devices"]) for row in rows] == [("gpipe", 2), ("gpipe", 3), ("1f1b", 2), ("1f1b", 3)]
+    assert [(row["schedule"], row["num_devices"]) for row in rows] == [
+        ("gpipe", 2),
+        ("gpipe", 3),
+        ("1f1b", 2),
+        ("1f1b", 3),
+    ]
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("results/*/record.json")}
     assert len(written) == 4
     lost = tmp_path / "results" / rows[2]["run_id"] / "record.json"
@@ -107,7 +114,10 @@ WRONG = [
     (["cost=constant", "cost.hop_ms=inf"], "cost.hop_ms=inf"),
     (["schedule=1f1b", "model.num_layers=4"], "4 layers"),
     (["schedule=1f1b", "partition=1-1-1-1", "model.num_layers=4"], "one stage on each rank"),
-    (["model=llama31_8b", "cost=published", "partition=4-4-4-4-4-4-4-5"], "sums to 33 layers, the model has 32"),
+    (
+        ["model=llama31_8b", "cost=published", "partition=4-4-4-4-4-4-4-5"],
+        "sums to 33 layers, the model has 32",
+    ),
     (["schedule=interleaved_1f1b", "num_devices=4", "num_microbatches=9"], "take num_microbatches=8"),
     (["num_device=3"], "did you mean num_devices?"),
     (["schedule=roundpipe", "schedule.rund_size=3"], "did you mean schedule.round_size?"),
@@ -116,18 +126,23 @@ WRONG = [
     (["schedule=roundpipe", "dispatch=dynmic"], "did you mean dynamic?"),
     (["shw"], "did you mean show?"),
     (["schedule_file=nowhere.txt"], "cannot be read"),
-    (["model=qwen3_1p7b", "cost=published", "cluster=8x_rtx4090", "num_devices=16"], "cluster 8x_rtx4090 has 8"),
+    (
+        ["model=qwen3_1p7b", "cost=published", "cluster=8x_rtx4090", "num_devices=16"],
+        "cluster 8x_rtx4090 has 8",
+    ),
     (["foo=["], "cannot read 'foo=['"),
     (["compare", "abc"], "two or more run ids"),
     (["compare", "abc", "def"], "no record of it"),
     (["report", "oout=x"], "report takes"),
     (["show", "schedule=gpip"], "did you mean gpipe?"),
-    (["show", "draw=x.bmp"], "ends in .svg, .pdf or .png"),
+    (["show", "draw=x.bmp"], "take .svg, .pdf or .png"),
     (["backend=roofline"], "needs a model"),
 ]
 
 
-@pytest.mark.parametrize("arguments, expected", WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    "arguments, expected", WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
 def test_a_wrong_request_is_answered_in_a_few_lines(arguments, expected, rpbench, tmp_path):
     status, rows, err = rpbench(*arguments)
     assert status == 2
@@ -141,10 +156,14 @@ def test_a_wrong_request_is_answered_in_a_few_lines(arguments, expected, rpbench
 
 SCHEDULE = """\
 # rpbench-schedule 1
-# name=mine ranks=2 stages=2 backward_stages=2 microbatches=1 steps=1 parts=1 fused=0 policy=flush weights=bound placement=- partition=-
-0/compute: {0}
-1/compute: {1}
+# {header}
+0/compute: {first}
+1/compute: {second}
 """
+HEADER = (
+    "name=mine ranks=2 stages=2 backward_stages=2 microbatches=1 steps=1 parts=1 fused=0 policy=flush "
+    "weights=bound placement=- partition=-"
+)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +180,12 @@ SCHEDULE = """\
 )
 def test_a_broken_schedule_file_is_refused_and_a_sound_one_runs(first, second, expected, rpbench, tmp_path):
     path = tmp_path / "order.txt"
-    path.write_text(SCHEDULE.format(first, second))
+    path.write_text(SCHEDULE.format(header=HEADER, first=first, second=second))
     status, rows, err = rpbench("schedule_file=order.txt")
     assert (status, rows) == (2, [])
     assert expected in err
     assert len(err.splitlines()) <= 10
-    path.write_text(SCHEDULE.format("0F0 0B0", "1F0 1B0"))
+    path.write_text(SCHEDULE.format(header=HEADER, first="0F0 0B0", second="1F0 1B0"))
     status, (row,), _ = rpbench("schedule_file=order.txt")
     assert (status, row["schedule"], row["makespan_s"]) == (0, "mine", 6.0)
 

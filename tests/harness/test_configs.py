@@ -12,7 +12,8 @@ from rpbench.harness.config import CONF, choices, load
 def test_every_experiment_composes_and_says_how_it_is_run(name):
     config = load([f"experiment={name}"])
     lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
-    assert lines[1].startswith("# python -m rpbench") and f"experiment={name}" in lines[1]
+    assert lines[1].startswith("# python -m rpbench")
+    assert f"experiment={name}" in lines[1]
     assert config.num_devices == 8
 
 

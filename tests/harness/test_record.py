@@ -12,7 +12,9 @@ from rpbench.harness.run import run
 def test_identity_follows_the_subject_and_the_code_not_the_surroundings():
     base = resolved(load(["schedule=gpipe"]))
     name = record.run_id(base, "code")
-    assert name == record.run_id(resolved(load(["schedule=gpipe", "results_dir=x", "tracker=wandb", "force=true"])), "code")
+    assert name == record.run_id(
+        resolved(load(["schedule=gpipe", "results_dir=x", "tracker=wandb", "force=true"])), "code"
+    )
     assert name != record.run_id(resolved(load(["schedule=gpipe", "seed=1"])), "code")
     assert name != record.run_id(base, "other code")
 

@@ -35,10 +35,23 @@ def test_mode_is_offline_without_a_key_and_never_asks(no_key, monkeypatch, tmp_p
 
 
 def test_an_offline_run_holds_group_config_summary_table_and_figure(no_key, tmp_path):
-    row = run(load(["schedule=gpipe", "num_devices=3", "num_microbatches=4", f"results_dir={tmp_path}", "tracker=wandb"]))
+    row = run(
+        load(
+            [
+                "schedule=gpipe",
+                "num_devices=3",
+                "num_microbatches=4",
+                f"results_dir={tmp_path}",
+                "tracker=wandb",
+            ]
+        )
+    )
     (folder,) = (tmp_path / "wandb").glob(f"offline-run-*-{row['run_id']}")
     read = subprocess.run(
-        [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     lines = [json.loads(line) for line in read.stdout.splitlines()]
     start = next(line["run"] for line in lines if line["type"] == "run")

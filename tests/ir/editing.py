@@ -19,9 +19,7 @@ def schedule_of(*rows: str, **fields) -> Schedule:
     return Schedule(shape, tuple(actions), **fields)
 
 
-def edit(
-    schedule: Schedule, device: int, change: Callable[[list[Action]], object], lane: str = "compute"
-) -> Schedule:
+def edit(schedule: Schedule, device: int, change: Callable[[list[Action]], object], lane: str = "compute") -> Schedule:
     """The schedule with one row changed in place by `change`."""
     rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
     change(rows[device].setdefault(lane, []))

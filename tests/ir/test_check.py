@@ -142,9 +142,7 @@ def test_bound_weights_keep_a_microbatch_on_one_rank():
 def test_bound_weights_with_separate_cuts_bind_each_direction_by_itself():
     shape = Shape(2, 2, 1, num_backward_stages=1)
     check(schedule_of("0F0", "1F0 0B0", shape=shape))
-    assert refused(schedule_of("0F0 0W0", "1F0 0I0", shape=shape)).startswith(
-        "0W0 on rank 0 needs the weights"
-    )
+    assert refused(schedule_of("0F0 0W0", "1F0 0I0", shape=shape)).startswith("0W0 on rank 0 needs the weights")
 
 
 def test_two_ranks_may_hold_one_stage_for_different_microbatches():
@@ -260,9 +258,7 @@ def test_a_blocking_send_needs_a_peer_that_receives():
     assert "0F1 >0SEND_F1>1< 0RECV_B0>1" in lines[1]
     assert lines[2].startswith("  rank 1 waits at 1SEND_B0>0 for 0RECV_B0>1   ")
     assert "1B0 >1SEND_B0>0< 1RECV_F1>0" in lines[2]
-    assert (
-        lines[3] == "  a SEND waits until its peer comes to the RECV; lower_communication finds such an order"
-    )
+    assert lines[3] == "  a SEND waits until its peer comes to the RECV; lower_communication finds such an order"
     rows = [[action for action in both_send.compute(rank) if action.peer is None] for rank in range(2)]
     lowered = lower_communication(schedule_of(*(" ".join(map(str, row)) for row in rows)))
     check(lowered, rendezvous=True)
@@ -384,9 +380,7 @@ def test_a_repeated_action_is_named(chosen, data):
 def test_a_renumbered_action_is_named(chosen, data):
     schedule, device, place = chosen
     action = schedule.compute(device)[place]
-    number = data.draw(
-        st.integers(0, schedule.shape.num_microbatches + 2).filter(lambda n: n != action.microbatch)
-    )
+    number = data.draw(st.integers(0, schedule.shape.num_microbatches + 2).filter(lambda n: n != action.microbatch))
     renumbered = action._replace(microbatch=number)
     message = refused(edit(schedule, device, lambda row: row.__setitem__(place, renumbered)))
     assert message.startswith(str(renumbered))

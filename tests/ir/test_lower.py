@@ -23,9 +23,7 @@ def schedules(draw) -> Schedule:
     name = draw(st.sampled_from(["gpipe", "1f1b", "looped_bfs", "roundpipe"]))
     if name == "roundpipe":
         fused = draw(st.booleans())
-        shape = Shape(
-            ranks, draw(st.integers(1, 5)), microbatches, draw(st.integers(1, 5)), steps, fused=fused
-        )
+        shape = Shape(ranks, draw(st.integers(1, 5)), microbatches, draw(st.integers(1, 5)), steps, fused=fused)
     else:
         chunks = draw(st.integers(1, 2)) if name == "looped_bfs" else 1
         shape = Shape(ranks, ranks * chunks, microbatches, num_steps=steps)
@@ -132,9 +130,7 @@ def test_one_step_for_every_backward_stage_and_window(schedule):
 
 
 def test_host_steps_of_an_asynchronous_run_stand_version_by_version():
-    schedule = replace(
-        entries()["roundpipe"].build(Shape(2, 2, 3, 3, num_steps=3, fused=True)), policy=Policy.DELAYED
-    )
+    schedule = replace(entries()["roundpipe"].build(Shape(2, 2, 3, 3, num_steps=3, fused=True)), policy=Policy.DELAYED)
     for lanes in add_steps(schedule).lanes:
         versions = [action.version for action in lanes.get("host", ())]
         assert versions == sorted(versions)

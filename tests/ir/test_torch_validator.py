@@ -70,9 +70,7 @@ def test_torch_loads_a_file_with_communication_that_has_none(tmp_path: Path):
     loaded = runtime(2, 1)
     loaded._load_csv(str(path), format="compute_comms")
     assert [str(action) for action in loaded.pipeline_order_with_comms[0]] == ["0F0", "0B0"]
-    with pytest.raises(
-        ScheduleError, match="1SEND_B0>0 is missing: 0B0 on rank 0 uses what 1B0 makes on rank 1"
-    ):
+    with pytest.raises(ScheduleError, match="1SEND_B0>0 is missing: 0B0 on rank 0 uses what 1B0 makes on rank 1"):
         check(schedule_of(*rows), rendezvous=True)
 
 

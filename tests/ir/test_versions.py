@@ -78,9 +78,7 @@ def test_vertical_sync_delays_all_stages_alike(ranks, microbatches):
     schedule = never_flushed(Policy.VERTICAL, ranks, microbatches)
     versions = replay(schedule)
     for stage in range(ranks):
-        assert reads(schedule, versions, Kind.F, stage) == [
-            max(0, i - (ranks - 1)) for i in range(microbatches)
-        ]
+        assert reads(schedule, versions, Kind.F, stage) == [max(0, i - (ranks - 1)) for i in range(microbatches)]
     assert versions.staleness_of_stage == (ranks - 1,) * ranks
     assert versions.max_live <= ranks
     assert worst_drift(versions) == (0,) * ranks
@@ -109,9 +107,7 @@ def test_reading_the_newest_weights_drifts_on_early_stages(policy):
 
 
 @pytest.mark.parametrize("policy", [Policy.FLUSH, Policy.OPTIMISTIC])
-@pytest.mark.parametrize(
-    "name, stages", [("gpipe", 3), ("1f1b", 3), ("interleaved_1f1b", 6), ("looped_bfs", 6)]
-)
+@pytest.mark.parametrize("name, stages", [("gpipe", 3), ("1f1b", 3), ("interleaved_1f1b", 6), ("looped_bfs", 6)])
 def test_a_flush_keeps_one_version(name, stages, policy):
     order = split_backward(entries()[name].build(Shape(3, stages, 3, num_steps=3)))
     versions = replay(add_steps(replace(order, policy=policy)))
@@ -177,9 +173,7 @@ def test_a_version_is_not_read_before_it_is_out():
     """Under vertical sync stage 0 may run ahead of a stage that steps late, on a host lane."""
     shape = Shape(2, 2, 1, num_steps=2)
     schedule = replace(
-        schedule_of(
-            "0F0 0B0 0STEP@1 0F1 0B1 0STEP@2", "1F0 1B0 1F1 1B1", shape=shape, policy=Policy.VERTICAL
-        ),
+        schedule_of("0F0 0B0 0STEP@1 0F1 0B1 0STEP@2", "1F0 1B0 1F1 1B1", shape=shape, policy=Policy.VERTICAL),
     )
     late = replace(
         schedule,

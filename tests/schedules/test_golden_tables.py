@@ -65,9 +65,7 @@ def table(schedule: Schedule) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_order(name):
     golden, shape = CASES[name]
-    assert table(entries()[name].build(shape)) == [
-        " ".join(line.split()) for line in golden.strip().splitlines()
-    ]
+    assert table(entries()[name].build(shape)) == [" ".join(line.split()) for line in golden.strip().splitlines()]
 
 
 def test_a_second_step_repeats_the_first():

@@ -86,9 +86,7 @@ def test_work_is_dealt_by_count(name, data):
     schedule = build(name, shape)
     if schedule is None:
         return
-    found = Counter(
-        (action.kind, action.stage, action.microbatch) for _, _, row in schedule.items() for action in row
-    )
+    found = Counter((action.kind, action.stage, action.microbatch) for _, _, row in schedule.items() for action in row)
     top = shape.num_backward_stages - 1
     microbatches = range(shape.total_microbatches)
     expected = [(Kind.F, stage, mb) for stage in range(shape.num_stages) for mb in microbatches]

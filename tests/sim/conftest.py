@@ -23,7 +23,13 @@ def published_cell() -> Callable[..., Cell]:
     """A schedule and model of figure 17 with the artifact's partition, timings and simulator rules."""
 
     def assemble(
-        name: str, model: str, *, num_microbatches: int = 16, num_steps: int = 1, fused_ahead: bool = True, **options: object
+        name: str,
+        model: str,
+        *,
+        num_microbatches: int = 16,
+        num_steps: int = 1,
+        fused_ahead: bool = True,
+        **options: object,
     ) -> Cell:
         generator = entry(name)
         partition = published_partition(name, model)

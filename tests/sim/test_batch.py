@@ -50,9 +50,7 @@ def batches(draw):
     if generator.separate_cuts:
         up, down, fused = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(0, layers))
         below = layers - fused
-        partitions = [
-            Partition(cuts(draw, below, up), (*cuts(draw, below, down), fused), True) for _ in range(PLANS)
-        ]
+        partitions = [Partition(cuts(draw, below, up), (*cuts(draw, below, down), fused), True) for _ in range(PLANS)]
     else:
         stages = p * (draw(st.integers(1, 3)) if generator.looped else 1)
         partitions = [symmetric(cuts(draw, layers, stages)) for _ in range(PLANS)]
@@ -85,7 +83,11 @@ def test_the_plain_kernel_gives_the_same_bits_as_the_compiled_one(case):
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "roundpipe"])
 def test_equal_layers_give_the_same_bits_as_a_single_simulation(name):
-    partition, times, generator = published_partition(name, "qwen3-1.7b"), published_times("qwen3-1.7b"), entry(name)
+    partition, times, generator = (
+        published_partition(name, "qwen3-1.7b"),
+        published_times("qwen3-1.7b"),
+        entry(name),
+    )
     ahead = {"recompute_ahead": generator.recompute_ahead, "fused_ahead": partition.fused}
     shape = Shape(8, len(partition.forward), 16, len(partition.backward), fused=partition.fused)
     graph = build_graph(generator.build(shape))

@@ -52,7 +52,9 @@ def test_a_pool_cures_the_heavy_head_that_rotation_does_not():
     times = LayerTimes([1.0] * 4, [1.0] * 4, [2.0] * 4, head_forward=10.0, head_backward=20.0)
     costs = times.table(partition, recompute_ahead=True)
     schedule = entry("roundpipe").build(Shape(2, 4, 8, 5, fused=True), round_size=1).with_partition(partition)
-    rotation, pool = (float(simulate(deal(schedule, costs, rule), costs).makespan) for rule in ("round_robin", "dynamic"))
+    rotation, pool = (
+        float(simulate(deal(schedule, costs, rule), costs).makespan) for rule in ("round_robin", "dynamic")
+    )
     work = 8 * (4 * (1 + 1 + 2) + 30)
     assert pool <= 1.1 * work / 2 < rotation
 

@@ -1,4 +1,4 @@
-"""The simulator's graph is built for all microbatches at once; it holds the edges that `ir` finds one by one."""
+"""The simulator's graph, built for all microbatches at once, has the edges that `ir` finds one by one."""
 
 from dataclasses import replace
 

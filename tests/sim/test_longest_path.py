@@ -86,7 +86,9 @@ def test_no_action_runs_before_its_lane_and_its_inputs_allow(cell):
     _, schedule, costs = cell
     graph = build_graph(schedule)
     timeline = simulate_graph(graph, costs)
-    start, main, end = (np.asarray(column, float)[graph.order] for column in (timeline.start, timeline.main, timeline.end))
+    start, main, end = (
+        np.asarray(column, float)[graph.order] for column in (timeline.start, timeline.main, timeline.end)
+    )
     late = longest_path.late_edges(graph, costs)
     for i in range(graph.num_actions):
         assert start[i] <= main[i] <= end[i]

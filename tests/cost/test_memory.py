@@ -1,0 +1,217 @@
+"""Bytes on a device, counted by hand on small cases and against what is known of the published models."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from rpbench.cost.memory import (
+    DeviceMemory,
+    Footprint,
+    LayerSize,
+    ModelBytes,
+    classes_of,
+    device_bytes,
+    model_bytes,
+    why_infeasible,
+)
+from rpbench.cost.model import Model
+from rpbench.ir.partition import Partition, parse
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import entry
+from rpbench.sim.graph import build_graph
+from rpbench.sim.memory import peak_in_flight
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+
+# Four layers that weigh 10, 20, 30, 40; gradients a tenth of that, activations 1 to 4 thousand.
+LAYERS = tuple(LayerSize(10 * n, n, 6 * n, 1000 * n) for n in range(1, 5))
+SIZES = ModelBytes(
+    LAYERS,
+    embedding=LayerSize(700, 70, 420),
+    head=LayerSize(900, 90, 540),
+    boundary=100_000,
+    logits=8_000_000,
+    logits_chunk=2_000_000,
+)
+
+
+def load(name: str) -> Model:
+    return Model(**dict(OmegaConf.load(CONF / f"{name}.yaml")))  # type: ignore[call-overload]
+
+
+def built(name: str, cut: str, num_ranks: int, num_microbatches: int) -> Schedule:
+    partition: Partition = parse(cut)
+    shape = Shape(num_ranks, len(partition.forward), num_microbatches, len(partition.backward), fused=partition.fused)
+    return entry(name).build(shape).with_partition(partition)
+
+
+def test_bound_stages_keep_everything_they_train():
+    # 1F1B on 2 devices holds 2 and 1 stage inputs.
+    schedule = built("1f1b", "3-1", 2, 4)
+    assert peak_in_flight(build_graph(schedule)) == [2, 1]
+    first = {
+        "weights": 700 + 10 + 20 + 30,
+        "gradients": 70 + 1 + 2 + 3,
+        "optimizer state": 420 + 6 + 12 + 18,
+        "kept stage inputs": 200_000,
+        "recomputed activations": 6000,
+        "logits": 0,
+    }
+    second = {
+        "weights": 900 + 40,
+        "gradients": 90 + 4,
+        "optimizer state": 540 + 24,
+        "kept stage inputs": 100_000,
+        "recomputed activations": 4000,
+        "logits": 8_000_000,
+    }
+    assert classes_of(schedule, SIZES, [2, 1]) == [first, second]
+    assert device_bytes(schedule, SIZES, [2, 1]) == [sum(first.values()), sum(second.values())]
+
+
+def test_a_device_with_several_stages_recomputes_one_at_a_time():
+    # Layers 0 and 2 on device 0, layers 1 and 3 on device 1.
+    first, second = classes_of(built("looped_bfs", "1-1-1-1", 2, 2), SIZES, [4, 4])
+    assert (first["weights"], second["weights"]) == (700 + 10 + 30, 900 + 20 + 40)
+    assert (first["recomputed activations"], second["recomputed activations"]) == (3000, 4000)
+    assert (first["logits"], second["logits"]) == (0, 8_000_000)
+
+
+def test_streamed_stages_are_held_while_they_run_and_one_before():
+    # Jobs 0F, 1F, 2FB, 1B, 0B go to devices 0, 1, 0, 1, 0. Device 0 needs most in 2FB, the next stage beside it.
+    schedule = built("roundpipe", "2-1|1-2-1*", 2, 2)
+    first, second = classes_of(schedule, SIZES, [1, 1])
+    assert first == {
+        "weights": 900 + 40,
+        "prefetched weights": 700 + 10,
+        "gradients": 90 + 4,
+        "recomputed activations": 4000,
+        "boundary tensors": 400_000,
+        "logits": 2_000_000,
+    }
+    assert second == {  # 1B, after which nothing is prefetched
+        "weights": 20 + 30,
+        "prefetched weights": 0,
+        "gradients": 2 + 3,
+        "recomputed activations": 5000,
+        "boundary tensors": 400_000,
+        "logits": 0,
+    }
+
+
+def test_a_device_that_is_never_visited_holds_nothing():
+    schedule = built("roundpipe", "4|4-0*", 4, 2)  # jobs 0F, 1FB and 0B leave the last device idle
+    assert device_bytes(schedule, SIZES, [1] * 4)[3] == 0
+
+
+def test_many_cuts_at_once_give_the_bytes_of_each():
+    cuts = ["2-1|1-2-1*", "1-3|2-2-0*", "2-2|0-4-0*"]
+    partitions = [parse(cut) for cut in cuts]
+    footprint = Footprint(built("roundpipe", cuts[0], 2, 2), SIZES, [1, 1])
+    peaks = footprint.peaks(np.array([p.forward for p in partitions]), np.array([p.backward for p in partitions]))
+    assert peaks.tolist() == [device_bytes(built("roundpipe", cut, 2, 2), SIZES, [1, 1]) for cut in cuts]
+
+
+def test_no_cut_takes_less_than_the_least():
+    cuts = np.array([[i, 4 - i] for i in range(5)])
+    footprint = Footprint(built("1f1b", "2-2", 2, 4), SIZES, [2, 1])
+    everything = sum(sum(layer[:3]) for layer in (*LAYERS, SIZES.embedding, SIZES.head))
+    assert footprint.least_bytes == everything // 2
+    assert (footprint.peaks(cuts, cuts).max(axis=1) >= footprint.least_bytes).all()
+    assert Footprint(built("roundpipe", "2-2|2-2-0*", 2, 4), SIZES, [1, 1]).least_bytes == 0
+
+
+# --- sizes of a model ---------------------------------------------------------------------------------------
+
+
+def test_full_training_takes_16_bytes_for_each_parameter():
+    model = load("llama31_8b")
+    sizes = model_bytes(model, 8192)
+    resident = [sum(size[:3]) for size in (sizes.embedding, *sizes.layers, sizes.head)]
+    assert sum(resident) == 16 * model.total_parameters
+    assert sizes.layers[0].activations == model.layer_activation_bytes(8192)
+    assert sizes.boundary == 2 * 8192 * 4096
+    assert (sizes.logits, sizes.logits_chunk) == (6 * 8192 * 128256, 6 * 4096 * 128256)
+
+
+def test_adapters_alone_are_trained():
+    model = load("qwen3_235b_lora")
+    sizes = model_bytes(model, 2048)
+    layer = sizes.layers[0]
+    assert layer.weights == 2 * (model.layer_parameters + model.trainable_layer_parameters)
+    assert (layer.gradients, layer.optimizer) == (
+        2 * model.trainable_layer_parameters,
+        12 * model.trainable_layer_parameters,
+    )
+    assert sizes.head[1:3] == sizes.embedding[1:3] == (0, 0)
+    assert sizes.logits == sizes.logits_chunk  # fewer tokens than a chunk
+
+
+def test_a_shared_matrix_stands_at_either_end():
+    sizes = model_bytes(load("qwen3_1p7b"), 8192)
+    assert sizes.head.weights - sizes.embedding.weights == 2 * 2048  # the final norm
+
+
+# --- the verdict --------------------------------------------------------------------------------------------
+
+
+def test_what_fits_has_no_reason():
+    schedule = built("1f1b", "3-1", 2, 4)
+    needed = max(device_bytes(schedule, SIZES, [2, 1]))
+    assert why_infeasible(schedule, DeviceMemory(SIZES, needed), [2, 1]) == ""
+    assert why_infeasible(schedule, DeviceMemory(SIZES, needed - 1), [2, 1]) != ""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cut", "model", "tokens", "reason"),
+    [
+        (
+            "1f1b",
+            "8-8-8-8-8-8-8-8",
+            "qwen3_32b",
+            2048,
+            # 8 layers of 487.6 million and a head of 777.9 million parameters: 12 bytes of 16 are Adam's.
+            "device 7 needs 80.5 GB and has 25.8 GB; 56.1 GB of it are optimizer state: "
+            "take more devices, or schedule=roundpipe, which keeps it on the host",
+        ),
+        (
+            "1f1b",
+            "4-4-4-4-4-4-4-4",
+            "llama31_8b",
+            32768,
+            # 1.398 billion parameters, 25.2 GB of logits, 18.3 GB of activations, one input of 0.3 GB.
+            "device 7 needs 66.1 GB and has 25.8 GB; 25.2 GB of it are logits: take smaller microbatches",
+        ),
+        (
+            "roundpipe",
+            "16-16|16-16-0*",
+            "llama31_8b",
+            8192,
+            # Backward of layers 0 to 15 and the embedding, 8.0 GB twice; boundary tensors take 0.3 GB.
+            "device 1 needs 34.6 GB and has 25.8 GB; 18.3 GB of it are recomputed activations: "
+            "take smaller microbatches, or more stages",
+        ),
+    ],
+)
+def test_reasons_name_device_bytes_class_and_way_out(schedule, cut, model, tokens, reason):
+    subject = built(schedule, cut, 8, 16)
+    memory = DeviceMemory(model_bytes(load(model), tokens), 24 * 2**30)
+    found = why_infeasible(subject, memory, peak_in_flight(build_graph(subject)))
+    assert found == reason
+    assert len(found.splitlines()) == 1
+
+
+def test_a_way_out_of_too_much_weight_depends_on_where_weights_live():
+    heavy = ModelBytes((LayerSize(10**9, 0, 0),) * 4, LayerSize(0, 0, 0), LayerSize(0, 0, 0), 0, 0, 0)
+    bound = why_infeasible(built("gpipe", "2-2", 2, 2), DeviceMemory(heavy, 10**9), [2, 2])
+    streamed = why_infeasible(built("roundpipe", "4|4-0*", 2, 2), DeviceMemory(heavy, 10**9), [1, 1])
+    assert re.search(r"are weights: take more devices, or schedule=roundpipe", bound)
+    assert re.search(r"are weights: take more stages", streamed)
+
+
+def test_a_schedule_without_layers_has_no_bytes():
+    with pytest.raises(ValueError, match="give it a partition first"):
+        device_bytes(entry("gpipe").build(Shape(2, 2, 2)), SIZES, [2, 2])
