@@ -10,11 +10,15 @@ conventions, because published numbers use the first, which is wrong where the h
 Source: theoretical analysis in the artifact of RoundPipe (arXiv 2604.27085) for the first convention.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Convention = Literal["artifact", "corrected", "causal"]
 CONVENTIONS: tuple[Convention, ...] = ("artifact", "corrected", "causal")
+
+Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 BYTES_PER_VALUE = 2  # fp16 and bf16
 
@@ -44,9 +48,14 @@ class Model:
             map of a layer; one number a head.
         training_mode: `full`, or `lora` with adapters of rank `lora_rank` on every linear map of every layer.
         published_name: its name in `analysis/published/`, None for a model without published numbers.
+        family: whose activation and rotary scaling the modules use (`rpbench/models/family.py`).
+        rope_theta: base of the rotary wavelengths.
+        norm_eps: what a norm adds to the mean square.
+        dropout: share of the embedding's and of every block's output that training sets to 0.
 
     Raises:
-        ValueError: for a size below 1, heads that do not divide, or options that contradict each other.
+        ValueError: for a size below 1, heads that do not divide, an unknown family, a number out of its range,
+            or options that contradict each other.
     """
 
     name: str
@@ -69,9 +78,14 @@ class Model:
     training_mode: Literal["full", "lora"] = "full"
     lora_rank: int | None = None
     published_name: str | None = None
+    family: Family = "gpt"
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         _check_sizes(self)
+        _check_numbers(self)
         derived = {"kv_heads": self.heads, "head_dim": _head_dim(self), "intermediate": 4 * self.hidden}
         for name, value in derived.items():
             if getattr(self, name) is None:
@@ -218,6 +232,18 @@ def _check_sizes(model: Model) -> None:
             raise ValueError(f"model.{name}={value!r}: a size is a whole number of at least 1{way_out}")
 
 
+def _check_numbers(model: Model) -> None:
+    rules = {
+        "rope_theta": ("a finite number above 1, e.g. 10000", lambda x: x > 1),
+        "norm_eps": ("a finite number above 0, e.g. 1e-5", lambda x: x > 0),
+        "dropout": ("a share of at least 0 and below 1, e.g. 0.1", lambda x: 0 <= x < 1),
+    }
+    for name, (rule, holds) in rules.items():
+        value = getattr(model, name)
+        if type(value) not in (int, float) or not math.isfinite(value) or not holds(value):
+            raise ValueError(f"model.{name}={value!r}: {rule}")
+
+
 def _head_dim(model: Model) -> int:
     given: int | None = model.head_dim
     if given is None and model.hidden % model.heads:
@@ -239,6 +265,8 @@ def _check_options(model: Model) -> None:
             f"model.experts_active={model.experts_active}: a token cannot visit more experts than "
             f"model.experts_total={model.experts_total}; lower the first or raise the second"
         )
+    if model.family not in FAMILIES:
+        raise ValueError(f"model.family={model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
     if model.training_mode not in ("full", "lora"):
         raise ValueError(f"model.training_mode={model.training_mode!r} is unknown; choose full or lora")
     if (model.training_mode == "lora") != (model.lora_rank is not None):

@@ -1,5 +1,7 @@
 """Partitions and plans: which layers make which stage."""
 
+from contextlib import suppress
+
 from rpbench.cost.memory import DeviceMemory
 from rpbench.ir.partition import Partition, parse
 from rpbench.plan.even import plan_even
@@ -21,8 +23,8 @@ def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Pr
         budget, on_progress: of `search`; see `plan_search`.
 
     Raises:
-        ValueError: for an unknown method, a partition that does not fit the model or the schedule, or a published
-            one that does not exist.
+        ValueError: for an unknown method, a partition that does not fit the model or the schedule, or a
+            published one that does not exist.
     """
     if method == "search":
         found, num_evaluated = plan_search(problem, _seeds(problem), budget=budget, on_progress=on_progress)
@@ -42,19 +44,21 @@ def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Pr
 
 
 def _seeds(problem: Problem) -> list[Partition]:
-    """What `search` must not be worse than; a published partition only where it fits the sizes asked for."""
-    seeds = [plan_even(problem), plan_greedy(problem)]
+    """What `search` must not be worse than; the even and the published partition only where there is one."""
+    seeds = [plan_greedy(problem)]
     if problem.published is not None and _fits(problem, problem.published):
-        seeds.insert(0, problem.published)
+        seeds.append(problem.published)
+    with suppress(ValueError):
+        seeds.append(plan_even(problem))
     return seeds
 
 
 def _fits(problem: Problem, partition: Partition) -> bool:
-    if problem.chunks_per_rank is not None and not problem.entry.separate_cuts:
-        return len(partition.forward) == problem.num_ranks * problem.chunks_per_rank
+    bound = not problem.entry.separate_cuts
+    if bound and problem.chunks_per_rank not in (None, len(partition.forward) // problem.num_ranks):
+        return False
     try:
-        partition.check_layers(problem.num_layers)
-        problem.schedule(len(partition.forward), len(partition.backward))
+        problem.graph(partition)
     except ValueError:
         return False
     return True

@@ -47,8 +47,8 @@ class Tally:
 class Climb:
     """Best-first search from given partitions: the best plan not looked at yet is changed by every move.
 
-    Unlike a plain ascent it crosses plateaus, which are wide: the makespan follows the critical path alone, and a
-    layer moved elsewhere changes nothing.
+    Unlike a plain ascent it crosses plateaus, which are wide: the makespan follows the critical path alone,
+    and a layer moved elsewhere changes nothing.
 
     Args:
         seeds: partitions with the same numbers of stages.
@@ -69,15 +69,18 @@ class Climb:
         self._memory = problem.memory
         if self._memory is not None:
             self._footprint = Footprint(graph.schedule, self._memory.sizes, peak_in_flight(graph))
+            if self._footprint.least_bytes > self._memory.limit_bytes:
+                self._memory = None  # nothing fits: then the fastest, and the verdict says why it cannot run
 
-        # Where the directions are cut apart a stage is a job of its own, and a job without layers is none.
+        # A bound stage without layers passes tensors on and pays for the hops. Where the directions are cut apart
+        # a stage is a job of its own, and a job without layers is none.
         num_columns = sum(self.counts) if self._separate else self.counts[0]
         self._least = np.full(num_columns, int(self._separate))
         if self._separate:
             self._least[-1] = 0  # the fused stage may hold the head alone
         self._moves: Ints | None = None
-        self._weights = np.random.default_rng(0).integers(2**63, size=num_columns)  # a plan's key is a weighted sum
-        self._seen: set[int] = set()
+        self._weights = np.random.default_rng(0).integers(2**63, size=num_columns)
+        self._seen: set[int] = set()  # plans, each as the weighted sum of its counts
         self._plans: list[Ints] = []
         self._open: list[tuple[float, int, int]] = []  # score, plan, moves already tried
         self._tally = tally
@@ -95,7 +98,7 @@ class Climb:
         return Partition(tuple(row[: self.counts[0]]), tuple(row[self.counts[0] :]), fused=True)
 
     def run(self, work: int) -> None:
-        """Go on until so much more work is done, counted in actions timed, or nothing better turns up for a while."""
+        """Go on until so much more work is done, or nothing better turns up for a while."""
         if self._moves is None:
             self._moves = _moves(self.counts, self._separate)
         until, tried, improved_at = self._tally.work + work, 0, 0
@@ -137,7 +140,7 @@ class Climb:
         self._tally.num_evaluated += len(rows)
         self._tally.work += self._num_actions * len(rows)
         lowest = int(scores.argmin())
-        improved = not first or bool(scores[lowest] < before * (1 - TOLERANCE))
+        improved = bool(scores[lowest] < before * (1 - TOLERANCE))
         if improved:
             self.best_score, self._best = float(scores[lowest]), first + lowest
         for index in np.flatnonzero(scores <= self.best_score * (1 + SLACK)).tolist():
@@ -149,9 +152,10 @@ class Climb:
         forward, backward = (rows[:, :num_forward], rows[:, num_forward:]) if self._separate else (rows, rows)
         scores = self._batch.makespans(forward, backward)
         if self._memory is not None:
-            worst = self._footprint.peaks(forward, backward).max(axis=1)
+            close = scores <= self.best_score * (1 + SLACK)  # the others are out of the race as they are
+            worst = self._footprint.peaks(forward[close], backward[close]).max(axis=1)
             limit = self._memory.limit_bytes
-            scores = np.where(worst <= limit, scores, MISFIT * worst / limit)
+            scores[close] = np.where(worst <= limit, scores[close], MISFIT * worst / limit)
         return scores
 
     def _row(self, partition: Partition) -> tuple[int, ...]:
@@ -159,21 +163,24 @@ class Climb:
 
 
 def _moves(counts: Counts, separate: bool) -> Ints:
-    """Changes of the layer counts that take a layer from one stage and give it to another, near stages first."""
+    """Changes of the counts that take a layer from one stage and give it to another, near stages first."""
     num_forward, num_backward = counts
     if not separate:
         return _shifts(num_forward, num_forward, 0)
     columns = num_forward + num_backward
     up, down = _shifts(columns, num_forward, 0), _shifts(columns, num_backward - 1, num_forward)
-    # A layer that enters the fused stage leaves a forward and a backward stage.
-    pairs = {(num_forward - 1, stage) for stage in range(num_forward, columns - 1)}
-    pairs |= {(stage, columns - 2) for stage in range(num_forward)}
-    fused = np.zeros((2 * len(pairs), columns), np.int64)
-    for index, pair in enumerate(sorted(pairs)):
-        for sign, row in ((1, 2 * index), (-1, 2 * index + 1)):
-            fused[row, pair] = -sign
-            fused[row, -1] = sign
-    return np.concatenate([up, down, fused])
+    # A layer that enters the fused stage leaves a forward and a backward stage, one of them next to it.
+    givers = [
+        (forward, backward)
+        for forward in range(num_forward)
+        for backward in range(num_forward, columns - 1)
+        if forward == num_forward - 1 or backward == columns - 2
+    ]
+    enter = np.zeros((len(givers), columns), np.int64)
+    enter[:, -1] = 1
+    for index, pair in enumerate(givers):
+        enter[index, pair] = -1
+    return np.concatenate([up, down, enter, -enter])
 
 
 def _shifts(num_columns: int, num_stages: int, first: int) -> Ints:

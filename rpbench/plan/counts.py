@@ -1,10 +1,9 @@
 """Numbers of stages worth trying, best guess first, and plain partitions for each of them."""
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.table import LayerTimes, Number
 from rpbench.ir.partition import Partition, split_evenly, symmetric
@@ -28,23 +27,24 @@ def promising_counts(problem: Problem) -> list[Counts]:
 def _rank_separate(problem: Problem) -> list[Counts]:
     """Every pair of stage counts, by an estimate of the makespan.
 
-    The steady part lies between perfect packing (the work) and lock-step (every stage as long as the longest): their
-    mean is taken. Filling and draining pass (p - 1) / 2 stages of either direction, on the average over devices.
+    The steady part lies between perfect packing (the work) and lock-step (every stage as long as the
+    longest): their mean is taken. Filling and draining pass (p - 1) / 2 stages of either direction,
+    averaged over devices.
     """
     times, layers = problem.times, problem.num_layers
-    forward, backward = sum(times.forward), sum(times.recompute) + sum(times.backward)
-    head = head_total(times)
-    ups, downs = np.arange(1, layers + 1), np.arange(1, layers + 1)
-    longest_up = np.array([max(stage_times(times.forward, split_evenly(layers, num))) for num in ups.tolist()], float)
-    again = [first + second for first, second in zip(times.recompute, times.backward, strict=True)]
-    longest_down = np.array([max(stage_times(again, split_evenly(layers, num))) for num in downs.tolist()], float)
-    longest = np.maximum(np.maximum.outer(longest_up, longest_down), float(head))
-    work = float(forward + backward + head)
-    slots = np.maximum(np.add.outer(ups, downs + 1), problem.num_ranks) * longest
+    again = [recompute + backward for recompute, backward in zip(times.recompute, times.backward, strict=True)]
+    forward, backward, head = float(sum(times.forward)), float(sum(again)), float(head_total(times))
+    nums = np.arange(1, layers + 1)
+    cuts = [split_evenly(layers, num) for num in nums.tolist()]
+    longest_forward = np.array([max(stage_times(times.forward, cut)) for cut in cuts], float)
+    longest_backward = np.array([max(stage_times(again, cut)) for cut in cuts], float)
+    longest = np.maximum(np.maximum.outer(longest_forward, longest_backward), head)
+    work = forward + backward + head
+    slots = np.maximum(np.add.outer(nums, nums + 1), problem.num_ranks) * longest
     steady = (work + np.maximum(slots, work)) / 2 * problem.num_microbatches / problem.num_ranks
-    ends = np.add.outer(float(forward) / ups, float(backward) / downs) * (problem.num_ranks - 1) / 2
+    ends = np.add.outer(forward / nums, backward / nums) * (problem.num_ranks - 1) / 2
     order = np.argsort((steady + ends).ravel(), kind="stable")
-    return [(int(flat // layers) + 1, int(flat % layers) + 2) for flat in order]
+    return [(int(flat // layers) + 1, int(flat % layers) + 2) for flat in order]  # the fused stage comes on top
 
 
 def plain_partitions(problem: Problem, counts: Counts) -> list[Partition]:
@@ -57,10 +57,10 @@ def plain_partitions(problem: Problem, counts: Counts) -> list[Partition]:
             cuts += [(*cut, 0) for cut in _plain_cuts(layers, num_forward - 1)]  # the head alone
         cuts.append(fill_stages(layer_totals(times), head_total(times), num_forward))
         return [symmetric(cut) for cut in dict.fromkeys(cuts)]
-    found = []
+    found: list[Partition] = []
     for fused in _fused_sizes(times, num_backward):
         below = layers - fused
-        if num_forward <= below and num_backward - 1 <= below:
+        if num_forward <= below and 1 <= num_backward - 1 <= below:
             pairs = product(_plain_cuts(below, num_forward), _plain_cuts(below, num_backward - 1))
             found += [Partition(up, (*down, fused), fused=True) for up, down in pairs]
     return found
@@ -76,8 +76,8 @@ def _plain_cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
 def _fused_sizes(times: LayerTimes, num_backward: int) -> Iterator[int]:
     """Layers in the fused stage: none beside the head, or enough to make it as long as the others."""
     yield 0
-    mean = (sum(times.recompute) + sum(times.backward)) / (num_backward - 1)
-    tops = accumulate((up + down for up, down in zip(times.forward[::-1], times.backward[::-1], strict=True)))
+    mean = (sum(times.recompute) + sum(times.backward)) / max(1, num_backward - 1)
+    tops = accumulate(up + down for up, down in zip(times.forward[::-1], times.backward[::-1], strict=True))
     fitting = sum(head_total(times) + top <= mean for top in tops)
     if 0 < fitting < times.num_layers:
         yield fitting
@@ -86,4 +86,4 @@ def _fused_sizes(times: LayerTimes, num_backward: int) -> Iterator[int]:
 def stage_times(layers: Sequence[Number], counts: tuple[int, ...]) -> list[Number]:
     """Sum of a per-layer time over each stage."""
     ends = [0, *accumulate(counts)]
-    return [sum(layers[start:stop]) for start, stop in zip(ends, ends[1:], strict=False)]
+    return [sum(layers[start:stop]) for start, stop in pairwise(ends)]

@@ -7,14 +7,18 @@ from rpbench.plan.problem import Problem
 def plan_even(problem: Problem) -> Partition:
     """Equal stages, whatever they cost.
 
-    Where stages are bound to devices, each holds `default_chunks` of them. Where the directions are cut apart, the
-    head is a stage of its own, every device gets `default_chunks` backward stages, and there are as many forward
-    stages as make a forward stage about as long as a backward stage. With a published partition beside it and no
-    number of chunks asked for, the numbers of stages are the published ones.
+    Where stages are bound to devices, each holds `default_chunks` of them, or fewer where nobody asked for that
+    many and some would be empty. Where the directions are cut apart, the head is a stage of its own, every
+    device gets `default_chunks` backward stages, and there are as many forward stages as make a forward stage
+    about as long as a backward stage. With a published partition beside it and no number of chunks asked for,
+    the numbers of stages are the published ones.
+
+    Raises:
+        ValueError: if there are fewer layers than stages bound to devices.
     """
     layers, published = problem.num_layers, problem.published
     if not problem.entry.separate_cuts:
-        return symmetric(split_evenly(layers, problem.num_ranks * problem.default_chunks))
+        return symmetric(split_evenly(layers, _num_bound_stages(problem)))
     if published and published.fused and problem.chunks_per_rank is None:
         num_forward, num_backward = len(published.forward), len(published.backward) - 1
     else:
@@ -22,4 +26,18 @@ def plan_even(problem: Problem) -> Partition:
         backward = sum(problem.times.recompute) + sum(problem.times.backward)
         share = sum(problem.times.forward) / backward if backward > 0 else 1
         num_forward = max(1, min(layers, round(num_backward * share)))
-    return Partition(split_evenly(layers, num_forward), (*split_evenly(layers, max(1, num_backward)), 0), fused=True)
+    forward, backward_cut = split_evenly(layers, num_forward), split_evenly(layers, max(1, num_backward))
+    return Partition(forward, (*backward_cut, 0), fused=True)
+
+
+def _num_bound_stages(problem: Problem) -> int:
+    layers, ranks, chunks = problem.num_layers, problem.num_ranks, problem.default_chunks
+    if problem.chunks_per_rank is None:
+        chunks = max(1, min(chunks, layers // ranks))
+    if layers < ranks * chunks:
+        raise ValueError(
+            f"partition=even: {layers} layers make no {ranks * chunks} stages ({ranks} devices x {chunks}), some "
+            "would be empty; take fewer devices or chunks_per_device, or write the partition out, as in "
+            "partition=1-1-0"
+        )
+    return ranks * chunks

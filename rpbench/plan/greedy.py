@@ -1,7 +1,8 @@
 """Greedy partitions: the released RoundPipe planner, and the same idea where stages are bound to devices.
 
-Both fill stages up to a time budget and differ in what they do about the number of stages. The planner takes what
-comes out and compares budgets; a bound schedule needs a given number and takes the smallest budget that allows it.
+Both fill stages up to a time budget and differ in what they do about the number of stages. The planner takes
+what comes out and compares budgets; a bound schedule needs a given number and takes the smallest budget that
+allows it.
 
 Source: planner of the released RoundPipe library (arXiv 2604.27085), from a description of what it does.
 """
@@ -17,9 +18,9 @@ from rpbench.plan.problem import Problem
 
 # Budgets range from the longest layer to this multiple of it.
 UPPER_THRESHOLD = 1.1
-# The planner keeps stages within this share of a device's memory, half of it for the stage that is prefetched.
+# Stages are kept within this share of a device's memory, half of it for the stage that is prefetched.
 MEMORY_SHARE = 0.6
-# What the planner allows itself on an idle 24 GB card: 0.6 x 24, read as gigabytes though measured in gibibytes.
+# What the planner allows on an idle 24 GB card: 0.6 x 24, read as gigabytes though measured in gibibytes.
 LIMIT_24GB_CARD_BYTES = 14_400_000_000
 # The embedding is a layer of its own and takes a time just above zero.
 EMBEDDING_SHARE = 1e-6
@@ -39,7 +40,7 @@ def plan_greedy(problem: Problem) -> Partition:
     )
 
 
-# --- stages bound to devices ---------------------------------------------------------------------------------
+# --- stages bound to devices -------------------------------------------------------------------------------
 
 
 def layer_totals(times: LayerTimes) -> list[Number]:
@@ -55,8 +56,8 @@ def head_total(times: LayerTimes) -> Number:
 def fill_stages(layers: Sequence[Number], head: Number, num_stages: int) -> tuple[int, ...]:
     """Layers of each stage under the smallest budget that needs no more than `num_stages` stages.
 
-    Stages are filled from the last, which holds the head, to the first, so that the remainder lands in the first. A
-    stage also ends where the layers left are just enough to give one to each stage left.
+    Stages are filled from the last, which holds the head, to the first, so that the remainder lands in the
+    first. A stage also ends where the layers left are just enough to give one to each stage left.
     """
     ends = [0, *accumulate(layers)]
     budgets = {ends[stop] - ends[start] for start in range(len(layers)) for stop in range(start + 1, len(layers) + 1)}
@@ -79,7 +80,8 @@ def _fill(layers: Sequence[Number], head: Number, num_stages: int, budget: Numbe
     if head > budget * (1 + TOLERANCE):
         return None
     for layer in range(len(layers) - 1, -1, -1):
-        needed_below = layer + 1 == num_stages - len(counts) and counts[-1] + (len(counts) == 1 and head > 0) > 0
+        holds_something = counts[-1] > 0 or (len(counts) == 1 and head > 0)
+        needed_below = holds_something and layer + 1 == num_stages - len(counts)
         if needed_below or filled + layers[layer] > budget * (1 + TOLERANCE):
             if len(counts) == num_stages or layers[layer] > budget * (1 + TOLERANCE):
                 return None
@@ -90,23 +92,27 @@ def _fill(layers: Sequence[Number], head: Number, num_stages: int, budget: Numbe
     return (0,) * (num_stages - len(counts)) + tuple(reversed(counts))
 
 
-# --- the released planner ------------------------------------------------------------------------------------
+# --- the released planner -----------------------------------------------------------------------------------
 
 
 def plan_released(
-    times: LayerTimes, num_ranks: int, *, sizes: ModelBytes | None = None, memory_limit_bytes: int | None = None
+    times: LayerTimes,
+    num_ranks: int,
+    *,
+    sizes: ModelBytes | None = None,
+    memory_limit_bytes: int | None = None,
 ) -> Partition:
     """The partition of the released planner: least (number of stages, p at least) x (budget of a stage).
 
-    It plans num_layers + 2 layers: embedding, decoder layers, head. Budgets are the sums of adjacent layers' forward
-    or backward times between the longest layer and 1.1 times that. For each, the fused stage takes layers from the
-    head downwards, forward stages are filled from the end and backward stages from the start. The embedding stays in
-    a forward stage, as the partition needs one.
+    It plans num_layers + 2 layers: embedding, decoder layers, head. Budgets are the sums of adjacent
+    layers' forward or backward times between the longest layer and 1.1 times that. For each, the fused
+    stage takes layers from the head downwards, forward stages are filled from the end and backward stages
+    from the start. The embedding stays in a forward stage, as a partition needs one.
 
     Args:
         sizes: of the layers, for the memory limit.
-        memory_limit_bytes: M, for the stage that runs and the one that is prefetched; a stage takes M/2 at most. It
-            is raised to twice the largest layer. None for no limit.
+        memory_limit_bytes: M, for the stage that runs and the one that is prefetched; a stage takes M/2 at
+            most. Where a layer needs more, M is raised to twice that layer. None for no limit.
     """
     layers = _plannable_layers(times, sizes, memory_limit_bytes)
     longest = max(max(layers.forward), max(layers.backward))
@@ -137,9 +143,9 @@ def _plannable_layers(times: LayerTimes, sizes: ModelBytes | None, limit_bytes: 
     num = times.num_layers + 2
     forward_bytes, backward_bytes, cap = [0] * num, [0] * num, float("inf")
     if sizes is not None and limit_bytes is not None:
-        forward_bytes = [sizes.embedding.weights, *(layer.weights for layer in sizes.layers), sizes.head.weights]
-        gradients = [sizes.embedding.gradients, *(layer.gradients for layer in sizes.layers), sizes.head.gradients]
-        backward_bytes = [weights + gradient for weights, gradient in zip(forward_bytes, gradients, strict=True)]
+        layers = (sizes.embedding, *sizes.layers, sizes.head)
+        forward_bytes = [layer.weights for layer in layers]
+        backward_bytes = [layer.weights + layer.gradients for layer in layers]
         cap = max(limit_bytes / 2, *forward_bytes, *backward_bytes)
     return _Layers(
         [embedding, *times.forward, times.head_forward],

@@ -8,6 +8,7 @@ import numpy as np
 
 from rpbench.cost.memory import DeviceMemory, why_infeasible
 from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import Entry
@@ -18,15 +19,15 @@ from rpbench.sim.memory import peak_in_flight
 
 @dataclass(frozen=True)
 class Problem:
-    """A schedule, the times of the model's layers, and the sizes of a run; its partition is what is looked for.
+    """A schedule, the times of the model's layers and the sizes of a run; the partition is looked for.
 
     Args:
         entry: the schedule.
         times: of one microbatch through each layer.
         num_ranks, num_microbatches, num_steps: as in `Shape`.
-        chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and `greedy`
-            take that of the published partition, or 2. Schedules that are not looped have 1. Where the two directions
-            are cut apart it says how many backward stages `even` makes, and nothing else.
+        chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
+            `greedy` take that of the published partition, or 2. Schedules that are not looped have 1. Where
+            the directions are cut apart it only says how many backward stages `even` makes.
         options: keyword options of the schedule.
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
@@ -92,14 +93,14 @@ class Problem:
         return self.times.table(partition, recompute_ahead=self.recompute_ahead, fused_ahead=self.fused_ahead)
 
     def graph(self, partition: Partition) -> Graph:
-        """The action graph of a partition.
+        """The action graph of a partition, with optimizer steps where several follow each other.
 
         Raises:
             ValueError: if the partition does not cover the layers or does not fit the schedule.
         """
         partition.check_layers(self.num_layers)
-        schedule = self.schedule(len(partition.forward), len(partition.backward))
-        return build_graph(schedule.with_partition(partition))
+        schedule = self.schedule(len(partition.forward), len(partition.backward)).with_partition(partition)
+        return build_graph(add_steps(schedule) if self.num_steps > 1 else schedule)
 
     def evaluate(self, partition: Partition, *, method: str, num_evaluated: int = 1) -> "Plan":
         """The partition with its simulated makespan, and whether it fits into memory.

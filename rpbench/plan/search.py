@@ -1,44 +1,61 @@
 """The partition that simulates best: numbers of stages first, then layers moved between stages.
 
-Every candidate is timed by the simulator itself, in batches. The search is deterministic, and since what it starts
-from takes part, its answer is never worse than the published, the even or the greedy partition.
+Every candidate is timed by the simulator itself, in batches. The search is deterministic, and since what it
+starts from takes part, its answer is never worse than the published, the even or the greedy partition.
+
+    numbers of stages   most promising first, each judged by its plain partitions, for half of the budget
+    layers              the best 8 numbers climb, half of them go on to the next round, until one is left
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rpbench.ir.partition import Partition
+from rpbench.ir.policy import Policy
 from rpbench.plan.climb import Climb, Tally
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
 from rpbench.plan.problem import Problem
 
 # Work allowed, counted in actions timed: about a second.
 BUDGET = 500_000_000
-# Share of the budget for trying numbers of stages; how many of them are looked at closely.
+# Share of the budget for trying numbers of stages, and how many of them are looked at closely.
 SHARE_FOR_COUNTS = 0.5
 FINALISTS = 8
-# Steps of a long run that a search simulates: by then the rotation has come round and the interval is steady.
+# Steps of a long run that a search simulates: by then the time between steps is steady.
 STEPS = 8
 
 Progress = Callable[[int, float], None]
 
 
 def plan_search(
-    problem: Problem, seeds: Sequence[Partition], *, budget: int = BUDGET, on_progress: Progress | None = None
+    problem: Problem,
+    seeds: Sequence[Partition],
+    *,
+    budget: int = BUDGET,
+    on_progress: Progress | None = None,
 ) -> tuple[Partition, int]:
     """The best partition found, and how many were simulated.
+
+    What fits into memory is better than what does not. Where nothing can fit, memory does not matter.
 
     Args:
         seeds: partitions to start from; they fit the schedule.
         budget: actions to time; a tenth of it finds most of what there is.
-        on_progress: told the number of plans timed so far and the best makespan, now and then.
+        on_progress: told the number of plans timed so far and the best makespan, after every round.
     """
     tally = Tally()
-    found = _search(replace(problem, num_steps=min(problem.num_steps, STEPS)), seeds, tally, budget, on_progress)
-    if problem.num_steps > STEPS:  # the makespan of a few steps has told them apart; let all steps decide
+    few_steps = replace(problem, num_steps=_steps_to_simulate(problem, seeds[0]))
+    found = _search(few_steps, seeds, tally, budget, on_progress)
+    if problem.num_steps > 1:  # a few steps, without their optimizer, have found it; let the whole run decide
         plans = [problem.evaluate(partition, method="search") for partition in (found, *seeds)]
         found = min(plans, key=lambda plan: (plan.infeasible != "", plan.makespan)).partition
     return found, tally.num_evaluated
+
+
+def _steps_to_simulate(problem: Problem, seed: Partition) -> int:
+    """One where every step begins with the weights of the one before, a few where steps overlap."""
+    schedule = problem.schedule(len(seed.forward), len(seed.backward))
+    return 1 if schedule.policy is Policy.FLUSH else min(problem.num_steps, STEPS)
 
 
 def _search(
@@ -67,8 +84,13 @@ def _open_climbs(problem: Problem, seeds: Sequence[Partition], tally: Tally, bud
         if counts not in starts and tally.work > SHARE_FOR_COUNTS * budget:
             break
         candidates = [*starts.get(counts, ()), *plain_partitions(problem, counts)]
-        if candidates:
-            climbs = sorted([*climbs, Climb(problem, candidates, tally)], key=_score)[:FINALISTS]
+        try:
+            climb = Climb(problem, candidates, tally)
+        except ValueError:  # some schedules take only some numbers of stages
+            if counts in starts:
+                raise
+            continue
+        climbs = sorted([*climbs, climb], key=_score)[:FINALISTS]
     return climbs
 
 

@@ -22,6 +22,8 @@ Floats = npt.NDArray[np.float64]
 # Plans timed side by side: enough for long vectors, fewer where the ends of all actions outgrow the cache.
 WIDTH, LEAST_WIDTH = 128, 16
 ENDS_IN_CACHE = 500_000
+# Plans whose tables of stage times are made together.
+BLOCK = 1024
 
 
 class PlanBatch:
@@ -64,6 +66,11 @@ class PlanBatch:
             forward: layers of each forward stage, (plans, forward stages).
             backward: layers of each backward stage, (plans, backward stages).
         """
+        blocks = range(0, len(forward), BLOCK)
+        found = [self._block(forward[at : at + BLOCK], backward[at : at + BLOCK]) for at in blocks]
+        return np.concatenate([np.empty(0), *found])
+
+    def _block(self, forward: Ints, backward: Ints) -> Floats:
         makespan = np.zeros(len(forward))
         arrays = (*self._edges, *self._tables(forward, backward), *self._room, makespan)
         kernel = compiled(relax_batch)

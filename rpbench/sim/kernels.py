@@ -148,9 +148,8 @@ def relax_batch(
                 begin = early if early > behind[j] else behind[j]
                 last = begin + main[first + j]
                 at[j] = last
-                # An action of no length ends no run.
-                if last > begin - pre[first + j] and last > makespan[first + j]:
-                    makespan[first + j] = last
+                ended = last if last > begin - pre[first + j] else 0.0  # an action of no length ends no run
+                makespan[first + j] = ended if ended > makespan[first + j] else makespan[first + j]
 
 
 @cache

@@ -97,8 +97,8 @@ def test_equal_layers_give_the_same_bits_as_a_single_simulation(name):
 def test_more_plans_than_fit_side_by_side_are_timed_each():
     times = constant_times(9, 3, forward_ms=1, input_grad_ms=1, weight_grad_ms=1, recompute_ms=1, hop_ms=0.1)
     graph = build_graph(entry("1f1b").build(Shape(3, 3, 4)))
-    partitions = [symmetric((i, j, 9 - i - j)) for i in range(10) for j in range(10 - i)] * 6
-    assert len(partitions) > 2 * batch.WIDTH
+    partitions = [symmetric((i, j, 9 - i - j)) for i in range(10) for j in range(10 - i)] * 20
+    assert len(partitions) > batch.BLOCK > batch.WIDTH
     found = together(graph, times, partitions)
     assert found.tolist() == one_by_one(graph, times, partitions)
     assert len(set(found.tolist())) > 10
