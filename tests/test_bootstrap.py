@@ -233,9 +233,7 @@ def test_an_interrupted_setup_goes_on_where_it_stopped(clone: Clone) -> None:
         ("ERROR: Cannot install a and b", "it says: ERROR: Cannot install a and b"),
     ],
 )
-def test_what_stops_pip_is_said_in_a_sentence_that_names_the_log(
-    clone: Clone, says: str, sentence: str
-) -> None:
+def test_what_stops_pip_is_said_in_a_sentence_that_names_the_log(clone: Clone, says: str, sentence: str) -> None:
     done = clone.run("quick", FAKE_PIP_SAYS=says)
     assert done.returncode == 1
     reason = done.stderr.splitlines()[-1]

@@ -43,9 +43,7 @@ def test_every_row_is_whole_and_has_a_source(table: str) -> None:
 
 def test_the_readme_describes_every_table() -> None:
     text = (PUBLISHED / "README.md").read_text()
-    described = [
-        line.split("|")[1].strip().removesuffix(".csv") for line in text.splitlines() if ".csv |" in line
-    ]
+    described = [line.split("|")[1].strip().removesuffix(".csv") for line in text.splitlines() if ".csv |" in line]
     assert sorted(described) == TABLES
 
 
@@ -67,9 +65,7 @@ def test_bubble_is_ratio_times_device_time(cell: dict[str, str]) -> None:
 @pytest.mark.parametrize("cell", cells())
 def test_parts_sum_to_the_bubble(cell: dict[str, str]) -> None:
     parts = [float(cell[f"{part}_time_gpu_ms"]) for part in ("fill", "switch", "drain", "intra")]
-    assert sum(parts) == pytest.approx(
-        float(cell["bubble_time_gpu_ms"]), abs=2.5e-4
-    )  # five roundings of 0.5e-4
+    assert sum(parts) == pytest.approx(float(cell["bubble_time_gpu_ms"]), abs=2.5e-4)  # five roundings of 0.5e-4
 
 
 @pytest.mark.parametrize("cell", cells())
@@ -122,9 +118,7 @@ def test_models_timings_and_lengths_tell_the_same() -> None:
     for row in rows("max_seq_len"):
         assert (row["status"] == "ok") == (row["max_seq_len_published_k"] != ""), row
         if row["max_seq_len_run_script_tokens"]:
-            assert int(row["max_seq_len_run_script_tokens"]) == 1024 * int(row["max_seq_len_published_k"]), (
-                row
-            )
+            assert int(row["max_seq_len_run_script_tokens"]) == 1024 * int(row["max_seq_len_published_k"]), row
 
 
 def test_only_finished_runs_have_a_throughput() -> None:
@@ -157,10 +151,7 @@ def test_headline_ratios_follow_from_the_throughput(model: str) -> None:
         return
     best = max(measured, key=lambda system: measured[system])
     assert best == row["best_baseline"]
-    assert (
-        as_printed(ours / measured[best], row["speedup_over_best_baseline"])
-        == row["speedup_over_best_baseline"]
-    )
+    assert as_printed(ours / measured[best], row["speedup_over_best_baseline"]) == row["speedup_over_best_baseline"]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -173,15 +164,10 @@ def test_headline_predictions_follow_from_the_bubbles(model: str) -> None:
     work_s = makespan_s * (1 - float(cell["bubble_ratio_percent"]) / 100)
     label = (float(cell["switch_ratio_percent"]) + float(cell["intra_ratio_percent"])) / 100
     asynchronous = num_tokens / (work_s / (1 - label)) / 1e3
-    assert (
-        as_printed(asynchronous, row["predicted_async_ktokens_per_s"]) == row["predicted_async_ktokens_per_s"]
-    )
+    assert as_printed(asynchronous, row["predicted_async_ktokens_per_s"]) == row["predicted_async_ktokens_per_s"]
     if row["predicted_sync_ktokens_per_s"]:
         synchronous = num_tokens / makespan_s / 1e3
-        assert (
-            as_printed(synchronous, row["predicted_sync_ktokens_per_s"])
-            == row["predicted_sync_ktokens_per_s"]
-        )
+        assert as_printed(synchronous, row["predicted_sync_ktokens_per_s"]) == row["predicted_sync_ktokens_per_s"]
 
 
 def test_async_bars_relabel_the_synchronous_cell() -> None:
@@ -227,9 +213,7 @@ def test_discrepancies_quote_the_other_tables() -> None:
         if key.startswith("fsdp_offload_throughput"):
             expected = tuple(throughput[system, model]["tokens_per_s"] for system in ("fsdp", "fsdp-offload"))
         elif key.startswith("fsdp_offload_max"):
-            expected = tuple(
-                lengths[system, model]["max_seq_len_published_k"] for system in ("fsdp", "fsdp-offload")
-            )
+            expected = tuple(lengths[system, model]["max_seq_len_published_k"] for system in ("fsdp", "fsdp-offload"))
         elif key.startswith("attention_flops_recompute"):
             expected = (figure2[model,]["recompute_ms"], figure2[model,]["recompute_corrected_ms"])
         elif key.startswith("attention_flops_ratio"):
@@ -239,12 +223,8 @@ def test_discrepancies_quote_the_other_tables() -> None:
             published = cuts["roundpipe", model, "forward"]["num_stages"]
             expected = (published, plans[model, cap]["forward_stages"])
         elif key.startswith("untuned"):
-            scheduler = next(s for s in ("interleaved_1f1b", "1f1b", "roundpipe") if s in key).replace(
-                "_", "-"
-            )
-            published = as_printed(
-                float(bubbles[scheduler, model]["bubble_ratio_percent"]), row["published_value"]
-            )
+            scheduler = next(s for s in ("interleaved_1f1b", "1f1b", "roundpipe") if s in key).replace("_", "-")
+            published = as_printed(float(bubbles[scheduler, model]["bubble_ratio_percent"]), row["published_value"])
             assert float(row["other_value"]) < float(row["published_value"])
             expected = (published, row["other_value"])
         elif key == "hops_counted_twice_235b":

@@ -15,36 +15,23 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.model import BYTES_PER_VALUE, Model
+from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import Schedule, Weights
 
-# Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
-OPTIMIZER_BYTES = 12
-# Per logit: 2 as the product comes, 4 for the softmax that becomes its gradient; our reading.
-LOGITS_BYTES = 6
-# The library computes head, loss and their gradients in chunks of so many tokens.
-HEAD_CHUNK_TOKENS = 4096
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
 BOUNDARY_BUFFERS = 4
 
 Ints = npt.NDArray[np.int64]
 
 
-class LayerSize(NamedTuple):
-    """Bytes of one layer; `optimizer` where it is kept on the device, `activations` of one microbatch."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int = 0
+# --- bytes on each device -----------------------------------------------------------------------------------
 
 
 class _StageSizes(NamedTuple):
@@ -54,61 +41,6 @@ class _StageSizes(NamedTuple):
     gradients: Ints
     optimizer: Ints
     activations: Ints
-
-
-@dataclass(frozen=True)
-class ModelBytes:
-    """Sizes of a model's layers for one microbatch size.
-
-    Args:
-        layers: the decoder layers, in model order.
-        embedding, head: stand in the first and in the last stage.
-        boundary: bytes that pass from one stage to the next for one microbatch.
-        logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
-    """
-
-    layers: tuple[LayerSize, ...]
-    embedding: LayerSize
-    head: LayerSize
-    boundary: int
-    logits: int
-    logits_chunk: int
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.layers)
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """What a model's layers weigh, and the bytes a device has for them."""
-
-    sizes: ModelBytes
-    limit_bytes: int
-
-
-def model_bytes(model: Model, tokens_per_microbatch: int) -> ModelBytes:
-    """Sizes of a model's layers; a matrix that embedding and head share is there twice, at either end."""
-    adapters = model.trainable_layer_parameters if model.lora_rank else 0
-    layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
-    kept = int(model.layer_activation_bytes(tokens_per_microbatch))
-    ends_train = model.lora_rank is None
-    chunk_tokens = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)
-    return ModelBytes(
-        layers=(layer._replace(activations=kept),) * model.num_layers,
-        embedding=_size(model.embedding_parameters, model.embedding_parameters * ends_train),
-        head=_size(model.head_parameters, model.head_parameters * ends_train),
-        boundary=model.boundary_bytes(tokens_per_microbatch),
-        logits=LOGITS_BYTES * tokens_per_microbatch * model.vocab,
-        logits_chunk=LOGITS_BYTES * chunk_tokens * model.vocab,
-    )
-
-
-def _size(parameters: int, trainable: int) -> LayerSize:
-    return LayerSize(BYTES_PER_VALUE * parameters, BYTES_PER_VALUE * trainable, OPTIMIZER_BYTES * trainable)
-
-
-# --- bytes on each device -----------------------------------------------------------------------------------
 
 
 def device_bytes(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import Partition
+from rpbench.ir.schedule import ScheduleError
 
 Number = Any  # float, or Fraction where an exact result is wanted
 
@@ -23,6 +24,9 @@ class Work(NamedTuple):
     pre: Number = 0
     first_gradient: Number = 0
     num_records: int = 0
+
+
+_NO_WORK = Work(0)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,21 @@ class CostTable:
     recompute_ahead: bool = False
     fused_ahead: bool = False
     units_per_second: int = 1
+
+    def of(self, kind: Kind, stage: int) -> Work:
+        """The work of an action; communication and bookkeeping take no time of their own.
+
+        Raises:
+            ScheduleError: if nothing is known of an action that takes time.
+        """
+        if kind in self.work:
+            return self.work[kind][stage]
+        if kind in (Kind.I, Kind.W, Kind.OVERLAP):
+            raise ScheduleError(
+                f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
+                "use cost=constant, or a schedule with whole backwards"
+            )
+        return _NO_WORK
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from pathlib import Path
 from rpbench import registry
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.hardware import Cluster
-from rpbench.cost.memory import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times, published_tokens_per_microbatch
+from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
 from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Schedule, Weights, from_text
-from rpbench.plan import Plan, Problem
-from rpbench.plan import plan as make_plan
+from rpbench.ir.schedule import Schedule, from_text
+from rpbench.plan import Choice, choose
+from rpbench.plan.problem import Problem
 from rpbench.registry import Entry, unknown_name
 from rpbench.sim.events import deal
 
@@ -28,7 +28,7 @@ class Assembled:
     entry: Entry | None  # None for a schedule read from a file
     schedule: Schedule
     costs: CostTable
-    plan: Plan
+    choice: Choice
     model: Model | None
     cluster: Cluster
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
@@ -45,13 +45,13 @@ def assemble(config: RunConfig) -> Assembled:
     if config.schedule_file:
         return _from_file(config, cost)
     problem, model, cluster = pose(config)
-    plan = make_plan(config.partition, problem)
-    costs = problem.costs(plan.partition)
+    choice = choose(config.partition, problem)
+    costs = problem.costs(choice.partition)
     return Assembled(
         problem.entry,
-        build_schedule(problem, plan, costs, config.dispatch),
+        build_schedule(problem, choice.partition, costs, config.dispatch),
         costs,
-        plan,
+        choice,
         model,
         cluster,
         _model_bytes(config, model),
@@ -106,12 +106,11 @@ def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model |
         return None
 
 
-def build_schedule(problem: Problem, plan: Plan, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
-    """The checked schedule of a plan, dealt as asked, with optimizer steps where several follow each other."""
-    schedule = problem.schedule(len(plan.partition.forward), len(plan.partition.backward))
-    schedule = deal(schedule.with_partition(plan.partition), costs, dispatch)
+def build_schedule(problem: Problem, partition: Partition, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
+    """The checked schedule of a partition, dealt as asked, with optimizer steps where several follow each other."""
+    schedule = deal(problem.order(partition), costs, dispatch)
     if problem.num_steps > 1:
-        schedule = add_steps(schedule, lane="host" if schedule.weights is Weights.STREAMED else "compute")
+        schedule = add_steps(schedule)
     check(schedule)
     return schedule
 
@@ -199,7 +198,7 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     times = _layer_times(config, cost, model, entry or registry.entry("1f1b"))
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     costs = times.table(schedule.partition, recompute_ahead=ahead, fused_ahead=cost.fused_ahead)
-    plan = Plan(schedule.partition, 0.0, 0, "given")
+    choice = Choice(schedule.partition, "given")
     cluster = Cluster(**config.cluster)
     sizes = _model_bytes(config, model)
-    return Assembled(entry, schedule, costs, plan, model, cluster, sizes, _tokens_per_microbatch(config, model))
+    return Assembled(entry, schedule, costs, choice, model, cluster, sizes, _tokens_per_microbatch(config, model))

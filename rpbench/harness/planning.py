@@ -4,8 +4,8 @@ from typing import Any
 
 from rpbench.harness.assemble import build_schedule, pose
 from rpbench.harness.config import RunConfig
-from rpbench.plan import METHODS, Plan, Problem
-from rpbench.plan import plan as make_plan
+from rpbench.plan import METHODS, Choice, choose
+from rpbench.plan.problem import Problem
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
@@ -22,7 +22,7 @@ def compare_plans(config: RunConfig) -> dict[str, Any]:
     refused: dict[str, str] = {}
     for method in METHODS:
         try:
-            plans.append(_facts(problem, make_plan(method, problem)))
+            plans.append(_facts(problem, choose(method, problem)))
         except ValueError as error:
             refused[method] = str(error)
     if not plans:
@@ -40,17 +40,17 @@ def compare_plans(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _facts(problem: Problem, plan: Plan) -> dict[str, Any]:
-    costs = problem.costs(plan.partition)
-    graph = build_graph(build_schedule(problem, plan, costs))
+def _facts(problem: Problem, choice: Choice) -> dict[str, Any]:
+    costs = problem.costs(choice.partition)
+    graph = build_graph(build_schedule(problem, choice.partition, costs))
     after_last = problem.entry.switch_after_last_forward
     metrics = measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=after_last)
     return {
-        "method": plan.method,
-        "partition": str(plan.partition),
-        "num_stages": len(plan.partition.forward),
-        "num_backward_stages": len(plan.partition.backward),
+        "method": choice.method,
+        "partition": str(choice.partition),
+        "num_stages": len(choice.partition.forward),
+        "num_backward_stages": len(choice.partition.backward),
         "makespan_s": metrics["makespan_s"],
         "bubble_makespan": metrics["bubble_makespan"],
-        "num_plans_evaluated": plan.num_evaluated,
+        "num_plans_evaluated": choice.num_evaluated,
     }

@@ -7,7 +7,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rpbench.cost.memory import DeviceMemory, device_bytes, why_infeasible
+from rpbench.cost.memory import device_bytes, why_infeasible
+from rpbench.cost.sizes import DeviceMemory
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
 from rpbench.harness.closed_form import closed_forms
@@ -91,7 +92,7 @@ def _identity(assembled: Assembled) -> dict[str, Any]:
     shape = assembled.schedule.shape
     return {
         "schedule": assembled.schedule.name,
-        "partition_layers": str(assembled.plan.partition),
+        "partition_layers": str(assembled.choice.partition),
         "num_devices": shape.num_ranks,
         "num_microbatches": shape.num_microbatches,
         "num_steps": shape.num_steps,
@@ -137,7 +138,7 @@ def _measured(row: Record, assembled: Assembled, events: Events) -> tuple[Record
 
 def _plan_facts(assembled: Assembled) -> dict[str, Any]:
     return {
-        "num_plans_evaluated": assembled.plan.num_evaluated,
+        "num_plans_evaluated": assembled.choice.num_evaluated,
         "tokens_per_step": None,
         "tokens_per_s": None,
         "peak_memory_bytes": None,

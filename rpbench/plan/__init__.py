@@ -1,46 +1,78 @@
-"""Partitions and plans: which layers make which stage."""
+"""Partitions and plans: which layers make which stage.
 
+Choosing a partition by rule needs the standard library only; searching and evaluating load the simulator.
+"""
+
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
-from rpbench.cost.memory import DeviceMemory
 from rpbench.ir.partition import Partition, parse
 from rpbench.plan.even import plan_even
 from rpbench.plan.greedy import plan_greedy
-from rpbench.plan.problem import Plan, Problem
-from rpbench.plan.search import BUDGET, Progress, plan_search
+from rpbench.plan.problem import Problem
 from rpbench.registry import unknown_name
+
+if TYPE_CHECKING:
+    from rpbench.plan.evaluate import Plan
 
 METHODS = ("published", "even", "greedy", "search")
 
-__all__ = ["METHODS", "DeviceMemory", "Plan", "Problem", "plan"]
+# Actions a search may time by default: seconds on one core for the models of the RoundPipe paper.
+BUDGET = 500_000_000
+
+Progress = Callable[[int, float], None]
 
 
-def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Progress | None = None) -> Plan:
-    """The partition a method gives, with its simulated makespan.
+class Choice(NamedTuple):
+    """A partition, the method that gave it, and how many partitions were simulated to find it."""
+
+    partition: Partition
+    method: str
+    num_evaluated: int = 0
+
+
+def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Progress | None = None) -> Choice:
+    """The partition a method gives.
 
     Args:
         method: one of `METHODS`, or a partition as text such as `3-3-4` or `2-2|1-1-2-0*`.
-        budget, on_progress: of `search`; see `plan_search`.
+        budget, on_progress: of `search`; see `rpbench.plan.search`.
 
     Raises:
         ValueError: for an unknown method, a partition that does not fit the model or the schedule, or a
             published one that does not exist.
     """
     if method == "search":
+        from rpbench.plan.search import plan_search
+
         found, num_evaluated = plan_search(problem, _seeds(problem), budget=budget, on_progress=on_progress)
-        return problem.evaluate(found, method=method, num_evaluated=num_evaluated)
+        return Choice(found, method, num_evaluated)
     if method == "published":
         if problem.published is None:
             raise ValueError(
                 f"partition=published: none is published for schedule {problem.entry.name} and this model; "
                 "use partition=search, even or greedy"
             )
-        return problem.evaluate(problem.published, method=method)
+        return _checked(problem, problem.published, method)
     if method in ("even", "greedy"):
-        return problem.evaluate((plan_even if method == "even" else plan_greedy)(problem), method=method)
+        return _checked(problem, (plan_even if method == "even" else plan_greedy)(problem), method)
     if not method[:1].isdigit():
         raise ValueError(unknown_name("partition", method, list(METHODS)) + ", or layers per stage such as 3-3-4")
-    return problem.evaluate(parse(method), method="given")
+    return _checked(problem, parse(method), "given")
+
+
+def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Progress | None = None) -> "Plan":
+    """The partition a method gives, with its simulated makespan; arguments and errors as of `choose`."""
+    from rpbench.plan.evaluate import evaluate
+
+    chosen = choose(method, problem, budget=budget, on_progress=on_progress)
+    return evaluate(problem, chosen.partition, method=chosen.method, num_evaluated=max(1, chosen.num_evaluated))
+
+
+def _checked(problem: Problem, partition: Partition, method: str) -> Choice:
+    problem.order(partition)
+    return Choice(partition, method)
 
 
 def _seeds(problem: Problem) -> list[Partition]:
@@ -58,7 +90,7 @@ def _fits(problem: Problem, partition: Partition) -> bool:
     if bound and problem.chunks_per_rank not in (None, len(partition.forward) // problem.num_ranks):
         return False
     try:
-        problem.graph(partition)
+        problem.order(partition)
     except ValueError:
         return False
     return True

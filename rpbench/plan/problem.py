@@ -1,20 +1,14 @@
-"""Problem and Plan: what a planner is asked, and what it answers."""
+"""Problem: what a planner is asked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from rpbench.cost.memory import DeviceMemory, why_infeasible
+from rpbench.cost.sizes import DeviceMemory
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import Entry
-from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.memory import peak_in_flight
 
 
 @dataclass(frozen=True)
@@ -92,45 +86,11 @@ class Problem:
         """Times of every action of a partition."""
         return self.times.table(partition, recompute_ahead=self.recompute_ahead, fused_ahead=self.fused_ahead)
 
-    def graph(self, partition: Partition) -> Graph:
-        """The action graph of a partition, with optimizer steps where several follow each other.
+    def order(self, partition: Partition) -> Schedule:
+        """The schedule of a partition.
 
         Raises:
             ValueError: if the partition does not cover the layers or does not fit the schedule.
         """
         partition.check_layers(self.num_layers)
-        schedule = self.schedule(len(partition.forward), len(partition.backward)).with_partition(partition)
-        return build_graph(add_steps(schedule) if self.num_steps > 1 else schedule)
-
-    def evaluate(self, partition: Partition, *, method: str, num_evaluated: int = 1) -> "Plan":
-        """The partition with its simulated makespan, and whether it fits into memory.
-
-        Raises:
-            ValueError: as `graph`.
-        """
-        graph = self.graph(partition)
-        timeline = simulate_graph(graph, self.costs(partition))
-        start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
-        reason = ""
-        if self.memory is not None:
-            reason = why_infeasible(graph.schedule, self.memory, peak_in_flight(graph))
-        # An action of no length ends no run.
-        return Plan(partition, float(end[end > start].max(initial=0.0)), num_evaluated, method, reason)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A partition and what is known of it.
-
-    Args:
-        makespan: simulated, in the unit of the problem's layer times.
-        num_evaluated: partitions simulated to find it.
-        method: `published`, `even`, `greedy`, `search` or `given`.
-        infeasible: why it does not fit into a device's memory; empty if it does, or if no memory is known.
-    """
-
-    partition: Partition
-    makespan: float
-    num_evaluated: int
-    method: str
-    infeasible: str = ""
+        return self.schedule(len(partition.forward), len(partition.backward)).with_partition(partition)

@@ -7,31 +7,29 @@ starts from takes part, its answer is never worse than the published, the even o
     layers              the best 8 numbers climb, half of them go on to the next round, until one is left
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
+from rpbench.plan import Progress
 from rpbench.plan.climb import Climb, Tally
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
+from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem
 
-# Work allowed, counted in actions timed: about a second.
-BUDGET = 500_000_000
 # Share of the budget for trying numbers of stages, and how many of them are looked at closely.
 SHARE_FOR_COUNTS = 0.5
 FINALISTS = 8
 # Steps of a long run that a search simulates: by then the time between steps is steady.
 STEPS = 8
 
-Progress = Callable[[int, float], None]
-
 
 def plan_search(
     problem: Problem,
     seeds: Sequence[Partition],
     *,
-    budget: int = BUDGET,
+    budget: int,
     on_progress: Progress | None = None,
 ) -> tuple[Partition, int]:
     """The best partition found, and how many were simulated.
@@ -47,7 +45,7 @@ def plan_search(
     few_steps = replace(problem, num_steps=_steps_to_simulate(problem, seeds[0]))
     found = _search(few_steps, seeds, tally, budget, on_progress)
     if problem.num_steps > 1:  # a few steps, without their optimizer, have found it; let the whole run decide
-        plans = [problem.evaluate(partition, method="search") for partition in (found, *seeds)]
+        plans = [evaluate(problem, partition, method="search") for partition in (found, *seeds)]
         found = min(plans, key=lambda plan: (plan.infeasible != "", plan.makespan)).partition
     return found, tally.num_evaluated
 

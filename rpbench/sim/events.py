@@ -18,7 +18,6 @@ from rpbench.ir.action import Action, Kind
 from rpbench.ir.dependencies import Key, key, needs
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
 from rpbench.registry import unknown_name
-from rpbench.sim.longest_path import work_of
 
 RULES = ("round_robin", "earliest_free", "dynamic")
 
@@ -102,7 +101,7 @@ class _Floor:
         free = max(self.free[device], not_before)
         for action in job:
             early, late = self._inputs(action, device)
-            work = work_of(self.costs, action.kind, action.stage)
+            work = self.costs.of(action.kind, action.stage)
             free = max(max(free, early) + work.pre, late) + work.main
             self.ended[key(action)] = (free, device)
         self.rows[device] += job

@@ -4,14 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from rpbench.cost.table import CostTable, Number, Work
-from rpbench.ir.action import Kind
-from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.cost.table import CostTable, Number
+from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import COMPILE_FROM, Bools, Graph, build_graph
 from rpbench.sim.kernels import compiled, relax
-
-_FREE = Work(0)
 
 
 def simulate(schedule: Schedule, costs: CostTable) -> Timeline:
@@ -25,7 +22,7 @@ def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
     Raises:
         ScheduleError: if the costs say nothing of an action.
     """
-    works = [work_of(costs, kind, stage) for kind, stage in graph.slots]
+    works = [costs.of(kind, stage) for kind, stage in graph.slots]
     pre_of, main_of = [work.pre for work in works], [work.main for work in works]
     exact = any(not isinstance(time, (int, float)) for time in (*pre_of, *main_of, costs.hop))
     delay = np.where(graph.crosses, costs.hop, 0) if not exact else None
@@ -72,15 +69,3 @@ def late_edges(graph: Graph, costs: CostTable) -> Bools:
     if costs.fused_ahead:
         late = late | graph.to_fused
     return late
-
-
-def work_of(costs: CostTable, kind: Kind, stage: int) -> Work:
-    """The work of an action; communication and bookkeeping take no time of their own here."""
-    if kind in costs.work:
-        return costs.work[kind][stage]
-    if kind in (Kind.I, Kind.W, Kind.OVERLAP):
-        raise ScheduleError(
-            f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
-            "use cost=constant, or a schedule with whole backwards"
-        )
-    return _FREE

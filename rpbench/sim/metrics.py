@@ -10,7 +10,6 @@ from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
-from rpbench.sim.longest_path import work_of
 from rpbench.sim.memory import compute_lanes, peak_in_flight
 
 Floats = npt.NDArray[np.float64]
@@ -117,7 +116,7 @@ def _device_times(graph: Graph, timeline: Timeline, costs: CostTable) -> list[_D
 
 
 def _first_gradient_offset(graph: Graph, costs: CostTable) -> Floats:
-    by_slot = np.array([float(work_of(costs, kind, stage).first_gradient) for kind, stage in graph.slots])
+    by_slot = np.array([float(costs.of(kind, stage).first_gradient) for kind, stage in graph.slots])
     return by_slot[graph.slot[graph.rank]]
 
 
@@ -149,7 +148,7 @@ def _switch(lane: _DeviceTimes, warmup: int | None) -> float:
 
 
 def _num_layer_events(graph: Graph, costs: CostTable) -> int:
-    by_slot = np.array([work_of(costs, kind, stage).num_records for kind, stage in graph.slots])
+    by_slot = np.array([costs.of(kind, stage).num_records for kind, stage in graph.slots])
     return int(by_slot[graph.slot].sum())
 
 

@@ -17,7 +17,7 @@ from rpbench.ir.schedule import Shape
 from rpbench.registry import entries, entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.kernels import compiled, relax
-from rpbench.sim.longest_path import late_edges, simulate_graph, work_of
+from rpbench.sim.longest_path import late_edges, simulate_graph
 from rpbench.sim.metrics import measure
 
 pytestmark = pytest.mark.benchmarks
@@ -62,7 +62,7 @@ def test_timing_pass_alone():
         partition = symmetric((1,) * (p * v))
         costs = unit_times(p * v).table(partition)
         graph = build_graph(entry(name).build(Shape(p, p * v, m)).with_partition(partition))
-        works = [work_of(costs, kind, stage) for kind, stage in graph.slots]
+        works = [costs.of(kind, stage) for kind, stage in graph.slots]
         arguments = (
             graph.previous,
             graph.pred_start,

@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from rpbench.cost.memory import (
-    DeviceMemory,
-    Footprint,
-    LayerSize,
-    ModelBytes,
-    classes_of,
-    device_bytes,
-    model_bytes,
-    why_infeasible,
-)
+from rpbench.cost.memory import Footprint, classes_of, device_bytes, why_infeasible
 from rpbench.cost.model import Model
+from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.partition import Partition, parse
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry

@@ -31,7 +31,14 @@ def test_every_schedule_is_offered_with_its_options(name):
     assert pose(config)[0].entry.name == name
 
 
-@pytest.mark.parametrize("name", [name for name in choices("model") if name not in ("abstract", "transformer")])
+PUBLISHED = [name for name in choices("model") if OmegaConf.load(CONF / "model" / f"{name}.yaml").get("published_name")]
+
+
+def test_there_are_five_published_models():
+    assert len(PUBLISHED) == 5
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_have_published_costs(name):
     problem, model, _ = pose(load([f"model={name}", "cost=published", "partition=published"]))
     assert problem.num_layers == model.num_layers

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import MODELS, ROOT, load, published, small, uniform
 
-from rpbench.cost.memory import model_bytes
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
+from rpbench.cost.sizes import model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition
+from rpbench.plan.evaluate import graph_of
 from rpbench.plan.even import plan_even
 from rpbench.plan.greedy import LIMIT_24GB_CARD_BYTES, fill_stages, plan_greedy, plan_released
 from rpbench.sim.longest_path import simulate_graph
@@ -48,7 +49,7 @@ def test_literal_output_for_the_smallest_model():
 def test_bubble_of_the_released_planner(row):
     problem = published("roundpipe", row["model"])
     partition = plan_greedy(problem)
-    graph, costs = problem.graph(partition), problem.costs(partition)
+    graph, costs = graph_of(problem, partition), problem.costs(partition)
     metrics = measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=True)
     inner = (metrics["switch_s"] + metrics["intra_s"]) / (8 * metrics["makespan_s"])
     found = {"sync_bubble_percent": 100 * metrics["bubble_makespan"], "switch_plus_intra_percent": 100 * inner}

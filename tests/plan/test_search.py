@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from problems import MODELS, SCHEDULES, load, published, random_problems, small, uniform
 
-from rpbench.cost.memory import DeviceMemory, LayerSize, ModelBytes, model_bytes
+from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.plan import plan
+from rpbench.plan.evaluate import evaluate, graph_of
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import build_graph
 
@@ -45,7 +46,7 @@ def test_bubbles_to_reach(schedule, model, percent):
     costs = problem.costs(found.partition)
     work = sum(
         (work.main + work.pre) * problem.num_microbatches
-        for kind, stage in problem.graph(found.partition).slots
+        for kind, stage in graph_of(problem, found.partition).slots
         for work in [costs.work[kind][stage]]
     )
     assert round(100 * (1 - work / (8 * found.makespan)), 2) <= percent
@@ -95,7 +96,7 @@ def test_steps_that_overlap_are_planned_for_their_steady_state():
     found = plan("search", problem, budget=10 * QUICK)
     assert found.makespan <= min(plan(method, problem).makespan for method in ("published", "even", "greedy"))
     best_alone = plan("search", alone, budget=10 * QUICK).partition
-    assert found.makespan < 0.97 * problem.evaluate(best_alone, method="given").makespan
+    assert found.makespan < 0.97 * evaluate(problem, best_alone, method="given").makespan
 
 
 # --- memory -------------------------------------------------------------------------------------------------

@@ -1,0 +1,79 @@
+"""Sizes of a model's layers in bytes: weights, gradients, optimizer state, activations, logits.
+
+Mixed precision: weights and gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, section 3.1.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rpbench.cost.model import BYTES_PER_VALUE, Model
+
+# Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
+OPTIMIZER_BYTES = 12
+# Per logit: 2 as the product comes, 4 for the softmax that becomes its gradient; our reading.
+LOGITS_BYTES = 6
+# The library computes head, loss and their gradients in chunks of so many tokens.
+HEAD_CHUNK_TOKENS = 4096
+
+
+class LayerSize(NamedTuple):
+    """Bytes of one layer; `optimizer` where it is kept on the device, `activations` of one microbatch."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int = 0
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """Sizes of a model's layers for one microbatch size.
+
+    Args:
+        layers: the decoder layers, in model order.
+        embedding, head: stand in the first and in the last stage.
+        boundary: bytes that pass from one stage to the next for one microbatch.
+        logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
+    """
+
+    layers: tuple[LayerSize, ...]
+    embedding: LayerSize
+    head: LayerSize
+    boundary: int
+    logits: int
+    logits_chunk: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What a model's layers weigh, and the bytes a device has for them."""
+
+    sizes: ModelBytes
+    limit_bytes: int
+
+
+def model_bytes(model: Model, tokens_per_microbatch: int) -> ModelBytes:
+    """Sizes of a model's layers; a matrix that embedding and head share is there twice, at either end."""
+    adapters = model.trainable_layer_parameters if model.lora_rank else 0
+    layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
+    kept = int(model.layer_activation_bytes(tokens_per_microbatch))
+    ends_train = model.lora_rank is None
+    chunk_tokens = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)
+    return ModelBytes(
+        layers=(layer._replace(activations=kept),) * model.num_layers,
+        embedding=_size(model.embedding_parameters, model.embedding_parameters * ends_train),
+        head=_size(model.head_parameters, model.head_parameters * ends_train),
+        boundary=model.boundary_bytes(tokens_per_microbatch),
+        logits=LOGITS_BYTES * tokens_per_microbatch * model.vocab,
+        logits_chunk=LOGITS_BYTES * chunk_tokens * model.vocab,
+    )
+
+
+def _size(parameters: int, trainable: int) -> LayerSize:
+    return LayerSize(BYTES_PER_VALUE * parameters, BYTES_PER_VALUE * trainable, OPTIMIZER_BYTES * trainable)

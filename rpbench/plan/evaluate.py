@@ -1,0 +1,57 @@
+"""Plan: a partition with what simulation says of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rpbench.cost.memory import why_infeasible
+from rpbench.ir.lower import add_steps
+from rpbench.ir.partition import Partition
+from rpbench.plan.problem import Problem
+from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.memory import peak_in_flight
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A partition and what is known of it.
+
+    Args:
+        makespan: simulated, in the unit of the problem's layer times.
+        num_evaluated: partitions simulated to find it.
+        method: `published`, `even`, `greedy`, `search` or `given`.
+        infeasible: why it does not fit into a device's memory; empty if it does, or if no memory is known.
+    """
+
+    partition: Partition
+    makespan: float
+    num_evaluated: int
+    method: str
+    infeasible: str = ""
+
+
+def graph_of(problem: Problem, partition: Partition) -> Graph:
+    """The action graph of a partition, with optimizer steps where several follow each other.
+
+    Raises:
+        ValueError: if the partition does not cover the layers or does not fit the schedule.
+    """
+    schedule = problem.order(partition)
+    return build_graph(add_steps(schedule) if problem.num_steps > 1 else schedule)
+
+
+def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluated: int = 1) -> Plan:
+    """The partition with its simulated makespan, and whether it fits into memory.
+
+    Raises:
+        ValueError: as `graph_of`.
+    """
+    graph = graph_of(problem, partition)
+    timeline = simulate_graph(graph, problem.costs(partition))
+    start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
+    reason = ""
+    if problem.memory is not None:
+        reason = why_infeasible(graph.schedule, problem.memory, peak_in_flight(graph))
+    # An action of no length ends no run.
+    return Plan(partition, float(end[end > start].max(initial=0.0)), num_evaluated, method, reason)

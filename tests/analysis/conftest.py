@@ -1,0 +1,119 @@
+"""Records to draw and judge from.
+
+`results` and `records` are real: the 25 runs of figure 17 and the closed forms, made in this process. `full_results`
+and `full_records` add what takes long to run (calls back to back, searched cuts) as edited copies of them, so that
+every exhibit has its rows; their values are made up.
+"""
+
+import copy
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.load import load_records
+from analysis.runs import MODELS, SCHEDULES
+from rpbench.harness import record
+from rpbench.harness.config import RunConfig, load
+from rpbench.harness.record import Record
+from rpbench.harness.run import run
+
+CLUSTERS = ("8x_rtx4090", "8x_a800", "8x_rtx5090", "8x_h100")
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results folder of figure 17, with timelines, and of the closed forms; parallel workers share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "analysis_results"
+    for config in (*_figure17(), *_roofline()):
+        run(replace(config, results_dir=str(folder)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def records(results: Path) -> pd.DataFrame:
+    """The records of `results`."""
+    return load_records(results)
+
+
+@pytest.fixture(scope="session")
+def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`results` with made-up records of all other experiments."""
+    folder = tmp_path_factory.mktemp("full") / "results"
+    shutil.copytree(results, folder)
+    for row in list(record.read_all(results)):
+        for other in _others(row):
+            (folder / other["run_id"]).mkdir()
+            (folder / other["run_id"] / "record.json").write_text(record.dump(other))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def full_records(full_results: Path) -> pd.DataFrame:
+    """The records of `full_results`."""
+    return load_records(full_results)
+
+
+# Composing takes longer than running: a file is read once, and configurations are put together from its parts.
+
+
+def _figure17() -> Iterator[RunConfig]:
+    models = {name: load(["experiment=figure17", f"model={name}"]) for name in MODELS}
+    schedules = {name: load([f"schedule={name}"]).schedule for name in SCHEDULES}
+    for schedule, model in product(SCHEDULES, MODELS):
+        yield replace(models[model], schedule=dict(schedules[schedule]))
+
+
+def _roofline() -> Iterator[RunConfig]:
+    base = load(["experiment=roofline"])
+    models = {name: load([f"model={name}"]).model for name in MODELS}
+    clusters = {name: load([f"cluster={name}"]).cluster for name in CLUSTERS}
+    for model, cluster, convention in product(MODELS, CLUSTERS, ("artifact", "corrected")):
+        backend = base.backend | {"convention": convention}
+        yield replace(base, model=dict(models[model]), cluster=dict(clusters[cluster]), backend=backend)
+
+
+def _others(row: Record) -> Iterator[Record]:
+    """Records of the other experiments, made up from one of figure 17."""
+    if row["backend"] != "sim":
+        return
+    for number, cut in enumerate(("even", "greedy", "search"), start=1):
+        yield _edited(row, f"{cut}", partition=cut, makespan_s=row["makespan_s"] * (1 - 0.01 * number))
+    if row["schedule"] == "roundpipe":
+        late = _edited(row, "causal", makespan_s=1.01 * row["makespan_s"])
+        late["config"]["cost"]["fused_ahead"] = False
+        yield late
+        yield from (_back_to_back(row, count) for count in (8, 9, 10, 16))
+    else:
+        ahead = _edited(row, "ahead", partition="search", makespan_s=0.9 * row["makespan_s"])
+        ahead["config"]["cost"]["recompute_ahead"] = True
+        yield ahead
+
+
+def _back_to_back(row: Record, count: int) -> Record:
+    bubble = 0.4 / count
+    step_time_s = sum(row["busy_s"]) / row["num_devices"] * count / row["num_microbatches"] / (1 - bubble)
+    tokens = row["tokens_per_step"] * count // row["num_microbatches"]
+    steady = _edited(
+        row,
+        f"steady {count}",
+        num_steps=60,
+        num_microbatches=count,
+        bubble_steady=bubble,
+        step_time_s=step_time_s,
+        tokens_per_step=tokens,
+        tokens_per_s=tokens / step_time_s,
+    )
+    steady["config"]["schedule"] |= {"round_size": count, "asynchronous": True}
+    return steady
+
+
+def _edited(row: Record, why: str, **fields: object) -> Record:
+    other = copy.deepcopy(row) | fields
+    return other | {"run_id": record.run_id({"copy of": row["run_id"], "why": why}, row["code_version"])}
