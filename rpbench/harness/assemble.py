@@ -15,6 +15,7 @@ from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, from_text
+from rpbench.ir.versions import Versions
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry, unknown_name
@@ -27,6 +28,7 @@ class Assembled:
 
     entry: Entry | None  # None for a schedule read from a file
     schedule: Schedule
+    versions: Versions
     costs: CostTable
     choice: Choice
     model: Model | None
@@ -47,9 +49,11 @@ def assemble(config: RunConfig) -> Assembled:
     problem, model, cluster = pose(config)
     choice = choose(config.partition, problem)
     costs = problem.costs(choice.partition)
+    schedule = build_schedule(problem, choice.partition, costs, config.dispatch)
     return Assembled(
         problem.entry,
-        build_schedule(problem, choice.partition, costs, config.dispatch),
+        schedule,
+        check(schedule),
         costs,
         choice,
         model,
@@ -107,11 +111,10 @@ def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model |
 
 
 def build_schedule(problem: Problem, partition: Partition, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
-    """The checked schedule of a partition, dealt as asked, with optimizer steps where several follow each other."""
+    """The schedule of a partition, dealt as asked, with optimizer steps where several follow each other."""
     schedule = deal(problem.order(partition), costs, dispatch)
     if problem.num_steps > 1:
         schedule = add_steps(schedule)
-    check(schedule)
     return schedule
 
 
@@ -181,7 +184,7 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
         ) from None
     except ValueError as error:
         raise ConfigError(f"schedule_file={path}: {error}") from None
-    check(schedule)
+    versions = check(schedule)
     if schedule.partition is None:
         if schedule.shape.separate_cuts:
             raise ConfigError(
@@ -201,4 +204,5 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     choice = Choice(schedule.partition, "given")
     cluster = Cluster(**config.cluster)
     sizes = _model_bytes(config, model)
-    return Assembled(entry, schedule, costs, choice, model, cluster, sizes, _tokens_per_microbatch(config, model))
+    tokens = _tokens_per_microbatch(config, model)
+    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens)

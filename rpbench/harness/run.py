@@ -15,7 +15,6 @@ from rpbench.harness.closed_form import closed_forms
 from rpbench.harness.config import RunConfig, as_plain, resolved
 from rpbench.harness.record import Events, Record
 from rpbench.ir.timeline import Timeline
-from rpbench.ir.versions import replay
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
@@ -127,7 +126,7 @@ def _measured(row: Record, assembled: Assembled, events: Events) -> tuple[Record
     timeline = simulate_graph(graph, assembled.costs)
     after_last = assembled.entry is not None and assembled.entry.switch_after_last_forward
     row |= measure(graph, timeline, assembled.costs, switch_after_last_forward=after_last)
-    versions = replay(assembled.schedule)
+    versions = assembled.versions
     row |= {"weight_versions": versions.max_live, "staleness_steps": versions.max_staleness}
     if assembled.tokens_per_microbatch is not None:
         per_step = assembled.tokens_per_microbatch * assembled.schedule.shape.num_microbatches

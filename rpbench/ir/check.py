@@ -14,7 +14,7 @@ from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.placement import check_placement
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
-from rpbench.ir.versions import replay_in
+from rpbench.ir.versions import Versions, replay_in
 
 
 def check(
@@ -23,7 +23,7 @@ def check(
     rendezvous: bool = False,
     max_in_flight: int | Sequence[int] | None = None,
     max_versions: int | None = None,
-) -> None:
+) -> Versions:
     """Raise unless the schedule can run and means what its shape, placement and policy say.
 
     Args:
@@ -31,6 +31,9 @@ def check(
             crosses devices must then have both.
         max_in_flight: the most chunk activations a device may hold, for all devices or for each of them.
         max_versions: the most weight versions a stage may keep.
+
+    Returns:
+        The weight versions that its actions read, as `rpbench.ir.versions.replay` finds them.
 
     Raises:
         ScheduleError: eight lines at most.
@@ -47,8 +50,9 @@ def check(
     order = execution_order(index, rendezvous=rendezvous)
     if max_in_flight is not None:
         check_in_flight(index, max_in_flight)
-    if max_versions is not None or index.steps or any(action.version is not None for action in index.actions):
-        check_versions(index, order, max_versions)
+    versions = replay_in(index, order)
+    check_versions(index, versions, max_versions)
+    return versions
 
 
 # --- complete -----------------------------------------------------------------------------------------------
@@ -185,9 +189,8 @@ def _check_window(index: Index, stage: int, version: int) -> None:
         raise broken(index.schedule, rule, [early, step])
 
 
-def check_versions(index: Index, order: Sequence[int], max_versions: int | None = None) -> None:
+def check_versions(index: Index, versions: Versions, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
-    versions = replay_in(index, order)
     for number, (action, read) in enumerate(zip(index.actions, versions.read, strict=True)):
         if read is not None and action.version is not None and action.version != read:
             rule = f"{action} reads version {read} here, by policy {index.schedule.policy.value}"

@@ -1,0 +1,57 @@
+"""Everything the report shows, in its order, as far as the records go."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.exhibit import Exhibit
+from analysis.figures import (
+    dispatch,
+    figure2,
+    figure3,
+    figure5,
+    figure17,
+    prediction,
+    steady_state,
+    systems,
+    timelines,
+    tuning,
+)
+from analysis.runs import MissingRuns
+from analysis.tables import causal, plans, published_cells
+
+# Identity of an exhibit -> what makes it of the records; the order is that of the report.
+_MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
+    "figure17": figure17.exhibit,
+    "published_cells": published_cells.exhibit,
+    "steady_state": steady_state.exhibit,
+    "causal": causal.exhibit,
+    "figure3": figure3.exhibit,
+    "tuning": tuning.exhibit,
+    "lead": tuning.lead_exhibit,
+    "plans": plans.exhibit,
+    "dispatch": dispatch.exhibit,
+    "prediction": prediction.exhibit,
+    "figure2": figure2.exhibit,
+    "figure5": figure5.exhibit,
+    "figure10_published": systems.throughput,
+    "figure11_published": systems.sequence_length,
+    "cost": systems.cost,
+}
+
+
+def exhibits(records: pd.DataFrame, results: Path) -> tuple[list[Exhibit], list[tuple[str, str]]]:
+    """What can be made of the records, and (identity, what is missing) of the rest.
+
+    Args:
+        records: as `analysis.load.load_records` gives them.
+        results: the folder they lie in; it also holds the timelines.
+    """
+    made, missing = [], []
+    for name, maker in (_MAKERS | {"timelines": lambda rows: timelines.exhibit(rows, results)}).items():
+        try:
+            made.append(maker(records))
+        except MissingRuns as lack:
+            missing.append((name, str(lack)))
+    return made, missing

@@ -1,0 +1,1 @@
+"""Figures of the paper and around it: each module finds its numbers, draws them and tabulates them."""

@@ -1,0 +1,111 @@
+"""The runs behind an exhibit: found by the choices that made them, or named as missing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.load import select
+from analysis.paper import PUBLISHED_MODELS
+
+MODELS = tuple(PUBLISHED_MODELS)
+BASELINES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
+SCHEDULES = (*BASELINES, "roundpipe")
+
+# What all simulated experiments share: the published timings on eight devices, in the published setting.
+_SIMULATED: dict[str, Any] = {
+    "backend": "sim",
+    "cost": "published",
+    "cluster": "local",
+    "workload": "synthetic",
+    "num_devices": 8,
+    "seed": 0,
+    "config__chunks_per_device": None,
+    "config__schedule_file": None,
+}
+
+
+class MissingRuns(LookupError):
+    """Records that an exhibit needs and that are not there."""
+
+
+def single_call(
+    records: pd.DataFrame,
+    partition: str = "published",
+    *,
+    causal: bool = False,
+    recompute_ahead: bool | None = None,
+    dispatch: str = "round_robin",
+) -> pd.DataFrame:
+    """One call of 16 microbatches, as in figure 17.
+
+    Args:
+        causal: the forward of RoundPipe's fused stage waits for its input.
+        dispatch: how RoundPipe's stages find their devices.
+        recompute_ahead: may recomputation begin before the gradient arrives? None: as the schedule does.
+    """
+    return select(
+        records,
+        **_SIMULATED,
+        partition=partition,
+        dispatch=dispatch,
+        num_steps=1,
+        num_microbatches=16,
+        config__cost__fused_ahead=not causal,
+        config__cost__recompute_ahead=recompute_ahead,
+    )
+
+
+def back_to_back(records: pd.DataFrame, *, causal: bool = False) -> pd.DataFrame:
+    """RoundPipe, 60 calls one after another with the rotation carried on; a call is one round."""
+    rows = select(
+        records,
+        **_SIMULATED,
+        schedule="roundpipe",
+        partition="published",
+        dispatch="round_robin",
+        num_steps=60,
+        config__schedule__asynchronous=True,
+        config__cost__fused_ahead=not causal,
+        config__cost__recompute_ahead=None,
+    )
+    whole_rounds = [row.config["schedule"]["round_size"] == row.num_microbatches for row in rows.itertuples()]
+    return rows[whole_rounds]
+
+
+def closed_forms(records: pd.DataFrame, cluster: str, convention: str) -> pd.DataFrame:
+    """Roofline records of a cluster, by how FLOPs are counted."""
+    return select(
+        records,
+        backend="roofline",
+        cluster=cluster,
+        convention=convention,
+        num_devices=8,
+        num_microbatches=16,
+    )
+
+
+def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, ...]], experiment: str) -> pd.DataFrame:
+    """The rows by `keys`, in the order of `wanted`; of equal runs the newest.
+
+    Raises:
+        MissingRuns: if one is not there; it names the experiment that makes it.
+    """
+    found = {} if rows.empty else {_key(row, keys): number for number, row in _by_age(rows, keys)}
+    missing = [key for key in wanted if key not in found]
+    if missing:
+        some = ", ".join(" ".join(map(str, key)) for key in missing[:3])
+        raise MissingRuns(
+            f"{len(missing)} of {len(wanted)} runs of experiment={experiment}: "
+            f"{some}{' ...' if len(missing) > 3 else ''}"
+        )
+    return rows.loc[[found[key] for key in wanted]]
+
+
+def _by_age(rows: pd.DataFrame, keys: Sequence[str]) -> list[tuple[Any, dict[str, Any]]]:
+    ordered = rows.sort_values("started_at", kind="stable")
+    return list(zip(ordered.index, ordered[list(keys)].to_dict("records"), strict=True))
+
+
+def _key(row: dict[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in keys)
