@@ -169,6 +169,14 @@ def test_sizes_that_are_left_out_follow_from_the_others() -> None:
         ({"training_mode": "frozen"}, "model.training_mode='frozen' is unknown; choose full or lora"),
         ({"training_mode": "lora"}, "lora needs a rank"),
         ({"lora_rank": 8}, "full takes none"),
+        ({"family": "gtp"}, "model.family='gtp' is unknown; choose one of gpt, llama, qwen3, gpt_oss"),
+        ({"rope_theta": 1}, "model.rope_theta=1: a finite number above 1"),
+        ({"rope_theta": float("inf")}, "model.rope_theta=inf: a finite number above 1"),
+        ({"norm_eps": 0.0}, "model.norm_eps=0.0: a finite number above 0"),
+        ({"norm_eps": float("nan")}, "model.norm_eps=nan: a finite number above 0"),
+        ({"dropout": 1.0}, "model.dropout=1.0: a share of at least 0 and below 1"),
+        ({"dropout": "0.1"}, "model.dropout='0.1': a share"),
+        ({"dropout": True}, "model.dropout=True: a share"),
     ],
 )
 def test_impossible_shapes_are_refused(changes: dict[str, object], message: str) -> None:

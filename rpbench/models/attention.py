@@ -1,0 +1,110 @@
+"""Causal self-attention: grouped heads, rotary positions, sliding windows, sinks.
+
+A sink takes part in a head's softmax and contributes nothing to its output. Here it is a token before the first
+one, which every query sees: its value is zero, and its key meets one extra coordinate of the queries, which is 1,
+so that its score is the sink's number exactly. The other keys are 0 there. With a query for that token too, the
+causal rule stays the plain one, fused kernels apply, and the gradient reaches the sink through its key.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rpbench.cost.model import Model
+from rpbench.models.constants import constant
+from rpbench.models.family import TRAITS
+from rpbench.models.linear import Linear
+from rpbench.models.norm import Norm
+from rpbench.models.rotary import rotary_table, rotate
+
+WIDENING = 8  # fused kernels want heads of a multiple of 8 values; a sink needs one more value
+
+
+class Attention(nn.Module):
+    """Self-attention of one decoder layer: x (B, S, H) -> (B, S, H)."""
+
+    def __init__(self, model: Model, layer: int) -> None:
+        super().__init__()
+        self.head_dim = model.head_dim
+        self.theta = float(model.rope_theta)
+        self.scaling = TRAITS[model.family].scaling
+        self.window = model.sliding_window if layer % 2 == 0 else None
+        self.q = Linear(model.hidden, model.q_dim, model.biases)
+        self.k = Linear(model.hidden, model.kv_dim, model.biases)
+        self.v = Linear(model.hidden, model.kv_dim, model.biases)
+        self.q_norm = Norm(model.head_dim, model.norm_eps) if model.qk_norm else None
+        self.k_norm = Norm(model.head_dim, model.norm_eps) if model.qk_norm else None
+        self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
+        self.o = Linear(model.q_dim, model.hidden, model.biases)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (self._heads(linear(x)) for linear in (self.q, self.k, self.v))  # (B, A, S, D)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        table = rotary_table(self.head_dim, x.shape[1], self.theta, self.scaling, x.dtype, x.device)
+        mixed = attend(rotate(q, *table), rotate(k, *table), v, self.window, self.sinks)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Causal attention.
+
+    Args:
+        q: queries, (B, A, S, D).
+        k, v: keys and values, (B, K, S, D), where K divides A.
+        window: how many keys a query sees, itself included; None for all before it.
+        sinks: one score per query head, (A,); None without sinks.
+
+    Returns:
+        (B, A, S, D).
+    """
+    seq_len, head_dim = q.shape[2:]
+    mask = None
+    if window is not None and window < seq_len:
+        mask = window_mask(seq_len, window, sinks is not None, q.device)
+    if sinks is not None or not _shares_keys(q, mask):
+        # A sink belongs to a query head, so every query head gets keys of its own.
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if sinks is not None:
+        q, k, v = _with_sink(q, k, v, sinks)
+    mixed = functional.scaled_dot_product_attention(
+        q, k, v, mask, is_causal=mask is None, scale=head_dim**-0.5, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return mixed if sinks is None else mixed[:, :, 1:, :head_dim]
+
+
+def _shares_keys(q: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether a fused kernel reads one key head for several query heads; otherwise the keys are copied."""
+    return q.device.type == "cpu" or (mask is None and q.element_size() == 2)
+
+
+def _with_sink(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values with the sink's token in front, (B, A, S + 1, D + 8)."""
+    head_dim = q.shape[3]
+    q, k, v = (functional.pad(x, (0, WIDENING, 1, 0)) for x in (q, k, v))
+    extra = torch.zeros_like(q[0, 0, 0])
+    extra[head_dim] = 1.0
+    key = sinks.unsqueeze(1) * (extra * head_dim**0.5)  # (A, D + 8); the kernel divides by sqrt(D) again
+    first = torch.zeros_like(k[0, 0, :, :1])
+    first[0] = 1.0
+    return q + extra, k + first * key.unsqueeze(1), v
+
+
+@lru_cache(maxsize=64)
+def window_mask(seq_len: int, window: int, sink: bool, device: torch.device) -> torch.Tensor:
+    """True where a query (row) sees a key (column): its own and the `window` - 1 before; and the sink, if any."""
+    with constant(device):
+        size = seq_len + sink
+        seen = torch.ones(size, size, dtype=torch.bool, device=device).tril().triu(1 - window)
+        if sink:
+            seen[:, 0] = True
+        return seen

@@ -1,0 +1,108 @@
+"""A model as a sequence of layers with random weights: embedding, `num_layers` decoder layers, head.
+
+Every parameter is drawn on the CPU in float32 from a generator of its own, so a weight depends on the seed, its
+layer and its name: not on the cut, the device, the order of construction or the presence of adapters, and on the
+type only by rounding.
+"""
+
+import torch
+from torch import nn
+
+from rpbench.cost.model import Model
+from rpbench.models.family import TRAITS
+from rpbench.models.layers import DecoderLayer, Embedding, Head
+from rpbench.models.linear import add_adapters
+from rpbench.models.seed import generator_for
+
+INITIAL_DEVIATION = 0.02  # `initializer_range` of the public configurations
+
+Place = tuple[int, str]  # (layer, name of the parameter in that layer)
+
+
+def build_model(
+    model: Model, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> nn.Sequential:
+    """All `num_layers + 2` layers: tokens (B, S) -> logits (B, S, V). Tied weights are one parameter.
+
+    The loss of labels (B, S) is `layers[-1](layers[:-1](tokens), labels)`.
+    """
+    layers = nn.Sequential(
+        *(build_layer(model, index, seed=seed, dtype=dtype, device=device) for index in range(model.num_layers + 2))
+    )
+    for (owner, name), *others in shared_parameters(model):
+        for layer, other in others:
+            setattr(layers[layer], other, getattr(layers[owner], name))
+    return layers
+
+
+def build_layer(
+    model: Model,
+    index: int,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """Layer `index` alone, with the weights it has in the whole model; on the `meta` device without values.
+
+    Raises:
+        ValueError: if there is no such layer, or the shape has no module.
+    """
+    if not 0 <= index < model.num_layers + 2:
+        raise ValueError(
+            f"layer {index}: {model.name} has the layers 0 (embedding), 1 to {model.num_layers}, "
+            f"and {model.num_layers + 1} (head)"
+        )
+    _check_shape(model)
+    with torch.device("meta"):
+        layer = _module(model, index).to(dtype)
+    if torch.device(device).type != "meta":
+        layer = layer.to_empty(device=device)
+        _draw(layer, model, index, seed)
+    return layer
+
+
+def shared_parameters(model: Model) -> tuple[tuple[Place, ...], ...]:
+    """Groups of places that hold one tensor, its owner first: embedding and head where they are tied."""
+    if not model.tied_embedding:
+        return ()
+    return (((0, "weight"), (model.num_layers + 1, "weight")),)
+
+
+def _check_shape(model: Model) -> None:
+    if model.head_dim % 2:
+        raise ValueError(f"model.head_dim={model.head_dim}: rotary positions need an even number of values a head")
+    if TRAITS[model.family].needs_gate and not model.gated_mlp:
+        raise ValueError(
+            f"model.gated_mlp=false: the activation of family {model.family} needs a gate; use gated_mlp=true"
+        )
+
+
+def _module(model: Model, index: int) -> nn.Module:
+    if index == 0:
+        layer: nn.Module = Embedding(model)
+    elif index <= model.num_layers:
+        layer = DecoderLayer(model, index - 1)
+    else:
+        layer = Head(model)
+    if model.lora_rank is None:
+        return layer
+    if isinstance(layer, DecoderLayer):
+        return add_adapters(layer, model.lora_rank)
+    return layer.requires_grad_(False)
+
+
+@torch.no_grad()
+def _draw(layer: nn.Module, model: Model, index: int, seed: int) -> None:
+    owners = {place: places[0] for places in shared_parameters(model) for place in places}
+    for name, parameter in layer.named_parameters():
+        owner, owned = owners.get((index, name), (index, name))
+        kind = owned.rpartition(".")[2]
+        if kind == "scale":
+            parameter.fill_(1.0)
+        elif kind in ("bias", "lora_b"):  # an adapter starts without effect
+            parameter.zero_()
+        else:
+            values = torch.empty(parameter.shape, dtype=torch.float32)
+            values.normal_(std=INITIAL_DEVIATION, generator=generator_for("weights", seed, owner, owned))
+            parameter.copy_(values)

@@ -1,0 +1,117 @@
+"""Tokens to train on: random ones, or the bytes of a text file.
+
+A microbatch depends on the workload and on (step, microbatch), never on who asks or in which order: every system
+that is given the same workload sees the same batches.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+
+from rpbench.models.seed import generator_for
+
+BYTE_VALUES = 256
+
+
+class Batch(NamedTuple):
+    """Sequences and what follows each of their tokens; int64, on the CPU."""
+
+    tokens: torch.Tensor  # (B, S)
+    labels: torch.Tensor  # (B, S)
+
+
+class Data(Protocol):
+    """A source of microbatches."""
+
+    def microbatch(self, step: int, microbatch: int) -> Batch:
+        """The sequences of one microbatch of one optimizer step, both counted from 0."""
+
+
+class SyntheticTokens:
+    """Uniformly random tokens. A loss near log(vocab) is all there is to learn from them."""
+
+    def __init__(self, vocab: int, seq_len: int, microbatch_sequences: int, seed: int = 0) -> None:
+        self.vocab = vocab
+        self.shape = (microbatch_sequences, seq_len + 1)
+        self.seed = seed
+
+    def microbatch(self, step: int, microbatch: int) -> Batch:
+        generator = generator_for("tokens", self.seed, step, microbatch)
+        return _shifted(torch.randint(self.vocab, self.shape, generator=generator))
+
+
+class TextTokens:
+    """The bytes of a file, cut into sequences that are visited once per epoch, each epoch in its own order.
+
+    Bytes that do not fill a sequence at the end are left out. Where an epoch ends within a step, the step goes on
+    with the next one.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        vocab: int,
+        seq_len: int,
+        microbatch_sequences: int,
+        num_microbatches: int,
+        seed: int = 0,
+    ) -> None:
+        """Open a file.
+
+        Raises:
+            ValueError: if the file cannot be read, is shorter than one step's batch, or has more byte values than
+                the model has tokens.
+        """
+        self.data = _map_bytes(path)
+        self.seq_len, self.microbatch_sequences, self.num_microbatches = seq_len, microbatch_sequences, num_microbatches
+        self.seed = seed
+        # The label of a sequence's last token is the first token of the next one.
+        self.num_sequences = (len(self.data) - 1) // seq_len
+        batch = microbatch_sequences * num_microbatches
+        if self.num_sequences < batch:
+            raise ValueError(
+                f"{path} has {len(self.data)} bytes: a batch of {num_microbatches} microbatches of "
+                f"{microbatch_sequences} sequences of {seq_len} tokens needs {batch * seq_len + 1}; "
+                "give a longer file, or fewer or shorter sequences"
+            )
+        if vocab < BYTE_VALUES:
+            raise ValueError(
+                f"model.vocab={vocab}: a text file is read as bytes, which needs {BYTE_VALUES} tokens; "
+                f"use model.vocab={BYTE_VALUES} or synthetic tokens"
+            )
+
+    def microbatch(self, step: int, microbatch: int) -> Batch:
+        first = (step * self.num_microbatches + microbatch) * self.microbatch_sequences
+        visits = range(first, first + self.microbatch_sequences)
+        rows = torch.stack([self._sequence(visit) for visit in visits])
+        return _shifted(rows.to(torch.int64))
+
+    def _sequence(self, visit: int) -> torch.Tensor:
+        """The `visit`-th sequence since the start of training, and the token after it: (S + 1,)."""
+        epoch, position = divmod(visit, self.num_sequences)
+        start = int(_epoch_order(self.num_sequences, self.seed, epoch)[position]) * self.seq_len
+        return self.data[start : start + self.seq_len + 1]
+
+
+@lru_cache(maxsize=4)
+def _epoch_order(num_sequences: int, seed: int, epoch: int) -> torch.Tensor:
+    return torch.randperm(num_sequences, generator=generator_for("epoch", seed, epoch))
+
+
+def _shifted(rows: torch.Tensor) -> Batch:
+    """rows (B, S + 1) -> tokens and labels (B, S)."""
+    return Batch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+
+
+def _map_bytes(path: Path) -> torch.Tensor:
+    """The file as uint8 (number of bytes,), read where it is touched."""
+    try:
+        size = path.stat().st_size
+        if not size:
+            raise ValueError(f"{path} is empty: give a text file of at least one batch")
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error.__class__.__name__}); give a text file") from None

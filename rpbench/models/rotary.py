@@ -1,0 +1,93 @@
+"""Rotary position embeddings: tables of cosines and sines, and the rotation of queries and keys.
+
+Pairs are made of the first and the second half of a head, as in the published checkpoints. Frequencies and angles
+are computed in float64 and rounded once.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from rpbench.models.constants import constant
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Wavelengths above 8,192 tokens become 8 times longer, those below 2,048 stay, with a ramp between.
+
+    Source: public configuration and reference code of Llama 3.1.
+    """
+
+    factor: float = 8.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_length: int = 8192
+
+    def stretch(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """The frequencies (D/2,) of a head of D values, stretched."""
+        turns = self.original_length * frequencies / (2 * math.pi)
+        kept = (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
+        kept = kept.clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+    @property
+    def magnitude(self) -> float:
+        """Factor on every cosine and sine."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Frequencies with more than 32 turns in 4,096 tokens stay, those with less than one are divided by 32.
+
+    The ramp between is linear in the index of the frequency, and its ends are not rounded.
+
+    Source: Peng et al., "YaRN", ICLR'24, section 3.2 and equation 22; numbers of openai/gpt-oss-20b.
+    """
+
+    factor: float = 32.0
+    most_turns: float = 32.0
+    least_turns: float = 1.0
+    original_length: int = 4096
+
+    def stretch(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """The frequencies (D/2,) of a head of D values and base `theta`, stretched."""
+        first, last = (self._index(turns, len(frequencies), theta) for turns in (self.most_turns, self.least_turns))
+        index = torch.arange(len(frequencies), dtype=frequencies.dtype)
+        ramp = ((index - first) / (last - first)).clamp(0, 1)
+        return frequencies * (1 - ramp + ramp / self.factor)
+
+    def _index(self, turns: float, num: int, theta: float) -> float:
+        """Index of the frequency that turns so often within the original length."""
+        return num * math.log(self.original_length / (turns * 2 * math.pi)) / math.log(theta)
+
+    @property
+    def magnitude(self) -> float:
+        """Factor on every cosine and sine, which sharpens attention over the longer context."""
+        return 0.1 * math.log(self.factor) + 1
+
+
+Scaling = Llama3Scaling | YarnScaling  # stretches frequencies for contexts longer than those of the first training
+
+
+@lru_cache(maxsize=64)
+def rotary_table(
+    head_dim: int, seq_len: int, theta: float, scaling: Scaling | None, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines, (S, D/2) each: one row per position, one column per pair."""
+    with constant(device):
+        frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        if scaling is not None:
+            frequencies = scaling.stretch(frequencies, theta)
+        angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+        magnitude = scaling.magnitude if scaling else 1.0
+        cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
+        return cos.to(device, dtype), sin.to(device, dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn every pair of `x`, (B, A, S, D), by the angle of its position."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
