@@ -363,8 +363,8 @@ fail_with_log() {
   fail "$1 (log: $LOG)${last:+; it says: $last}"
 }
 
-# In the background, so that a signal ends the command at once and not only this script. What pip unpacks stays
-# beside the environment: on the disk whose space was checked, and found again when pip was killed.
+# In the background, so that a signal ends the command at once and not only this script. What pip unpacks
+# stays in the environment: on the disk whose space was checked, and found again when pip was killed.
 run_logged() {
   local child
   mkdir -p "$SCRATCH"

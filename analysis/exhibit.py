@@ -1,6 +1,6 @@
 """Exhibit: a figure or a table with its evidence, the records it was made from and the command that makes them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Exhibit:
         evidence: kinds of evidence in it (published, derived, simulated, predicted, emulated, measured).
         command: the command line that makes its records again.
         draw: makes the figure; None for a table.
+        drawings: further figures that are files of their own, by file stem.
         table: the numbers, of a figure as well.
         run_ids: records behind it; those of the table if left out.
     """
@@ -49,6 +50,7 @@ class Exhibit:
     evidence: tuple[str, ...]
     command: str
     draw: Callable[[], Figure] | None = None
+    drawings: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
     table: Table | None = None
     run_ids: Sequence[str] = field(default=())
 

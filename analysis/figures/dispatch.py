@@ -48,10 +48,9 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    models = [(model,) for model in runs.MODELS]
-    rotation = runs.index(
-        runs.single_call(records, causal=True).query("schedule == 'roundpipe'"), ("model",), models, "causal"
-    ).assign(round_size=0)
+    models = [("roundpipe", model) for model in runs.MODELS]
+    rotation = runs.index(runs.single_call(records, causal=True), ("schedule", "model"), models, "causal")
+    rotation = rotation.assign(round_size=0)
     pool = runs.single_call(records, causal=True, dispatch="dynamic")
     pool = pool.assign(round_size=[config["schedule"].get("round_size") for config in pool["config"]])
     wanted = [(model, size) for model in runs.MODELS for size in ROUNDS]

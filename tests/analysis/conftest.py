@@ -90,6 +90,7 @@ def _others(row: Record) -> Iterator[Record]:
         late["config"]["cost"]["fused_ahead"] = False
         yield late
         yield from (_back_to_back(row, count) for count in (8, 9, 10, 16))
+        yield from (_dealt(row, size) for size in (1, 4, 8))
     else:
         ahead = _edited(row, "ahead", partition="search", makespan_s=0.9 * row["makespan_s"])
         ahead["config"]["cost"]["recompute_ahead"] = True
@@ -112,6 +113,19 @@ def _back_to_back(row: Record, count: int) -> Record:
     )
     steady["config"]["schedule"] |= {"round_size": count, "asynchronous": True}
     return steady
+
+
+def _dealt(row: Record, size: int) -> Record:
+    dealt = _edited(
+        row,
+        f"dealt {size}",
+        dispatch="dynamic",
+        makespan_s=(0.9 + 0.01 * size) * row["makespan_s"],
+        bubble_makespan=0.01 * size * row["bubble_makespan"],
+    )
+    dealt["config"]["cost"]["fused_ahead"] = False
+    dealt["config"]["schedule"]["round_size"] = size
+    return dealt
 
 
 def _edited(row: Record, why: str, **fields: object) -> Record:

@@ -13,7 +13,18 @@ from matplotlib.text import Text
 
 from analysis import exhibits, runs, style
 from analysis.exhibit import Exhibit
-from analysis.figures import figure2, figure3, figure5, figure17, prediction, steady_state, systems, timelines, tuning
+from analysis.figures import (
+    dispatch,
+    figure2,
+    figure3,
+    figure5,
+    figure17,
+    prediction,
+    steady_state,
+    systems,
+    timelines,
+    tuning,
+)
 from analysis.figures.files import save_figure, svg_text
 from analysis.load import published
 from analysis.paper import PUBLISHED_MODELS, look_up
@@ -31,6 +42,7 @@ ALL = (
     "tuning",
     "lead",
     "plans",
+    "dispatch",
     "prediction",
     "figure2",
     "figure5",
@@ -118,6 +130,16 @@ def test_without_records_only_published_exhibits_are_left(tmp_path: Path) -> Non
     found, missing = exhibits.exhibits(pd.DataFrame(), tmp_path)
     assert [exhibit.id for exhibit in found] == ["figure10_published", "figure11_published", "cost"]
     assert len(found) + len(missing) == len(ALL)
+
+
+def test_dispatch_sets_every_round_size_beside_the_rotation(full_records: pd.DataFrame) -> None:
+    data = dispatch.numbers(full_records)
+    assert sorted(data["round_size"].unique()) == [0, 1, 4, 8]
+    one = data[data["model"] == "qwen3_32b"].set_index("round_size")
+    assert one.loc[8, "bubble"] == pytest.approx(0.08 * one.loc[0, "bubble"])
+    (row,) = [row for row in dispatch.exhibit(full_records).table.rows if row[0].text == "Qwen3-32B"]
+    rotation_over_dynamic = 1.01 / 0.98  # makespans as the records were made up
+    assert row[5].value == pytest.approx(rotation_over_dynamic)
 
 
 def test_of_equal_runs_the_newest_counts(records: pd.DataFrame) -> None:

@@ -1,0 +1,180 @@
+"""Claim: one number or statement of a paper as an object; Verdict: what became of it here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from analysis.claims.evidence import Need, Record, Runs
+from analysis.claims.printed import Printed
+
+Value = float | str
+
+# What can become of a claim. The last three say that nothing was compared.
+REPRODUCED = "reproduced"
+WITHIN_TOLERANCE = "within tolerance"
+CONTRADICTED = "contradicted"
+NOT_TESTABLE = "not testable here"
+NOT_IN_QUICK = "not in quick"
+MISSING = "missing"
+FAILED = "failed"
+KINDS = (REPRODUCED, WITHIN_TOLERANCE, CONTRADICTED, NOT_TESTABLE, NOT_IN_QUICK, MISSING, FAILED)
+EVALUATED = (REPRODUCED, WITHIN_TOLERANCE, CONTRADICTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What somebody says, and how it is checked.
+
+    Args:
+        id: unique, `section/subject/metric`.
+        section: the heading it belongs to.
+        source: paper, section or figure; where the number was transcribed from stands in `published`.
+        published: the value with its printed digits; None for a claim whose number is not public.
+        relation: `=`, or `<=` if our value may also be smaller.
+        tolerance: largest absolute difference that counts as reproduced; None means half a unit of the last printed
+            digit.
+        wide_tolerance: a declared larger one, within which the verdict is `within tolerance`.
+        evidence: how our value is known.
+        needs: the runs the value follows from; it is called with one record for each, in this order.
+        made_from: what else it follows from: published tables, a planner.
+        not_testable: what a test would need that is not here; such a claim has no value.
+        contradiction: why our evidence contradicts the published number. A claim with a reason is expected to be
+            contradicted, one without is expected to hold. `{value}` stands for our value.
+    """
+
+    id: str
+    section: str
+    source: str
+    statement: str
+    metric: str
+    unit: str
+    evidence: str
+    published: Printed | None = None
+    relation: Literal["=", "<="] = "="
+    tolerance: float | None = None
+    wide_tolerance: float | None = None
+    needs: tuple[Need, ...] = ()
+    made_from: str = ""
+    value: Callable[..., Value] | None = None
+    not_testable: str = ""
+    contradiction: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != bool(self.not_testable):
+            raise ValueError(f"claim {self.id}: either a value or what a test needs (not_testable), not both")
+        if self.value is not None and self.published is None:
+            raise ValueError(f"claim {self.id}: nothing published to compare the value with")
+
+    @property
+    def largest_difference(self) -> float:
+        """What still counts as reproduced."""
+        if self.tolerance is not None or self.published is None:
+            return self.tolerance or 0.0
+        return self.published.half_unit
+
+    def shown(self, value: Value | None) -> str:
+        """A value with the digits of the published one, or as many more as show that it differs."""
+        if value is None or isinstance(value, str) or self.published is None:
+            return str(value or "")
+        published, decimals = self.published.value, self.published.decimals
+        if isinstance(published, float) and abs(value - published) > self.largest_difference:
+            while f"{value:.{decimals}f}" == self.published.text and decimals < 12:
+                decimals += 1
+        return f"{value:.{decimals}f}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim: one of `KINDS`, our value, the runs it came from, and why where that needs saying."""
+
+    claim: Claim
+    kind: str
+    value: Value | None = None
+    difference: float | None = None
+    reason: str = ""
+    run_ids: tuple[str, ...] = field(default=())
+
+    @property
+    def red(self) -> bool:
+        """Whether the verdict is one nobody planned for: nothing was compared, or it came out otherwise."""
+        if self.kind in (MISSING, FAILED):
+            return True
+        return self.kind in EVALUATED and (self.kind == CONTRADICTED) != bool(self.claim.contradiction)
+
+    @property
+    def explanation(self) -> str:
+        """Why, in one sentence; empty where the verdict says it all."""
+        if self.red and self.kind in (REPRODUCED, WITHIN_TOLERANCE):
+            return f"expected to be contradicted, and is not: {self.reason}"
+        return self.reason
+
+
+def judge(claim: Claim, runs: Runs, planned: Callable[[Need], bool] = lambda need: True) -> Verdict:
+    """The verdict on a claim.
+
+    Args:
+        planned: whether a run belongs to what was to be run; the absence of one that does not is no fault.
+    """
+    if claim.value is None:
+        return Verdict(claim, NOT_TESTABLE, reason=claim.not_testable)
+    found = [runs.find(need) for need in claim.needs]
+    absent = [need for need, row in zip(claim.needs, found, strict=True) if row is None]
+    if absent:
+        within_plan = [need for need in absent if planned(need)]
+        return Verdict(claim, MISSING if within_plan else NOT_IN_QUICK, reason=_lacking(within_plan or absent))
+    records = [row for row in found if row is not None]
+    run_ids = tuple(dict.fromkeys(row["run_id"] for row in records))
+    try:
+        value = _plain(claim.value(*records))
+    except Exception as error:  # whatever a claim's own code does, the other claims are still to be judged
+        return Verdict(claim, FAILED, reason=f"{type(error).__name__}: {error}", run_ids=run_ids)
+    return _compare(claim, value, run_ids)
+
+
+def _compare(claim: Claim, value: Value, run_ids: tuple[str, ...]) -> Verdict:
+    published = claim.published.value if claim.published else None
+    if isinstance(value, str) or isinstance(published, str) or published is None:
+        kind = REPRODUCED if value == published else CONTRADICTED
+        return Verdict(claim, kind, value, None, _reason(claim, kind, value, None), run_ids)
+    if value != value:
+        return Verdict(claim, FAILED, reason="the value is not a number", run_ids=run_ids)
+    difference = value - published
+    kind = _kind(claim, difference, published)
+    return Verdict(claim, kind, value, difference, _reason(claim, kind, value, difference), run_ids)
+
+
+def _kind(claim: Claim, difference: float, published: float) -> str:
+    # A value exactly between two prints rounds to either; arithmetic may put it a hair on the far side.
+    hair = 1e-12 * abs(published) + 1e-9 * claim.largest_difference
+    excess = difference if claim.relation == "<=" else abs(difference)
+    if excess <= claim.largest_difference + hair:
+        return REPRODUCED
+    if claim.wide_tolerance is not None and excess <= claim.wide_tolerance + hair:
+        return WITHIN_TOLERANCE
+    return CONTRADICTED
+
+
+def _reason(claim: Claim, kind: str, value: Value, difference: float | None) -> str:
+    if claim.contradiction:
+        return claim.contradiction.format(value=claim.shown(value))
+    if kind == WITHIN_TOLERANCE:
+        return f"differs by {_rough(difference)} {claim.unit}; up to {_rough(claim.wide_tolerance)} was allowed for"
+    if kind == CONTRADICTED and difference is not None:
+        return f"differs by {_rough(difference)} {claim.unit}; {_rough(claim.largest_difference)} was allowed for"
+    return "" if kind != CONTRADICTED else f"expected {claim.published.text if claim.published else ''}, found {value}"
+
+
+def _rough(number: float | None) -> str:
+    """Three digits of a number, enough to judge a difference."""
+    return "" if number is None else f"{float(f'{number:.3g}'):,g}"
+
+
+def _lacking(needs: list[Need]) -> str:
+    return f"no record of {'; '.join(map(str, needs[:3]))}{' ...' if len(needs) > 3 else ''}"
+
+
+def _plain(value: Any) -> Value:
+    return value if isinstance(value, str) else float(value)
+
+
+__all__ = ["Claim", "Need", "Record", "Runs", "Verdict", "judge"]

@@ -1,0 +1,134 @@
+"""Figure 17: every number the artifact's simulator printed for its 25 cells, and the bars it calls asynchronous."""
+
+from collections.abc import Callable, Iterator
+
+from analysis.claims.claim import Claim, Record
+from analysis.claims.evidence import figure17, steady_state
+from analysis.claims.printed import Printed, printed, rows
+from analysis.paper import PUBLISHED_MODELS
+from analysis.runs import SCHEDULES
+from analysis.style import method_name, model_name
+
+SECTION = "Figure 17: the simulated bubbles"
+SOURCE = "RoundPipe, figure 17 (section 5.8.1)"
+
+
+def claims() -> Iterator[Claim]:
+    """Fifteen numbers a cell, and five bars."""
+    for schedule in SCHEDULES:
+        for model in PUBLISHED_MODELS:
+            yield from _cell(schedule, model)
+    for model in PUBLISHED_MODELS:
+        yield _label(model)
+        yield _label_as_steady_state(model, _ROUND, "rounds", "as many as a round of the artifact holds")
+        called = _microbatches_per_call(model)
+        yield _label_as_steady_state(model, called, "benchmark", "as many as the throughput runs take")
+
+
+def _share(part: str) -> Callable[[Record], float]:
+    return lambda run: 100 * run[part] / (run["num_devices"] * run["makespan_s"])
+
+
+def _ms(quantity: str) -> Callable[[Record], float]:
+    return lambda run: 1e3 * run[quantity]
+
+
+# Column of bubble.csv -> what it is called, its unit, and how it follows from a record.
+_FIELDS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
+    "layer_events": ("layer events", "events", lambda run: run["num_layer_events"]),
+    "makespan_ms": ("makespan", "ms", _ms("makespan_s")),
+    "bubble_time_gpu_ms": ("bubble time", "GPU-ms", _ms("idle_s")),
+    "bubble_ratio_percent": ("bubble ratio", "%", lambda run: 100 * run["bubble_makespan"]),
+    "fill_time_gpu_ms": ("fill time", "GPU-ms", _ms("fill_s")),
+    "fill_ratio_percent": ("fill ratio", "%", _share("fill_s")),
+    "switch_time_gpu_ms": ("switch time", "GPU-ms", _ms("switch_s")),
+    "switch_ratio_percent": ("switch ratio", "%", _share("switch_s")),
+    "drain_time_gpu_ms": ("drain time", "GPU-ms", _ms("drain_s")),
+    "drain_ratio_percent": ("drain ratio", "%", _share("drain_s")),
+    "intra_time_gpu_ms": ("intra time", "GPU-ms", _ms("intra_s")),
+    "intra_ratio_percent": ("intra ratio", "%", _share("intra_s")),
+    "comm_total_ms": ("total communication", "ms", _ms("comm_total_s")),
+    "comm_exposed_ms": ("exposed communication", "ms", _ms("comm_exposed_s")),
+    "comm_exposed_ratio_percent": ("exposed communication ratio", "%", _share("comm_exposed_s")),
+}
+
+
+def _cell(schedule: str, model: str) -> Iterator[Claim]:
+    subject = f"{method_name(schedule)} on {model_name(model)}"
+    for column, (metric, unit, value) in _FIELDS.items():
+        yield Claim(
+            id=f"figure17/{schedule}/{model}/{column}",
+            section=SECTION,
+            source=SOURCE,
+            statement=f"{subject}: {metric} of one call of 16 microbatches on 8 GPUs",
+            metric=metric,
+            unit=unit,
+            published=printed("bubble", column, scheduler=schedule.replace("_", "-"), model=PUBLISHED_MODELS[model]),
+            tolerance=0.0 if unit == "events" else None,
+            evidence="simulated",
+            needs=(figure17(schedule, model),),
+            value=value,
+        )
+
+
+# --- the bars "RoundPipe", beside "RoundPipe-Sync" -----------------------------------------------------------
+
+# The artifact's simulator runs at most as many microbatches a round as there are GPUs.
+_ROUND = 8
+
+
+def _label(model: str) -> Claim:
+    return Claim(
+        id=f"figure17/asynchronous/{model}/label",
+        section=SECTION,
+        source=f"{SOURCE}, bar RoundPipe",
+        statement=f"RoundPipe on {model_name(model)}: the bar for asynchronous steps is switch plus intra of one call",
+        metric="asynchronous bubble, as labelled",
+        unit="%",
+        published=_bar(model),
+        evidence="simulated",
+        needs=(figure17("roundpipe", model),),
+        value=lambda run: _share("switch_s")(run) + _share("intra_s")(run),
+    )
+
+
+def _label_as_steady_state(model: str, num_microbatches: int, which: str, why: str) -> Claim:
+    return Claim(
+        id=f"figure17/asynchronous/{model}/steady_state_{which}",
+        section=SECTION,
+        source=f"{SOURCE}, bar RoundPipe",
+        statement=(
+            f"RoundPipe on {model_name(model)}: the bar is the bubble of asynchronous steps; calls of "
+            f"{num_microbatches} microbatches, {why}"
+        ),
+        metric="bubble of calls back to back",
+        unit="%",
+        published=_bar(model),
+        evidence="simulated",
+        needs=(steady_state(model, num_microbatches),),
+        value=lambda run: 100 * run["bubble_steady"],
+        contradiction=(
+            "the bar is the synchronous call with fill and drain set to 0, over an unchanged denominator; 60 calls "
+            "simulated back to back leave {value} %"
+        ),
+    )
+
+
+def _bar(model: str) -> Printed | None:
+    return printed(
+        "async_bubble",
+        "bubble_percent",
+        model=PUBLISHED_MODELS[model],
+        num_microbatches_per_call="artifact label",
+    )
+
+
+def _microbatches_per_call(model: str) -> int:
+    found = rows(
+        "run_settings",
+        experiment="throughput",
+        system="roundpipe",
+        platform="8x-rtx4090-24gb",
+        model=PUBLISHED_MODELS[model],
+    )
+    return int(next(found)["microbatches_per_call"])

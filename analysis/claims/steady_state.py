@@ -1,0 +1,37 @@
+"""Asynchronous RoundPipe as it would run: calls back to back, the rotation carried on."""
+
+from collections.abc import Iterator
+
+from analysis.claims.claim import Claim
+from analysis.claims.evidence import steady_state
+from analysis.claims.printed import cell, rows
+from analysis.paper import PUBLISHED_MODELS
+from analysis.style import model_name
+
+SECTION = "Asynchronous steps, simulated back to back"
+
+# A hundredth of a percentage point: the last digit of the reference simulation, which is not the paper's.
+_ONE_UNIT = 0.01
+
+
+def claims() -> Iterator[Claim]:
+    """Twenty values of an independent simulation: five models, calls of 8, 9, 10 and 16 microbatches."""
+    for model, name in PUBLISHED_MODELS.items():
+        for row in rows("async_bubble", model=name, kind="simulated"):
+            num_microbatches = int(row["num_microbatches_per_call"])
+            yield Claim(
+                id=f"steady_state/{model}/{num_microbatches}",
+                section=SECTION,
+                source="independent simulation of the artifact's model, 60 calls; the paper shows no such number",
+                statement=(
+                    f"RoundPipe on {model_name(model)}: bubble between calls 20 and 50, "
+                    f"{num_microbatches} microbatches a call"
+                ),
+                metric="steady-state bubble",
+                unit="%",
+                published=cell("async_bubble", "bubble_percent", row, f"{name}, {num_microbatches} microbatches"),
+                wide_tolerance=_ONE_UNIT,
+                evidence="simulated",
+                needs=(steady_state(model, num_microbatches),),
+                value=lambda run: 100 * run["bubble_steady"],
+            )

@@ -1,0 +1,66 @@
+"""How many claims came out how, and the table of it for a terminal."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from analysis.claims.claim import EVALUATED, KINDS, NOT_IN_QUICK, REPRODUCED, Verdict
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Verdicts of one section by kind."""
+
+    section: str
+    kinds: Counter[str]
+    num_red: int
+
+    @property
+    def planned(self) -> int:
+        """Evaluated, not testable and missing together."""
+        return self.kinds.total()
+
+    @property
+    def evaluated(self) -> int:
+        return sum(self.kinds[kind] for kind in EVALUATED)
+
+
+def tally(verdicts: Iterable[Verdict]) -> list[Tally]:
+    """One tally a section, in their order, and one over all, called `all`."""
+    by_section: dict[str, list[Verdict]] = {}
+    everything = list(verdicts)
+    for verdict in everything:
+        by_section.setdefault(verdict.claim.section, []).append(verdict)
+    return [_tally(name, chosen) for name, chosen in (*by_section.items(), ("all", everything))]
+
+
+def _tally(section: str, verdicts: list[Verdict]) -> Tally:
+    return Tally(section, Counter(verdict.kind for verdict in verdicts), sum(verdict.red for verdict in verdicts))
+
+
+def summary_text(verdicts: list[Verdict]) -> str:
+    """The table of tallies; kinds of verdict that nothing came out as are left out, `reproduced` never."""
+    tallies = tally(verdicts)
+    kinds = [kind for kind in KINDS if tallies[-1].kinds[kind] or kind in (REPRODUCED,)]
+    header = ["", *kinds, "planned"]
+    lines = [header]
+    lines += [[t.section, *(str(t.kinds[kind] or "-") for kind in kinds), str(t.planned)] for t in tallies]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    written = [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    ]
+    rule = "-" * len(written[0])
+    return "\n".join([written[0], rule, *written[1:-1], rule, written[-1]])
+
+
+def red_text(verdicts: Iterable[Verdict], limit: int = 20) -> str:
+    """The verdicts that nobody planned for, one a line; empty if there are none."""
+    red = [verdict for verdict in verdicts if verdict.red]
+    lines = [f"  {verdict.claim.id}: {verdict.kind}, {verdict.explanation}" for verdict in red[:limit]]
+    if len(red) > limit:
+        lines.append(f"  ... and {len(red) - limit} more")
+    return "\n".join(lines)
+
+
+__all__ = ["NOT_IN_QUICK", "Tally", "red_text", "summary_text", "tally"]

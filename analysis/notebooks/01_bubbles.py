@@ -1,0 +1,53 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Where does the bubble of each schedule come from?
+#
+# Five schedules, five models, 8 devices and 16 microbatches, with the timings and cuts of the RoundPipe paper
+# (figures 3 and 17): how long do the devices wait, when, and do these numbers agree with the published ones?
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
+
+# %%
+from analysis.figures import figure3, figure17, timelines
+from analysis.load import load_records
+from analysis.notebook import say, show
+from analysis.tables import published_cells
+
+records = load_records(results)
+
+# %%
+show(figure17.exhibit(records))
+
+# %%
+show(figure3.exhibit(records))
+
+# %%
+show(timelines.exhibit(records, results))
+
+# %%
+show(published_cells.exhibit(records))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+say(
+    figure17.answer(figure17.numbers(records)),
+    figure3.answer(figure3.numbers(records)),
+    published_cells.answer(published_cells.numbers(records)),
+)

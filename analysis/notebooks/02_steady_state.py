@@ -1,0 +1,43 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # What do asynchronous steps really leave idle?
+#
+# The paper's bars called RoundPipe are those of one isolated call with fill and drain set to 0. Here calls
+# follow each other without a barrier: how large is the bubble then, and what if the head waits for its input?
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
+
+# %%
+from analysis.figures import steady_state
+from analysis.load import load_records
+from analysis.notebook import say, show
+from analysis.tables import causal
+
+records = load_records(results)
+
+# %%
+show(steady_state.exhibit(records))
+
+# %%
+show(causal.exhibit(records))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+say(steady_state.answer(steady_state.numbers(records)), causal.answer(causal.numbers(records)))

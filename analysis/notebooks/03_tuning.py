@@ -1,0 +1,46 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # How much of RoundPipe's lead is left when every schedule has its best cut?
+#
+# A baseline with an untuned partition is a straw man. Every schedule gets the published cut, layers dealt
+# evenly, the released planner's rule, and the cut that simulates best.
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
+
+# %%
+from analysis.figures import tuning
+from analysis.load import load_records
+from analysis.notebook import say, show
+from analysis.tables import plans
+
+records = load_records(results)
+
+# %%
+show(tuning.exhibit(records))
+
+# %%
+show(tuning.lead_exhibit(records))
+
+# %%
+show(plans.exhibit(records))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+say(tuning.answer(tuning.numbers(records)), plans.answer(plans.numbers(records)))

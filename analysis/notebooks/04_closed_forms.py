@@ -1,0 +1,43 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # When is it right to recompute, and to stream weights?
+#
+# Two closed forms behind RoundPipe: running a layer's forward again against reloading its activations
+# (figure 2), and computing a layer against uploading it (figure 5). Does either conclusion change when FLOPs
+# are counted with the true width of the heads?
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
+
+# %%
+from analysis.figures import figure2, figure5
+from analysis.load import load_records
+from analysis.notebook import say, show
+
+records = load_records(results)
+
+# %%
+show(figure2.exhibit(records))
+
+# %%
+show(figure5.exhibit(records))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+say(figure2.answer(figure2.numbers(records)), figure5.answer(figure5.numbers(records)))

@@ -1,0 +1,51 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # How fast is RoundPipe where it was measured, and does the simulator see it?
+#
+# The published measurements on 8 RTX 4090 (figures 10, 11 and 14), and what the simulated bubble predicts of
+# them.
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
+
+# %%
+from analysis.figures import prediction, systems
+from analysis.load import load_records
+from analysis.notebook import say, show
+
+records = load_records(results)
+
+# %%
+show(systems.throughput(records))
+
+# %%
+show(systems.sequence_length(records))
+
+# %%
+show(systems.cost(records))
+
+# %%
+show(prediction.exhibit(records))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+say(
+    systems.answer(systems.numbers("throughput", "tokens_per_s")),
+    prediction.answer(prediction.numbers(records)),
+)

@@ -1,0 +1,3 @@
+"""The report: one self-contained HTML page with every exhibit, claim and record."""
+
+from analysis.report.page import build

@@ -1,0 +1,250 @@
+"""What the page's template reads: exhibits, claims, records and sources as plain values with their links."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.claims.claim import CONTRADICTED, EVALUATED, KINDS, Verdict
+from analysis.claims.discrepancies import SECTION as DISCREPANCIES
+from analysis.claims.printed import table
+from analysis.exhibit import Cell, Exhibit
+from analysis.report.command import commands
+from analysis.runs import MODELS, SCHEDULES
+from rpbench.harness.run import describe
+
+Row = dict[str, Any]
+View = dict[str, Any]
+
+# What stands beside the metrics of a record and not among them.
+_NOT_METRICS = (
+    "run_id",
+    "config",
+    "versions",
+    "hardware",
+    "started_at",
+    "code_version",
+    "git_commit",
+    "reason",
+)
+
+
+class Sources:
+    """The tables published numbers stand in, each with the documents its numbers were transcribed from."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, dict[str, set[str]]] = {}
+
+    def anchor(self, source: str) -> str:
+        """Where the list of sources describes the table that a source, as `claims.printed.where` words it, names."""
+        place, _, document = source.partition(": ")
+        table_path, _, cell = place.partition(", ")
+        if not table_path.startswith("analysis/published/"):
+            table_path, cell, document = "other", source, source
+        self._places.setdefault(table_path, {}).setdefault(document, set()).add(cell)
+        return _anchor(table_path)
+
+    def __iter__(self) -> Iterator[View]:
+        """Tables in the order of their names, with each document and how many numbers were used of it."""
+        for path in sorted(self._places):
+            documents = [(document, len(cells)) for document, cells in sorted(self._places[path].items())]
+            yield {"anchor": _anchor(path), "path": path, "documents": documents}
+
+
+def _anchor(table_path: str) -> str:
+    return f"source-{Path(table_path).stem}"
+
+
+_PARTITIONS = ("published", "even", "greedy", "search")
+
+
+def order_of(row: Row) -> tuple[Any, ...]:
+    """Where a record stands in the list: simulations first, then by cut, schedule and model."""
+    return (
+        row["backend"] != "sim",
+        row.get("num_steps", 1),
+        _place(row.get("partition"), _PARTITIONS),
+        _place(row["schedule"], SCHEDULES),
+        _place(row["model"], MODELS),
+        row["num_microbatches"],
+        row.get("convention", ""),
+        row["cluster"],
+    )
+
+
+def _place(name: Any, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+# --- headline ------------------------------------------------------------------------------------------------
+
+
+def headline(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> View:
+    """What was run, when and with which code, and how the claims came out."""
+    counts = Counter(verdict.kind for verdict in verdicts)
+    times = sorted(row["started_at"] for row in rows)
+    return {
+        "num_records": len(rows),
+        "num_claims": len(verdicts),
+        "num_evaluated": sum(counts[kind] for kind in EVALUATED),
+        "num_declared": sum(verdict.kind == CONTRADICTED and not verdict.red for verdict in verdicts),
+        "counts": counts,
+        "first": times[0] if times else "",
+        "last": times[-1] if times else "",
+        "commits": sorted({row.get("git_commit") or "not a git checkout" for row in rows}),
+        "code_versions": sorted({row.get("code_version") or "" for row in rows}),
+        "evidence": sorted({row["evidence"] for row in rows}),
+    }
+
+
+def kinds_present(verdicts: Iterable[Verdict]) -> list[str]:
+    """Kinds of verdict that something came out as, in their order."""
+    found = {verdict.kind for verdict in verdicts}
+    return [kind for kind in KINDS if kind in found]
+
+
+# --- exhibits ------------------------------------------------------------------------------------------------
+
+
+def exhibit(each: Exhibit, images: Mapping[str, str], sources: Sources) -> View:
+    """An exhibit with the links of its cells."""
+    return {
+        "id": each.id,
+        "title": each.title,
+        "caption": each.caption,
+        "evidence": each.evidence,
+        "commands": [command.strip() for command in each.command.split(";") if command.strip()],
+        "image": images.get(each.id, ""),
+        "gallery": [(stem, images[stem]) for stem in each.drawings if stem in images],
+        "columns": each.table.columns if each.table else (),
+        "rows": [[_cell(cell, sources) for cell in row] for row in each.table.rows] if each.table else [],
+        "run_ids": each.records,
+    }
+
+
+def _cell(cell: Cell, sources: Sources) -> View:
+    """The first record stands behind the text, the others behind small numbers after it."""
+    return {
+        "text": cell.text,
+        "is_number": isinstance(cell.value, (int, float)) and not isinstance(cell.value, bool),
+        "run_ids": cell.run_ids,
+        "source": cell.source,
+        "source_anchor": sources.anchor(cell.source) if cell.source else "",
+    }
+
+
+# --- claims --------------------------------------------------------------------------------------------------
+
+
+def claim(verdict: Verdict, sources: Sources) -> View:
+    """A line of the table of claims."""
+    claim = verdict.claim
+    printed = claim.published
+    return {
+        "id": claim.id,
+        "section": claim.section,
+        "statement": claim.statement,
+        "metric": claim.metric,
+        "unit": claim.unit,
+        "published": printed.text if printed else "not public",
+        "relation": "≤ " if claim.relation == "<=" else "",
+        "published_anchor": sources.anchor(printed.source) if printed else "",
+        "published_source": printed.source if printed else "",
+        "ours": claim.shown(verdict.value),
+        "difference": _difference(verdict),
+        "is_number": isinstance(printed.value, float) if printed else False,
+        "kind": verdict.kind,
+        "slug": verdict.kind.replace(" ", "-"),
+        "red": verdict.red,
+        "explanation": verdict.explanation,
+        "source": claim.source,
+        "evidence": claim.evidence,
+        "run_ids": verdict.run_ids,
+        "made_from": claim.made_from,
+        "experiments": sorted({need.experiment for need in claim.needs}),
+        "search": _searched(verdict),
+    }
+
+
+def _searched(verdict: Verdict) -> str:
+    """What the search field looks through; nearly every source begins with the name of the paper."""
+    claim = verdict.claim
+    words = (claim.id, claim.statement, claim.metric, claim.source.removeprefix("RoundPipe, "), verdict.kind)
+    return " ".join(words).lower()
+
+
+def _difference(verdict: Verdict) -> str:
+    """Ours less published; what is left of rounding in the last bits is none."""
+    if verdict.difference is None or verdict.value is None:
+        return ""
+    if abs(verdict.difference) <= 1e-9 * max(1.0, abs(float(verdict.value))):
+        return "0"
+    return f"{verdict.difference:+.2g}"
+
+
+def discrepancies(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
+    """Rows of discrepancies.csv with what was found here."""
+    ours = {v.claim.id: v for v in verdicts if v.claim.section == DISCREPANCIES}
+    found = []
+    for row in table("discrepancies"):
+        verdict = ours[f"discrepancies/{row['id']}/published"]
+        found.append(
+            {
+                **row,
+                "found": verdict.claim.shown(verdict.value),
+                "verdict": claim(verdict, sources),
+            }
+        )
+    return found
+
+
+# --- records -------------------------------------------------------------------------------------------------
+
+
+def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence[Verdict]) -> list[View]:
+    """Every record with the command that makes it again and with what was made from it."""
+    shown_in: dict[str, list[str]] = {}
+    for each in exhibits:
+        for run_id in each.records:
+            shown_in.setdefault(run_id, []).append(each.id)
+    num_claims = Counter(run_id for verdict in verdicts for run_id in verdict.run_ids)
+    lines = commands(row["config"] for row in rows)
+    return [
+        {
+            "run_id": row["run_id"],
+            "summary": describe(row),
+            "evidence": row["evidence"],
+            "status": row["status"],
+            "reason": row.get("reason") or "",
+            "command": line,
+            "metrics": [(key, readable(value)) for key, value in row.items() if _is_metric(key, value)],
+            "config": json.dumps(row["config"], indent=1),
+            "started_at": row["started_at"],
+            "code_version": row.get("code_version") or "",
+            "git_commit": row.get("git_commit") or "not a git checkout",
+            "versions": ", ".join(f"{name} {number}" for name, number in row.get("versions", {}).items()),
+            "shown_in": shown_in.get(row["run_id"], []),
+            "num_claims": num_claims[row["run_id"]],
+        }
+        for row, line in zip(rows, lines, strict=True)
+    ]
+
+
+def _is_metric(key: str, value: Any) -> bool:
+    return key not in _NOT_METRICS and value is not None
+
+
+def readable(value: Any) -> str:
+    """A value of a record with the digits a reader can use; the file has them all."""
+    if isinstance(value, bool) or not isinstance(value, (float, list)):
+        return str(value)
+    if isinstance(value, list):
+        return ", ".join(readable(item) for item in value)
+    return f"{value:.9g}"
+
+
+def distinct(rows: Iterable[Row], key: str) -> list[tuple[View, int]]:
+    """Different values of a record's field, and how many records have them."""
+    counts = Counter(json.dumps(row.get(key) or {}, sort_keys=True) for row in rows)
+    return [(json.loads(text), number) for text, number in counts.most_common()]

@@ -1,0 +1,97 @@
+"""How figures look: a colour and a marker a method, the names people read, a hatch a kind of evidence.
+
+Colours are those of Okabe and Ito, "Color Universal Design" (2008); yellow only fills. Nothing is told by
+colour alone: curves have markers, bars stand beside their names, their parts differ in lightness or hatch.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY, PALE = "#8C8C8C", "#D0D0D0"
+
+_STYLE_FILE = Path(__file__).with_name("rpbench.mplstyle")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Name, colour and marker of something that appears in several figures."""
+
+    name: str
+    colour: str
+    marker: str
+
+
+# Schedules by registered name, systems as in the published tables. Megatron's pipeline is 1F1B.
+METHODS = {
+    "gpipe": Look("GPipe", SKY, "s"),
+    "1f1b": Look("1F1B", BLUE, "^"),
+    "interleaved_1f1b": Look("Interleaved 1F1B", GREEN, "v"),
+    "looped_bfs": Look("Looped BFS", PURPLE, "D"),
+    "roundpipe": Look("RoundPipe", VERMILION, "o"),
+    "roundpipe-sync": Look("RoundPipe-sync", ORANGE, "P"),
+    "zero-2": Look("ZeRO-2", YELLOW, "<"),
+    "zero-infinity": Look("ZeRO-Infinity", PURPLE, ">"),
+    "fsdp": Look("FSDP", GREY, "X"),
+    "fsdp-offload": Look("FSDP with offload", PALE, "*"),
+    "megatron-pp": Look("Megatron-PP", BLUE, "h"),
+    "megatron-tp": Look("Megatron-TP", SKY, "p"),
+    "mobius": Look("Mobius", GREEN, "d"),
+}
+
+# Models by their name in `conf/model/`, in the order of the paper's figures.
+MODELS = {
+    "qwen3_1p7b": Look("Qwen3-1.7B", BLUE, "o"),
+    "llama31_8b": Look("Llama-3.1-8B", GREEN, "s"),
+    "gpt_oss_20b": Look("GPT-OSS-20B", VERMILION, "^"),
+    "qwen3_32b": Look("Qwen3-32B", PURPLE, "D"),
+    "qwen3_235b_lora": Look("Qwen3-235B LoRA", BLACK, "v"),
+}
+
+# Ways to cut a model into stages.
+PARTITIONS = {
+    "published": Look("published cut", BLACK, "s"),
+    "even": Look("even", SKY, "v"),
+    "greedy": Look("greedy (released planner)", ORANGE, "D"),
+    "search": Look("search", VERMILION, "o"),
+}
+
+# Parts of the idle time, dark next to light so that they stay apart in print.
+PARTS = {
+    "fill": Look("fill", SKY, ""),
+    "switch": Look("switch", YELLOW, ""),
+    "drain": Look("drain", BLUE, ""),
+    "intra": Look("intra", "#FAFAFA", ""),
+}
+
+# How a number is known, as the hatch of a bar.
+HATCHES = {
+    "measured": "",
+    "simulated": "",
+    "derived": "",
+    "predicted": "xxxx",
+    "emulated": "\\\\\\\\",
+    "published": "////",
+}
+
+
+@contextmanager
+def applied() -> Iterator[None]:
+    """The style in force for figures that are made, or written, inside."""
+    with matplotlib.rc_context(fname=_STYLE_FILE):
+        yield
+
+
+def model_name(model: str) -> str:
+    """A model's name for people; one that is not in the paper keeps its own."""
+    return MODELS[model].name if model in MODELS else model
+
+
+def method_name(method: str) -> str:
+    """A schedule's or system's name for people; one that is not known here keeps its own."""
+    return METHODS[method].name if method in METHODS else method

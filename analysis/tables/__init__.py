@@ -1,0 +1,1 @@
+"""Tables that stand without a figure, and how tables are written to files."""

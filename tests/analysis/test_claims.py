@@ -1,0 +1,303 @@
+"""Claims: every verdict can be reached, numbers decide it, and a suite that measured nothing is never green."""
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.claims import Claim, Need, Runs, Verdict, all_claims, evaluate, judge, summary_text, tally
+from analysis.claims.claim import EVALUATED, KINDS
+from analysis.claims.printed import Printed, printed, table
+from analysis.claims.summary import red_text
+
+CLAIMS = {claim.id: claim for claim in all_claims()}
+NOTHING = Runs(pd.DataFrame())
+MAKESPAN = CLAIMS["figure17/1f1b/llama31_8b/makespan_ms"]
+
+
+def claim(text: str, value: float | str, **more: Any) -> Claim:
+    """A claim that needs no run."""
+    plain: dict[str, Any] = {"section": "s", "source": "a paper", "statement": "so it is", "metric": "m", "unit": "ms"}
+    return Claim(
+        id="c",
+        published=Printed(text, "a table"),
+        evidence="derived",
+        value=lambda: value,
+        **(plain | more),
+    )
+
+
+def verdict(text: str, value: float | str, **more: Any) -> Verdict:
+    return judge(claim(text, value, **more), NOTHING)
+
+
+def without(records: pd.DataFrame, run_ids: tuple[str, ...]) -> pd.DataFrame:
+    return records[~records["run_id"].isin(run_ids)]
+
+
+# --- the catalogue -------------------------------------------------------------------------------------------
+
+
+def test_there_are_well_over_a_hundred_claims_and_each_says_where_it_comes_from() -> None:
+    assert len(CLAIMS) == len(all_claims()) > 600
+    for each in CLAIMS.values():
+        assert each.source
+        assert each.section
+        assert each.statement
+        assert each.evidence in ("published", "derived", "simulated", "predicted", "measured")
+        assert each.not_testable or each.needs or each.made_from, each.id
+
+
+def test_every_printed_number_of_figure_17_is_a_claim() -> None:
+    cells = [each for each in CLAIMS if each.startswith("figure17/") and "/asynchronous/" not in each]
+    assert len(cells) == 25 * 15
+    assert sum(each.startswith("steady_state/") for each in CLAIMS) == 20
+
+
+@pytest.mark.parametrize("name", ["planner", "discrepancies", "throughput", "max_seq_len", "headline", "figure2"])
+def test_no_row_of_a_published_table_is_left_out(name: str) -> None:
+    """Every row's number stands in a claim's source; an empty cell has none."""
+    columns = {"planner": "forward_stages", "discrepancies": "published_value", "throughput": "tokens_per_s"}
+    columns |= {"max_seq_len": "max_seq_len_published_k", "headline": "async_over_sync_gain", "figure2": "ratio"}
+    used = [each.published for each in CLAIMS.values() if each.published and f"{name}.csv, " in each.published.source]
+    for row in table(name):
+        value = row[columns[name]] or row.get("status", "")
+        assert any(item.text == value and row["source"] in item.source for item in used), row
+
+
+def test_claims_of_other_machines_have_no_number() -> None:
+    withheld = [each for each in CLAIMS.values() if each.id.startswith("withheld/")]
+    assert withheld
+    for each in withheld:
+        assert each.published is None
+        assert judge(each, NOTHING).kind == "not testable here"
+
+
+def test_no_published_number_is_typed_a_second_time() -> None:
+    """No constant of the claims' code is a published value; numbers of up to three digits prove nothing."""
+    published = {text for name in ("bubble", "figure2", "figure5", "headline", "throughput") for text in _numbers(name)}
+    assert "42.0793" in published
+    typed = set()
+    folder = Path(__file__).parents[2] / "analysis" / "claims"
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
+                typed |= set(str(node.value).replace(",", " ").split())
+    assert typed & published == set()
+
+
+def _numbers(name: str) -> set[str]:
+    return {text for row in table(name) for text in row.values() if sum(c.isdigit() for c in text) > 3 and _is(text)}
+
+
+def _is(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+def test_a_claim_has_a_value_or_says_what_a_test_needs() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        claim("1", 1.0, not_testable="a machine")
+    with pytest.raises(ValueError, match="not both"):
+        replace(claim("1", 1.0), value=None)
+    with pytest.raises(ValueError, match="nothing published"):
+        replace(claim("1", 1.0), published=None)
+
+
+# --- verdicts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, value, more, kind",
+    [
+        ("42.08", 42.0849, {}, "reproduced"),
+        ("42.08", 42.0851, {}, "contradicted"),
+        ("9727.6322", 9727.63225, {}, "reproduced"),  # a tie: either print is right
+        ("9727.6322", 9727.63226, {}, "contradicted"),
+        ("7", 7.4, {}, "reproduced"),
+        ("7", 7.4, {"tolerance": 0.0}, "contradicted"),  # a count
+        ("42.08", 42.5, {"wide_tolerance": 0.5}, "within tolerance"),
+        ("42.08", 43.0, {"wide_tolerance": 0.5}, "contradicted"),
+        ("38.39", 35.09, {"relation": "<="}, "reproduced"),
+        ("38.39", 38.40, {"relation": "<="}, "contradicted"),
+        ("mobius", "mobius", {}, "reproduced"),
+        ("mobius", "fsdp", {}, "contradicted"),
+        ("4", float("nan"), {}, "failed"),
+    ],
+)
+def test_the_difference_decides(text: str, value: float | str, more: dict, kind: str) -> None:
+    found = verdict(text, value, **more)
+    assert found.kind == kind
+    assert found.red == (kind in ("contradicted", "failed"))
+
+
+def test_an_expected_contradiction_is_no_fault_and_its_absence_is() -> None:
+    declared = verdict("42.08", 38.39, contradiction="the cut is not tuned: {value} %")
+    assert (declared.kind, declared.red, declared.reason) == ("contradicted", False, "the cut is not tuned: 38.39 %")
+    gone = verdict("42.08", 42.08, contradiction="the cut is not tuned")
+    assert (gone.kind, gone.red) == ("reproduced", True)
+    assert "expected to be contradicted" in gone.explanation
+
+
+def test_a_contradicting_value_is_shown_with_digits_that_differ() -> None:
+    assert claim("330", 1.0, tolerance=0.05).shown(330.304) == "330.3"
+    assert claim("5.75", 1.0).shown(5.7549) == "5.75"
+
+
+def test_a_claim_whose_code_breaks_is_red_and_the_others_are_judged() -> None:
+    broken = replace(claim("1", 1.0), value=lambda: 1 / 0)
+    first, second = evaluate([broken, replace(claim("1", 1.0), id="d")], pd.DataFrame())
+    assert (first.kind, first.red) == ("failed", True)
+    assert "ZeroDivisionError" in first.reason
+    assert second.kind == "reproduced"
+
+
+@given(
+    units=st.integers(-(10**9), 10**9),
+    decimals=st.integers(0, 4),
+    shift=st.floats(-3, 3).filter(lambda x: abs(abs(x) - 0.5) > 1e-3),
+)
+def test_half_a_unit_of_the_last_digit_is_the_bound(units: int, decimals: int, shift: float) -> None:
+    unit = 10.0**-decimals
+    found = verdict(f"{units * unit:.{decimals}f}", (units + shift) * unit)
+    assert found.kind == ("reproduced" if abs(shift) < 0.5 else "contradicted")
+
+
+# --- records -------------------------------------------------------------------------------------------------
+
+
+def test_every_number_of_the_25_cells_is_reproduced(records: pd.DataFrame) -> None:
+    cells = [c for c in all_claims() if {need.experiment for need in c.needs} == {"figure17"} and not c.contradiction]
+    found = [item for item in evaluate(cells, records) if item.kind != "within tolerance"]
+    assert len(found) > 375
+    assert [(item.claim.id, item.reason) for item in found if item.kind != "reproduced"] == []
+    assert all(item.run_ids for item in found)
+
+
+def test_closed_forms_come_out_as_declared(records: pd.DataFrame) -> None:
+    chosen = [c for c in all_claims() if {need.experiment for need in c.needs} == {"roofline"}]
+    found = evaluate(chosen, records)
+    assert len(found) > 60
+    assert [(item.claim.id, item.explanation) for item in found if item.red] == []
+    assert {item.kind for item in found} == {"reproduced", "contradicted"}
+
+
+def test_tables_alone_give_the_headline_numbers() -> None:
+    chosen = [c for c in all_claims() if not c.needs and not c.not_testable]
+    found = evaluate(chosen, pd.DataFrame())
+    assert len(found) > 20
+    assert [(item.claim.id, item.explanation) for item in found if item.red] == []
+
+
+def test_another_number_in_the_record_flips_the_verdict(records: pd.DataFrame) -> None:
+    true = judge(MAKESPAN, Runs(records))
+    assert (true.kind, true.red) == ("reproduced", False)
+    edited = records.copy()
+    edited.loc[edited["run_id"] == true.run_ids[0], "makespan_s"] += 1e-6
+    false = judge(MAKESPAN, Runs(edited))
+    assert (false.kind, false.red) == ("contradicted", True)
+    assert "differs by 0.001 ms" in false.reason
+
+
+def test_a_missing_run_turns_its_claims_red(records: pd.DataFrame) -> None:
+    run_ids = judge(MAKESPAN, Runs(records)).run_ids
+    found = evaluate(all_claims(), without(records, run_ids))
+    lost = [item for item in found if item.claim.id.startswith("figure17/1f1b/llama31_8b/")]
+    assert {item.kind for item in lost} == {"missing"}
+    assert all(item.red for item in lost)
+    assert "experiment=figure17 (1f1b llama31_8b)" in lost[0].reason
+    assert lost[0].claim.id in red_text(lost)
+
+
+def test_a_run_outside_the_plan_is_no_fault(records: pd.DataFrame) -> None:
+    fewer = without(records, judge(MAKESPAN, Runs(records)).run_ids)
+
+    def planned(need: Need) -> bool:
+        return need.experiment != "figure17"
+
+    assert judge(MAKESPAN, Runs(fewer), planned).kind == "not in quick"
+    assert not judge(MAKESPAN, Runs(fewer), planned).red
+    assert judge(MAKESPAN, Runs(records), planned).kind == "reproduced"  # a run that is there counts
+
+
+def test_planned_is_evaluated_and_not_testable_and_missing(records: pd.DataFrame) -> None:
+    found = evaluate(all_claims(), records)
+    everything = tally(found)[-1]
+    rest = ("not testable here", "not in quick", "missing", "failed")
+    assert everything.planned == len(CLAIMS) == everything.evaluated + sum(everything.kinds[kind] for kind in rest)
+    assert sum(each.planned for each in tally(found)[:-1]) == everything.planned
+    assert everything.kinds["missing"] > 0
+    assert everything.kinds["failed"] == 0
+    text = summary_text(found)
+    assert str(len(CLAIMS)) in text.splitlines()[-1]
+    assert all(kind in text.splitlines()[0] for kind in KINDS if everything.kinds[kind])
+
+
+def test_every_run_that_a_claim_needs_can_be_found(full_records: pd.DataFrame) -> None:
+    """Of all experiments but the two that the fixture does not make up."""
+    runs = Runs(full_records)
+    needs = {
+        need for each in all_claims() for need in each.needs if need.experiment not in ("hand_cuts", "steady_causal")
+    }
+    assert len(needs) > 150
+    assert [str(need) for need in needs if runs.find(need) is None] == []
+
+
+def test_nothing_stays_missing_with_all_experiments(full_records: pd.DataFrame) -> None:
+    """The values are made up, so verdicts are not; but each is reached by comparing."""
+    kinds = {item.kind for item in evaluate(all_claims(), full_records) if _is_made_up(item.claim)}
+    assert kinds <= set(EVALUATED) | {"not testable here"}
+
+
+def _is_made_up(each: Claim) -> bool:
+    return not {need.experiment for need in each.needs} & {"hand_cuts", "steady_causal"}
+
+
+def _cell(records: pd.DataFrame, schedule: str) -> dict:
+    chosen = (records["schedule"] == schedule) & (records["model"] == "llama31_8b") & (records["backend"] == "sim")
+    return records[chosen].iloc[0].to_dict()
+
+
+def test_a_schedule_with_options_of_its_own_is_another_run(records: pd.DataFrame) -> None:
+    row = _cell(records, "roundpipe")
+    other = row | {"run_id": "other", "started_at": "9999", "makespan_s": 1.0}
+    other["config"] = row["config"] | {"schedule": row["config"]["schedule"] | {"round_size": 4}}
+    found = Runs(pd.concat([records, pd.DataFrame([other])])).find(Need("figure17", ("roundpipe", "llama31_8b")))
+    assert found is not None
+    assert found["run_id"] == row["run_id"]
+
+
+def test_of_equal_runs_the_newest_counts(records: pd.DataFrame) -> None:
+    row = _cell(records, "1f1b")
+    for stamp, expected in (("9999", "other"), ("0000", row["run_id"])):
+        other = row | {"run_id": "other", "started_at": stamp}
+        found = Runs(pd.concat([pd.DataFrame([other]), records])).find(Need("figure17", ("1f1b", "llama31_8b")))
+        assert found is not None
+        assert found["run_id"] == expected
+
+
+def test_an_unknown_experiment_is_an_error() -> None:
+    with pytest.raises(LookupError, match="no experiment 'figure99'"):
+        Runs(pd.DataFrame([{"status": "ok"}])).find(Need("figure99", ()))
+
+
+# --- printed numbers -----------------------------------------------------------------------------------------
+
+
+def test_a_printed_number_keeps_its_digits_and_its_place() -> None:
+    cell = printed("bubble", "bubble_ratio_percent", scheduler="1f1b", model="llama-3.1-8b")
+    assert cell is not None
+    assert (cell.text, cell.value, cell.decimals, cell.half_unit) == ("42.0793", 42.0793, 4, 0.5e-4)
+    assert cell.source.startswith("analysis/published/bubble.csv, bubble_ratio_percent of 1f1b, llama-3.1-8b: ")
+    assert printed("headline", "best_baseline", model="qwen3-235b-lora") is None
+
+
+def test_a_lookup_that_fits_no_row_or_several_is_an_error() -> None:
+    with pytest.raises(LookupError, match="0 rows"):
+        printed("bubble", "makespan_ms", scheduler="zigzag", model="llama-3.1-8b")
+    with pytest.raises(LookupError, match="5 rows"):
+        printed("bubble", "makespan_ms", scheduler="1f1b")

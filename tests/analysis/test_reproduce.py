@@ -1,0 +1,244 @@
+"""The driver: what it runs, how it resumes and ends, and when it is red."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import reproduce as driver
+from analysis import sweeps
+from analysis.claims import Need, all_claims
+from analysis.reproduce import main, reproduce
+from analysis.sweeps import FULL, LOGS, QUICK, Scope, Sweep, run_sweeps
+from rpbench.harness import record
+
+ROOT = Path(__file__).parents[2]
+
+HAND_CUTS = Sweep("hand_cuts")
+
+# What the fixture `results` holds, so that nothing has to run.
+AT_HAND = Scope("quick", (Sweep("figure17"), Sweep("roofline")))
+
+
+def run(scope: tuple[Sweep, ...], results: Path) -> tuple[list[sweeps.Failure], list[str]]:
+    said: list[str] = []
+    return run_sweeps(scope, results, said.append, lambda line: None), said
+
+
+# --- scopes --------------------------------------------------------------------------------------------------
+
+
+def test_the_full_scope_runs_every_experiment() -> None:
+    known = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
+    assert {sweep.experiment for sweep in FULL.sweeps} == known
+    assert not any(sweep.overrides for sweep in FULL.sweeps)
+
+
+def test_every_run_that_a_claim_needs_is_in_the_full_scope_and_many_in_the_quick_one() -> None:
+    needs = {need for claim in all_claims() for need in claim.needs}
+    assert all(FULL.plans(need) for need in needs)
+    in_quick = {need for need in needs if QUICK.plans(need)}
+    assert {need.experiment for need in in_quick} == {sweep.experiment for sweep in QUICK.sweeps}
+    assert len(in_quick) < len(needs)
+
+
+def test_the_quick_scope_knows_what_its_overrides_leave_out() -> None:
+    assert QUICK.plans(Need("steady_state", ("qwen3_1p7b", 10)))
+    assert not QUICK.plans(Need("steady_state", ("qwen3_1p7b", 16)))
+    assert not QUICK.plans(Need("partitions", ("search", "1f1b", "qwen3_1p7b")))
+
+
+# --- sweeps --------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_runs_once_and_again_when_its_record_is_gone(tmp_path: Path) -> None:
+    failures, said = run((HAND_CUTS,), tmp_path)
+    assert failures == []
+    assert "hand_cuts: 1 runs done" in said[0]
+    (row,) = record.read_all(tmp_path)
+    assert row["partition"] == "4-4-4-4-4-4-5-3"
+
+    assert run((HAND_CUTS,), tmp_path) == ([], ["hand_cuts: all runs are there"])
+
+    (tmp_path / row["run_id"] / "record.json").write_text("{")
+    failures, said = run((HAND_CUTS,), tmp_path)
+    assert failures == []
+    assert "1 runs done" in said[0]
+    assert [again["run_id"] for again in record.read_all(tmp_path)] == [row["run_id"]]
+
+
+def test_a_note_does_not_outlive_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "_open", _instead("print('')"))
+    monkeypatch.setattr(sweeps, "_note", lambda job, results: sweeps.write_atomically(_note(tmp_path), _empty_note()))
+    run((HAND_CUTS,), tmp_path)
+    assert run((HAND_CUTS,), tmp_path)[1] == ["hand_cuts: all runs are there"]
+    monkeypatch.setattr(sweeps, "code_version", lambda: "another")
+    assert "runs done" in run((HAND_CUTS,), tmp_path)[1][0]
+
+
+def _note(results: Path) -> Path:
+    return results / LOGS / "hand_cuts.ended"
+
+
+def _empty_note() -> str:
+    return json.dumps({"asked": sweeps._asked(HAND_CUTS), "files": {}})
+
+
+def _instead(code: str) -> Any:
+    """Opens another program where the command line would be run."""
+
+    def start(command: list[str], out: Any, err: Any) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=err)
+
+    return start
+
+
+def test_a_sweep_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(command: list[str], out: Any, err: Any) -> "subprocess.Popen[bytes]":
+        code = "import sys; sys.exit('no such model')" if "experiment=bad" in command else ""
+        return subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=err)
+
+    monkeypatch.setattr(sweeps, "_open", start)
+    failures, said = run((Sweep("bad"), Sweep("good"), Sweep("better")), tmp_path)
+    assert [(each.sweep.experiment, each.status, each.words) for each in failures] == [("bad", 1, "no such model")]
+    assert failures[0].log.read_text().strip() == "no such model"
+    assert len(said) == 3
+    assert not (tmp_path / LOGS / "bad.ended").exists()
+    assert (tmp_path / LOGS / "good.ended").exists()
+
+
+def test_an_interruption_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    begin = _instead("import time; time.sleep(60)")
+
+    def start(*arguments: Any) -> "subprocess.Popen[bytes]":
+        started.append(begin(*arguments))
+        return started[-1]
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeps, "_open", start)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweeps((Sweep("a"), Sweep("b"), Sweep("c")), tmp_path, print, interrupt)
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_driver_with_one_line_and_keeps_what_is_done(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "analysis.reproduce", "quick", "--results", str(tmp_path), "--out", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(600):
+            if list((tmp_path / LOGS).glob("*.jsonl")):
+                break
+            time.sleep(0.05)
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-1] == "interrupted; finished runs are kept, the same command goes on from here"
+    assert "Traceback" not in err
+
+
+# --- red and green -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nothing is run or drawn, and no notebook executed: what takes long has tests of its own."""
+    monkeypatch.setattr(driver, "run_sweeps", lambda *_: [])
+    monkeypatch.setattr(driver, "notebooks", list)
+    monkeypatch.setattr(driver, "draw_all", lambda *_: {})
+    return monkeypatch
+
+
+def test_all_is_well(
+    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(AT_HAND, results, tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert f"report: {tmp_path / 'report.html'}" in out
+    assert "Figure 17: the simulated bubbles" in out
+    assert "not in quick" in out
+    assert "RED" not in out
+    assert "quick: 2 experiments" in err
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+    assert (tmp_path / "figures" / "published_cells.csv").exists()
+
+
+def test_a_lost_record_turns_it_red(
+    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fewer = tmp_path / "results"
+    shutil.copytree(results, fewer)
+    lost = next(row for row in record.read_all(fewer) if row["schedule"] == "gpipe" and row["backend"] == "sim")
+    shutil.rmtree(fewer / lost["run_id"])
+    assert reproduce(AT_HAND, fewer, tmp_path) == 1
+    out, _ = capsys.readouterr()
+    assert "RED, not as planned:" in out
+    assert f"figure17/gpipe/{lost['model']}/layer_events: missing" in out
+
+
+def test_an_exhibit_that_cannot_be_made_turns_the_full_scope_red(
+    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(FULL, results, tmp_path) == 1
+    assert "exhibit steady_state was not made" in capsys.readouterr().out
+
+
+def test_a_broken_notebook_turns_it_red_and_a_lack_of_runs_does_only_in_full(
+    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def execute(notebook: Path, *_: Any) -> Path:
+        raise driver.MissingRuns("20 runs") if notebook.stem == "lacking" else ValueError("a cell\nwent wrong")
+
+    still.setattr(driver, "execute", execute)
+    still.setattr(driver, "notebooks", lambda: [Path("lacking.py")])
+    assert reproduce(AT_HAND, results, tmp_path) == 0
+    still.setattr(driver, "notebooks", lambda: [Path("broken.py"), Path("lacking.py")])
+    assert reproduce(AT_HAND, results, tmp_path) == 1
+    out, err = capsys.readouterr()
+    assert "notebook broken: ValueError: went wrong" in out
+    assert "lacking" not in out
+    assert "notebooks: 0 of 2 executed" in err
+
+
+def test_a_failed_sweep_turns_it_red(
+    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = sweeps.Failure(Sweep("figure17"), 1, "disk full", Path("a.log"))
+    still.setattr(driver, "run_sweeps", lambda *_: [failure])
+    assert reproduce(AT_HAND, results, tmp_path) == 1
+    assert "experiment=figure17 ended with status 1: disk full (log: a.log)" in capsys.readouterr().out
+
+
+def test_nothing_measured_is_red(still: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(AT_HAND, tmp_path / "none", tmp_path) == 1
+    assert "no finished run in it" in capsys.readouterr().out
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["slow"])
+    assert end.value.code == 2
+    assert "invalid choice: 'slow'" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_ends_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["quick", "--results", str(tmp_path / "file" / "results")]) == 1
+    assert "Not a directory" in capsys.readouterr().err
