@@ -31,7 +31,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
             f"call of 16 microbatches with fill and drain set to 0. {answer(data)}"
         ),
         evidence=("simulated", "published"),
-        command="python -m rpbench -m experiment=steady_state",
+        command="python -m rpbench -m experiment=steady_state; python -m rpbench -m experiment=steady_causal",
         draw=partial(draw, data),
         table=tabulate(data),
     )
