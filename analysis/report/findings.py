@@ -201,8 +201,8 @@ def _batch(known: Verdicts) -> Finding:
     return Finding(
         "Compute-bound at small batch: dense models only",
         f"By the paper's own formula an upload has to serve {_ours(known, name).text} sequences before an RTX 4090 is "
-        f"compute-bound on the 235B model; the published run has {_theirs(known, name).text}. With the true width of the "
-        f"heads {_ours(known, true_heads).text} are enough, and it has them.",
+        f"compute-bound on the 235B model; the published run has {_theirs(known, name).text}. With the true width of "
+        f"the heads {_ours(known, true_heads).text} are enough, and it has them.",
         claims=(name, true_heads),
     )
 

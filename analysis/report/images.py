@@ -3,6 +3,7 @@
 import base64
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -68,6 +69,7 @@ _inherited: list[tuple[list[Drawing], Path | None]] = []
 
 
 def _inherit(drawings: list[Drawing], folder: Path | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interruption is the parent's to report
     _inherited.append((drawings, folder))
 
 

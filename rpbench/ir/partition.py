@@ -52,14 +52,17 @@ class Partition:
         return _ranges(self.backward)
 
     def backward_stages_over(self, forward_stage: int) -> tuple[int, ...]:
-        """Backward stages that share a layer with a forward stage (all that touch it, when it is empty)."""
+        """Backward stages that share a layer, the embedding or the head with a forward stage."""
         layers = self.forward_ranges()[forward_stage]
         if not self.fused and self.forward == self.backward:
             return (forward_stage,)
+        ends = {0} if forward_stage == 0 else set[int]()
+        if forward_stage == len(self.forward) - 1 and not self.fused:
+            ends.add(len(self.backward) - 1)
         return tuple(
             stage
             for stage, other in enumerate(self.backward_ranges())
-            if other.start < layers.stop and layers.start < other.stop
+            if stage in ends or (other.start < layers.stop and layers.start < other.stop)
         )
 
     def check_layers(self, num_layers: int) -> None:
