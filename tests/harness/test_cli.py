@@ -137,6 +137,7 @@ WRONG = [
     (["show", "schedule=gpip"], "did you mean gpipe?"),
     (["show", "draw=x.bmp"], "take .svg, .pdf or .png"),
     (["backend=roofline"], "needs a model"),
+    (["results_dir=/dev/null/results"], "no folder that can be written"),
 ]
 
 
