@@ -49,6 +49,7 @@ def single_call(
         **_SIMULATED,
         partition=partition,
         dispatch=dispatch,
+        **({"config__schedule__round_size": None} if dispatch == "round_robin" else {}),
         num_steps=1,
         num_microbatches=16,
         config__cost__fused_ahead=not causal,
