@@ -18,7 +18,7 @@ from rpbench.ir.schedule import Schedule, from_text
 from rpbench.ir.versions import Versions
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
-from rpbench.registry import Entry, unknown_name
+from rpbench.registry import Entry
 from rpbench.sim.events import deal
 
 
@@ -123,8 +123,6 @@ def _check_sizes(config: RunConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value}: a whole number of at least 1")
-    if config.backend["name"] != "sim":
-        raise ConfigError(unknown_name("backend", config.backend["name"], ["sim", "roofline"]))
 
 
 def _layer_times(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:

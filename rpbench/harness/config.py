@@ -86,6 +86,8 @@ class RunConfig:
     dispatch: str = MISSING
     schedule_file: str | None = None
     seed: int = MISSING
+    dtype: str = "float32"
+    verify: bool = False
     results_dir: str = MISSING
     save_timeline: bool = False
     force: bool = False

@@ -16,7 +16,7 @@ from rpbench.harness.closed_form import closed_forms
 from rpbench.harness.config import ConfigError, RunConfig, as_plain, resolved
 from rpbench.harness.record import Events, Record
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.graph import build_graph
+from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
@@ -42,14 +42,15 @@ def run(config: RunConfig) -> Record:
         tracker.mirror(config, row, None)
         return row
     assembled = assemble(config)
+    _check_backend(config, assembled)
     row = {"run_id": name, **_names(config), **_identity(assembled), "config": subject, **_provenance()}
     events = Events(folder, row["started_at"])
     try:
-        row, timeline = _measured(row, assembled, events)
+        row, timeline = _carried_out(config, row, assembled, events)
         if timeline is not None and config.save_timeline:
             record.write_atomically(folder / "timeline.csv", timeline.to_csv())
     except Exception as error:
-        row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": "simulated"}
+        row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": None}
         events.add("failed", traceback=traceback.format_exc())
         record.write(folder, row)
         raise
@@ -58,6 +59,14 @@ def run(config: RunConfig) -> Record:
     record.write(folder, row)
     tracker.mirror(config, row, timeline)
     return row
+
+
+def _check_backend(config: RunConfig, assembled: Assembled) -> None:
+    """Refuse what the backend cannot run, before anything is written."""
+    if config.backend["name"] != "sim":
+        from rpbench.harness.train import check_request
+
+        check_request(config, assembled)
 
 
 def _check_writable(results: Path) -> None:
@@ -119,29 +128,50 @@ def _provenance() -> dict[str, Any]:
     }
 
 
-def _measured(row: Record, assembled: Assembled, events: Events) -> tuple[Record, Timeline | None]:
+def _carried_out(
+    config: RunConfig, row: Record, assembled: Assembled, events: Events
+) -> tuple[Record, Timeline | None]:
+    """The row with what the backend found, and the timeline; without one where the plan does not fit."""
     began = time.perf_counter()
-    graph = build_graph(assembled.schedule)
-    row = row | {"status": "ok", "reason": None, "evidence": "simulated", **_plan_facts(assembled)}
-    in_flight = peak_in_flight(graph)
-    if assembled.sizes is not None:
-        row["peak_memory_bytes"] = device_bytes(assembled.schedule, assembled.sizes, in_flight)
-        limit = assembled.cluster.device_memory_bytes
-        if limit is not None:
-            reason = why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight)
-            if reason:
-                events.add("infeasible", reason=reason)
-                return row | {"status": "infeasible", "reason": reason}, None
-    timeline = simulate_graph(graph, assembled.costs)
-    after_last = assembled.entry is not None and assembled.entry.switch_after_last_forward
-    row |= measure(graph, timeline, assembled.costs, switch_after_last_forward=after_last)
     versions = assembled.versions
+    row = row | {"status": "ok", "reason": None, **_plan_facts(assembled)}
     row |= {"weight_versions": versions.max_live, "staleness_steps": versions.max_staleness}
-    if assembled.tokens_per_microbatch is not None:
-        per_step = assembled.tokens_per_microbatch * assembled.schedule.shape.num_microbatches
-        row |= {"tokens_per_step": per_step, "tokens_per_s": per_step / row["step_time_s"]}
+    graph = build_graph(assembled.schedule)
+    memory, reason = _memory(assembled, graph)
+    row["peak_memory_bytes"] = memory
+    if reason:
+        events.add("infeasible", reason=reason)
+        return row | {"status": "infeasible", "reason": reason, "evidence": "simulated"}, None
+    if config.backend["name"] == "sim":
+        fields, timeline = _simulated(graph, assembled)
+    else:
+        from rpbench.harness.train import execute  # torch, which a simulation does not need
+
+        fields, timeline = execute(config, assembled)
+    row |= fields
     events.add("finished", seconds=time.perf_counter() - began, makespan_s=row["makespan_s"])
     return row, timeline
+
+
+def _memory(assembled: Assembled, graph: Graph) -> tuple[list[int] | None, str]:
+    """Bytes on each device where the model has a shape, and why they do not fit, if they do not."""
+    if assembled.sizes is None:
+        return None, ""
+    in_flight, limit = peak_in_flight(graph), assembled.cluster.device_memory_bytes
+    needed = device_bytes(assembled.schedule, assembled.sizes, in_flight)
+    if limit is None:
+        return needed, ""
+    return needed, why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight)
+
+
+def _simulated(graph: Graph, assembled: Assembled) -> tuple[dict[str, Any], Timeline]:
+    timeline = simulate_graph(graph, assembled.costs)
+    after_last = assembled.entry is not None and assembled.entry.switch_after_last_forward
+    fields = measure(graph, timeline, assembled.costs, switch_after_last_forward=after_last)
+    if assembled.tokens_per_microbatch is not None:
+        per_step = assembled.tokens_per_microbatch * assembled.schedule.shape.num_microbatches
+        fields |= {"tokens_per_step": per_step, "tokens_per_s": per_step / fields["step_time_s"]}
+    return {"evidence": "simulated", **fields}, timeline
 
 
 def _plan_facts(assembled: Assembled) -> dict[str, Any]:

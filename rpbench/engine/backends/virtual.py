@@ -1,0 +1,137 @@
+"""The virtual backend: real work on a virtual clock, so that 64 devices fit on one core.
+
+A discrete-event loop. When everything an action waits for has ended, its own end is known from the costs and goes
+into a heap; its work is done when that moment comes. Work is thus done in (end, sequence) order: what reads
+something runs after what wrote it, ties are broken alike in every run, and no wall clock is read.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rpbench.cost.table import CostTable, Number, Work
+from rpbench.engine.executor import Perform, failed
+from rpbench.engine.program import Program
+from rpbench.ir.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class VirtualBackend:
+    """One thread does all the work; costs say how long it takes on the devices."""
+
+    costs: CostTable
+
+    def run(self, program: Program, perform: Perform) -> Timeline:
+        """When each action runs by the virtual clock, in the costs' unit."""
+        works = [self.costs.of(action.kind, action.stage) for action in program.actions]
+        return run_clock(program, works, perform, self.costs.hop, self.costs.units_per_second)
+
+
+def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:
+    """When each action would have run if it had taken exactly these times and hops none."""
+    works = [Work(main, pre) for pre, main in zip(pre_s, main_s, strict=True)]
+    return run_clock(program, works, lambda number, gate: None)
+
+
+def run_clock(
+    program: Program, works: Sequence[Work], perform: Perform, hop: Number = 0, units_per_second: int = 1
+) -> Timeline:
+    """Run a program on a virtual clock.
+
+    Args:
+        works: how long each action takes, by number.
+        hop: how long what crosses devices takes.
+
+    Raises:
+        ActionFailed: if an action raised.
+        ScheduleError: if no lane can move.
+    """
+    clock = _Clock(program, works, hop)
+    while clock.coming:
+        number = clock.advance()
+        try:
+            perform(number, _pass)
+        except Exception as error:
+            raise failed(program, number, error) from error
+        clock.finish(number)
+    clock.check_all_done()
+    hops = program.graph.num_hops * hop
+    return Timeline(program.schedule, clock.start, clock.main, clock.end, clock.exposed, hops, units_per_second)
+
+
+def _pass() -> None:
+    """The gate of a clock on which every input is there when the work is done."""
+
+
+class _Clock:
+    """The times of actions as they become known."""
+
+    def __init__(self, program: Program, works: Sequence[Work], hop: Number) -> None:
+        self.program, self.works, self.hop = program, works, hop
+        num = len(program.waits)
+        self.start: list[Number] = [0] * num
+        self.main: list[Number] = [0] * num
+        self.end: list[Number] = [0] * num
+        self.exposed: list[Number] = [0] * num
+        self.coming: list[tuple[Number, int, int]] = []  # (end, sequence, number), a heap
+        self.num_begun = self.num_done = 0
+        self.next_in_lane = [-1] * num
+        self.previous = [-1] * num
+        self.consumers: list[list[int]] = [[] for _ in range(num)]
+        self.missing = [len(edges) for edges in program.waits]
+        for lane in program.lanes:
+            for number in range(lane.start + 1, lane.stop):
+                self.previous[number], self.next_in_lane[number - 1] = number - 1, number
+                self.missing[number] += 1
+        for number, edges in enumerate(program.waits):
+            for edge in edges:
+                self.consumers[edge.producer].append(number)
+        for number in range(num):
+            if not self.missing[number]:
+                self._begin(number)
+
+    def advance(self) -> int:
+        """The action that ends next."""
+        return heapq.heappop(self.coming)[2]
+
+    def finish(self, number: int) -> None:
+        """Let go what waited for an action."""
+        self.num_done += 1
+        following = self.next_in_lane[number]
+        for consumer in (*self.consumers[number], *((following,) if following >= 0 else ())):
+            self.missing[consumer] -= 1
+            if not self.missing[consumer]:
+                self._begin(consumer)
+
+    def _begin(self, number: int) -> None:
+        """Find the times of an action whose inputs all have their end."""
+        work = self.works[number]
+        previous = self.previous[number]
+        free = self.end[previous] if previous >= 0 else 0 * work.pre
+        whole, late = [free], [free]  # when inputs are there, of the whole action and of its main phase
+        bare_whole, bare_late = [free], [free]  # the same if hops took no time
+        for producer, crosses, is_late in self.program.waits[number]:
+            ended = self.end[producer]
+            (late if is_late else whole).append(ended + (self.hop if crosses else 0))
+            (bare_late if is_late else bare_whole).append(ended)
+        main = max(max(whole) + work.pre, max(late))
+        # What runs ahead stands directly before the main phase.
+        self.start[number] = max(whole) if main == max(whole) + work.pre else main - work.pre
+        self.main[number] = main
+        self.end[number] = main + work.main
+        self.exposed[number] = main - max(max(bare_whole) + work.pre, max(bare_late))
+        heapq.heappush(self.coming, (self.end[number], self.num_begun, number))
+        self.num_begun += 1
+
+    def check_all_done(self) -> None:
+        if self.num_done == len(self.missing):
+            return
+        waiting = {}
+        for lane in self.program.lanes:
+            for number in range(lane.start, lane.stop):
+                if self.missing[number]:
+                    edges = self.program.waits[number]
+                    blockers = [edge.producer for edge in edges if self.missing[edge.producer]]
+                    waiting[number] = blockers[0] if blockers else number
+                    break
+        raise self.program.stuck(waiting)

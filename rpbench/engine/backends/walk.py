@@ -1,0 +1,178 @@
+"""Walk: one run of a program by real threads, one a lane, by the wall clock.
+
+Every action has an event that is set when it has ended. A lane does its actions in order and waits for the events
+of what each one needs. Nothing else synchronises: what the actions share is ordered by the program's edges.
+
+A lane that waits says so. When all lanes that are not done wait for something that has not ended, none of them can
+ever move, and the walk stops with the table of who waits for whom.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from rpbench.engine.executor import Perform, failed
+from rpbench.engine.program import Edge, Program
+from rpbench.ir.excerpt import broken
+from rpbench.ir.timeline import Timeline
+
+
+class Stopped(BaseException):
+    """Unwinds a lane after another one has failed."""
+
+
+class Walk:
+    """The state that the lanes of one run share.
+
+    Args:
+        hop_s: how long after its end an action's output is on another device.
+
+    Attributes:
+        error: what stopped it, if anything did.
+        over: set when every lane has come back, whether it is done or not.
+        places: the lanes that have something to do.
+    """
+
+    def __init__(self, program: Program, perform: Perform, hop_s: float = 0.0) -> None:
+        self.program, self.perform, self.hop_s = program, perform, hop_s
+        num = len(program.waits)
+        self.start, self.main, self.end = [0.0] * num, [0.0] * num, [0.0] * num
+        self.pre_cpu, self.main_cpu = [0.0] * num, [0.0] * num
+        self.over = threading.Event()
+        self.error: BaseException | None = None
+        self._stop = False
+        self._finished = [False] * num
+        self._events = [threading.Event() for _ in range(num)]
+        self._lock = threading.Lock()
+        self.places = [place for place, lane in enumerate(program.lanes) if lane.stop > lane.start]
+        self._working = set(self.places)
+        self._waiting: dict[int, tuple[int, int]] = {}  # lane -> (its action, what that waits for)
+        self._waiters: dict[int, list[int]] = {}  # action -> lanes that wait for it
+
+    def run_lane(self, place: int) -> None:
+        """Do the actions of a lane; never raises."""
+        runner = _Lane(self, place)
+        try:
+            runner.run()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self.fail(_caused(failed(self.program, runner.number, error), error))
+        finally:
+            self._leave(place)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop: no action begins any more. The first error counts."""
+        with self._lock:
+            self._fail(error)
+
+    def timeline(self) -> Timeline:
+        """When everything ran, from the first start on; in seconds."""
+        origin = min(self.start, default=0.0)
+        start, main, end = ([value - origin for value in column] for column in (self.start, self.main, self.end))
+        hops = self.program.graph.num_hops * self.hop_s
+        return Timeline(self.program.schedule, start, main, end, [0.0] * len(start), hops)
+
+    # --- called by lanes ---
+
+    def wait_for(self, place: int, number: int, edges: Sequence[Edge]) -> None:
+        """Return when everything at the other end of the edges has ended, and has come over."""
+        for producer, crosses, _ in edges:
+            if not self._finished[producer]:
+                self._park(place, number, producer)
+                self._events[producer].wait()
+            if self._stop:
+                raise Stopped
+            if crosses and self.hop_s:
+                sleep_until(self.end[producer] + self.hop_s)
+        if self._stop:
+            raise Stopped
+
+    def finish(self, number: int) -> None:
+        """Tell the lanes that wait for an action that it has ended."""
+        with self._lock:
+            self._finished[number] = True
+            for place in self._waiters.pop(number, ()):
+                self._waiting.pop(place, None)
+        self._events[number].set()
+
+    def _park(self, place: int, number: int, producer: int) -> None:
+        with self._lock:
+            if self._finished[producer] or self._stop:
+                return
+            self._waiting[place] = (number, producer)
+            self._waiters.setdefault(producer, []).append(place)
+            self._check_moving()
+
+    def _leave(self, place: int) -> None:
+        with self._lock:
+            self._working.discard(place)
+            self._check_moving()
+            if not self._working:
+                self.over.set()
+
+    def _check_moving(self) -> None:
+        if self._working and len(self._waiting) == len(self._working) and not self._stop:
+            self._fail(self.program.stuck(dict(self._waiting.values())))
+
+    def _fail(self, error: BaseException) -> None:
+        if self._stop:
+            return
+        self.error, self._stop = error, True
+        for event in self._events:
+            event.set()
+
+
+class _Lane:
+    """A lane on its way; `number` is the action it is at."""
+
+    def __init__(self, walk: Walk, place: int) -> None:
+        self.walk, self.place = walk, place
+        self.number = walk.program.lanes[place].start
+
+    def run(self) -> None:
+        walk = self.walk
+        lane = walk.program.lanes[self.place]
+        for number in range(lane.start, lane.stop):
+            self.number = number
+            edges = walk.program.waits[number]
+            self.late = [edge for edge in edges if edge.late]
+            walk.wait_for(self.place, number, [edge for edge in edges if not edge.late] if self.late else edges)
+            self.began = self.main = time.perf_counter()
+            self.cpu = time.thread_time()
+            walk.perform(number, self.gate)
+            walk.end[number] = time.perf_counter()
+            walk.main_cpu[number] = time.thread_time() - self.cpu
+            # What runs ahead is drawn directly before the main phase, as the simulator has it.
+            walk.main[number] = self.main
+            walk.start[number] = self.began
+            walk.finish(number)
+
+    def gate(self) -> None:
+        """Between recomputation and backward: wait for what only the latter needs."""
+        walk, number = self.walk, self.number
+        ahead, used = time.perf_counter() - self.began, time.thread_time() - self.cpu
+        walk.wait_for(self.place, number, self.late)
+        self.main = time.perf_counter()
+        self.began = self.main - ahead
+        walk.pre_cpu[number] = used
+        self.cpu = time.thread_time()
+
+
+def sleep_until(moment_s: float) -> None:
+    """Sleep until `time.perf_counter` shows a moment."""
+    left = moment_s - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+def lane_lost(program: Program, place: int) -> Exception:
+    """The error of a worker that ended without a word."""
+    lane = program.lanes[place]
+    rule = f"the worker of device {lane.device}, lane {lane.name} has died"
+    return RuntimeError(str(broken(program.schedule, rule, [lane.start])))
+
+
+def _caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error

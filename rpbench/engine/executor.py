@@ -1,0 +1,61 @@
+"""Executor: hands every action of a program to the handler of its kind, on a backend that keeps the time."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from rpbench.engine.program import Program
+from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.excerpt import broken
+from rpbench.ir.timeline import Timeline
+
+Gate = Callable[[], None]
+"""A handler calls it once, between recomputation and backward: it returns when the gradient is there."""
+
+Handler = Callable[[Action, int, Gate], None]
+"""Does an action; the number is its place in the schedule."""
+
+Perform = Callable[[int, Gate], None]
+
+
+class ActionFailed(RuntimeError):
+    """An action raised; the message shows where it stands, the cause what it raised."""
+
+
+class Backend(Protocol):
+    """Runs every action once: after the one before it in its lane, and after all that it waits for."""
+
+    def run(self, program: Program, perform: Perform) -> Timeline:
+        """When each action ran.
+
+        Raises:
+            ActionFailed: if one raised; no action begins after that.
+            ScheduleError: if no lane can move.
+        """
+
+
+def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend) -> Timeline:
+    """Run a program.
+
+    Raises:
+        ActionFailed: if a handler raised.
+        ScheduleError: if there is an action that no handler is for, or no lane can move.
+    """
+    for number, action in enumerate(program.actions):
+        for part in parts_of(action):
+            if part.kind not in handlers:
+                rule = f"{action}: this engine does not run {part.kind.name}"
+                raise broken(program.schedule, rule, [number], way_out="use backend=sim")
+
+    def perform(number: int, gate: Gate) -> None:
+        for part in parts_of(program.actions[number]):
+            handlers[part.kind](part, number, gate)
+
+    return backend.run(program, perform)
+
+
+def failed(program: Program, number: int, error: BaseException) -> ActionFailed:
+    """The error of an action that raised, with its row."""
+    lane = program.lanes[program.index.lane_of[number]]
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    rule = f"{program.actions[number]} failed on device {lane.device}, lane {lane.name}: {what}"
+    return ActionFailed(str(broken(program.schedule, rule, [number])))

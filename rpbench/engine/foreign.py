@@ -1,0 +1,42 @@
+"""Foreign load: how much of the machine other processes used meanwhile, because it spoils what is measured."""
+
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+_STAT = Path("/proc/stat")
+# Columns of the first line that count busy time: user, nice, system, irq, softirq, steal. Guests are within user.
+_BUSY = (0, 1, 2, 5, 6, 7)
+
+
+class ForeignLoad:
+    """Measures over a `with` block.
+
+    Attributes:
+        cores: processor cores that others kept busy on average; None where the system does not say.
+    """
+
+    cores: float | None = None
+
+    def __enter__(self) -> Self:
+        self._began, self._busy, self._own = time.perf_counter(), _busy_s(), _own_s()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        took, busy = time.perf_counter() - self._began, _busy_s()
+        if busy is not None and self._busy is not None and took > 0:
+            self.cores = max(0.0, (busy - self._busy - (_own_s() - self._own)) / took)
+
+
+def _busy_s() -> float | None:
+    try:
+        columns = _STAT.read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    return sum(int(columns[column]) for column in _BUSY) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system

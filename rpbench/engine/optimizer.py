@@ -1,0 +1,152 @@
+"""Optimizer: AdamW on the host, a stage at a time.
+
+A stage's step needs the gradients of that stage alone, with two exceptions: the norm of all gradients for clipping,
+and parameters that several stages share, whose gradients are added in model order. Both are done once per version,
+by whichever step comes first; `step_groups` tells a program what those steps wait for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+
+from rpbench.engine.gradients import Gradients, Place, Tensors
+from rpbench.engine.layout import Layout
+from rpbench.engine.program import StepGroups
+from rpbench.engine.workload import Workload
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW (Loshchilov and Hutter, ICLR'19) with a linear warm-up.
+
+    Args:
+        learning_rate: after the warm-up.
+        num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
+        clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    num_warmup_steps: int = 0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate >= 0:
+            raise ValueError(f"learning_rate={self.learning_rate}: a learning rate is not negative; try 1e-3")
+        if self.num_warmup_steps < 0:
+            raise ValueError(f"num_warmup_steps={self.num_warmup_steps}: a number of steps, 0 for no warm-up")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm}: a norm is above 0; leave it out not to clip")
+
+    def rate(self, version: int) -> float:
+        """The learning rate of the step that makes `version`, which counts from 1."""
+        return self.learning_rate * min(1.0, version / (self.num_warmup_steps + 1))
+
+
+def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings) -> StepGroups:
+    """Backward stages whose steps need one another's gradients."""
+    if settings.clip_norm is not None:
+        return [range(len(layout.backward))] if len(layout.backward) > 1 else []
+    stages = (sorted({layout.stage_of(module) for module, _ in places}) for places in workload.tied.values())
+    return [group for group in stages if len(group) > 1]
+
+
+class HostOptimizer:
+    """Masters and their AdamW state, one optimizer a stage."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        masters: Tensors,
+        gradients: Gradients,
+        settings: OptimizerSettings,
+    ) -> None:
+        self.masters = masters
+        self._workload, self._layout = workload, layout
+        self._gradients, self._settings = gradients, settings
+        self._tied = tuple(workload.tied)
+        own = (owner for owner in masters if owner not in workload.tied)
+        self._places: dict[int, list[Place]] = {stage: [] for stage in range(len(layout.backward))}
+        for owner in own:
+            self._places[layout.stage_of(owner[0])].append(owner)
+        self._adamw = {stage: self._make(places) for stage, places in self._places.items() if places}
+        self._shared_adamw = self._make(self._tied) if self._tied else None
+        self._shared_version = 0
+        tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
+        self._sharing = {layout.stage_of(module) for module in tied_modules}  # stages whose steps share something
+        if settings.clip_norm is not None:
+            self._sharing.update(self._places)
+        self._scale: dict[int, torch.Tensor] = {}
+        self._lock = Lock()
+
+    def step(self, stage: int, version: int) -> None:
+        """Update the masters of a stage from the gradients of the step to `version`."""
+        if stage in self._sharing:
+            with self._lock:
+                self._step_shared(version)
+        if stage in self._adamw:
+            gradients = self._gradients.total(stage, version)
+            self._update(self._adamw[stage], self._places[stage], gradients, version)
+        self._gradients.drop(stage, version)
+
+    def values(self, modules: range) -> Tensors:
+        """The masters of all trainable parameters of some modules, by their own places."""
+        return {place: self.masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
+
+    def _make(self, places: tuple[Place, ...] | list[Place]) -> torch.optim.AdamW:
+        tensors = [self.masters[place] for place in places]
+        return torch.optim.AdamW(tensors, lr=0.0, weight_decay=self._settings.weight_decay, fused=True)
+
+    def _step_shared(self, version: int) -> None:
+        """What steps to this version have in common, unless an earlier one has done it."""
+        if self._shared_version >= version:
+            return
+        tied = self._tied_gradients(version)
+        if self._settings.clip_norm is not None:
+            self._scale = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
+        if self._shared_adamw is not None:
+            self._update(self._shared_adamw, self._tied, tied, version)
+        self._shared_version = version
+
+    def _tied_gradients(self, version: int) -> Tensors:
+        sums: Tensors = {}
+        for owner in self._tied:
+            for module, name in self._workload.tied[owner]:
+                gradient = self._gradients.total(self._layout.stage_of(module), version).get((module, name))
+                if gradient is not None:
+                    gradient = gradient.to(self.masters[owner].dtype)
+                    sums[owner] = sums[owner] + gradient if owner in sums else gradient
+        return sums
+
+    def _clip_scale(self, version: int, tied: Tensors, clip_norm: float) -> torch.Tensor:
+        """The factor that brings the norm of all gradients down to `clip_norm`, in model order."""
+        found = []
+        for owner, master in self.masters.items():
+            source = tied if owner in tied else self._gradients.total(self._layout.stage_of(owner[0]), version)
+            if owner in source:
+                found.append(source[owner].to(master.dtype))
+        norm = torch.nn.utils.get_total_norm(found)
+        return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+
+    def _update(
+        self,
+        adamw: torch.optim.AdamW,
+        places: tuple[Place, ...] | list[Place],
+        gradients: Mapping[Place, torch.Tensor],
+        version: int,
+    ) -> None:
+        for place in places:
+            master, gradient = self.masters[place], gradients.get(place)
+            if gradient is not None:
+                gradient = gradient.to(master.dtype)
+                if version in self._scale:
+                    gradient = gradient * self._scale[version]
+            master.grad = gradient
+        for group in adamw.param_groups:
+            group["lr"] = self._settings.rate(version)
+        adamw.step()
+        for place in places:
+            self.masters[place].grad = None

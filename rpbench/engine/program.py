@@ -1,0 +1,188 @@
+"""Program: a schedule ready to be run, with everything that each of its actions waits for.
+
+The edges are those the simulator times (`rpbench.sim.graph`). Three things add more. A step looks at gradients of
+other stages when it clips by the norm of all, and when stages share weights. And in real time, a recomputation
+that runs ahead of its gradient still needs the input some forward keeps for it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from rpbench.cost.table import CostTable
+from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.excerpt import broken
+from rpbench.ir.index import GRADIENT, Index, Lane
+from rpbench.ir.schedule import Row, Schedule, ScheduleError
+from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.longest_path import late_edges
+
+StepGroups = Sequence[Sequence[int]]  # backward stages whose steps need one another's gradients
+
+
+class Edge(NamedTuple):
+    """Something an action waits for.
+
+    Args:
+        producer: number of the action that must have ended.
+        crosses: it ran on another device, so what it made takes a hop.
+        late: only the main phase waits; a recomputation may begin before.
+    """
+
+    producer: int
+    crosses: bool
+    late: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """A schedule and its edges; actions are numbered in the order of `schedule.items()`.
+
+    Args:
+        waits: for each action, what it waits for besides the action before it in its lane.
+    """
+
+    graph: Graph
+    waits: list[list[Edge]]
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.graph.schedule
+
+    @cached_property
+    def index(self) -> Index:
+        return Index(self.schedule)
+
+    @property
+    def actions(self) -> list[Action]:
+        return self.index.actions
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return self.index.lanes
+
+    def stuck(self, heads: Mapping[int, int]) -> ScheduleError:
+        """The error for lanes that wait for each other; `heads` says which action each of them waits for."""
+        notes = {number: f"waits at {self.actions[number]} for {self.actions[heads[number]]}" for number in heads}
+        return broken(self.schedule, "no lane can move", list(heads), notes=notes)
+
+
+def make_program(
+    schedule: Schedule,
+    costs: CostTable,
+    *,
+    step_groups: StepGroups = (),
+    recomputed_from: Mapping[int, int] | None = None,
+) -> Program:
+    """The program of a schedule.
+
+    Args:
+        costs: tells whether recomputation may begin before the gradient is there.
+        step_groups: backward stages whose STEPs wait for the gradients of the whole group.
+        recomputed_from: backward stage -> forward stage that keeps the input of its recomputation. The simulator
+            takes that input, and the weights, for granted where the two directions are cut apart; in real time
+            they must be there.
+
+    Raises:
+        ScheduleError: if no lane could move on.
+    """
+    graph = build_graph(schedule)
+    waits = _edges(graph, late_edges(graph, costs).tolist())
+    program = Program(graph, waits)
+    more = [*_group_edges(program.index, step_groups), *_kept_edges(program.index, recomputed_from or {})]
+    for number, producer in more:
+        waits[number].append(Edge(producer, False, False))
+    if more:
+        _check_order(program)
+    return program
+
+
+def _edges(graph: Graph, late: list[bool]) -> list[list[Edge]]:
+    order, start = graph.order.tolist(), graph.pred_start.tolist()
+    edges = [
+        Edge(order[position], crosses, is_late)
+        for position, crosses, is_late in zip(graph.pred.tolist(), graph.crosses.tolist(), late, strict=True)
+    ]
+    waits: list[list[Edge]] = [[] for _ in order]
+    for position, number in enumerate(order):
+        waits[number] = edges[start[position] : start[position + 1]]
+    return waits
+
+
+# --- edges the simulator does not have ------------------------------------------------------------------------
+
+
+def _group_edges(index: Index, groups: StepGroups) -> Iterator[tuple[int, int]]:
+    """(STEP, gradient) pairs of a group, of different stages."""
+    for group in groups:
+        for (stage, version), step in index.steps.items():
+            for other in group if stage in group else ():
+                if other != stage:
+                    yield from _new(index, step, index.gradients(other, version))
+
+
+def _kept_edges(index: Index, recomputed_from: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """(backward, forward) pairs: one that recomputes, and what keeps its input."""
+    for number, action in enumerate(index.actions):
+        for part in parts_of(action):
+            if part.kind in (Kind.B, Kind.I) and part.stage in recomputed_from:
+                forward = part._replace(kind=Kind.F, stage=recomputed_from[part.stage])
+                yield from _new(index, number, [index.find(forward)])
+
+
+def _new(index: Index, number: int, producers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The producers that the order of the action's lane does not put before it anyway."""
+    earlier = range(index.lanes[index.lane_of[number]].start, number)
+    return ((number, producer) for producer in producers if producer not in earlier)
+
+
+def _check_order(program: Program) -> None:
+    """Raise unless every action can run some time."""
+    heads = {place: lane.start for place, lane in enumerate(program.lanes)}
+    done = [False] * len(program.waits)
+    moved = True
+    while moved:
+        moved = False
+        for place, lane in enumerate(program.lanes):
+            while heads[place] < lane.stop and all(done[edge.producer] for edge in program.waits[heads[place]]):
+                done[heads[place]] = moved = True
+                heads[place] += 1
+    waiting = {
+        head: next(edge.producer for edge in program.waits[head] if not done[edge.producer])
+        for place, head in heads.items()
+        if head < program.lanes[place].stop
+    }
+    if waiting:
+        raise program.stuck(waiting)
+
+
+def gather_steps(schedule: Schedule) -> Schedule:
+    """The same schedule with every step of a compute lane behind the last gradient its lane has for that window.
+
+    A step that needs other stages' gradients must not stand before the work that makes them: with several stages
+    on a device, the step of the stage that ends first would hold up the others.
+    """
+    rows = [
+        {lane: _gathered(row, schedule.shape.num_microbatches) if lane == "compute" else row for lane, row in lanes}
+        for lanes in schedule.rows
+    ]
+    return replace(schedule, rows=tuple(rows))
+
+
+def _gathered(row: Row, window: int) -> Row:
+    last = {
+        action.microbatch // window + 1: place
+        for place, action in enumerate(row)
+        if action.kind in GRADIENT and action.microbatch is not None
+    }
+    steps: dict[int, list[Action]] = {}
+    for action in row:
+        if action.kind is Kind.STEP:
+            steps.setdefault(last[action.version or 0], []).append(action)
+    return tuple(
+        moved
+        for place, action in enumerate(row)
+        if action.kind is not Kind.STEP
+        for moved in (action, *steps.get(place, ()))
+    )

@@ -1,0 +1,178 @@
+"""Reference: the same training as one plain loop, to compare an engine's gradients and weights with.
+
+One process, one graph per microbatch through the whole model, no stages, no recomputation, one AdamW over all
+parameters. Two things are taken from the schedule, because they are part of what is computed: the order in which
+gradients are added up, and the version of the weights that every microbatch reads.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.func import functional_call
+
+from rpbench.engine.accumulation import Groups
+from rpbench.engine.gradients import Place, Tensors
+from rpbench.engine.layout import Layout
+from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.randomness import seeded
+from rpbench.engine.weights import masters_of
+from rpbench.engine.workload import Workload
+
+ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
+
+
+@dataclass
+class Trajectory:
+    """What a training run went through.
+
+    Args:
+        losses: mean loss of every optimizer step.
+        gradients: per step, the sum over its microbatches, by place; tied parameters still apart, nothing clipped.
+        masters: the weights after the last step.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[Tensors] = field(default_factory=list)
+    masters: Tensors = field(default_factory=dict)
+
+
+def train_reference(
+    workload: Workload,
+    layout: Layout,
+    groups: Mapping[tuple[int, int], Groups],
+    settings: OptimizerSettings,
+    *,
+    num_steps: int = 1,
+    updates: bool = True,
+    read_version: ReadVersion | None = None,
+) -> Trajectory:
+    """Train for some steps.
+
+    Args:
+        groups: (backward stage, version) -> microbatches in the order their gradients are added up.
+        updates: whether weights change after a step.
+        read_version: the version a module has for a microbatch; None: the newest.
+    """
+    masters = masters_of(workload)
+    adamw = torch.optim.AdamW(masters.values(), lr=1.0, weight_decay=settings.weight_decay, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: settings.rate(step + 1))
+    history = [_working(workload, masters)]
+    found = Trajectory(masters=masters)
+    for step in range(num_steps):
+
+        def version(module: int, microbatch: int, newest: int = len(history) - 1) -> int:
+            return newest if read_version is None else read_version(module, microbatch)
+
+        losses, gradients = _gradients(workload, layout, groups, history, version, step)
+        found.losses.append(losses)
+        found.gradients.append(gradients)
+        if updates:
+            _update(workload, masters, gradients, settings, adamw)
+            schedule.step()
+            history.append(_working(workload, masters))
+    return found
+
+
+def _working(workload: Workload, masters: Tensors) -> Tensors:
+    """The weights that forward reads: the masters in the model's own types, once for every place."""
+    return {
+        place: masters[owner].to(workload.parameter(place).dtype, copy=True)
+        for place, owner in workload.owner_of.items()
+    }
+
+
+def _gradients(
+    workload: Workload,
+    layout: Layout,
+    groups: Mapping[tuple[int, int], Groups],
+    history: list[Tensors],
+    version: ReadVersion,
+    step: int,
+) -> tuple[float, Tensors]:
+    """Loss and gradients of a step, added up stage by stage as soon as their turn comes."""
+    window = range(step * workload.num_microbatches, (step + 1) * workload.num_microbatches)
+    sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
+    loss = 0.0
+    for microbatch in window:
+        share, gradients = _one_microbatch(workload, history, version, microbatch)
+        loss += share
+        for stage, modules in enumerate(layout.backward):
+            sums[stage].offer(microbatch, {place: g for place, g in gradients.items() if place[0] in modules})
+    return loss, {place: gradient for total in sums for place, gradient in total.result().items()}
+
+
+def _one_microbatch(
+    workload: Workload, history: list[Tensors], version: ReadVersion, microbatch: int
+) -> tuple[float, Tensors]:
+    tokens, labels = workload.batch(microbatch)
+    last = len(workload.modules) - 1
+    leaves: Tensors = {}
+    x = tokens
+    for number, module in enumerate(workload.modules):
+        weights = history[version(number, microbatch)]
+        own = {
+            name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        leaves |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
+        inputs = (x, labels) if number == last else (x,)
+        if workload.draws_random:
+            with seeded(workload.seed, number, microbatch):
+                x = functional_call(module, own, inputs)
+        else:
+            x = functional_call(module, own, inputs)
+    loss = x / workload.num_microbatches
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return float(loss.detach()), {place: value for place, value in zip(leaves, found, strict=True) if value is not None}
+
+
+class _OrderedSum:
+    """Adds gradients in the order of the groups, whatever order they come in."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.groups = [list(group) for group in groups]
+        self.waiting: dict[int, Tensors] = {}
+        self.sums: list[Tensors] = [{} for _ in groups]
+
+    def offer(self, microbatch: int, gradients: Tensors) -> None:
+        self.waiting[microbatch] = gradients
+        for group, total in zip(self.groups, self.sums, strict=True):
+            while group and group[0] in self.waiting:
+                _add(total, self.waiting.pop(group.pop(0)))
+
+    def result(self) -> Tensors:
+        total: Tensors = {}
+        for part in self.sums:
+            _add(total, part)
+        return total
+
+
+def _add(total: Tensors, more: Tensors) -> None:
+    for place, gradient in more.items():
+        total[place] = total[place] + gradient if place in total else gradient
+
+
+def _update(
+    workload: Workload,
+    masters: Tensors,
+    gradients: Tensors,
+    settings: OptimizerSettings,
+    adamw: torch.optim.AdamW,
+) -> None:
+    for master in masters.values():
+        master.grad = None
+    for place, owner in workload.owner_of.items():
+        if place in gradients:
+            master, gradient = masters[owner], gradients[place].to(masters[owner].dtype)
+            master.grad = gradient.clone() if master.grad is None else master.grad + gradient
+    if settings.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
+    adamw.step()
+
+
+def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
+    """The largest absolute difference of two sets of tensors; infinite where one lacks what the other has."""
+    if one.keys() != other.keys():
+        return float("inf")
+    return max((float((one[place] - other[place]).abs().max()) for place in one if one[place].numel()), default=0.0)

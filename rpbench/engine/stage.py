@@ -1,0 +1,130 @@
+"""Stage: forward, recomputation and backward of a range of modules.
+
+A forward runs without graph and keeps what backward stages begin with. A backward runs that part again, with
+graph, from the kept input ("stage" grain), or one module after another, each from its own ("layer" grain). The
+head is never run again: its graph lives from the forward to the backward, or both are one visit in a fused stage.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch.func import functional_call
+
+from rpbench.engine.gradients import Tensors
+from rpbench.engine.randomness import seeded
+from rpbench.engine.shells import Shells
+from rpbench.engine.weights import Named, Weights
+from rpbench.engine.workload import Workload
+
+Grain = Literal["stage", "layer"]
+GRAINS: tuple[Grain, ...] = get_args(Grain)
+
+
+class Graph(NamedTuple):
+    """A forward that can be gone back through.
+
+    Args:
+        start: the input as a leaf; None where it holds tokens.
+        leaves: the weights used.
+        end: the output.
+    """
+
+    start: torch.Tensor | None
+    leaves: Tensors
+    end: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A model's modules, run a range at a time with weights of a given version."""
+
+    workload: Workload
+    weights: Weights
+    shells: Shells
+
+    def run(self, modules: range, x: torch.Tensor, microbatch: int, version: int) -> torch.Tensor:
+        """The output of some modules; after the head, the loss as its share of the step's mean."""
+        for module in modules:
+            x = self._call(module, self.weights.all_of(module, version), x, microbatch)
+        return x
+
+    def keep(
+        self, modules: range, x: torch.Tensor, microbatch: int, version: int, note: Callable[[int, torch.Tensor], None]
+    ) -> torch.Tensor:
+        """`run` without graph; `note` gets every module's input."""
+        with torch.no_grad():
+            for module in modules:
+                note(module, x)
+                x = self.run(range(module, module + 1), x, microbatch, version)
+        return x
+
+    def graph(self, modules: range, x: torch.Tensor, microbatch: int, version: int) -> Graph:
+        """`run` with graph."""
+        leaves = {
+            (module, name): leaf for module in modules for name, leaf in self.weights.leaves(module, version).items()
+        }
+        with torch.enable_grad():
+            start = x.detach().requires_grad_() if x.is_floating_point() else None
+            end = self.run(modules, x if start is None else start, microbatch, version)
+        return Graph(start, leaves, end)
+
+    def _call(self, module: int, tensors: Named, x: torch.Tensor, microbatch: int) -> torch.Tensor:
+        if not self.workload.draws_random:
+            return self._plain_call(module, tensors, x, microbatch)
+        with seeded(self.workload.seed, module, microbatch):
+            return self._plain_call(module, tensors, x, microbatch)
+
+    def _plain_call(self, module: int, tensors: Named, x: torch.Tensor, microbatch: int) -> torch.Tensor:
+        shell = self.shells[module]
+        if module < len(self.workload.modules) - 1:
+            output: torch.Tensor = functional_call(shell, tensors, (x,), tie_weights=False)
+            return output
+        labels = self.workload.batch(microbatch).labels
+        loss: torch.Tensor = functional_call(shell, tensors, (x, labels), tie_weights=False)
+        return loss / self.workload.num_microbatches
+
+
+def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
+    """The gradients of a graph's input and weights, from that of its output (None: the output is the loss).
+
+    Weights the output does not depend on have none.
+    """
+    inputs = [*graph.leaves.values(), *(() if graph.start is None else (graph.start,))]
+    found = _differentiate(graph, inputs, gradient)
+    below = found[-1] if found and graph.start is not None else None
+    return below, _present(graph, found)
+
+
+def input_gradient(graph: Graph, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The first half of `backward`; the graph stays for the second."""
+    inputs = [] if graph.start is None else [graph.start]
+    found = _differentiate(graph, inputs, gradient, retain_graph=True)
+    return found[0] if found else None
+
+
+def weight_gradients(graph: Graph, gradient: torch.Tensor | None) -> Tensors:
+    """The second half of `backward`. It goes through the whole graph again, as autograd does not keep the slopes in
+    between; so I and W together take longer than B.
+    """
+    return _present(graph, _differentiate(graph, list(graph.leaves.values()), gradient))
+
+
+def _differentiate(
+    graph: Graph, inputs: list[torch.Tensor], gradient: torch.Tensor | None, *, retain_graph: bool = False
+) -> tuple[torch.Tensor | None, ...]:
+    if not inputs or not graph.end.requires_grad:
+        return ()
+    return torch.autograd.grad(graph.end, inputs, gradient, retain_graph=retain_graph, allow_unused=True)
+
+
+def _present(graph: Graph, found: tuple[torch.Tensor | None, ...]) -> Tensors:
+    return {place: value for place, value in zip(graph.leaves, found, strict=False) if value is not None}
+
+
+def pieces(modules: range, grain: Grain) -> list[range]:
+    """A range as the pieces that are recomputed one at a time."""
+    if grain == "layer":
+        return [range(module, module + 1) for module in modules]
+    return [modules] if modules else []

@@ -1,0 +1,143 @@
+"""Training: the state of a run, and the handlers that a schedule's actions call on it.
+
+Everything is at home on the host: weights by version, gradients, masters and optimizer state, kept inputs. What a
+device has is what the action it runs holds, so any device may run any stage.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rpbench.cost.table import CostTable
+from rpbench.engine.accumulation import gradient_groups
+from rpbench.engine.executor import Gate, Handler
+from rpbench.engine.gradients import Gradients
+from rpbench.engine.layout import layout_of
+from rpbench.engine.optimizer import HostOptimizer, OptimizerSettings, step_groups
+from rpbench.engine.passes import Passes
+from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
+from rpbench.engine.reads import Reads
+from rpbench.engine.shells import Shells
+from rpbench.engine.stage import GRAINS, Grain, Stages
+from rpbench.engine.weights import Weights, masters_of
+from rpbench.engine.workload import Workload
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run trains.
+
+    Args:
+        recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
+        keep_gradients: keep every step's gradients, to compare them with a reference.
+    """
+
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    recompute_grain: Grain = "stage"
+    keep_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recompute_grain not in GRAINS:
+            raise ValueError(f"recompute_grain={self.recompute_grain!r}: one of {', '.join(GRAINS)}")
+
+
+class Training:
+    """A workload on its way through a schedule.
+
+    Args:
+        workload: what to train; its modules are read, never written.
+        schedule: with its partition; with STEP actions if weights are to change.
+
+    Attributes:
+        schedule: what to make the program of; steps that look at other stages may stand later than they were.
+        passes: what computes, with the losses and the versions it read.
+
+    Raises:
+        ValueError: if the model does not have the partition's layers, or the schedule cuts sequences in parts.
+    """
+
+    def __init__(self, workload: Workload, schedule: Schedule, settings: Settings | None = None) -> None:
+        partition = schedule.partition
+        if partition is None:
+            raise ValueError("the schedule has no partition: give it one by with_partition()")
+        partition.check_layers(len(workload.modules) - 2)
+        _check_shape(workload, schedule)
+        self.workload, self.settings = workload, settings or Settings()
+        self.layout = layout_of(partition)
+        self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
+        self.schedule = gather_steps(schedule) if self.step_groups else schedule
+        self.reads = Reads(self.schedule)
+        self.weights = Weights(workload, self.reads.count(self.layout))
+        self.groups = gradient_groups(self.schedule)
+        self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients)
+        self.optimizer = HostOptimizer(
+            workload, self.layout, masters_of(workload), self.gradients, self.settings.optimizer
+        )
+        stages = Stages(workload, self.weights, Shells(workload.modules))
+        self.passes = Passes(stages, self.layout, self.reads, self.gradients, self.settings.recompute_grain)
+
+    @property
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """What runs each kind of action. Boundary tensors need no SEND or RECV: all devices share the host."""
+        moves = dict.fromkeys((Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B), _in_shared_memory)
+        return moves | {
+            Kind.F: self.passes.forward,
+            Kind.R: self.passes.recompute,
+            Kind.B: self.passes.backward,
+            Kind.I: self.passes.backward_for_input,
+            Kind.W: self.passes.backward_for_weights,
+            Kind.FB: self.passes.fused,
+            Kind.STEP: self._step,
+        }
+
+    def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
+        """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
+
+        Args:
+            costs: tells whether recomputation may begin before the gradient is there.
+        """
+        if not real_time:
+            return make_program(self.schedule, costs, step_groups=self.step_groups)
+        return make_program(
+            self.schedule,
+            replace(costs, fused_ahead=False),  # a fused forward needs its input
+            step_groups=self.step_groups,
+            recomputed_from=self._recomputed_from(),
+        )
+
+    def mean_loss(self, step: int) -> float:
+        """The loss of an optimizer step, counted from 0: the mean over its microbatches."""
+        window = range(step * self.workload.num_microbatches, (step + 1) * self.workload.num_microbatches)
+        return math.fsum(self.passes.losses[microbatch] for microbatch in window)
+
+    def _step(self, action: Action, number: int, gate: Gate) -> None:
+        assert action.version is not None
+        modules = self.layout.backward[action.stage]
+        self.optimizer.step(action.stage, action.version)
+        self.weights.publish(modules, action.version, self.optimizer.values(modules))
+
+    def _recomputed_from(self) -> dict[int, int]:
+        """Backward stage -> the forward stage that went where its recomputation begins."""
+        found = {}
+        for stage in range(len(self.layout.backward)):
+            again = self.passes.recomputed(stage)
+            for forward, others in enumerate(self.layout.forward):
+                if again and again[-1].start in others:
+                    found[stage] = forward
+        return found
+
+
+def _in_shared_memory(action: Action, number: int, gate: Gate) -> None:
+    """A boundary tensor is where its reader looks for it already."""
+
+
+def _check_shape(workload: Workload, schedule: Schedule) -> None:
+    if schedule.shape.num_parts > 1:
+        raise ValueError(f"num_parts={schedule.shape.num_parts}: the engine runs whole sequences; use backend=sim")
+    if schedule.shape.num_microbatches != workload.num_microbatches:
+        raise ValueError(
+            f"the schedule has {schedule.shape.num_microbatches} microbatches a step, the workload "
+            f"{workload.num_microbatches}: make both for the same number"
+        )

@@ -1,0 +1,119 @@
+"""Weights: what forward and backward read, per module and version, at home on the host.
+
+A version is the number of optimizer steps its tensors have seen. It is kept until a newer one is out and nothing
+in the schedule will read it any more; then its memory takes up a version to come. Tensors are handed out as
+autograd leaves and never written while they can be read.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from threading import Lock
+
+import torch
+
+from rpbench.engine.gradients import Place, Tensors
+from rpbench.engine.workload import Workload
+
+Named = dict[str, torch.Tensor]
+
+
+class Weights:
+    """The working weights of a model.
+
+    Args:
+        workload: whose modules give version 0; they are copied, not touched.
+        reads: (module, version) -> how often the schedule will read it.
+    """
+
+    def __init__(self, workload: Workload, reads: Mapping[tuple[int, int], int]) -> None:
+        self._reads = Counter(reads)
+        self._lock = Lock()
+        self._spare: dict[int, list[Named]] = {}
+        self._frozen: list[Named] = []
+        self._versions: dict[tuple[int, int], Named] = {}
+        self._newest = [0] * len(workload.modules)
+        self.num_live = [1] * len(workload.modules)
+        self.most_live = 1
+        for layer in workload.modules:
+            tensors = {
+                name: parameter.detach()
+                for name, parameter in layer.named_parameters(remove_duplicate=False)
+                if not parameter.requires_grad
+            }
+            self._frozen.append(tensors | dict(layer.named_buffers()))
+        for place in workload.owner_of:
+            leaf = workload.parameter(place).detach().clone().requires_grad_()
+            self._versions.setdefault((place[0], 0), {})[place[1]] = leaf
+
+    def all_of(self, module: int, version: int) -> Named:
+        """Every tensor a module needs to run, by name."""
+        return self._frozen[module] | self.leaves(module, version)
+
+    def leaves(self, module: int, version: int) -> Named:
+        """The trainable ones: leaves that gradients are asked for."""
+        if not self._trains(module):
+            return {}
+        found = self._versions.get((module, version))
+        if found is None:
+            raise RuntimeError(
+                f"module {module} is read at version {version}, but version {self._newest[module]} is its newest"
+                " and older ones that nobody was to read are gone"
+            )
+        return found
+
+    def publish(self, modules: Iterable[int], version: int, masters: Mapping[Place, torch.Tensor]) -> None:
+        """Make a new version of some modules; `masters` has the values of all their trainable parameters."""
+        for module in modules:
+            if self._trains(module):
+                fresh = self._memory(module)
+                with torch.no_grad():
+                    for name, tensor in fresh.items():
+                        tensor.copy_(masters[module, name])
+                self._enter(module, version, fresh)
+
+    def release(self, module: int, version: int) -> None:
+        """Say that one of the reads a version was kept for is over."""
+        with self._lock:
+            self._reads[module, version] -= 1
+            self._drop_if_unread(module, version)
+
+    def _trains(self, module: int) -> bool:
+        return (module, self._newest[module]) in self._versions
+
+    def _memory(self, module: int) -> Named:
+        with self._lock:
+            spare = self._spare.get(module)
+            if spare:
+                return spare.pop()
+        like = self._versions[module, self._newest[module]]
+        return {name: torch.empty_like(tensor).requires_grad_() for name, tensor in like.items()}
+
+    def _enter(self, module: int, version: int, tensors: Named) -> None:
+        with self._lock:
+            before = self._newest[module]
+            self._versions[module, version] = tensors
+            self._newest[module] = version
+            self.num_live[module] += 1
+            self._drop_if_unread(module, before)
+            self.most_live = max(self.most_live, self.num_live[module])
+
+    def _drop_if_unread(self, module: int, version: int) -> None:
+        if version == self._newest[module] or self._reads[module, version] > 0:
+            return
+        tensors = self._versions.pop((module, version), None)
+        if tensors is not None:
+            self._spare.setdefault(module, []).append(tensors)
+            self.num_live[module] -= 1
+
+
+def masters_of(workload: Workload) -> Tensors:
+    """The optimizer's own copy of every trainable parameter, at its owner's place: float32, or float64 for it."""
+    return {
+        owner: workload.parameter(owner).detach().to(master_dtype(workload.parameter(owner).dtype), copy=True)
+        for owner in dict.fromkeys(workload.owner_of.values())
+    }
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which weights are updated."""
+    return torch.promote_types(dtype, torch.float32)

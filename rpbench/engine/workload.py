@@ -1,0 +1,59 @@
+"""Workload: what is trained, on what; the same object for the engine, its baselines and the reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from rpbench.engine.gradients import Place
+from rpbench.models.data import Batch, Data
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model as a sequence of modules, and its microbatches.
+
+    Args:
+        modules: embedding (tokens -> x), decoder layers (x -> x), head (x, labels -> mean loss). Parameters that
+            appear in several modules are tied; those without `requires_grad` are frozen.
+        data: microbatches by (step, number).
+        num_microbatches: microbatches of one optimizer step.
+        seed: decides what dropout draws.
+        draws_random: whether forward draws random numbers.
+    """
+
+    modules: Sequence[nn.Module]
+    data: Data
+    num_microbatches: int
+    seed: int = 0
+    draws_random: bool = False
+
+    def batch(self, microbatch: int) -> Batch:
+        """The microbatch of that number, counted through over all steps."""
+        return self.data.microbatch(*divmod(microbatch, self.num_microbatches))
+
+    @cached_property
+    def owner_of(self) -> dict[Place, Place]:
+        """Every trainable parameter's place -> the first place that holds the same parameter."""
+        owners: dict[int, Place] = {}
+        return {
+            (module, name): owners.setdefault(id(parameter), (module, name))
+            for module, layer in enumerate(self.modules)
+            for name, parameter in layer.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
+        }
+
+    @cached_property
+    def tied(self) -> dict[Place, tuple[Place, ...]]:
+        """The owner of every parameter that stands in several places -> these places, in model order."""
+        places: dict[Place, list[Place]] = {}
+        for place, owner in self.owner_of.items():
+            places.setdefault(owner, []).append(place)
+        return {owner: tuple(found) for owner, found in places.items() if len(found) > 1}
+
+    def parameter(self, place: Place) -> torch.Tensor:
+        """The model's own tensor at a place."""
+        module, name = place
+        return self.modules[module].get_parameter(name)

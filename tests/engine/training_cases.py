@@ -1,0 +1,98 @@
+"""What the engine's numerics tests share: small models, a run on the virtual clock, and its reference."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from rpbench.cost.model import Model
+from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.engine.backends.virtual import VirtualBackend
+from rpbench.engine.executor import Backend, execute
+from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.reference import Trajectory, train_reference
+from rpbench.engine.training import Settings, Training
+from rpbench.engine.workload import Workload
+from rpbench.ir.schedule import Schedule
+from rpbench.ir.timeline import Timeline
+from rpbench.models.build import build_model
+from rpbench.models.data import SyntheticTokens
+
+TINY = Model("tiny", num_layers=4, hidden=16, heads=2, vocab=37, seq_len=5)
+
+
+def workload_of(schedule: Schedule, model: Model = TINY, dtype: torch.dtype = torch.float64, seed: int = 0) -> Workload:
+    model = replace(model, num_layers=schedule.partition.num_layers)
+    return Workload(
+        list(build_model(model, seed=seed, dtype=dtype)),
+        SyntheticTokens(model.vocab, model.seq_len, 2, seed),
+        schedule.shape.num_microbatches,
+        seed,
+        model.dropout > 0,
+    )
+
+
+def uneven_costs(schedule: Schedule) -> CostTable:
+    """Costs under which no two layers are in step."""
+    layers = range(schedule.partition.num_layers)
+    halves = [1 + layer % 2 for layer in layers], [1 + layer % 5 - layer % 2 for layer in layers]
+    times = LayerTimes(
+        [1 + layer % 3 for layer in layers],
+        [1 + layer % 2 for layer in layers],
+        [2 + layer % 5 for layer in layers],
+        1.5,
+        4.5,
+        *halves,
+        2.5,
+        2.0,
+        hop=0.3,
+    )
+    return times.table(schedule.partition, recompute_ahead=True)
+
+
+class Run(NamedTuple):
+    training: Training
+    timeline: Timeline
+
+
+def train(schedule: Schedule, workload: Workload, *, backend: Backend | None = None, **settings) -> Run:
+    """Run a schedule with tensors; gradients are kept."""
+    optimizer = OptimizerSettings(**{key: settings.pop(key) for key in list(settings) if key in OPTIMIZER})
+    training = Training(workload, schedule, Settings(optimizer, keep_gradients=True, **settings))
+    costs = uneven_costs(schedule)
+    program = training.program(costs, real_time=backend is not None)
+    return Run(training, execute(program, training.handlers, backend or VirtualBackend(costs)))
+
+
+OPTIMIZER = ("learning_rate", "weight_decay", "num_warmup_steps", "clip_norm")
+
+
+def reference_of(run: Run, **options) -> Trajectory:
+    training = run.training
+    return train_reference(
+        training.workload,
+        training.layout,
+        training.groups,
+        training.settings.optimizer,
+        num_steps=training.schedule.shape.num_steps,
+        **options,
+    )
+
+
+def assert_same(run: Run, reference: Trajectory) -> None:
+    """Every gradient of every step, every weight and every loss, bit for bit."""
+    steps: list[dict] = [{} for _ in reference.gradients]
+    for version, gradients in run.training.gradients.totals():
+        steps[version - 1] |= gradients
+    for step, (found, expected) in enumerate(zip(steps, reference.gradients, strict=True)):
+        assert found.keys() == expected.keys(), step
+        for place in expected:
+            assert torch.equal(found[place], expected[place]), (step, place)
+            assert found[place].dtype == expected[place].dtype
+    masters = run.training.optimizer.masters
+    assert masters.keys() == reference.masters.keys()
+    for place in masters:
+        assert torch.equal(masters[place], reference.masters[place]), place
+    for step, loss in enumerate(reference.losses):
+        assert run.training.mean_loss(step) == pytest.approx(loss, rel=1e-14)
