@@ -190,7 +190,10 @@ def describe(row: Record) -> str:
     what = f"{row['schedule']} {row['model']} {row['num_devices']}x{row['num_microbatches']} {row['partition']}"
     if row["status"] != "ok":
         return f"{what}: {row['status']}, {row['reason']}"
-    return f"{what}: makespan {row['makespan_s']:.6g} s, bubble {100 * row['bubble_makespan']:.2f} %"
+    text = f"{what}: makespan {row['makespan_s']:.6g} s, bubble {100 * row['bubble_makespan']:.2f} %"
+    if "grad_max_abs_diff" in row:
+        text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"
+    return text
 
 
 def emit(row: Record) -> None:
