@@ -31,7 +31,7 @@ class Entry:
         looped: whether it takes several stages per device.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
-            backward; otherwise from the (p - rank)-th (roundpipe.md B.4 of the artifact's description).
+            backward; otherwise from the (p - rank)-th.
     """
 
     name: str

@@ -59,7 +59,7 @@ def test_gradients_equal_the_reference_in_any_shape(name, data):
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_equal_the_reference_on_many_devices(name, devices):
     stages = devices - 1, devices + 3
-    schedule = build(name, devices, devices, num_layers=devices, stages=stages, chunks=1)
+    schedule = build(name, devices, 5, num_layers=devices // 2, stages=stages, chunks=1)
     run = train(schedule, workload_of(schedule, dtype=torch.float32))
     assert_same(run, reference_of(run, updates=False))
 
@@ -88,7 +88,7 @@ def test_the_reference_is_plain_training():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_twenty_steps_equal_plain_training(name):
-    schedule = build(name, 2, 2, num_steps=20, num_layers=2)
+    schedule = build(name, 2, 2, num_steps=20, num_layers=1)
     run = train(schedule, workload_of(schedule), num_warmup_steps=5, learning_rate=1e-2)
     assert_same(run, reference_of(run))
     assert run.training.mean_loss(19) != run.training.mean_loss(0)
@@ -173,23 +173,22 @@ def test_tied_embeddings_add_the_gradients_of_both_ends(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_adapters_are_trained(name):
-    schedule = build(name, 2, 4, num_steps=3)
+    schedule = build(name, 2, 4, num_steps=2)
     workload = workload_of(schedule, replace(TINY, training_mode="lora", lora_rank=2))
     run = train(schedule, workload, learning_rate=1e-1)
     assert_same(run, reference_of(run))
     assert {name.rpartition(".")[2] for _, name in run.training.optimizer.masters} == {"lora_a", "lora_b"}
-    assert run.training.mean_loss(2) != run.training.mean_loss(0)
+    assert run.training.mean_loss(1) != run.training.mean_loss(0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_clipped_by_the_norm_of_all(name):
-    schedule = build(name, 2, 4, num_steps=3)
-    model = replace(TINY, tied_embedding=True)
-    check_same(schedule, workload_of(schedule, model), learning_rate=1e-2, clip_norm=0.05)
-    clipped, free = (
-        train(schedule, workload_of(schedule), learning_rate=1e-2, clip_norm=clip_norm) for clip_norm in (0.05, None)
-    )
-    assert clipped.training.mean_loss(2) != free.training.mean_loss(2)
+    schedule = build(name, 2, 4, num_steps=2)
+    workload = workload_of(schedule, replace(TINY, tied_embedding=True))
+    run = train(schedule, workload, learning_rate=1e-2, clip_norm=0.05)
+    assert_same(run, reference_of(run))
+    free = reference_of(train(schedule, workload, learning_rate=1e-2))
+    assert run.training.mean_loss(1) != free.losses[1]
 
 
 @pytest.mark.parametrize("round_size", [1, 2, 3, 7])
