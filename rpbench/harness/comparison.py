@@ -6,6 +6,8 @@ from typing import Any, TextIO
 from rpbench.harness import record
 from rpbench.harness.record import Record
 
+_ROUNDING = 1e-9  # what is smaller, in seconds or as a share, is zero come out of floats
+
 _METRICS = (
     "step_time_s",
     "makespan_s",
@@ -58,7 +60,8 @@ def _choice_keys(rows: list[Record]) -> list[str]:
 
 
 def _ratio(value: float | None, first: float | None) -> float | None:
-    return value / first if value is not None and first else None
+    """Value over first; None where the first is nothing, or nothing but rounding."""
+    return value / first if value is not None and first is not None and abs(first) > _ROUNDING else None
 
 
 def _print_table(rows: list[Record], differing: list[str], metrics: list[str], people: TextIO) -> None:

@@ -228,3 +228,5 @@ def test_compare_puts_runs_side_by_side(rpbench):
     assert answer["metrics"]["makespan_s"] == [row["makespan_s"] for row in rows]
     assert answer["over_first"]["makespan_s"][1] == pytest.approx(rows[1]["makespan_s"] / rows[0]["makespan_s"])
     assert "makespan_s" in err
+    assert answer["metrics"]["comm_exposed_s"] == [0, 0]
+    assert answer["over_first"]["comm_exposed_s"] == [None, None]  # nothing has no ratio
