@@ -36,6 +36,17 @@ class Assembled:
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
 
+    @property
+    def switch_after_last_forward(self) -> bool:
+        """How the artifact's switch time is counted for this schedule; see `registry.Entry`."""
+        return self.entry is not None and self.entry.switch_after_last_forward
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens behind one optimizer step, for a model with sequences."""
+        tokens = self.tokens_per_microbatch
+        return None if tokens is None else tokens * self.schedule.shape.num_microbatches
+
 
 def assemble(config: RunConfig) -> Assembled:
     """Everything a run needs, checked.

@@ -149,6 +149,8 @@ def _carried_out(
 
         fields, timeline = execute(config, assembled)
     row |= fields
+    if assembled.tokens_per_step is not None:
+        row["tokens_per_s"] = assembled.tokens_per_step / row["step_time_s"]
     events.add("finished", seconds=time.perf_counter() - began, makespan_s=row["makespan_s"])
     return row, timeline
 
@@ -165,19 +167,16 @@ def _memory(assembled: Assembled, graph: Graph) -> tuple[list[int] | None, str]:
 
 
 def _simulated(graph: Graph, assembled: Assembled) -> tuple[dict[str, Any], Timeline]:
-    timeline = simulate_graph(graph, assembled.costs)
-    after_last = assembled.entry is not None and assembled.entry.switch_after_last_forward
-    fields = measure(graph, timeline, assembled.costs, switch_after_last_forward=after_last)
-    if assembled.tokens_per_microbatch is not None:
-        per_step = assembled.tokens_per_microbatch * assembled.schedule.shape.num_microbatches
-        fields |= {"tokens_per_step": per_step, "tokens_per_s": per_step / fields["step_time_s"]}
+    costs, after_last = assembled.costs, assembled.switch_after_last_forward
+    timeline = simulate_graph(graph, costs)
+    fields = measure(graph, timeline, costs, switch_after_last_forward=after_last)
     return {"evidence": "simulated", **fields}, timeline
 
 
 def _plan_facts(assembled: Assembled) -> dict[str, Any]:
     return {
         "num_plans_evaluated": assembled.choice.num_evaluated,
-        "tokens_per_step": None,
+        "tokens_per_step": assembled.tokens_per_step,
         "tokens_per_s": None,
         "peak_memory_bytes": None,
     }

@@ -101,7 +101,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
             fields |= verified(training)
     finally:
         torch.set_num_threads(threads)
-    return fields | _rate(assembled, fields), timeline
+    return fields, timeline
 
 
 # --- the three backends -------------------------------------------------------------------------------------
@@ -145,19 +145,12 @@ def _emulate(engine: EngineConfig, assembled: Assembled) -> tuple[Fields, Timeli
     hop_s = float(assembled.costs.hop) * engine.time_scale / assembled.costs.units_per_second
     costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead, hop_s=hop_s)
     fields = {"evidence": "emulated", **_metrics(program, timeline, costs, assembled)}
-    return fields | {"foreign_cpu_share": foreign.cores} | _rate(assembled, fields), timeline
+    return fields | {"foreign_cpu_share": foreign.cores}, timeline
 
 
 def _metrics(program: Program, timeline: Timeline, costs: CostTable, assembled: Assembled) -> Fields:
-    after_last = assembled.entry is not None and assembled.entry.switch_after_last_forward
+    after_last = assembled.switch_after_last_forward
     return measure(program.graph, timeline, costs, switch_after_last_forward=after_last)
-
-
-def _rate(assembled: Assembled, fields: Fields) -> Fields:
-    if assembled.tokens_per_microbatch is None:
-        return {}
-    per_step = assembled.tokens_per_microbatch * assembled.schedule.shape.num_microbatches
-    return {"tokens_per_step": per_step, "tokens_per_s": per_step / fields["step_time_s"]}
 
 
 # --- what is trained ----------------------------------------------------------------------------------------

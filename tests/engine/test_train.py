@@ -37,7 +37,6 @@ def test_the_virtual_backend_agrees_with_the_simulator_and_with_plain_training()
     for key, value in simulated.items():
         assert fields[key] == pytest.approx(value, abs=1e-9), key
     assert timeline.makespan == pytest.approx(simulated["makespan_s"], abs=1e-9)
-    assert fields["tokens_per_s"] == pytest.approx(10 * 16 / simulated["step_time_s"])
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "roundpipe"])

@@ -33,6 +33,9 @@ def test_roundpipe_trains_as_plain_training_does_bit_for_bit(backend, evidence, 
 
 def test_the_virtual_clock_tells_the_simulators_time(rpbench):
     rows = {name: rpbench("schedule=1f1b", f"backend={name}", *SIZES)[1][0] for name in ("sim", "virtual")}
+    sequences, tokens = rows["sim"]["config"]["workload"]["microbatch_sequences"], 16
+    assert rows["virtual"]["tokens_per_step"] == 10 * sequences * tokens
+    assert rows["virtual"]["tokens_per_s"] == pytest.approx(10 * sequences * tokens / rows["sim"]["step_time_s"])
     for key in ("makespan_s", "bubble_makespan", "fill_s", "drain_s", "comm_exposed_s"):
         assert rows["virtual"][key] == pytest.approx(rows["sim"][key], abs=1e-9)
 
