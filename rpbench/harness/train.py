@@ -13,17 +13,15 @@ from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.foreign import ForeignLoad
-from rpbench.engine.gradients import Tensors
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.profile import measured_costs
 from rpbench.engine.program import Program, make_program
-from rpbench.engine.reference import largest_difference, train_reference
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.weights import master_dtype
 from rpbench.engine.workload import Workload
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, typed
-from rpbench.ir.dependencies import version_read
+from rpbench.harness.verification import verified
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
@@ -182,42 +180,3 @@ def _check_host_memory(model: Model, dtype: torch.dtype) -> None:
             f"state in {str(dtype).removeprefix('torch.')}; {there / 1e9:.0f} GB are free. "
             "Take a smaller model, or backend=sim"
         )
-
-
-# --- verification -------------------------------------------------------------------------------------------
-
-
-def verified(training: Training) -> Fields:
-    """The run against a plain loop on the same weights: 0.0 means that every bit agrees."""
-    schedule, window = training.schedule, training.workload.num_microbatches
-    steps = training.reads.has_steps
-
-    def read_version(module: int, microbatch: int) -> int:
-        fixed = version_read(schedule.policy, schedule.shape, microbatch) if steps else 0
-        if fixed is None:
-            raise ConfigError(f"verify=true: policy {schedule.policy.value} has no reference; use verify=false")
-        return fixed
-
-    reference = train_reference(
-        training.workload,
-        training.layout,
-        training.groups,
-        training.settings.optimizer,
-        num_steps=schedule.shape.num_steps,
-        updates=steps,
-        read_version=read_version,
-    )
-    found: list[Tensors] = [{} for _ in reference.gradients]
-    for version, gradients in training.gradients.totals():
-        found[version - 1] |= gradients
-    expected_reads = {
-        number: read_version(0, action.microbatch or 0)
-        for number, action in enumerate(action for _, _, row in schedule.items() for action in row)
-        if number in training.passes.read
-    }
-    return {
-        "grad_max_abs_diff": max(map(largest_difference, found, reference.gradients)),
-        "weight_max_abs_diff": largest_difference(training.optimizer.masters, reference.masters),
-        "versions_as_reference": training.passes.read == expected_reads,
-        "num_microbatches_verified": schedule.shape.num_steps * window,
-    }
