@@ -43,12 +43,17 @@ class CostConfig:
     hop_ms: float = 0.0
     recompute_ahead: bool | None = None
     fused_ahead: bool = False
+    constants: dict[str, Any] = field(default_factory=dict)
+    declared: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class WorkloadConfig:
+    """`system` belongs to the workload `paper`: whose settings, if not those of the schedule's own system."""
+
     name: str = MISSING
     microbatch_sequences: int = 4
+    system: str | None = None
 
 
 @dataclass

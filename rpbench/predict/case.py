@@ -1,0 +1,46 @@
+"""Case: one system training one model on some devices of one machine, and the numbers all of it rests on."""
+
+from dataclasses import dataclass, replace
+
+from rpbench.cost.basis import Basis
+from rpbench.cost.model import Model
+from rpbench.predict.settings import Settings
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is predicted.
+
+    Args:
+        system: name as in the published tables.
+        basis: the declared constants. Plans are made with them, whatever they are varied to afterwards.
+        num_devices: devices that take part.
+    """
+
+    system: str
+    model: Model
+    basis: Basis
+    settings: Settings
+    num_devices: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.settings.global_sequences * self.model.seq_len
+
+    @property
+    def microbatch_tokens(self) -> float:
+        """Of a microbatch on one device, the mean where the batch does not divide."""
+        return self.settings.microbatch_sequences * self.model.seq_len
+
+    @property
+    def chunk_tokens(self) -> float:
+        """Of a whole microbatch of a call that is cut like `torch.chunk`."""
+        return self.settings.chunks.size * self.model.seq_len
+
+    def of_length(self, seq_len: int) -> "Case":
+        """The same with sequences of another length."""
+        return replace(self, model=replace(self.model, seq_len=seq_len))
+
+
+Terms = dict[str, float]  # seconds of a step by cause; they add up to the step
+Bytes = dict[str, float]  # bytes by class of tensor
