@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rpbench import registry
+from rpbench.cost.analytic import analytic_times
+from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
@@ -35,6 +37,7 @@ class Assembled:
     cluster: Cluster
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
+    evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -71,6 +74,7 @@ def assemble(config: RunConfig) -> Assembled:
         cluster,
         _model_bytes(config, model),
         _tokens_per_microbatch(config, model),
+        "predicted" if cost.name == "analytic" else "simulated",
     )
 
 
@@ -94,7 +98,7 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
     sizes = _model_bytes(config, model)
     problem = Problem(
         entry=entry,
-        times=_layer_times(config, cost, model, entry),
+        times=_layer_times(config, cost, model, entry, cluster),
         num_ranks=config.num_devices,
         num_microbatches=config.num_microbatches,
         num_steps=config.num_steps,
@@ -136,7 +140,14 @@ def _check_sizes(config: RunConfig) -> None:
             raise ConfigError(f"{name}={value}: a whole number of at least 1")
 
 
-def _layer_times(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
+def _layer_times(
+    config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry, cluster: Cluster
+) -> LayerTimes:
+    if cost.name == "analytic":
+        if model is None:
+            raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
+        tokens = _tokens_per_microbatch(config, model) or 0
+        return analytic_times(model, tokens, make_basis(cluster, cost.constants, cost.declared))
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
     chunks = config.chunks_per_device or (2 if entry.looped else 1)
@@ -207,11 +218,12 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
         config.model["num_layers"] = schedule.partition.num_layers
     model = None if config.model["name"] == "abstract" else Model(**config.model)
     _check_workload(config, cost, model)
-    times = _layer_times(config, cost, model, entry or registry.entry("1f1b"))
+    cluster = Cluster(**config.cluster)
+    times = _layer_times(config, cost, model, entry or registry.entry("1f1b"), cluster)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     costs = times.table(schedule.partition, recompute_ahead=ahead, fused_ahead=cost.fused_ahead)
     choice = Choice(schedule.partition, "given")
-    cluster = Cluster(**config.cluster)
     sizes = _model_bytes(config, model)
     tokens = _tokens_per_microbatch(config, model)
-    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens)
+    evidence = "predicted" if cost.name == "analytic" else "simulated"
+    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens, evidence)

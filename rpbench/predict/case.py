@@ -1,6 +1,7 @@
 """Case: one system training one model on some devices of one machine, and the numbers all of it rests on."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rpbench.cost.basis import Basis
 from rpbench.cost.model import Model
@@ -15,6 +16,9 @@ class Case:
         system: name as in the published tables.
         basis: the declared constants. Plans are made with them, whatever they are varied to afterwards.
         num_devices: devices that take part.
+        timed_calls: calls over which the interval of an asynchronous pipeline is taken; eight are a whole turn of any
+            rotation over eight devices, and two enough to see what a constant does.
+        grain: what a backward of RoundPipe recomputes at a time.
     """
 
     system: str
@@ -22,6 +26,8 @@ class Case:
     basis: Basis
     settings: Settings
     num_devices: int
+    timed_calls: int = 8
+    grain: Literal["stage", "layer"] = "stage"
 
     @property
     def tokens_per_step(self) -> int:
@@ -38,8 +44,8 @@ class Case:
         return self.settings.chunks.size * self.model.seq_len
 
     def of_length(self, seq_len: int) -> "Case":
-        """The same with sequences of another length."""
-        return replace(self, model=replace(self.model, seq_len=seq_len))
+        """The same with sequences of another length, whatever its positions were made for."""
+        return replace(self, model=replace(self.model, seq_len=seq_len, context=None))
 
 
 Terms = dict[str, float]  # seconds of a step by cause; they add up to the step

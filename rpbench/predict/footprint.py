@@ -17,11 +17,13 @@ from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.operators import boundary_bytes
 from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
 from rpbench.predict.case import Bytes, Case
-from rpbench.predict.roundpipe import planned, stage_weights
+from rpbench.predict.roundpipe import planned, weights_of
 
 # Tensors of a boundary's size that a streamed visit holds: two in, two out, two gradients.
 BOUNDARY_TENSORS = 6
 FP32, ADAM = 4, 8
+# DeepSpeed fills one bucket of gradients while another is sent.
+BUCKETS = 2
 # Host bytes of a parameter: 16-bit weights; if trained also fp32 master, gradient and Adam's moments, 16-bit gradient.
 HOST_TRAINED, HOST_FROZEN = 20, 2
 
@@ -67,35 +69,36 @@ def _margin(classes: Bytes, limit: float) -> float:
 # --- RoundPipe and Mobius ------------------------------------------------------------------------------------
 
 
-def streamed(case: Case, basis: Basis, *, grain: str = "stage") -> Footprint:
-    """RoundPipe: the stage that runs, the next one, one stage's (or layer's) activations, boundary tensors.
-
-    Args:
-        grain: `stage` or `layer`, what a backward recomputes at a time.
-    """
+def streamed(case: Case, basis: Basis) -> Footprint:
+    """RoundPipe: the stage that runs, the next one, one stage's (or layer's) activations, boundary tensors."""
     model, plan = case.model, planned(case)
     tokens, slack = case.chunk_tokens, basis["allocator_slack"]
     boundary = slack * BOUNDARY_TENSORS * boundary_bytes(model, tokens)
+    kept_by_layer = kept_bytes(model, tokens, basis)
+    working = working_bytes(model, tokens, basis)
+    weights = weights_of(model, plan.backward, backward=True)
+    gradients = weights_of(model, plan.backward, backward=True, trained=True)
     moments = []
     for stage, layers in enumerate(plan.backward):
-        is_head = stage == len(plan.backward) - 1
-        live = layers if grain == "stage" else min(1, layers)
-        activations = live * kept_bytes(model, tokens, basis) + min(1, layers) * working_bytes(model, tokens, basis)
-        moment = {
-            "weights": stage_weights(model, plan.backward, stage, True),
-            "prefetched weights": stage_weights(model, plan.backward, stage - 1, True) if stage else 0.0,
-            "gradients": stage_weights(model, plan.backward, stage, True, trained=True),
-            "activations": slack * activations,
+        live = layers if case.grain == "stage" else min(1, layers)
+        moments.append(
+            {
+                "weights": weights[stage],
+                "prefetched weights": weights[stage - 1] if stage else 0.0,
+                "gradients": gradients[stage],
+                "activations": slack * (live * kept_by_layer + min(1, layers) * working),
+                "boundary tensors": boundary,
+            }
+        )
+    moments[-1]["logits"] = basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
+    moments.append(
+        {
+            "weights": 2 * max(weights_of(model, plan.forward, backward=False)),
+            "activations": slack * (kept_by_layer / 2 + working),
             "boundary tensors": boundary,
         }
-        if is_head:
-            chunk = min(tokens, HEAD_CHUNK_TOKENS)
-            moment["logits"] = basis["chunk_logit_bytes"] * chunk * model.vocab
-        moments.append(moment)
-    forward = max(stage_weights(model, plan.forward, stage, False) for stage in range(len(plan.forward)))
-    live_forward = slack * (kept_bytes(model, tokens, basis) / 2 + working_bytes(model, tokens, basis))
-    moments.append({"weights": 2 * forward, "activations": live_forward, "boundary tensors": boundary})
-    inputs = len(plan.backward) if grain == "stage" else model.num_layers
+    )
+    inputs = len(plan.backward) if case.grain == "stage" else model.num_layers
     kept = case.settings.chunks.count * inputs * boundary_bytes(model, tokens)
     return Footprint(max(moments, key=lambda moment: sum(moment.values())), _host_state(model) | {"kept inputs": kept})
 
@@ -119,7 +122,7 @@ def zero2(case: Case, basis: Basis) -> Footprint:
         "weights": float(BYTES_PER_VALUE * _all_parameters(model)),
         "gradients": BYTES_PER_VALUE * trained / devices,
         "optimizer state": (FP32 + ADAM) * trained / devices,
-        "buffers": basis["bucket_bytes"],
+        "buffers": BUCKETS * basis["bucket_bytes"],
     }
     return Footprint(_loss_or_backward(case, basis, state), {})
 
@@ -151,7 +154,7 @@ def zero_infinity(case: Case, basis: Basis) -> Footprint:
     state = {
         "resident adapters and gradients": float(resident),
         "gathered weights": float(BYTES_PER_VALUE * (model.head_parameters + 2 * _layer_parameters(model))),
-        "buffers": basis["bucket_bytes"],
+        "buffers": BUCKETS * basis["bucket_bytes"],
     }
     gradients = {"gradients": float(BYTES_PER_VALUE * model.trainable_layer_parameters)}
     return Footprint(_loss_or_backward(case, basis, state, gradients), _host_state(model))

@@ -17,8 +17,11 @@ MOST_STEPS = 2048
 LOOK_ABOVE = 0.5
 
 
-def longest_sequence(case: Case) -> int:
+def longest_sequence(case: Case, *, look_above: bool = True) -> int:
     """Tokens of the longest sequence that fits, a multiple of 1,024; 0 if none does.
+
+    Args:
+        look_above: also look for lengths above one that does not fit.
 
     Raises:
         ValueError: for an unknown system, or a machine without a figure that is needed.
@@ -38,7 +41,9 @@ def longest_sequence(case: Case) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    above = range(low + 1, low + 1 + int(LOOK_ABOVE * low)) if case.system.startswith("roundpipe") else ()
+    if not (look_above and case.system.startswith("roundpipe")):
+        return STEP_TOKENS * low
+    above = range(low + 1, low + 1 + int(LOOK_ABOVE * low))
     return STEP_TOKENS * max([low, *(steps for steps in above if fits(steps))])
 
 

@@ -1,7 +1,7 @@
 """One prediction: verdict, tokens per second with an interval, and what each constant does to it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
 from rpbench.predict.case import Bytes, Case, Terms
@@ -63,25 +63,20 @@ def predict(case: Case, *, with_interval: bool = True) -> Prediction:
 
 def _with_interval(found: Prediction, chosen: System) -> Prediction:
     case = found.case
+    brief = replace(case, timed_calls=2)
     case.basis.read.clear()
-    chosen.step(case, case.basis)
+    plain = sum(chosen.step(brief, case.basis).values())
     assert found.tokens_per_s is not None
     sensitivity = {}
     variance = case.basis.declared[unmodelled(case.system)].within ** 2
     for name in case.basis.uncertain():
-        seconds = sum(chosen.step(case, case.basis.scaled(name, STEP)).values())
-        slope = log(case.tokens_per_step / seconds / found.tokens_per_s) / log(STEP)
+        seconds = sum(chosen.step(brief, case.basis.scaled(name, STEP)).values())
+        slope = log(plain / seconds) / log(STEP)
         sensitivity[name] = slope
         variance += (slope * case.basis.declared[name].within) ** 2
     factor = exp(WIDTH * sqrt(variance))
-    return Prediction(
-        **{
-            **vars(found),
-            "low": found.tokens_per_s / factor,
-            "high": found.tokens_per_s * factor,
-            "sensitivity": sensitivity,
-        }
-    )
+    rate = found.tokens_per_s
+    return replace(found, low=rate / factor, high=rate * factor, sensitivity=sensitivity)
 
 
 def unmodelled(name: str) -> str:

@@ -33,16 +33,15 @@ from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import step_ends
 
-# Calls simulated back to back. After two the pipeline is warm; eight more are a whole turn of any rotation over
-# eight devices.
-WARM_CALLS, TIMED_CALLS = 2, 8
+# Calls simulated back to back before those that are timed.
+WARM_CALLS = 2
 
 
 def asynchronous_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step whose optimizer runs on the host beside the next step."""
     plan = planned(case)
-    graph = _graph(plan, case.num_devices, case.settings.chunks.count, WARM_CALLS + TIMED_CALLS, True)
-    pipeline = case.settings.num_calls * _interval(graph, _costs(case, basis, plan))
+    graph = _graph(plan, case.num_devices, case.settings.chunks.count, WARM_CALLS + case.timed_calls, True)
+    pipeline = case.settings.num_calls * _interval(graph, _costs(case, basis, plan), case.timed_calls)
     experts = expert_loop_s(case, basis)
     waiting = max(0.0, optimizer_s(case, basis) - pipeline - experts)
     return {"pipeline": pipeline, "expert loop": experts, "waiting for the optimizer": waiting}
@@ -113,9 +112,9 @@ def _with_short_ones(graph: Graph, num_microbatches: int) -> Graph:
     return replace(graph, slot=slot, slots=graph.slots + others)
 
 
-def _interval(graph: Graph, costs: CostTable) -> float:
+def _interval(graph: Graph, costs: CostTable, num_calls: int) -> float:
     ends = step_ends(graph, simulate_graph(graph, costs))
-    return float(ends[-1] - ends[-1 - TIMED_CALLS]) / TIMED_CALLS
+    return float(ends[-1] - ends[-1 - num_calls]) / num_calls
 
 
 def _costs(case: Case, basis: Basis, plan: Partition) -> CostTable:
@@ -137,13 +136,14 @@ def paced(times: LayerTimes, plan: Partition, case: Case, basis: Basis) -> CostT
     boundary = num * boundary_bytes(model, case.chunk_tokens)
     again = case.settings.num_calls > 1  # gradients are brought back to accumulate further
     work = dict(table.work)
-    forward = [stage_weights(model, plan.forward, stage, False) + boundary for stage in range(len(plan.forward))]
+    forward = [weights + boundary for weights in weights_of(model, plan.forward, backward=False)]
     work[Kind.F] = _stretched(table.work[Kind.F], forward, rate, num)
-    backward = []
-    for stage in range(len(plan.backward)):
-        gradients = stage_weights(model, plan.backward, stage, True, trained=True)
-        up = stage_weights(model, plan.backward, stage, True) + gradients * again + 2 * boundary
-        backward.append(max(up, gradients + boundary))
+    weights = weights_of(model, plan.backward, backward=True)
+    gradients = weights_of(model, plan.backward, backward=True, trained=True)
+    backward = [
+        max(up + gradient * again + 2 * boundary, gradient + boundary)
+        for up, gradient in zip(weights, gradients, strict=True)
+    ]
     for kind in (Kind.B, Kind.FB):
         work[kind] = _stretched(table.work[kind], backward, rate, num)
     return CostTable(work, table.hop, table.recompute_ahead, table.fused_ahead, table.units_per_second)
@@ -155,18 +155,23 @@ def link_share(case: Case, basis: Basis) -> float:
     return min(basis.get("copy_bytes_per_s", float("inf")), host)
 
 
-def stage_weights(
-    model: Model, counts: Sequence[int], stage: int, backward: bool, trained: bool = False
-) -> float:
-    """16-bit bytes of a stage: all its weights, or those that are trained; ends of the model included."""
+def weights_of(model: Model, counts: Sequence[int], *, backward: bool, trained: bool = False) -> list[float]:
+    """16-bit bytes of every stage's weights, ends of the model included.
+
+    Args:
+        counts: layers of each stage.
+        backward: whether the last stage holds the head.
+        trained: only what gets a gradient.
+    """
+    frozen = model.lora_rank is not None
     layer = model.trainable_layer_parameters if trained else model.layer_parameters
-    if not trained and model.lora_rank:
+    if frozen and not trained:
         layer += model.trainable_layer_parameters
-    ends = 0 if trained and model.lora_rank else 1
-    parameters = counts[stage] * layer + ends * model.embedding_parameters * (stage == 0)
-    if backward and stage == len(counts) - 1:
-        parameters += ends * model.head_parameters
-    return BYTES_PER_VALUE * parameters
+    parameters = [count * layer for count in counts]
+    if not (trained and frozen):
+        parameters[0] += model.embedding_parameters
+        parameters[-1] += model.head_parameters * backward
+    return [float(BYTES_PER_VALUE * each) for each in parameters]
 
 
 def _stretched(works: Sequence[Work], moved: Sequence[float], rate: float, num: int) -> tuple[Work, ...]:

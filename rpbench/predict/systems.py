@@ -32,7 +32,7 @@ class System:
 
 
 def _layer_grain(case: Case, run: Case) -> Footprint:
-    return footprint.streamed(case, run.basis, grain="layer")
+    return footprint.streamed(replace(case, grain="layer"), run.basis)
 
 
 def _of_the_run(memory: Callable[[Case, Basis], Footprint]) -> Callable[[Case, Case], Footprint]:

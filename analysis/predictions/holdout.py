@@ -1,0 +1,82 @@
+"""Errors of cells that took no part in any fit: a whole model, system or machine is left out.
+
+For each constant that is fitted, all cells that inform it are known; leaving something out fits it on the others.
+The A800 takes part in no fit at all: every cell of it is held out, and its errors are known once it is measured.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+
+from analysis.paper import PUBLISHED_MODELS
+from analysis.predictions.compare import Cell, declared, error, published_value, with_values
+from analysis.predictions.refit import fit
+from rpbench.cost.basis import Basis
+
+# The throughput cells that inform a constant; several other systems rest on each.
+INFORMATIVE: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
+    {
+        "host_bytes_per_s": tuple(
+            Cell("throughput", "roundpipe-sync", model) for model in ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
+        ),
+        "expert_pass_s": tuple(
+            Cell("throughput", "roundpipe", model) for model in ("gpt_oss_20b", "qwen3_235b_lora")
+        ),
+        "collective_bytes_per_s": tuple(
+            Cell("throughput", system, model)
+            for system in ("megatron-tp", "fsdp", "zero-2", "zero-infinity")
+            for model in PUBLISHED_MODELS
+        ),
+    }
+)
+
+
+def without(leaves_out: Callable[[Cell], bool]) -> Basis:
+    """The constants fitted on every informative cell but those left out."""
+    basis = declared()
+    found: dict[str, float] = {}
+    for name, cells in INFORMATIVE.items():
+        kept = [cell for cell in cells if not leaves_out(cell) and published_value(cell)[1]]
+        if kept:
+            found[name] = fit(name, kept, with_values(basis, found))
+    return with_values(basis, found)
+
+
+@cache
+def held_out(constant: str, model: str) -> float:
+    """Error of RoundPipe on a model that one constant was not fitted on."""
+    kept = [cell for cell in INFORMATIVE[constant] if cell.model != model]
+    basis = declared()
+    refitted = with_values(basis, {constant: fit(constant, kept, basis)})
+    off = error(Cell("throughput", "roundpipe", model), refitted)
+    assert off is not None
+    return off
+
+
+def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> dict[Cell, float]:
+    """Errors of the cells of one model or system, everything fitted without them.
+
+    Args:
+        axis: `model` or `system`.
+    """
+    basis = without(lambda cell: getattr(cell, axis) == name)
+    own = [cell for cell in cells if getattr(cell, axis) == name]
+    return {cell: off for cell in own if (off := error(cell, basis)) is not None}
+
+
+def text(cells: Sequence[Cell]) -> str:
+    """Errors with each model, then each system, held out."""
+    lines = ["everything fitted without the model or system; errors of its own cells"]
+    for axis, names in (("model", dict.fromkeys(cell.model for cell in cells)), ("system", _systems(cells))):
+        for name in names:
+            offs = errors_without(axis, name, cells)
+            if offs:
+                other = "system" if axis == "model" else "model"
+                each = ", ".join(f"{getattr(cell, other)} {off:+.1%}" for cell, off in offs.items())
+                lines.append(f"{axis} {name:16s} {each}")
+    lines.append("machine 8x-a800-80gb-sxm: no cell took part in any fit; not measured here")
+    return "\n".join(lines)
+
+
+def _systems(cells: Sequence[Cell]) -> dict[str, None]:
+    return dict.fromkeys(cell.system for cell in cells)
