@@ -12,6 +12,8 @@ from analysis.figures import (
     figure3,
     figure5,
     figure17,
+    predicted,
+    predicted_curves,
     prediction,
     steady_state,
     systems,
@@ -19,7 +21,7 @@ from analysis.figures import (
     tuning,
 )
 from analysis.runs import MissingRuns
-from analysis.tables import causal, plans, published_cells
+from analysis.tables import causal, plans, prediction_score, published_cells
 
 # Identity of an exhibit -> what makes it of the records; the order is that of the report.
 _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
@@ -38,6 +40,16 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "figure10_published": systems.throughput,
     "figure11_published": systems.sequence_length,
     "cost": systems.cost,
+    "figure10_predicted": predicted.figure10,
+    "figure11_predicted": predicted.figure11,
+    "prediction_bars": prediction_score.bars,
+    "prediction_errors": prediction_score.errors,
+    "prediction_misses": prediction_score.misses,
+    "figure12_predicted": predicted.figure12,
+    "figure13_predicted": predicted.figure13,
+    "figure14_predicted": predicted_curves.cost,
+    "figure15_predicted": predicted_curves.scaling,
+    "figure16_predicted": predicted_curves.seqlen,
 }
 
 

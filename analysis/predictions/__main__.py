@@ -32,9 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.all_tables().items():
-        write_atomically(folder / f"{name}.csv", tables.as_csv(rows))
-        print(f"{folder / name}.csv: {len(rows)} rows", file=sys.stderr)
+        _save(folder, name, rows)
+    cells = compare.throughput_cells()
+    _save(folder, "holdout", holdout.rows(cells))
+    _save(folder, "misses", misses.rows(cells))
     return 0
+
+
+def _save(folder: Path, name: str, rows: list[tables.Row]) -> None:
+    write_atomically(folder / f"{name}.csv", tables.as_csv(rows))
+    print(f"{folder / name}.csv: {len(rows)} rows", file=sys.stderr)
 
 
 if __name__ == "__main__":

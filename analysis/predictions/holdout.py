@@ -19,9 +19,7 @@ INFORMATIVE: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
         "host_bytes_per_s": tuple(
             Cell("throughput", "roundpipe-sync", model) for model in ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
         ),
-        "expert_pass_s": tuple(
-            Cell("throughput", "roundpipe", model) for model in ("gpt_oss_20b", "qwen3_235b_lora")
-        ),
+        "expert_pass_s": tuple(Cell("throughput", "roundpipe", model) for model in ("gpt_oss_20b", "qwen3_235b_lora")),
         "collective_bytes_per_s": tuple(
             Cell("throughput", system, model)
             for system in ("megatron-tp", "fsdp", "zero-2", "zero-infinity")
@@ -56,6 +54,8 @@ def held_out(constant: str, model: str) -> float:
 def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> dict[Cell, float]:
     """Errors of the cells of one model or system, everything fitted without them.
 
+    A constant that only its cells inform stays as declared; `informed_by_itself` names those.
+
     Args:
         axis: `model` or `system`.
     """
@@ -64,19 +64,41 @@ def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> dict[Cell, fl
     return {cell: off for cell in own if (off := error(cell, basis)) is not None}
 
 
+def informed_by_itself(axis: str, name: str) -> list[str]:
+    """Constants that cannot be fitted without a model or system."""
+    return [constant for constant, cells in INFORMATIVE.items() if all(getattr(cell, axis) == name for cell in cells)]
+
+
+def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
+    """A row a cell and axis that was held out."""
+    found = []
+    for axis in ("model", "system"):
+        for name in dict.fromkeys(getattr(cell, axis) for cell in cells):
+            kept = ", ".join(informed_by_itself(axis, name))
+            for cell, off in errors_without(axis, name, cells).items():
+                found.append(
+                    {
+                        "held_out": axis,
+                        "name": name,
+                        "system": cell.system,
+                        "model": cell.model,
+                        "error": f"{off:.4f}",
+                        "kept_constants": kept,
+                    }
+                )
+    return found
+
+
 def text(cells: Sequence[Cell]) -> str:
     """Errors with each model, then each system, held out."""
     lines = ["everything fitted without the model or system; errors of its own cells"]
-    for axis, names in (("model", dict.fromkeys(cell.model for cell in cells)), ("system", _systems(cells))):
-        for name in names:
-            offs = errors_without(axis, name, cells)
-            if offs:
-                other = "system" if axis == "model" else "model"
-                each = ", ".join(f"{getattr(cell, other)} {off:+.1%}" for cell, off in offs.items())
-                lines.append(f"{axis} {name:16s} {each}")
+    made = rows(cells)
+    for axis, name in dict.fromkeys((row["held_out"], row["name"]) for row in made):
+        own = [row for row in made if (row["held_out"], row["name"]) == (axis, name)]
+        other = "system" if axis == "model" else "model"
+        kept = f" (not refitted: {own[0]['kept_constants']})" if own[0]["kept_constants"] else ""
+        lines.append(
+            f"{axis} {name:16s} " + ", ".join(f"{row[other]} {float(row['error']):+.1%}" for row in own) + kept
+        )
     lines.append("machine 8x-a800-80gb-sxm: no cell took part in any fit; not measured here")
     return "\n".join(lines)
-
-
-def _systems(cells: Sequence[Cell]) -> dict[str, None]:
-    return dict.fromkeys(cell.system for cell in cells)

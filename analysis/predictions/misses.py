@@ -46,12 +46,32 @@ def explain(cell: Cell) -> Miss | None:
     return Miss(cell, found.tokens_per_s / known - 1, dict(found.terms), lacking, tuple(levers))
 
 
+def rows(cells: list[Cell]) -> list[dict[str, str]]:
+    """A row a miss and lever, the three most plausible of each."""
+    return [
+        {
+            "system": miss.cell.system,
+            "model": miss.cell.model,
+            "error": f"{miss.error:.4f}",
+            "missing_s": f"{miss.lacking_s:.3f}",
+            "terms_s": "; ".join(f"{name} {seconds:.2f}" for name, seconds in miss.terms.items() if seconds),
+            "constant": lever.constant,
+            "factor": f"{lever.factor:.3f}",
+            "deviations": f"{lever.deviations:.2f}",
+        }
+        for miss in filter(None, map(explain, cells))
+        for lever in miss.levers[:3]
+    ]
+
+
 def text(cells: list[Cell]) -> str:
     """Every miss with its terms and its three most plausible levers."""
     lines = []
     for miss in filter(None, map(explain, cells)):
         terms = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in miss.terms.items() if seconds)
-        lines.append(f"{miss.cell.system} {miss.cell.model}: {miss.error:+.1%}; {terms}; {miss.lacking_s:+.2f} s missing")
+        lines.append(
+            f"{miss.cell.system} {miss.cell.model}: {miss.error:+.1%}; {terms}; {miss.lacking_s:+.2f} s missing"
+        )
         lines += [
             f"    {lever.constant} x {lever.factor:.2f}, {lever.deviations:.1f} of its deviations"
             for lever in miss.levers[:3]

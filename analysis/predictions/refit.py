@@ -6,9 +6,9 @@ A fitted constant is set so that its cells are met on average (mean logarithm of
 from collections.abc import Sequence
 from math import sqrt
 
+from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.cases import model_of
 from analysis.predictions.compare import Cell, cell_of, declared, log_error, with_values
-from analysis.paper import PUBLISHED_MODELS
 from rpbench.cost.analytic import PARTS, analytic_times, correction_name
 from rpbench.cost.basis import Basis
 from rpbench.cost.model import Model

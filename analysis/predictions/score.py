@@ -74,7 +74,9 @@ def _all(values: Sequence[float] | object, limit: float) -> bool:
 
 def _baselines() -> Bar:
     found = [abs(off) for off in errors("throughput", GATED).values()]
-    return Bar("running baselines, median within 6%", f"{median(found):.1%} of {len(found)} cells", median(found) <= 0.06)
+    return Bar(
+        "running baselines, median within 6%", f"{median(found):.1%} of {len(found)} cells", median(found) <= 0.06
+    )
 
 
 def _each_baseline() -> Bar:
@@ -125,7 +127,9 @@ def _lengths() -> dict[Cell, float]:
 
 def _length_median() -> Bar:
     found = [abs(off) for off in _lengths().values()]
-    return Bar("longest sequence, median within 10%", f"{median(found):.1%} of {len(found)} cells", median(found) <= 0.1)
+    return Bar(
+        "longest sequence, median within 10%", f"{median(found):.1%} of {len(found)} cells", median(found) <= 0.1
+    )
 
 
 def _length_share() -> Bar:

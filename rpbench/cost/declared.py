@@ -39,7 +39,9 @@ class Declared:
         if not (isinstance(self.within, int | float) and 0 <= self.within < 10):
             raise ValueError(f"within={self.within!r}: a relative deviation of at least 0, such as 0.05")
         if (self.origin == "fitted") != bool(self.cells):
-            raise ValueError(f"origin {self.origin} with cells {list(self.cells)}: fitted constants name theirs, others none")
+            raise ValueError(
+                f"origin {self.origin} with cells {list(self.cells)}: fitted constants name theirs, others none"
+            )
 
 
 def declarations(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Declared]:

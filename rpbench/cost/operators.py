@@ -24,7 +24,6 @@ class Load(NamedTuple):
     memory_bytes: float = 0.0
 
 
-
 def layer_forward(model: Model, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
     """One decoder layer's forward over `num_tokens` tokens in sequences of `model.seq_len`.
 

@@ -26,7 +26,9 @@ def basis_of(cluster: Cluster, cost: Mapping[str, Any]) -> Basis:
     """
     given = typed(CostConfig, dict(cost))
     if given.name != "analytic":
-        raise ConfigError(f"workload=paper is predicted from a model of the machine; set cost=analytic, not {given.name}")
+        raise ConfigError(
+            f"workload=paper is predicted from a model of the machine; set cost=analytic, not {given.name}"
+        )
     return make_basis(cluster, given.constants, given.declared)
 
 

@@ -47,9 +47,7 @@ def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
     """Times of a microbatch through each layer, and from device to device."""
     times = analytic_times(case.model, case.microbatch_tokens, basis, "fused")
     hop = send_s(boundary_bytes(case.model, case.microbatch_tokens), basis) if case.num_devices > 1 else 0.0
-    return LayerTimes(
-        times.forward, times.recompute, times.backward, times.head_forward, times.head_backward, hop=hop
-    )
+    return LayerTimes(times.forward, times.recompute, times.backward, times.head_forward, times.head_backward, hop=hop)
 
 
 @lru_cache(maxsize=16)

@@ -90,14 +90,15 @@ def optimizer_s(case: Case, basis: Basis) -> float:
 
 @lru_cache(maxsize=64)
 def _graph(
-    plan: Partition, num_devices: int, num_microbatches: int, num_steps: int, asynchronous: bool, call: int | None = None
+    plan: Partition,
+    num_devices: int,
+    num_microbatches: int,
+    num_steps: int,
+    asynchronous: bool,
+    call: int | None = None,
 ) -> Graph:
-    shape = Shape(
-        num_devices, len(plan.forward), num_microbatches, len(plan.backward), num_steps=num_steps, fused=True
-    )
-    schedule = registry.entry("roundpipe").build(
-        shape, round_size=call or num_microbatches, asynchronous=asynchronous
-    )
+    shape = Shape(num_devices, len(plan.forward), num_microbatches, len(plan.backward), num_steps=num_steps, fused=True)
+    schedule = registry.entry("roundpipe").build(shape, round_size=call or num_microbatches, asynchronous=asynchronous)
     graph = build_graph(schedule.with_partition(plan))
     return _with_short_ones(graph, call or num_microbatches)
 

@@ -71,7 +71,12 @@ def published_settings(system: str, platform: str | None, model: str | None, mem
     places += [_LARGE, _SMALL] if memory_bytes >= _LARGE_MEMORY_BYTES else [_SMALL]
     for place in places:
         for row in published_rows("run_settings.csv"):
-            if (row["experiment"], row["system"], row["platform"], row["model"]) == ("throughput", system, place, model):
+            if (row["experiment"], row["system"], row["platform"], row["model"]) == (
+                "throughput",
+                system,
+                place,
+                model,
+            ):
                 return _read(system, row, f"run scripts, {system} on {place}")
     return probe(system)
 

@@ -68,7 +68,9 @@ def _enough_layers(case: Case) -> str:
 SYSTEMS: Mapping[str, System] = MappingProxyType(
     {
         "zero-2": System(sharded.zero2_step, footprint.zero2, _of_the_run(footprint.zero2)),
-        "zero-infinity": System(sharded.zero_infinity_step, footprint.zero_infinity, _of_the_run(footprint.zero_infinity)),
+        "zero-infinity": System(
+            sharded.zero_infinity_step, footprint.zero_infinity, _of_the_run(footprint.zero_infinity)
+        ),
         "fsdp": System(sharded.fsdp_step, footprint.fsdp, _of_the_run(footprint.fsdp)),
         "megatron-pp": System(megatron.pipeline_step, _pipeline_memory, _pipeline_of_the_run, "1f1b", _enough_layers),
         "megatron-tp": System(
