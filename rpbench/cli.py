@@ -15,6 +15,7 @@ python -m rpbench [key=value ...]        run one configuration; the record goes 
 python -m rpbench -m key=a,b [...]       run every combination; what has a record already is not run again
 python -m rpbench show [key=value ...]   print a schedule, checked; draw=FILE.svg draws it
 python -m rpbench plan [key=value ...]   compare partitions (published, even, greedy, search)
+python -m rpbench calibrate [name=NAME] [device=cpu|cuda]   measure this machine, for cluster=NAME cost=analytic
 python -m rpbench compare RUN RUN [...]  two or more runs side by side
 python -m rpbench report [results_dir=DIR] [out=FILE]   the report, from records
 Choices: schedule, model, cluster, workload, cost, backend, tracker, experiment; see conf/config.yaml."""
@@ -25,6 +26,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     verbs: dict[str, Callable[[Sequence[str]], int]] = {
         "show": show,
         "plan": plan,
+        "calibrate": calibrate,
         "compare": compare,
         "report": report,
     }
@@ -80,6 +82,15 @@ def plan(arguments: Sequence[str]) -> int:
     from rpbench.harness.planning import compare_plans
 
     print(json.dumps(compare_plans(load(arguments))))
+    return 0
+
+
+def calibrate(arguments: Sequence[str]) -> int:
+    """Measure this machine and write a cluster file."""
+    from rpbench.harness.calibrate import calibrate as measure
+
+    path = measure(arguments)
+    print(json.dumps({"cluster": path.stem, "path": str(path)}))
     return 0
 
 

@@ -1,6 +1,6 @@
 """The bars: how far the predictions of the 4090 figures are off, and which bars that holds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import log
@@ -68,8 +68,8 @@ def _held_out_experts() -> Bar:
     return Bar("RoundPipe, MoE, fitted on one and tested on the other, within 20%", text, _all(offs.values(), 0.2))
 
 
-def _all(values: Sequence[float] | object, limit: float) -> bool:
-    return all(abs(value) <= limit for value in values)  # type: ignore[attr-defined]
+def _all(values: Iterable[float], limit: float) -> bool:
+    return all(abs(value) <= limit for value in values)
 
 
 def _baselines() -> Bar:

@@ -61,5 +61,6 @@ def make_basis(cluster: Cluster, constants: Mapping[str, float], declared: Mappi
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
             raise ValueError(f"cost.constants.{name}={value!r}: a finite number of at least 0")
     figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
+    figures |= {f"measured_{part}_correction": float(value) for part, value in cluster.corrections.items()}
     origins = declarations(cluster.declared) | declarations(declared)
     return Basis(cluster.name, {**constants, **figures}, origins)

@@ -30,7 +30,9 @@ class Cluster:
         collective_bytes_per_s: what each device sends in a ring collective over all devices ("bus bandwidth").
         host_bytes_per_s: traffic of the host's memory under an optimizer or many copies, all devices together.
         host_memory_bytes: memory of the host.
-        launch_s: what an action costs its device beside its operators: interpreter, launches, wake-ups.
+        launch_s: what a layer costs its device beside its operators: interpreter and launches.
+        corrections: measured over counted time of a probe's `forward`, `backward`, `head_forward`, `head_backward`
+            on this machine (`python -m rpbench calibrate`); empty where none were measured.
         declared: for each number its origin; see `rpbench.cost.declared`.
 
     Raises:
@@ -56,6 +58,7 @@ class Cluster:
     host_bytes_per_s: float | None = None
     host_memory_bytes: int | None = None
     launch_s: float | None = None
+    corrections: Mapping[str, float] = field(default_factory=dict, hash=False)
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +75,9 @@ class Cluster:
                 raise ValueError(f"cluster.{name}={getattr(self, name)!r}: a share of the peak, at most 1")
 
 
-NUMBERS = tuple(each.name for each in fields(Cluster) if each.name not in ("name", "published_name", "declared"))
+NUMBERS = tuple(
+    each.name for each in fields(Cluster) if each.name not in ("name", "published_name", "corrections", "declared")
+)
 
 
 def _is_number(value: object) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rpbench import registry
-from rpbench.cost.analytic import analytic_times
+from rpbench.cost.analytic import analytic_times, with_recomputed_head
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.hardware import Cluster
@@ -147,7 +147,8 @@ def _layer_times(
         if model is None:
             raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
         tokens = _tokens_per_microbatch(config, model) or 0
-        return analytic_times(model, tokens, make_basis(cluster, cost.constants, cost.declared))
+        times = analytic_times(model, tokens, make_basis(cluster, cost.constants, cost.declared))
+        return with_recomputed_head(times) if cluster.corrections and not entry.separate_cuts else times
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
     chunks = config.chunks_per_device or (2 if entry.looped else 1)

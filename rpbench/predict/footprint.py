@@ -99,7 +99,7 @@ def streamed(case: Case, basis: Basis) -> Footprint:
         }
     )
     inputs = len(plan.backward) if case.grain == "stage" else model.num_layers
-    kept = case.settings.chunks.count * inputs * boundary_bytes(model, tokens)
+    kept = case.settings.chunks.num * inputs * boundary_bytes(model, tokens)
     return Footprint(max(moments, key=lambda moment: sum(moment.values())), _host_state(model) | {"kept inputs": kept})
 
 

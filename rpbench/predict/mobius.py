@@ -25,7 +25,7 @@ def step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step."""
     cut = planned(case)
     times = analytic_times(case.model, case.microbatch_tokens, basis)
-    graph = _graph(case.num_devices, len(cut.forward), case.settings.chunks.count)
+    graph = _graph(case.num_devices, len(cut.forward), case.settings.chunks.num)
     return {
         "pipeline": float(max(simulate_graph(graph, paced(times, cut, case, basis)).end)),
         "expert loop": expert_loop_s(case, basis) / case.num_devices,

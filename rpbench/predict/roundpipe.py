@@ -40,7 +40,7 @@ WARM_CALLS = 2
 def asynchronous_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step whose optimizer runs on the host beside the next step."""
     plan = planned(case)
-    graph = _graph(plan, case.num_devices, case.settings.chunks.count, WARM_CALLS + case.timed_calls, True)
+    graph = _graph(plan, case.num_devices, case.settings.chunks.num, WARM_CALLS + case.timed_calls, True)
     pipeline = case.settings.num_calls * _interval(graph, _costs(case, basis, plan), case.timed_calls)
     experts = expert_loop_s(case, basis)
     waiting = max(0.0, optimizer_s(case, basis) - pipeline - experts)
@@ -50,7 +50,7 @@ def asynchronous_step(case: Case, basis: Basis) -> Terms:
 def synchronous_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step that ends with the optimizer."""
     plan = planned(case)
-    num = case.settings.chunks.count
+    num = case.settings.chunks.num
     graph = _graph(plan, case.num_devices, num * case.settings.num_calls, 1, False, num)
     timeline = simulate_graph(graph, _costs(case, basis, plan))
     return {
@@ -75,7 +75,7 @@ def expert_loop_s(case: Case, basis: Basis) -> float:
     if case.model.experts_total == 1:
         return 0.0
     passes = 2 * case.model.experts_total * case.model.num_layers  # forward and recomputation
-    return basis["expert_pass_s"] * passes * case.settings.chunks.count * case.settings.num_calls
+    return basis["expert_pass_s"] * passes * case.settings.chunks.num * case.settings.num_calls
 
 
 def optimizer_s(case: Case, basis: Basis) -> float:
@@ -133,7 +133,7 @@ def paced(times: LayerTimes, plan: Partition, case: Case, basis: Basis) -> CostT
     rate = link_share(case, basis)
     if rate == float("inf"):
         return table
-    model, num = case.model, case.settings.chunks.count
+    model, num = case.model, case.settings.chunks.num
     boundary = num * boundary_bytes(model, case.chunk_tokens)
     again = case.settings.num_calls > 1  # gradients are brought back to accumulate further
     work = dict(table.work)

@@ -16,10 +16,10 @@ _SMALL, _LARGE = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
 
 
 class Chunks(NamedTuple):
-    """A call's microbatches: `count` of them, all of `size` sequences but the last."""
+    """A call's microbatches: `num` of them, all of `size` sequences but the last."""
 
     size: float
-    count: int
+    num: int
     last: float
 
 
