@@ -14,6 +14,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape
 
 PACKAGES = ("rpbench.schedules", "baselines")
@@ -29,6 +30,8 @@ class Entry:
         generate: shape in, schedule out; keyword-only parameters are the schedule's options.
         separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
         looped: whether it takes several stages per device.
+        chunks: the number of stages per device it takes, where there is only one.
+        needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
@@ -39,6 +42,8 @@ class Entry:
     generate: Callable[..., Schedule]
     separate_cuts: bool = False
     looped: bool = False
+    chunks: int | None = None
+    needs_costs: bool = False
     recompute_ahead: bool = False
     switch_after_last_forward: bool = False
 
@@ -48,8 +53,8 @@ class Entry:
         parameters = inspect.signature(self.generate).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
-    def build(self, shape: Shape, **options: Any) -> Schedule:
-        """The schedule for a shape.
+    def build(self, shape: Shape, costs: StageCosts | None = None, /, **options: Any) -> Schedule:
+        """The schedule for a shape; `costs` matter to orders that depend on times, and are units if not given.
 
         Raises:
             ValueError: if the shape or an option does not fit, with the value, the rule and a way out.
@@ -58,13 +63,15 @@ class Entry:
         if unknown:
             known = ", ".join(self.options) or "none"
             raise ValueError(f"schedule {self.name} has no option {sorted(unknown)[0]!r}; its options: {known}")
+        if self.needs_costs:
+            return self.generate(shape, costs or unit_costs(shape), **options)
         return self.generate(shape, **options)
 
 
 _entries: dict[str, Entry] = {}
 
 
-def schedule(name: str, *, source: str, **traits: bool) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+def schedule(name: str, *, source: str, **traits: Any) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Register the decorated generator under `name`; `traits` are fields of `Entry`."""
 
     def register(generate: Callable[..., Schedule]) -> Callable[..., Schedule]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rpbench import registry
+from rpbench.cost.activations import UNKNOWN, layer_activations
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
@@ -104,6 +105,7 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
         fused_ahead=cost.fused_ahead,
         published=_published(config, cost, entry, model),
         memory=DeviceMemory(sizes, cluster.device_memory_bytes) if sizes and cluster.device_memory_bytes else None,
+        activations=layer_activations(model, _tokens_per_microbatch(config, model) or 0) if model else UNKNOWN,
     )
     return problem, model, cluster
 
@@ -139,7 +141,7 @@ def _check_sizes(config: RunConfig) -> None:
 def _layer_times(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
-    chunks = config.chunks_per_device or (2 if entry.looped else 1)
+    chunks = config.chunks_per_device or entry.chunks or (2 if entry.looped else 1)
     num_layers = model.num_layers if model else config.model.get("num_layers") or config.num_devices * chunks
     if not isinstance(num_layers, int) or num_layers < 1:
         raise ConfigError(f"model.num_layers={num_layers}: a whole number of at least 1")

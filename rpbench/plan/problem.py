@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rpbench.cost.activations import UNKNOWN, LayerActivations
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.ir.action import Kind
+from rpbench.ir.costs import StageCosts
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import Entry
@@ -26,6 +29,7 @@ class Problem:
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
         memory: of a device, and the model's sizes; None for no limit.
+        activations: of one layer, for schedules that order by what stages hold.
     """
 
     entry: Entry
@@ -39,6 +43,7 @@ class Problem:
     fused_ahead: bool = False
     published: Partition | None = None
     memory: DeviceMemory | None = None
+    activations: LayerActivations = UNKNOWN
 
     def __post_init__(self) -> None:
         if self.num_layers < 1:
@@ -60,14 +65,16 @@ class Problem:
         """Stages per device where nobody looks for the best number."""
         if self.chunks_per_rank is not None:
             return self.chunks_per_rank
+        if self.entry.chunks is not None:
+            return self.entry.chunks
         if not self.entry.looped:
             return 1
         if self.published and len(self.published.forward) % self.num_ranks == 0:
             return len(self.published.forward) // self.num_ranks
         return max(1, min(2, self.num_layers // self.num_ranks))
 
-    def schedule(self, num_forward: int, num_backward: int) -> Schedule:
-        """The schedule for these numbers of stages.
+    def schedule(self, num_forward: int, num_backward: int, costs: StageCosts | None = None) -> Schedule:
+        """The schedule for these numbers of stages; without costs, stages are equal to those that order by costs.
 
         Raises:
             ValueError: if the schedule cannot be built for them.
@@ -80,7 +87,7 @@ class Problem:
             num_steps=self.num_steps,
             fused=self.entry.separate_cuts,
         )
-        return self.entry.build(shape, **self.options)
+        return self.entry.build(shape, costs, **self.options)
 
     def costs(self, partition: Partition) -> CostTable:
         """Times of every action of a partition."""
@@ -93,4 +100,21 @@ class Problem:
             ValueError: if the partition does not cover the layers or does not fit the schedule.
         """
         partition.check_layers(self.num_layers)
-        return self.schedule(len(partition.forward), len(partition.backward)).with_partition(partition)
+        costs = self._stage_costs(partition) if self.entry.needs_costs else None
+        return self.schedule(len(partition.forward), len(partition.backward), costs).with_partition(partition)
+
+    def _stage_costs(self, partition: Partition) -> StageCosts:
+        table, stages = self.costs(partition), range(len(partition.forward))
+
+        def times(kind: Kind) -> tuple[float, ...]:
+            works = (table.of(kind, stage) for stage in stages)
+            return tuple(float(work.pre + work.main) for work in works)
+
+        return StageCosts(
+            times(Kind.F),
+            times(Kind.I),
+            times(Kind.W),
+            float(self.times.hop),
+            tuple(float(layers * self.activations.whole) for layers in partition.forward),
+            tuple(float(layers * self.activations.for_weights) for layers in partition.forward),
+        )
