@@ -21,6 +21,7 @@ what is I here. Its integer program and its optimizer post-validation are left o
 """
 
 import re
+from functools import lru_cache
 from itertools import chain, product
 from typing import NamedTuple
 
@@ -60,11 +61,9 @@ def zb_auto(shape: Shape, costs: StageCosts, *, memory_limit: str = "2p") -> Sch
             "set chunks_per_device=1 or try schedule=interleaved_zb"
         )
     limit = read_limit(memory_limit, shape.num_ranks) * max(costs.activations)
-    trials = (_Heuristic(shape.num_microbatches, costs, limit, Switches(*on)) for on in product((False, True), repeat=3))
-    best = min((trial.run() for trial in trials), key=lambda trial: trial.span)
     rows = tuple(
         tuple(chain.from_iterable(_actions(shape, rank, step, order) for step in range(shape.num_steps)))
-        for rank, order in enumerate(best.rows)
+        for rank, order in enumerate(_best_order(shape.num_microbatches, costs, limit))
     )
     return Schedule(shape, rows, name="zb_auto", placement=looped_placement(shape))
 
@@ -86,6 +85,12 @@ def read_limit(text: str, num_ranks: int) -> float:
             f"memory_limit={text}: a rank must be able to hold the activations of one microbatch; take 1 or more"
         )
     return limit
+
+
+@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+def _best_order(num_microbatches: int, costs: StageCosts, limit: float) -> list[list[Kind]]:
+    trials = (_Heuristic(num_microbatches, costs, limit, Switches(*on)) for on in product((False, True), repeat=3))
+    return min((trial.run() for trial in trials), key=lambda trial: trial.span).rows
 
 
 def _actions(shape: Shape, rank: int, step: int, order: list[Kind]) -> Row:
