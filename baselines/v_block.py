@@ -11,10 +11,10 @@ later. How long a block holds its activations is how much memory the schedule ta
     weights   W when a rank would wait, or when it needs the room
     squeeze   keep each rank's order, drop the empty slots
 
-V-Min with 3 ranks and 4 microbatches, which take 9 slots of bubble:
+V-Min with 3 ranks and 4 microbatches:
 
-    rank 0   0F0 5F0 5I0 5W0 0F1 5F1 5I1 0I0 0W0 0F2 5W1 5F2 5I2 0I1 0W1 0F3 5W2 5F3 5I3 0I2 0W2 5W3 0I3 0W3
-    rank 1   1F0 4F0 1F1 4I0 4W0 4F1 1I0 1W0 1F2 4I1 4W1 4F2 1I1 1W1 1F3 4I2 4W2 4F3 1I2 1W2 4I3 4W3 1I3 1W3
+    rank 0   0F0 0F1 0F2 5F0 5I0 5W0 5F1 0I0 5I1 0W0 5W1 5F2 0F3 0I1 5I2 0W1 5W2 5F3 5I3 0I2 5W3 0W2 0I3 0W3
+    rank 1   1F0 1F1 4F0 4I0 4F1 4W0 1I0 1F2 1W0 4I1 4F2 4W1 1I1 1F3 1W1 4I2 4F3 4W2 1I2 4I3 1W2 4W3 1I3 1W3
     rank 2   2F0 3F0 2F1 3F1 3I0 2I0 3W0 2W0 2F2 3F2 3I1 2I1 3W1 2W1 2F3 3F3 3I2 2I2 3W2 2W2 3I3 2I3 3W3 2W3
 
 In flight, in chunks: 2*((p+4)//3) for V-Min and 2*((p+2)//2) for V-Half, a third and a half of 1F1B's 2p for many
@@ -129,9 +129,8 @@ def _held(slots: Slots) -> list[int]:
     """Chunk activations on a rank in every slot, if each W takes the first slot that is free for it."""
     at = {slot: what for what, slot in slots.items()}
     change: dict[int, int] = {}
-    waiting = 0
-    slot = 0
-    while waiting or slot <= max(at):
+    waiting, slot, last = 0, 0, max(at)
+    while waiting or slot <= last:
         what = at.get(slot)
         if what is None:
             if waiting:

@@ -144,6 +144,8 @@ def _carried_out(
         return row | {"status": "infeasible", "reason": reason, "evidence": "simulated"}, None
     if config.backend["name"] == "sim":
         fields, timeline = _simulated(graph, assembled)
+        if config.cost["name"] == "unit":
+            fields |= _slots(fields)
     else:
         from rpbench.harness.train import execute  # torch, which a simulation does not need
 
@@ -171,6 +173,12 @@ def _simulated(graph: Graph, assembled: Assembled) -> tuple[dict[str, Any], Time
     timeline = simulate_graph(graph, costs)
     fields = measure(graph, timeline, costs, switch_after_last_forward=after_last)
     return {"evidence": "simulated", **fields}, timeline
+
+
+def _slots(fields: dict[str, Any]) -> dict[str, Any]:
+    """Bubbles in chunk slots, where every F, I and W of a chunk takes one: time less the work of a device."""
+    work = sum(fields["busy_s"]) / len(fields["busy_s"])
+    return {"bubble_slots": fields["makespan_s"] - work, "bubble_span_slots": fields["span_s"] - work}
 
 
 def _plan_facts(assembled: Assembled) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
         "bubble_makespan": 1 - work / capacity,
         "bubble_span": 1 - work / (len(lanes) * span),
         "bubble_over_ideal": (capacity - work) / work,
+        "span_s": span / second,
         "bubble_steady": _steady_bubble(graph, timeline, work / len(lanes)),
         "busy_s": [lane.busy / second for lane in lanes],
         "idle_s": (capacity - work) / second,
