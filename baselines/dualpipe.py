@@ -4,10 +4,10 @@ Rank r holds stage r for the first half of the microbatches and stage p - 1 - r 
 other way: two copies of the weights, whose gradients are summed before the step. A forward of one direction runs
 together with a backward of the other, `(F;B)`. With 4 ranks and 8 microbatches, of which 4 to 7 come from the end:
 
-    rank 0   0F0 0F1 0F2 3F4 3I4 3W4 3F5 (0F3;3B5) (3F6;0B0) 3B6 (3F7;0B1) 3B7 ...
-    rank 1   1F0 2F4 1F1 2F5 (1F2;2B4) (2F6;1B0) ...
-    rank 2   1F4 2F0 1F5 2F1 ...   the mirror image
-    rank 3   0F4 0F5 0F6 3F0 ...
+    rank 0   0F0 0F1 0F2 3F4 3I4 3W4 3F5 (0F3;3B5) (3F6;0B0) 3B6 (3F7;0B1) 3B7 0I2 0W2 0I3 0W3
+    rank 1   1F0 2F4 1F1 2F5 1F2 2B4 (2F6;1B0) (1F3;2B5) (2F7;1B1) 2B6 1B2 2I7 1I3 2W7 1W3
+    rank 2   1F4 2F0 1F5 2F1 1F6 2B0 (2F2;1B4) ...   rows 2 and 3 mirror 1 and 0
+    rank 3   0F4 0F5 0F6 3F0 3I0 3W0 3F1 (0F7;3B1) ...
 
 The rows are those of `dualpipe_v` with p/2 ranks between an end and the middle, and m/2 microbatches a direction.
 With F, B = I + W and F&B the times of one stage, the bubble is (p/2 - 1)(F&B + B - 3W); a rank holds p + 1 stage

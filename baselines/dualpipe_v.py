@@ -4,8 +4,8 @@ Rank r holds the stages r (chunk 0, on the way down) and 2p - 1 - r (chunk 1, on
 middle and the loss stay on one rank. `(F;B)` is one action whose computation and communication hide each other;
 what it costs is a matter of the cost table (`overlap_gain`, 0 unless asked for). With 2 ranks and 4 microbatches:
 
-    rank 0   0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3;3B1) (3F2;0B0) 3B2 (3F3;0B1) 3B3 0I2 0W2 ...
-    rank 1   1F0 2F0 1F1 2F1 2B0 1F2 (2F2;1B0) ...
+    rank 0   0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3;3B1) (3F2;0B0) 3B2 (3F3;0B1) 3B3 0I2 0W2 0I3 0W3
+    rank 1   1F0 2F0 1F1 2F1 1F2 2B0 (2F2;1B0) (1F3;2B1) (2F3;1B1) 2B2 1B2 2I3 1I3 2W3 1W3
 
 The rows go through eight phases (`rank_order`). With F, B = I + W and F&B the times of one chunk, the bubble is
 (p - 1)(F&B + B - 3W); a rank holds 2p + 1 chunk activations at most.

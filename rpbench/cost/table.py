@@ -27,7 +27,9 @@ class Work(NamedTuple):
 
     def over(self, divisor: Number) -> "Work":
         """The same work done in a share of the time: by a faster device, or for a part of a microbatch."""
-        return Work(self.main / divisor, self.pre / divisor, self.first_gradient / divisor, self.num_records)
+        times = (self.main, self.pre, self.first_gradient)
+        main, pre, first = (time / divisor if time else time for time in times)  # 0 / 2 would make fractions floats
+        return Work(main, pre, first, self.num_records)
 
 
 _NO_WORK = Work(0)
