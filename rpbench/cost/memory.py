@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.schedule import Schedule, Weights
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
@@ -175,10 +175,11 @@ def _visits(row: Sequence[Action]) -> Iterator[Visit]:
     """The visits of a device's compute row; equal ones are one visit if they follow each other."""
     before = None
     for action in row:
-        visit = Visit(action.kind not in (Kind.F, Kind.R), action.stage)
-        if visit != before:
-            yield visit
-        before = visit
+        for part in parts_of(action):
+            visit = Visit(part.kind not in (Kind.F, Kind.R), part.stage)
+            if visit != before:
+                yield visit
+            before = visit
 
 
 def _with_next(visits: Sequence[Visit]) -> list[tuple[Visit | None, Visit | None]]:

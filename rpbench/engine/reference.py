@@ -6,7 +6,9 @@ gradients are added up, and the version of the weights that every microbatch rea
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.func import functional_call
@@ -18,6 +20,7 @@ from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.randomness import seeded
 from rpbench.engine.weights import masters_of
 from rpbench.engine.workload import Workload
+from rpbench.models.attention import KeysValues
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
 
@@ -44,6 +47,7 @@ def train_reference(
     settings: OptimizerSettings,
     *,
     num_steps: int = 1,
+    num_parts: int = 1,
     updates: bool = True,
     read_version: ReadVersion | None = None,
 ) -> Trajectory:
@@ -51,6 +55,7 @@ def train_reference(
 
     Args:
         groups: (backward stage, version) -> microbatches in the order their gradients are added up.
+        num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
         read_version: the version a module has for a microbatch; None: the newest.
     """
@@ -64,7 +69,7 @@ def train_reference(
         def version(module: int, microbatch: int, newest: int = len(history) - 1) -> int:
             return newest if read_version is None else read_version(module, microbatch)
 
-        losses, gradients = _gradients(workload, layout, groups, history, version, step)
+        losses, gradients = _gradients(workload, layout, groups, history, version, step, num_parts)
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
@@ -89,42 +94,54 @@ def _gradients(
     history: list[Tensors],
     version: ReadVersion,
     step: int,
+    num_parts: int,
 ) -> tuple[float, Tensors]:
     """Loss and gradients of a step, added up stage by stage as soon as their turn comes."""
     window = range(step * workload.num_microbatches, (step + 1) * workload.num_microbatches)
     sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
-        share, gradients = _one_microbatch(workload, history, version, microbatch)
+        share, by_segment = _one_microbatch(workload, history, version, microbatch, num_parts)
         loss += share
-        for stage, modules in enumerate(layout.backward):
-            sums[stage].offer(microbatch, {place: g for place, g in gradients.items() if place[0] in modules})
+        for gradients in reversed(by_segment):  # the last segment's backward comes first
+            for stage, modules in enumerate(layout.backward):
+                sums[stage].offer(microbatch, {place: g for place, g in gradients.items() if place[0] in modules})
     return loss, {place: gradient for total in sums for place, gradient in total.result().items()}
 
 
 def _one_microbatch(
-    workload: Workload, history: list[Tensors], version: ReadVersion, microbatch: int
-) -> tuple[float, Tensors]:
-    tokens, labels = workload.batch(microbatch)
-    last = len(workload.modules) - 1
-    leaves: Tensors = {}
-    x = tokens
-    for number, module in enumerate(workload.modules):
-        weights = history[version(number, microbatch)]
-        own = {
-            name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        }
-        leaves |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
-        inputs = (x, labels) if number == last else (x,)
-        if workload.draws_random:
-            with seeded(workload.seed, number, microbatch):
+    workload: Workload, history: list[Tensors], version: ReadVersion, microbatch: int, num_parts: int
+) -> tuple[float, list[Tensors]]:
+    """The loss of a microbatch, and the gradients that the weights get from each of its segments."""
+    seen: list[list[KeysValues]] = [[] for _ in workload.modules]
+    losses: list[torch.Tensor] = []
+    leaves: list[Tensors] = []
+    for part in range(num_parts):
+        leaves.append({})
+        x, labels = workload.segment(microbatch, part, num_parts)
+        for number, module in enumerate(workload.modules):
+            weights = history[version(number, microbatch)]
+            own = {
+                name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
+                for name, parameter in module.named_parameters(remove_duplicate=False)
+            }
+            leaves[part] |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
+            inputs: tuple[Any, ...] = (x, labels) if number == len(workload.modules) - 1 else (x,)
+            if num_parts > 1 and 0 < number < len(workload.modules) - 1:
+                inputs = (x, seen[number])
+            with seeded(workload.seed, number, microbatch, part) if workload.draws_random else nullcontext():
                 x = functional_call(module, own, inputs)
-        else:
-            x = functional_call(module, own, inputs)
-    loss = x / workload.num_microbatches
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return float(loss.detach()), {place: value for place, value in zip(leaves, found, strict=True) if value is not None}
+            if isinstance(x, tuple):
+                x, made = x
+                seen[number] = [*seen[number], made]
+        losses.append(workload.share(x, microbatch, part, num_parts))
+    wanted = [(part, place) for part, own in enumerate(leaves) for place in own]
+    found = torch.autograd.grad(losses, [leaves[part][place] for part, place in wanted], allow_unused=True)
+    gradients: list[Tensors] = [{} for _ in leaves]
+    for (part, place), value in zip(wanted, found, strict=True):
+        if value is not None:
+            gradients[part][place] = value
+    return sum(float(loss.detach()) for loss in losses), gradients
 
 
 class _OrderedSum:
@@ -132,14 +149,14 @@ class _OrderedSum:
 
     def __init__(self, groups: Groups) -> None:
         self.groups = [list(group) for group in groups]
-        self.waiting: dict[int, Tensors] = {}
+        self.waiting: dict[int, list[Tensors]] = {}
         self.sums: list[Tensors] = [{} for _ in groups]
 
     def offer(self, microbatch: int, gradients: Tensors) -> None:
-        self.waiting[microbatch] = gradients
+        self.waiting.setdefault(microbatch, []).append(gradients)
         for group, total in zip(self.groups, self.sums, strict=True):
-            while group and group[0] in self.waiting:
-                _add(total, self.waiting.pop(group.pop(0)))
+            while group and self.waiting.get(group[0]):
+                _add(total, self.waiting[group.pop(0)].pop(0))
 
     def result(self) -> Tensors:
         total: Tensors = {}

@@ -7,7 +7,7 @@ head is never run again: its graph lives from the forward to the backward, or bo
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch.func import functional_call
@@ -18,6 +18,10 @@ from rpbench.engine.shells import Shells
 from rpbench.engine.weights import Named, Weights
 from rpbench.engine.workload import Workload
 
+if TYPE_CHECKING:
+    from rpbench.engine.segments import Exchange
+
+Segment = tuple[int, int]  # microbatch, part of its sequences
 Grain = Literal["stage", "layer"]
 GRAINS: tuple[Grain, ...] = get_args(Grain)
 
@@ -29,61 +33,87 @@ class Graph(NamedTuple):
         start: the input as a leaf; None where it holds tokens.
         leaves: the weights used.
         end: the output.
+        exchange: what went between this segment of a sequence and others; None where sequences are whole.
     """
 
     start: torch.Tensor | None
     leaves: Tensors
     end: torch.Tensor
+    exchange: "Exchange | None" = None
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A model's modules, run a range at a time with weights of a given version."""
+    """A model's modules, run a range at a time with weights of a given version.
+
+    `exchange` is for segments of sequences: what they read of each other (`rpbench.engine.segments`).
+    """
 
     workload: Workload
     weights: Weights
     shells: Shells
+    num_parts: int = 1
 
-    def run(self, modules: range, x: torch.Tensor, microbatch: int, version: int) -> torch.Tensor:
+    def run(
+        self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: "Exchange | None" = None
+    ) -> torch.Tensor:
         """The output of some modules; after the head, the loss as its share of the step's mean."""
         for module in modules:
-            x = self._call(module, self.weights.all_of(module, version), x, microbatch)
+            x = self._call(module, self.weights.all_of(module, version), x, segment, exchange)
         return x
 
     def keep(
-        self, modules: range, x: torch.Tensor, microbatch: int, version: int, note: Callable[[int, torch.Tensor], None]
+        self,
+        modules: range,
+        x: torch.Tensor,
+        segment: Segment,
+        version: int,
+        note: Callable[[int, torch.Tensor], None],
+        exchange: "Exchange | None" = None,
     ) -> torch.Tensor:
         """`run` without graph; `note` gets every module's input."""
         with torch.no_grad():
             for module in modules:
                 note(module, x)
-                x = self.run(range(module, module + 1), x, microbatch, version)
+                x = self.run(range(module, module + 1), x, segment, version, exchange)
         return x
 
-    def graph(self, modules: range, x: torch.Tensor, microbatch: int, version: int) -> Graph:
+    def graph(
+        self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: "Exchange | None" = None
+    ) -> Graph:
         """`run` with graph."""
         leaves = {
             (module, name): leaf for module in modules for name, leaf in self.weights.leaves(module, version).items()
         }
         with torch.enable_grad():
             start = x.detach().requires_grad_() if x.is_floating_point() else None
-            end = self.run(modules, x if start is None else start, microbatch, version)
-        return Graph(start, leaves, end)
+            end = self.run(modules, x if start is None else start, segment, version, exchange)
+        return Graph(start, leaves, end, exchange)
 
-    def _call(self, module: int, tensors: Named, x: torch.Tensor, microbatch: int) -> torch.Tensor:
+    def _call(
+        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: "Exchange | None"
+    ) -> torch.Tensor:
         if not self.workload.draws_random:
-            return self._plain_call(module, tensors, x, microbatch)
-        with seeded(self.workload.seed, module, microbatch):
-            return self._plain_call(module, tensors, x, microbatch)
+            return self._plain_call(module, tensors, x, segment, exchange)
+        with seeded(self.workload.seed, module, *segment):
+            return self._plain_call(module, tensors, x, segment, exchange)
 
-    def _plain_call(self, module: int, tensors: Named, x: torch.Tensor, microbatch: int) -> torch.Tensor:
+    def _plain_call(
+        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: "Exchange | None"
+    ) -> torch.Tensor:
         shell = self.shells[module]
-        if module < len(self.workload.modules) - 1:
-            output: torch.Tensor = functional_call(shell, tensors, (x,), tie_weights=False)
+        output: torch.Tensor
+        last = len(self.workload.modules) - 1
+        if exchange is not None and 0 < module < last:
+            output, own = functional_call(shell, tensors, (x, exchange.read(module)), tie_weights=False)
+            exchange.made(module, own)
             return output
-        labels = self.workload.batch(microbatch).labels
+        if module < last:
+            output = functional_call(shell, tensors, (x,), tie_weights=False)
+            return output
+        labels = self.workload.segment(*segment, self.num_parts).labels
         loss: torch.Tensor = functional_call(shell, tensors, (x, labels), tie_weights=False)
-        return loss / self.workload.num_microbatches
+        return self.workload.share(loss, *segment, self.num_parts)
 
 
 def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:

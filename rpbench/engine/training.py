@@ -4,6 +4,7 @@ Everything is at home on the host: weights by version, gradients, masters and op
 device has is what the action it runs holds, so any device may run any stage.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -55,7 +56,8 @@ class Training:
         passes: what computes, with the losses and the versions it read.
 
     Raises:
-        ValueError: if the model does not have the partition's layers, or the schedule cuts sequences in parts.
+        ValueError: if the model does not have the partition's layers, or cannot run the parts the schedule cuts
+            sequences into.
     """
 
     def __init__(self, workload: Workload, schedule: Schedule, settings: Settings | None = None) -> None:
@@ -75,7 +77,7 @@ class Training:
         self.optimizer = HostOptimizer(
             workload, self.layout, masters_of(workload), self.gradients, self.settings.optimizer
         )
-        stages = Stages(workload, self.weights, Shells(workload.modules))
+        stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts)
         self.passes = Passes(stages, self.layout, self.reads, self.gradients, self.settings.recompute_grain)
 
     @property
@@ -135,9 +137,29 @@ def _in_shared_memory(action: Action, number: int, gate: Gate) -> None:
 
 def _check_shape(workload: Workload, schedule: Schedule) -> None:
     if schedule.shape.num_parts > 1:
-        raise ValueError(f"num_parts={schedule.shape.num_parts}: the engine runs whole sequences; use backend=sim")
+        _check_parts(workload, schedule)
     if schedule.shape.num_microbatches != workload.num_microbatches:
         raise ValueError(
             f"the schedule has {schedule.shape.num_microbatches} microbatches a step, the workload "
             f"{workload.num_microbatches}: make both for the same number"
         )
+
+
+def _check_parts(workload: Workload, schedule: Schedule) -> None:
+    num_parts, seq_len = schedule.shape.num_parts, workload.batch(0).tokens.shape[1]
+    if num_parts > seq_len:
+        raise ValueError(
+            f"{num_parts} segments of a sequence of {seq_len} tokens: a segment holds at least 1; take fewer segments"
+        )
+    split = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.I, Kind.W, Kind.FB)]
+    if split:
+        raise ValueError(
+            f"{split[0]}: gradients of keys and values pass between segments in whole backwards only; "
+            "use schedule=seq1f1b as it is, or backend=sim"
+        )
+    for module in workload.modules[1:-1]:
+        if "earlier" not in inspect.signature(module.forward).parameters:
+            raise ValueError(
+                f"{type(module).__name__} runs whole sequences, the schedule cuts them into {num_parts} segments: "
+                "its forward must take the earlier ones' keys and values; use one segment, or another schedule"
+            )

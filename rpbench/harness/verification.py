@@ -26,6 +26,7 @@ def verified(training: Training) -> dict[str, Any]:
         training.groups,
         training.settings.optimizer,
         num_steps=schedule.shape.num_steps,
+        num_parts=schedule.shape.num_parts,
         updates=steps,
         read_version=read_version,
     )

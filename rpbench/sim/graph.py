@@ -1,15 +1,17 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
-from rpbench.ir.action import Action, Kind, parts_of
-from rpbench.ir.index import GRADIENT, Index
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.index import GRADIENT
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.sim.kernels import compiled, order_lanes
@@ -31,6 +33,21 @@ class Columns:
     stage: Ints
     index: Ints  # microbatch, or version of a STEP, or -1
     part: Ints
+    sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
+
+    def plain(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """Kind, stage, index and part of every plain action, and the number of the action it belongs to."""
+        numbers = np.arange(len(self.kind), dtype=np.int32)
+        columns = self.kind, self.stage, self.index, self.part, numbers
+        if not self.sub:
+            return columns
+        inside = [(*dependencies.key(part), number) for number, parts in self.sub.items() for part in parts]
+        kind, stage, index, part, owner = np.asarray(inside, np.int32).T
+        alone = self.kind != Kind.OVERLAP
+        more = kind, stage, index, part, owner
+        whole, fused = [column[alone] for column in columns], list(more)
+        kind, stage, index, part, owner = (np.concatenate(pair) for pair in zip(whole, fused, strict=True))
+        return kind, stage, index, part, owner
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,8 @@ class Graph:
     """Columns of a schedule and its edges, the latter in topological positions.
 
     `order[i]` is the flat index of the i-th action. Edges within a lane that its order already implies are left
-    out. `slot` numbers the (kind, stage) pairs that costs are looked up by; `slots` lists them.
+    out. `slot` numbers what costs are looked up by: the kind and stage of an action, or of all that an OVERLAP
+    holds; `slots` lists them.
     """
 
     schedule: Schedule
@@ -52,7 +70,7 @@ class Graph:
     gradient: Bools  # the edge is needed by the main phase of a backward only
     to_fused: Bools  # the edge brings a fused stage its input
     slot: Ints
-    slots: tuple[tuple[Kind, int], ...]
+    slots: tuple[Members, ...]
 
     @property
     def num_actions(self) -> int:
@@ -64,6 +82,13 @@ class Graph:
         rank = np.empty_like(self.order)
         rank[self.order] = np.arange(len(self.order), dtype=np.int32)
         return rank
+
+    @cached_property
+    def slots_on_devices(self) -> tuple[Ints, tuple[tuple[int, int], ...]]:
+        """`slot` told apart by device as well, and the (slot, device) pairs that it numbers then."""
+        device = self.columns.device[self.order].astype(np.int64)
+        codes, numbers = np.unique(self.slot.astype(np.int64) << 32 | device, return_inverse=True)
+        return numbers.astype(np.int32), tuple((code >> 32, code & 0xFFFFFFFF) for code in codes.tolist())
 
     @cached_property
     def num_hops(self) -> int:
@@ -96,7 +121,7 @@ def build_graph(schedule: Schedule) -> Graph:
     kind = columns.kind[consumer]
     backward = np.isin(kind, (Kind.B, Kind.I))
     gradient = backward & ((moved == 2) | schedule.shape.separate_cuts)
-    slots, slot = np.unique(columns.kind.astype(np.int64) << 32 | columns.stage, return_inverse=True)
+    slots, slot = _slots(columns)
     return Graph(
         schedule,
         columns,
@@ -109,8 +134,20 @@ def build_graph(schedule: Schedule) -> Graph:
         gradient,
         kind == Kind.FB,
         slot[order].astype(np.int32),
-        tuple((Kind(int(code >> 32)), int(code & 0xFFFFFFFF)) for code in slots),
+        slots,
     )
+
+
+def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
+    """What costs are looked up by, and for each action which of these."""
+    pairs: dict[Members, int] = {}
+    what = columns.stage.astype(np.int64)
+    for number, parts in columns.sub.items():
+        what[number] = pairs.setdefault(members_of(Action(Kind.OVERLAP, 0, sub=parts)), len(pairs))
+    codes, slot = np.unique(columns.kind.astype(np.int64) << 32 | what, return_inverse=True)
+    fused = list(pairs)
+    found = [(Kind(code >> 32), code & 0xFFFFFFFF) for code in codes.tolist()]
+    return tuple(fused[what] if kind is Kind.OVERLAP else ((kind, what),) for kind, what in found), slot
 
 
 def read_columns(schedule: Schedule) -> Columns:
@@ -134,6 +171,7 @@ def read_columns(schedule: Schedule) -> Columns:
         column(1),
         _indices(actions, kind),
         column(3),
+        {number: actions[number].sub for number in np.flatnonzero(kind == Kind.OVERLAP).tolist()},
     )
 
 
@@ -149,11 +187,7 @@ _MOVED = {"order": 0, "activation": 1, "gradient": 2}
 
 def _edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    if (columns.kind == Kind.OVERLAP).any():
-        found = _edges_one_by_one(schedule)
-    else:
-        found = _edges_by_stage(schedule, columns)
-    producer, consumer, moved = found
+    producer, consumer, moved = _edges_by_stage(schedule, columns)
     lane = np.searchsorted(columns.lane_start, np.arange(len(columns.kind)), side="right")
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
@@ -165,7 +199,8 @@ def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, I
     kinds, stages = len(Kind), max(shape.num_stages, shape.num_backward_stages) + 1
     # The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
     where = np.full((kinds, stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
-    where[columns.kind, columns.stage, columns.part, columns.index] = np.arange(len(columns.kind), dtype=np.int32)
+    kind_of, stage_of, index_of, part_of, owner = columns.plain()
+    where[kind_of, stage_of, part_of, index_of] = owner
 
     found: list[tuple[Ints, Ints, int]] = []
     exists: Bools = np.any(where >= 0, axis=3)
@@ -185,19 +220,6 @@ def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, I
         np.concatenate([empty, *(consumer for _, consumer, _ in found)]),
         np.concatenate([empty, *moved]),
     )
-
-
-def _edges_one_by_one(schedule: Schedule) -> tuple[Ints, Ints, Ints]:
-    """Edges of any schedule; an OVERLAP ties actions of several kinds and microbatches together."""
-    index = Index(schedule)
-    rows = [
-        (producer, consumer, _MOVED[moved])
-        for consumer, action in enumerate(index.actions)
-        for part in parts_of(action)
-        for producer, moved in index.waits_for(part)
-    ]
-    table = np.asarray(rows or np.empty((0, 3)), dtype=np.int32)
-    return table[:, 0], table[:, 1], table[:, 2]
 
 
 def _step_edges(schedule: Schedule, where: Ints) -> list[tuple[Ints, Ints]]:

@@ -76,6 +76,7 @@ def reference_of(run: Run, **options) -> Trajectory:
         training.groups,
         training.settings.optimizer,
         num_steps=training.schedule.shape.num_steps,
+        num_parts=training.schedule.shape.num_parts,
         **options,
     )
 

@@ -23,8 +23,14 @@ class VirtualBackend:
 
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action runs by the virtual clock, in the costs' unit."""
-        works = [self.costs.of(action.kind, action.stage) for action in program.actions]
+        works = works_of(program, self.costs)
         return run_clock(program, works, perform, self.costs.hop, self.costs.units_per_second)
+
+
+def works_of(program: Program, costs: CostTable) -> list[Work]:
+    """The work of every action on the device it stands on, by number."""
+    num_parts, lanes = program.schedule.shape.num_parts, zip(program.index.lane_of, program.actions, strict=True)
+    return [costs.of_action(action, program.lanes[lane].device, num_parts) for lane, action in lanes]
 
 
 def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:
