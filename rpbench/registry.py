@@ -30,6 +30,8 @@ class Entry:
         separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
         looped: whether it takes several stages per device.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
+        steps_each_microbatch: whether weights change after every microbatch: `num_microbatches` then counts those
+            that are let in, not those of one optimizer step.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
@@ -41,12 +43,19 @@ class Entry:
     looped: bool = False
     recompute_ahead: bool = False
     switch_after_last_forward: bool = False
+    steps_each_microbatch: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword options of the generator with their defaults."""
         parameters = inspect.signature(self.generate).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def steps(self, num_microbatches: int, num_steps: int) -> tuple[int, int]:
+        """Microbatches of an optimizer step and number of steps, when that many were asked for."""
+        if self.steps_each_microbatch:
+            return 1, num_microbatches * num_steps
+        return num_microbatches, num_steps
 
     def build(self, shape: Shape, **options: Any) -> Schedule:
         """The schedule for a shape.

@@ -2,11 +2,13 @@
 
 One process, one graph per microbatch through the whole model, no stages, no recomputation, one AdamW over all
 parameters. Two things are taken from the schedule, because they are part of what is computed: the order in which
-gradients are added up, and the version of the weights that every microbatch reads.
+gradients are added up, and the versions of the weights that every microbatch reads. Where backward reads other
+weights than forward did, there is a graph for each piece that the engine recomputes, from the input forward kept.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch.func import functional_call
@@ -16,10 +18,40 @@ from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.randomness import seeded
+from rpbench.engine.stage import Grain, pieces
 from rpbench.engine.weights import masters_of
 from rpbench.engine.workload import Workload
+from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.schedule import Schedule
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
+
+
+class Reads(NamedTuple):
+    """The versions that the modules have for a microbatch, in forward and in backward."""
+
+    forward: ReadVersion
+    backward: ReadVersion
+    grain: Grain = "stage"  # how much is recomputed at a time, where the two differ
+
+
+def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
+    """What the lanes of a schedule say, each by itself (`rpbench.ir.lane_reads`).
+
+    Raises:
+        ScheduleError: if that depends on when other lanes get where.
+    """
+    found = lane_reads(schedule)
+    stage_of = {module: stage for stage, modules in enumerate(layout.forward) for module in modules}
+
+    def backward(module: int, microbatch: int) -> int:
+        return found.backward[layout.stage_of(module), microbatch]
+
+    def forward(module: int, microbatch: int) -> int:
+        stage = stage_of.get(module)  # a fused stage has no forward of its own
+        return backward(module, microbatch) if stage is None else found.forward[stage, microbatch]
+
+    return Reads(forward, backward, grain)
 
 
 @dataclass
@@ -45,14 +77,14 @@ def train_reference(
     *,
     num_steps: int = 1,
     updates: bool = True,
-    read_version: ReadVersion | None = None,
+    reads: Reads | None = None,
 ) -> Trajectory:
     """Train for some steps.
 
     Args:
         groups: (backward stage, version) -> microbatches in the order their gradients are added up.
         updates: whether weights change after a step.
-        read_version: the version a module has for a microbatch; None: the newest.
+        reads: the versions the modules have for a microbatch; None: the newest.
     """
     masters = masters_of(workload)
     adamw = torch.optim.AdamW(masters.values(), lr=1.0, weight_decay=settings.weight_decay, fused=True)
@@ -61,10 +93,10 @@ def train_reference(
     found = Trajectory(masters=masters)
     for step in range(num_steps):
 
-        def version(module: int, microbatch: int, newest: int = len(history) - 1) -> int:
-            return newest if read_version is None else read_version(module, microbatch)
+        def newest(module: int, microbatch: int, version: int = len(history) - 1) -> int:
+            return version
 
-        losses, gradients = _gradients(workload, layout, groups, history, version, step)
+        losses, gradients = _gradients(workload, layout, groups, history, reads or Reads(newest, newest), step)
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
@@ -87,7 +119,7 @@ def _gradients(
     layout: Layout,
     groups: Mapping[tuple[int, int], Groups],
     history: list[Tensors],
-    version: ReadVersion,
+    reads: Reads,
     step: int,
 ) -> tuple[float, Tensors]:
     """Loss and gradients of a step, added up stage by stage as soon as their turn comes."""
@@ -95,36 +127,82 @@ def _gradients(
     sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
-        share, gradients = _one_microbatch(workload, history, version, microbatch)
+        run = _Microbatch(workload, history, reads, microbatch)
+        share, gradients = run.by_pieces(layout) if run.drifts else run.in_one_graph()
         loss += share
         for stage, modules in enumerate(layout.backward):
             sums[stage].offer(microbatch, {place: g for place, g in gradients.items() if place[0] in modules})
     return loss, {place: gradient for total in sums for place, gradient in total.result().items()}
 
 
-def _one_microbatch(
-    workload: Workload, history: list[Tensors], version: ReadVersion, microbatch: int
-) -> tuple[float, Tensors]:
-    tokens, labels = workload.batch(microbatch)
-    last = len(workload.modules) - 1
-    leaves: Tensors = {}
-    x = tokens
-    for number, module in enumerate(workload.modules):
-        weights = history[version(number, microbatch)]
-        own = {
-            name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        }
-        leaves |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
-        inputs = (x, labels) if number == last else (x,)
-        if workload.draws_random:
-            with seeded(workload.seed, number, microbatch):
+class _Microbatch:
+    """One microbatch on its way forth and back."""
+
+    def __init__(self, workload: Workload, history: list[Tensors], reads: Reads, microbatch: int) -> None:
+        self.workload, self.history, self.reads, self.microbatch = workload, history, reads, microbatch
+        self.batch = workload.batch(microbatch)
+        self.head = len(workload.modules) - 1
+
+    @property
+    def drifts(self) -> bool:
+        """Whether backward reads other weights than forward did."""
+        modules, microbatch = range(self.head + 1), self.microbatch
+        return any(self.reads.forward(each, microbatch) != self.reads.backward(each, microbatch) for each in modules)
+
+    def in_one_graph(self) -> tuple[float, Tensors]:
+        """Loss, as its share of the step's mean, and gradients."""
+        loss, leaves = self._run(range(self.head + 1), self.batch.tokens, self.reads.forward)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return float(loss.detach()), _present(leaves, found)
+
+    def by_pieces(self, layout: Layout) -> tuple[float, Tensors]:
+        """The same with a forward that keeps inputs, and a graph for each piece on the weights of its backward."""
+        kept: dict[int, torch.Tensor] = {}
+        x = self.batch.tokens
+        with torch.no_grad():
+            for module in range(self.head):
+                kept[module] = x
+                x, _ = self._run(range(module, module + 1), x, self.reads.forward)
+        loss, slope, gradients = self._differentiate(range(self.head, self.head + 1), x, self.reads.forward, None)
+        for stage in reversed(layout.backward):
+            for piece in reversed(pieces(range(stage.start, min(stage.stop, self.head)), self.reads.grain)):
+                _, slope, found = self._differentiate(piece, kept[piece.start], self.reads.backward, slope)
+                gradients |= found
+        return float(loss.detach()), gradients
+
+    def _differentiate(
+        self, modules: range, x: torch.Tensor, version: ReadVersion, slope: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Tensors]:
+        """Output, gradient of the input and gradients of the weights of some modules."""
+        start = x.detach().requires_grad_(x.is_floating_point())
+        end, leaves = self._run(modules, start, version)
+        wanted = [*leaves.values(), *([start] if start.requires_grad else [])]
+        if not wanted or not end.requires_grad:
+            return end, None, {}
+        found = torch.autograd.grad(end, wanted, slope, allow_unused=True)
+        return end, found[-1] if start.requires_grad else None, _present(leaves, found)
+
+    def _run(self, modules: range, x: torch.Tensor, version: ReadVersion) -> tuple[torch.Tensor, Tensors]:
+        """The output of some modules and the weights used; after the head, the loss as its share."""
+        workload, leaves = self.workload, Tensors()
+        for number in modules:
+            module, weights = workload.modules[number], self.history[version(number, self.microbatch)]
+            own = {
+                name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
+                for name, parameter in module.named_parameters(remove_duplicate=False)
+            }
+            leaves |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
+            inputs = (x, self.batch.labels) if number == self.head else (x,)
+            if workload.draws_random:
+                with seeded(workload.seed, number, self.microbatch):
+                    x = functional_call(module, own, inputs)
+            else:
                 x = functional_call(module, own, inputs)
-        else:
-            x = functional_call(module, own, inputs)
-    loss = x / workload.num_microbatches
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return float(loss.detach()), {place: value for place, value in zip(leaves, found, strict=True) if value is not None}
+        return (x / workload.num_microbatches if self.head in modules else x), leaves
+
+
+def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
+    return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
 
 
 class _OrderedSum:

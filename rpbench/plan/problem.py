@@ -18,7 +18,7 @@ class Problem:
     Args:
         entry: the schedule.
         times: of one microbatch through each layer.
-        num_ranks, num_microbatches, num_steps: as in `Shape`.
+        num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
         chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
             `greedy` take that of the published partition, or 2. Schedules that are not looped have 1. Where
             the directions are cut apart it only says how many backward stages `even` makes.
@@ -72,12 +72,13 @@ class Problem:
         Raises:
             ValueError: if the schedule cannot be built for them.
         """
+        num_microbatches, num_steps = self.entry.steps(self.num_microbatches, self.num_steps)
         shape = Shape(
             self.num_ranks,
             num_forward,
-            self.num_microbatches,
+            num_microbatches,
             num_backward,
-            num_steps=self.num_steps,
+            num_steps=num_steps,
             fused=self.entry.separate_cuts,
         )
         return self.entry.build(shape, **self.options)
