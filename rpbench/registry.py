@@ -7,8 +7,9 @@ know of it: the command line, the property tests and the figures iterate over `e
 import difflib
 import importlib
 import inspect
+import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -30,8 +31,8 @@ class Entry:
         separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
         looped: whether it takes several stages per device.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
-        steps_each_microbatch: whether weights change after every microbatch: `num_microbatches` then counts those
-            that are let in, not those of one optimizer step.
+        steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
+            `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
@@ -51,11 +52,22 @@ class Entry:
         parameters = inspect.signature(self.generate).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
-    def steps(self, num_microbatches: int, num_steps: int) -> tuple[int, int]:
-        """Microbatches of an optimizer step and number of steps, when that many were asked for."""
-        if self.steps_each_microbatch:
-            return 1, num_microbatches * num_steps
-        return num_microbatches, num_steps
+    def steps(self, num_microbatches: int, num_steps: int, replicas: Sequence[int] | None = None) -> tuple[int, int]:
+        """Microbatches of an optimizer step and number of steps, when that many were asked for.
+
+        Raises:
+            ValueError: if replicated stages cannot share the microbatches evenly.
+        """
+        if not self.steps_each_microbatch:
+            return num_microbatches, num_steps
+        window, total = math.lcm(*map(int, replicas or (1,))), num_microbatches * num_steps
+        if window and total % window:
+            raise ValueError(
+                f"num_microbatches={num_microbatches}, num_steps={num_steps}: {self.name} steps after every {window} "
+                f"microbatches with replicas {list(replicas or ())}, which must divide their number, {total}; "
+                f"take num_microbatches={max(1, round(num_microbatches / window)) * window}"
+            )
+        return (window, total // window) if window else (1, total)
 
     def build(self, shape: Shape, **options: Any) -> Schedule:
         """The schedule for a shape.

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.dependencies import names_versions
+from rpbench.ir.index import GRADIENT
 from rpbench.ir.policy import STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
 
@@ -73,9 +75,14 @@ def _check(schedule: Schedule) -> None:
 
 
 def _read_row(schedule: Schedule, row: Row, found: LaneReads) -> None:
-    """Note what the actions of a lane read, whatever the policy makes of it: the steps that stand before them."""
+    """Note what the actions of a lane read, whatever the policy makes of it: the steps that stand before them.
+
+    A replica's lane may lack the step, which adds up what all replicas found; it has that version once its own share
+    is done.
+    """
     newest: dict[int, int] = {}
-    for action in row:
+    shares = _last_gradients(schedule, row) if names_versions(schedule) else {}
+    for place, action in enumerate(row):
         for part in parts_of(action):
             version = newest.get(part.stage, 0)
             if part.kind is Kind.STEP:
@@ -84,3 +91,15 @@ def _read_row(schedule: Schedule, row: Row, found: LaneReads) -> None:
                 found.forward[part.stage, part.microbatch or 0] = version
             elif part.kind in (Kind.B, Kind.I):
                 found.backward[part.stage, part.microbatch or 0] = version
+            if place in shares:
+                newest[part.stage] = shares[place]
+
+
+def _last_gradients(schedule: Schedule, row: Row) -> dict[int, int]:
+    """Place in the row of the last gradient for each step -> the version that step makes."""
+    last = {
+        (action.stage, (action.microbatch or 0) // schedule.shape.num_microbatches + 1): place
+        for place, action in enumerate(row)
+        if action.kind in GRADIENT
+    }
+    return {place: version for (_, version), place in last.items()}

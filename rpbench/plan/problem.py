@@ -66,13 +66,20 @@ class Problem:
             return len(self.published.forward) // self.num_ranks
         return max(1, min(2, self.num_layers // self.num_ranks))
 
+    @property
+    def num_bound_stages(self) -> int:
+        """Stages bound to devices, where nobody looks for the best number."""
+        return len(self.options.get("replicas") or range(self.num_ranks)) * self.default_chunks
+
     def schedule(self, num_forward: int, num_backward: int) -> Schedule:
         """The schedule for these numbers of stages.
 
         Raises:
             ValueError: if the schedule cannot be built for them.
         """
-        num_microbatches, num_steps = self.entry.steps(self.num_microbatches, self.num_steps)
+        num_microbatches, num_steps = self.entry.steps(
+            self.num_microbatches, self.num_steps, self.options.get("replicas")
+        )
         shape = Shape(
             self.num_ranks,
             num_forward,

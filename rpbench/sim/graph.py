@@ -149,7 +149,7 @@ _MOVED = {"order": 0, "activation": 1, "gradient": 2}
 
 def _edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    if (columns.kind == Kind.OVERLAP).any():
+    if (columns.kind == Kind.OVERLAP).any() or dependencies.names_versions(schedule):
         found = _edges_one_by_one(schedule)
     else:
         found = _edges_by_stage(schedule, columns)

@@ -1,5 +1,6 @@
 """Pipelines that are not flushed: bit for bit a plain loop on the weights the papers say each stage reads."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -18,8 +19,9 @@ from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.lane_reads import lane_reads
 from rpbench.ir.lower import add_steps
+from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.policy import ASYNCHRONOUS, Policy
-from rpbench.ir.schedule import ScheduleError
+from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.ir.versions import replay
 from rpbench.registry import entry
 
@@ -216,3 +218,27 @@ def test_a_reference_that_drifts_goes_back_piece_by_piece():
         assert_same(run, reference_of(run, reads.forward))
     with pytest.raises(AssertionError):
         assert_same(run, reference_of(run, reads.backward))
+
+
+# --- replicated stages ---
+
+
+@pytest.mark.parametrize("vertical", [False, True])
+@pytest.mark.parametrize("replicas", [[2, 1], [1, 2], [2, 3, 1]])
+def test_replicas_train_as_one_loop_on_the_same_stale_weights(replicas, vertical):
+    window, ranks = math.lcm(*replicas), sum(replicas)
+    shape = Shape(ranks, len(replicas), window, num_steps=4)
+    schedule = entry("pipedream").build(shape, replicas=replicas, vertical_sync=vertical)
+    schedule = add_steps(schedule.with_partition(symmetric(split_evenly(4, len(replicas)))))
+    run = train(schedule, workload_of(schedule), learning_rate=RATE)
+    stage_of = run.training.layout.stage_of
+
+    def read(module, microbatch):
+        stage = 0 if vertical else stage_of(module)
+        count, before = replicas[stage], sum(replicas[:stage])
+        num_done = max(0, microbatch // count - (ranks - 1 - before) // count)
+        return num_done // (window // count)
+
+    assert_same(run, reference_of(run, read))
+    with CpuBackend() as backend:
+        assert_same(train(schedule, workload_of(schedule), backend=backend, learning_rate=RATE), reference_of(run))
