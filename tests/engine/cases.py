@@ -8,6 +8,8 @@ from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries, entry
 
 NAMES = sorted(entries())
+# Schedules that ask for a multiple of the devices, or at least that many: they get a multiple.
+WHOLE_ROUNDS = ("interleaved_1f1b", "pipedream_2bw")
 
 
 def cut(num_layers: int, num_stages: int, rng: random.Random) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import NAMES, build
+from cases import NAMES, WHOLE_ROUNDS, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
@@ -38,7 +38,7 @@ TYPES = [torch.float64, torch.float32, torch.bfloat16]
 def test_gradients_equal_the_reference_in_any_shape(name, data):
     draw = data.draw
     devices = draw(st.integers(1, 6))
-    microbatches = draw(st.integers(1, 2)) * devices if name == "interleaved_1f1b" else draw(st.integers(1, 7))
+    microbatches = draw(st.integers(1, 2)) * devices if name in WHOLE_ROUNDS else draw(st.integers(1, 7))
     stages = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     schedule = build(
         name,
@@ -60,7 +60,8 @@ def test_gradients_equal_the_reference_in_any_shape(name, data):
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_equal_the_reference_on_many_devices(name, devices):
     stages = devices - 1, devices + 3
-    schedule = build(name, devices, 5, num_layers=devices // 2, stages=stages, chunks=1)
+    microbatches = devices if name == "pipedream_2bw" else 5
+    schedule = build(name, devices, microbatches, num_layers=devices // 2, stages=stages, chunks=1)
     run = train(schedule, workload_of(schedule, dtype=torch.float32))
     assert_same(run, reference_of(run, updates=False))
 

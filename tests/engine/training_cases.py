@@ -14,7 +14,7 @@ from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.reference import Reads, Trajectory, reads_of, train_reference
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
-from rpbench.ir.policy import ASYNCHRONOUS
+from rpbench.ir.policy import ASYNCHRONOUS, Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
@@ -74,7 +74,7 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
     training = run.training
     if read_version is not None:
         options["reads"] = Reads(read_version, read_version)
-    elif training.schedule.policy in ASYNCHRONOUS:
+    elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW}:
         options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
     return train_reference(
         training.workload,

@@ -45,6 +45,21 @@ def test_vertical_sync_makes_all_stages_equally_late(p, extra):
     assert all(count <= p for count in versions.live)
 
 
+@settings(deadline=None, max_examples=40)
+@given(p=st.integers(1, 6), extra=st.integers(0, 5), steps=st.integers(2, 5))
+def test_two_buffers_are_one_batch_late_everywhere(p, extra, steps):
+    versions = check(add_steps(entry("pipedream_2bw").build(Shape(p, p, p + extra, num_steps=steps))), max_versions=2)
+    for (_, microbatch), late in versions.staleness_steps.items():
+        assert late == (microbatch >= p + extra)
+    assert set(versions.drift.values()) == {0}
+    assert versions.live[0] == 2
+
+
+def test_two_buffers_need_as_many_microbatches_as_ranks():
+    with pytest.raises(ValueError, match=r"the 3 microbatches of a batch must be as many as the 4 ranks"):
+        entry("pipedream_2bw").build(Shape(4, 4, 3))
+
+
 @settings(deadline=None, max_examples=60)
 @given(replicas=REPLICAS, steps=st.integers(1, 4), vertical=st.booleans())
 def test_replicas_take_turns_and_read_what_their_own_share_allows(replicas, steps, vertical):
@@ -98,10 +113,9 @@ def test_replicas_that_do_not_fit_are_refused(shape, replicas, expected):
 
 
 def test_replicas_must_divide_the_minibatches():
-    with pytest.raises(
-        ValueError, match=r"steps after every 6 .* must divide their number, 8; take num_microbatches=6"
-    ):
-        entry("pipedream").steps(8, 1, [2, 3])
-    assert entry("pipedream").steps(8, 3, [2, 1]) == (2, 12)
-    assert entry("pipedream").steps(8, 3) == (1, 24)
+    pipedream = entry("pipedream")
+    with pytest.raises(ValueError, match=r"every 6 microbatches .* must divide their number, 8; take num_microb.*=6"):
+        pipedream.steps(8, 1, [2, 3])
+    assert pipedream.steps(8, 3, [2, 1]) == (2, 12)
+    assert pipedream.steps(8, 3) == (1, 24)
     assert entry("1f1b").steps(8, 3) == (8, 3)

@@ -24,6 +24,8 @@ IN_FLIGHT = {
     "interleaved_1f1b": lambda p, v, m, r: min(v * m, v * p + p - 1 - 2 * r),  # m a multiple of p
     "looped_bfs": lambda p, v, m, r: m * v,
     "pipedream": lambda p, v, m, r: p - r,  # m a multiple of p
+    "pipedream_2bw": lambda p, v, m, r: p - r,
+    "dapple": lambda p, v, m, r: min(2 * (p - r) - 1, m),
 }
 
 # Versions of its weights that a stage keeps at most; elsewhere one for each rank.

@@ -46,7 +46,7 @@ def batches(draw):
     name = draw(st.sampled_from(sorted(entries())))
     generator = entries()[name]
     p, layers = draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    m = p * draw(st.integers(1, 2)) if name == "interleaved_1f1b" else draw(st.integers(1, 6))
+    m = p * draw(st.integers(1, 2)) if name in ("interleaved_1f1b", "pipedream_2bw") else draw(st.integers(1, 6))
     if generator.separate_cuts:
         up, down, fused = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(0, layers))
         below = layers - fused

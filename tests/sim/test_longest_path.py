@@ -35,7 +35,7 @@ def cells(draw):
     else:
         stages = p * (draw(st.integers(1, 3)) if generator.looped else 1)
         partition = symmetric(tuple(draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages).filter(any))))
-        if name == "interleaved_1f1b":
+        if name in ("interleaved_1f1b", "pipedream_2bw"):
             m = p * draw(st.integers(1, 3))
     num = partition.num_layers
     layer_times = LayerTimes(
