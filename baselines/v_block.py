@@ -65,9 +65,7 @@ def v_half(shape: Shape) -> Schedule:
     """Every rank keeps at most 2 * ((p + 2) // 2) chunk activations."""
     p = shape.num_ranks
     shift = 0 if p % 2 else 3
-    blocks = [
-        (2 * rank, 3 * p - 2 - rank, 3 * p + shift - 1 + 2 * rank, 6 * p + shift - 2 - rank) for rank in range(p)
-    ]
+    blocks = [(2 * rank, 3 * p - 2 - rank, 3 * p + shift - 1 + 2 * rank, 6 * p + shift - 2 - rank) for rank in range(p)]
     return _block_schedule("v_half", shape, blocks)
 
 
@@ -142,8 +140,8 @@ def _held(slots: Slots) -> list[int]:
             waiting += 1
         slot += 1
     held = [0]
-    for slot in range(slot):
-        held.append(held[-1] + change.get(slot, 0))
+    for moment in range(slot):
+        held.append(held[-1] + change.get(moment, 0))
     return held[1:]
 
 

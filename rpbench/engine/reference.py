@@ -2,13 +2,14 @@
 
 One process, one graph per microbatch through the whole model, no stages, no recomputation, one AdamW over all
 parameters. Two things are taken from the schedule, because they are part of what is computed: the order in which
-gradients are added up, and the version of the weights that every microbatch reads.
+gradients are added up, and the versions of the weights that every microbatch reads. Where backward reads other
+weights than forward did, there is a graph for each piece that the engine recomputes, from the input forward kept.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call
@@ -18,11 +19,41 @@ from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.randomness import seeded
+from rpbench.engine.stage import Grain, pieces
 from rpbench.engine.weights import masters_of
 from rpbench.engine.workload import Workload
+from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.schedule import Schedule
 from rpbench.models.attention import KeysValues
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
+
+
+class Reads(NamedTuple):
+    """The versions that the modules have for a microbatch, in forward and in backward."""
+
+    forward: ReadVersion
+    backward: ReadVersion
+    grain: Grain = "stage"  # how much is recomputed at a time, where the two differ
+
+
+def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
+    """What the lanes of a schedule say, each by itself (`rpbench.ir.lane_reads`).
+
+    Raises:
+        ScheduleError: if that depends on when other lanes get where.
+    """
+    found = lane_reads(schedule)
+    stage_of = {module: stage for stage, modules in enumerate(layout.forward) for module in modules}
+
+    def backward(module: int, microbatch: int) -> int:
+        return found.backward[layout.stage_of(module), microbatch]
+
+    def forward(module: int, microbatch: int) -> int:
+        stage = stage_of.get(module)  # a fused stage has no forward of its own
+        return backward(module, microbatch) if stage is None else found.forward[stage, microbatch]
+
+    return Reads(forward, backward, grain)
 
 
 @dataclass
@@ -49,7 +80,7 @@ def train_reference(
     num_steps: int = 1,
     num_parts: int = 1,
     updates: bool = True,
-    read_version: ReadVersion | None = None,
+    reads: Reads | None = None,
 ) -> Trajectory:
     """Train for some steps.
 
@@ -57,7 +88,7 @@ def train_reference(
         groups: (backward stage, version) -> microbatches in the order their gradients are added up.
         num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
-        read_version: the version a module has for a microbatch; None: the newest.
+        reads: the versions the modules have for a microbatch; None: the newest.
     """
     masters = masters_of(workload)
     adamw = torch.optim.AdamW(masters.values(), lr=1.0, weight_decay=settings.weight_decay, fused=True)
@@ -66,10 +97,12 @@ def train_reference(
     found = Trajectory(masters=masters)
     for step in range(num_steps):
 
-        def version(module: int, microbatch: int, newest: int = len(history) - 1) -> int:
-            return newest if read_version is None else read_version(module, microbatch)
+        def newest(module: int, microbatch: int, version: int = len(history) - 1) -> int:
+            return version
 
-        losses, gradients = _gradients(workload, layout, groups, history, version, step, num_parts)
+        losses, gradients = _gradients(
+            workload, layout, groups, history, reads or Reads(newest, newest), step, num_parts
+        )
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
@@ -92,7 +125,7 @@ def _gradients(
     layout: Layout,
     groups: Mapping[tuple[int, int], Groups],
     history: list[Tensors],
-    version: ReadVersion,
+    reads: Reads,
     step: int,
     num_parts: int,
 ) -> tuple[float, Tensors]:
@@ -101,7 +134,8 @@ def _gradients(
     sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
-        share, by_segment = _one_microbatch(workload, history, version, microbatch, num_parts)
+        run = _Microbatch(workload, history, reads, microbatch, num_parts)
+        share, by_segment = run.by_pieces(layout) if run.drifts else run.in_one_graph()
         loss += share
         for gradients in reversed(by_segment):  # the last segment's backward comes first
             for stage, modules in enumerate(layout.backward):
@@ -109,39 +143,104 @@ def _gradients(
     return loss, {place: gradient for total in sums for place, gradient in total.result().items()}
 
 
-def _one_microbatch(
-    workload: Workload, history: list[Tensors], version: ReadVersion, microbatch: int, num_parts: int
-) -> tuple[float, list[Tensors]]:
-    """The loss of a microbatch, and the gradients that the weights get from each of its segments."""
-    seen: list[list[KeysValues]] = [[] for _ in workload.modules]
-    losses: list[torch.Tensor] = []
-    leaves: list[Tensors] = []
-    for part in range(num_parts):
-        leaves.append({})
-        x, labels = workload.segment(microbatch, part, num_parts)
-        for number, module in enumerate(workload.modules):
-            weights = history[version(number, microbatch)]
+class _Microbatch:
+    """One microbatch on its way forth and back."""
+
+    def __init__(
+        self, workload: Workload, history: list[Tensors], reads: Reads, microbatch: int, num_parts: int
+    ) -> None:
+        self.workload, self.history, self.reads = workload, history, reads
+        self.microbatch, self.num_parts = microbatch, num_parts
+        self.head = len(workload.modules) - 1
+        self.seen: list[list[KeysValues]] = [[] for _ in workload.modules]  # what earlier segments left behind
+
+    @property
+    def drifts(self) -> bool:
+        """Whether backward reads other weights than forward did."""
+        modules, microbatch = range(self.head + 1), self.microbatch
+        return any(self.reads.forward(each, microbatch) != self.reads.backward(each, microbatch) for each in modules)
+
+    def in_one_graph(self) -> tuple[float, list[Tensors]]:
+        """Loss, as its share of the step's mean, and the gradients that weights get from each segment."""
+        losses, leaves = [], []
+        for part in range(self.num_parts):
+            tokens = self.workload.segment(self.microbatch, part, self.num_parts)[0]
+            loss, used = self._run(range(self.head + 1), tokens, self.reads.forward, part)
+            losses.append(loss)
+            leaves.append(used)
+        wanted = [(part, place) for part, used in enumerate(leaves) for place in used]
+        found = torch.autograd.grad(losses, [leaves[part][place] for part, place in wanted], allow_unused=True)
+        gradients: list[Tensors] = [{} for _ in leaves]
+        for (part, place), value in zip(wanted, found, strict=True):
+            if value is not None:
+                gradients[part][place] = value
+        return sum(float(loss.detach()) for loss in losses), gradients
+
+    def by_pieces(self, layout: Layout) -> tuple[float, list[Tensors]]:
+        """The same with a forward that keeps inputs, and a graph for each piece on the weights of its backward.
+
+        Raises:
+            ValueError: for sequences in segments; no paper has them together with weights that drift.
+        """
+        if self.num_parts > 1:
+            raise ValueError(f"{self.num_parts} segments with weights that drift: there is no reference for both")
+        kept: dict[int, torch.Tensor] = {}
+        x = self.workload.batch(self.microbatch).tokens
+        with torch.no_grad():
+            for module in range(self.head):
+                kept[module] = x
+                x, _ = self._run(range(module, module + 1), x, self.reads.forward)
+        loss, slope, gradients = self._differentiate(range(self.head, self.head + 1), x, self.reads.forward, None)
+        for stage in reversed(layout.backward):
+            for piece in reversed(pieces(range(stage.start, min(stage.stop, self.head)), self.reads.grain)):
+                _, slope, found = self._differentiate(piece, kept[piece.start], self.reads.backward, slope)
+                gradients |= found
+        return float(loss.detach()), [gradients]
+
+    def _differentiate(
+        self, modules: range, x: torch.Tensor, version: ReadVersion, slope: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Tensors]:
+        """Output, gradient of the input and gradients of the weights of some modules."""
+        start = x.detach().requires_grad_(x.is_floating_point())
+        end, leaves = self._run(modules, start, version)
+        wanted = [*leaves.values(), *([start] if start.requires_grad else [])]
+        if not wanted or not end.requires_grad:
+            return end, None, {}
+        found = torch.autograd.grad(end, wanted, slope, allow_unused=True)
+        return end, found[-1] if start.requires_grad else None, _present(leaves, found)
+
+    def _run(
+        self, modules: range, x: torch.Tensor, version: ReadVersion, part: int = 0
+    ) -> tuple[torch.Tensor, Tensors]:
+        """The output of some modules and the weights used; after the head, the loss as its share."""
+        workload, leaves = self.workload, Tensors()
+        for number in modules:
+            module, weights = workload.modules[number], self.history[version(number, self.microbatch)]
             own = {
                 name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
                 for name, parameter in module.named_parameters(remove_duplicate=False)
             }
-            leaves[part] |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
-            inputs: tuple[Any, ...] = (x, labels) if number == len(workload.modules) - 1 else (x,)
-            if num_parts > 1 and 0 < number < len(workload.modules) - 1:
-                inputs = (x, seen[number])
-            with seeded(workload.seed, number, microbatch, part) if workload.draws_random else nullcontext():
-                x = functional_call(module, own, inputs)
-            if isinstance(x, tuple):
-                x, made = x
-                seen[number] = [*seen[number], made]
-        losses.append(workload.share(x, microbatch, part, num_parts))
-    wanted = [(part, place) for part, own in enumerate(leaves) for place in own]
-    found = torch.autograd.grad(losses, [leaves[part][place] for part, place in wanted], allow_unused=True)
-    gradients: list[Tensors] = [{} for _ in leaves]
-    for (part, place), value in zip(wanted, found, strict=True):
-        if value is not None:
-            gradients[part][place] = value
-    return sum(float(loss.detach()) for loss in losses), gradients
+            leaves |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
+            with self._randomness(number, part):
+                output: Any = functional_call(module, own, self._inputs(number, x, part))
+            if isinstance(output, tuple):
+                output, made = output
+                self.seen[number] = [*self.seen[number], made]
+            x = output
+        return workload.share(x, self.microbatch, part, self.num_parts) if self.head in modules else x, leaves
+
+    def _inputs(self, number: int, x: torch.Tensor, part: int) -> tuple[Any, ...]:
+        if number == self.head:
+            return x, self.workload.segment(self.microbatch, part, self.num_parts)[1]
+        return (x, self.seen[number]) if self.num_parts > 1 and number else (x,)
+
+    def _randomness(self, number: int, part: int) -> AbstractContextManager[object]:
+        workload = self.workload
+        return seeded(workload.seed, number, self.microbatch, part) if workload.draws_random else nullcontext()
+
+
+def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
+    return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
 
 
 class _OrderedSum:

@@ -126,7 +126,7 @@ def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model |
 def build_schedule(problem: Problem, partition: Partition, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The schedule of a partition, dealt as asked, with optimizer steps where several follow each other."""
     schedule = deal(problem.order(partition), costs, dispatch)
-    if problem.num_steps > 1:
+    if schedule.shape.num_steps > 1:
         schedule = add_steps(schedule)
     return schedule
 

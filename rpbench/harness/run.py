@@ -43,7 +43,7 @@ def run(config: RunConfig) -> Record:
         return row
     assembled = assemble(config)
     _check_backend(config, assembled)
-    row = {"run_id": name, **_names(config), **_identity(assembled), "config": subject, **_provenance()}
+    row = {"run_id": name, **_names(config), **_identity(config, assembled), "config": subject, **_provenance()}
     events = Events(folder, row["started_at"])
     try:
         row, timeline = _carried_out(config, row, assembled, events)
@@ -104,17 +104,18 @@ def _names(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _identity(assembled: Assembled) -> dict[str, Any]:
-    """What the request turned into: stages and cuts, and the sizes of a schedule read from a file."""
+def _identity(config: RunConfig, assembled: Assembled) -> dict[str, Any]:
+    """What the request turned into: stages, cuts and updates, and the sizes of a schedule read from a file."""
     shape = assembled.schedule.shape
+    given = {"num_microbatches": shape.num_microbatches, "num_steps": shape.num_steps} if config.schedule_file else {}
     return {
         "schedule": assembled.schedule.name,
         "partition_layers": str(assembled.choice.partition),
         "num_devices": shape.num_ranks,
-        "num_microbatches": shape.num_microbatches,
-        "num_steps": shape.num_steps,
         "num_stages": shape.num_stages,
         "num_backward_stages": shape.num_backward_stages,
+        "num_updates": shape.num_steps,  # more than num_steps where a schedule updates after every microbatch
+        **given,
     }
 
 

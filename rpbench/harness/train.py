@@ -22,9 +22,11 @@ from rpbench.engine.workload import Workload
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, typed
 from rpbench.harness.verification import verified
+from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
-from rpbench.models.data import SyntheticTokens
+from rpbench.models.data import Data, Regrouped, SyntheticTokens
 from rpbench.sim.metrics import measure
 
 BACKENDS = ("virtual", "cpu", "emulated")
@@ -71,6 +73,16 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
     _check_host_memory(assembled.model, DTYPES[config.dtype])
+    if config.verify:
+        _check_reads_are_known(assembled.schedule)
+
+
+def _check_reads_are_known(schedule: Schedule) -> None:
+    """Refuse to verify what reads versions that only the run itself could tell."""
+    try:
+        lane_reads(schedule)
+    except ScheduleError as error:
+        raise ConfigError(f"verify=true: {error}, or verify=false") from None
 
 
 def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
@@ -161,11 +173,17 @@ def _workload(config: RunConfig, assembled: Assembled) -> Workload:
     sequences = typed(WorkloadConfig, config.workload).microbatch_sequences
     return Workload(
         list(build_model(model, seed=config.seed, dtype=dtype)),
-        SyntheticTokens(model.vocab, model.seq_len, sequences, config.seed),
+        _same_batches(config, assembled, SyntheticTokens(model.vocab, model.seq_len, sequences, config.seed)),
         assembled.schedule.shape.num_microbatches,
         config.seed,
         draws_random=model.dropout > 0,
     )
+
+
+def _same_batches(config: RunConfig, assembled: Assembled, data: Data) -> Data:
+    """The microbatches every other schedule gets, in their order, however many of them make a step here."""
+    window = assembled.schedule.shape.num_microbatches
+    return data if config.schedule_file else Regrouped(data, config.num_microbatches, window)
 
 
 def _check_host_memory(model: Model, dtype: torch.dtype) -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.policy import ASYNCHRONOUS, STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule, Shape
 
 Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (or version of a STEP, or -1), part
@@ -120,6 +120,15 @@ def version_read(policy: Policy, shape: Shape, microbatch: int) -> int | None:
     """The version a forward must read; None when the policy reads whatever is newest."""
     behind = STEPS_BEHIND.get(policy)
     return None if behind is None else max(0, microbatch // shape.num_microbatches - behind)
+
+
+def names_versions(schedule: Schedule) -> bool:
+    """Whether forwards name the version they read, and wait for the step that publishes it.
+
+    They do where a stage has replicas and steps while microbatches are under way: the step stands in one replica's
+    lane, so the order of the others does not say what is newest there.
+    """
+    return schedule.policy in ASYNCHRONOUS and any(len(holders) > 1 for holders in schedule.placement)
 
 
 def stages_updated(schedule: Schedule, forward_stage: int) -> tuple[int, ...]:

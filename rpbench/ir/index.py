@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
-from rpbench.ir.dependencies import needs, stages_updated, version_read, window
+from rpbench.ir.dependencies import names_versions, needs, stages_updated, version_read, window
 from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
 
@@ -164,7 +164,8 @@ class Index:
                     found.append((numbers[start + offset], moved))
                     break
         if self.steps and kind in (Kind.F, Kind.FB):
-            found += [(number, "order") for number in self._steps_read(kind, stage, microbatch)]
+            named = version if self.names_versions else None
+            found += [(number, "order") for number in self._steps_read(kind, stage, microbatch, named)]
         return found
 
     def _read_rules(self, kind: Kind, stage: int, part: int, receives: bool) -> list[tuple[str, _Options]]:
@@ -181,9 +182,9 @@ class Index:
             for need in needs(self.shape, kind, stage, part)
         ]
 
-    def _steps_read(self, kind: Kind, stage: int, microbatch: int) -> Iterator[int]:
+    def _steps_read(self, kind: Kind, stage: int, microbatch: int, named: int | None) -> Iterator[int]:
         """The STEPs that publish what a forward must read; none under a policy that reads what is newest."""
-        version = version_read(self.schedule.policy, self.shape, microbatch)
+        version = version_read(self.schedule.policy, self.shape, microbatch) if named is None else named
         if version:
             for updated in self.updated_by(kind, stage):
                 if (updated, version) in self.steps:
@@ -194,6 +195,11 @@ class Index:
         if kind is Kind.F and self.shape.separate_cuts:
             return self._forward_updates[stage]
         return (stage,)
+
+    @cached_property
+    def names_versions(self) -> bool:
+        """Whether forwards name the version they read."""
+        return names_versions(self.schedule)
 
     @cached_property
     def _forward_updates(self) -> list[tuple[int, ...]]:

@@ -64,6 +64,12 @@ class Shape:
         return self.num_microbatches * self.num_steps
 
     @property
+    def batches(self) -> tuple[range, ...]:
+        """The microbatches of each step."""
+        size = self.num_microbatches
+        return tuple(range(first, first + size) for first in range(0, self.total_microbatches, size))
+
+    @property
     def chunks_per_rank(self) -> int:
         """Stages on each rank (v in papers).
 

@@ -149,6 +149,8 @@ class _Replay:
         fixed = version_read(self.policy, self.index.shape, microbatch)
         if fixed is not None:
             version = fixed
+        elif kind is Kind.F and action.version is not None and self.index.names_versions:
+            version = action.version
         elif kind is Kind.F and self.policy is Policy.VERTICAL:
             version = self.admitted.setdefault((microbatch, part), self.newest[0])
         elif kind is Kind.F or self.policy in _READ_NEWEST:

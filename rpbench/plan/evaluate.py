@@ -38,7 +38,7 @@ def graph_of(problem: Problem, partition: Partition) -> Graph:
         ValueError: if the partition does not cover the layers or does not fit the schedule.
     """
     schedule = problem.order(partition)
-    return build_graph(add_steps(schedule) if problem.num_steps > 1 else schedule)
+    return build_graph(add_steps(schedule) if schedule.shape.num_steps > 1 else schedule)
 
 
 def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluated: int = 1) -> Plan:

@@ -32,6 +32,8 @@ def plan_even(problem: Problem) -> Partition:
 
 def _num_bound_stages(problem: Problem) -> int:
     layers, ranks, chunks = problem.num_layers, problem.num_ranks, problem.default_chunks
+    if problem.options.get("replicas") and layers >= problem.num_bound_stages:
+        return problem.num_bound_stages
     if problem.chunks_per_rank is None:
         chunks = max(1, min(chunks, layers // ranks))
     if layers < ranks * chunks:

@@ -31,8 +31,8 @@ TOLERANCE = 1e-12
 def plan_greedy(problem: Problem) -> Partition:
     """The partition of the released planner, or its counterpart for a bound schedule."""
     if not problem.entry.separate_cuts:
-        num_stages = problem.num_ranks * problem.default_chunks
-        return symmetric(fill_stages(layer_totals(problem.times), head_total(problem.times), num_stages))
+        totals, head = layer_totals(problem.times), head_total(problem.times)
+        return symmetric(fill_stages(totals, head, problem.num_bound_stages))
     memory = problem.memory
     limit = None if memory is None else int(MEMORY_SHARE * memory.limit_bytes)
     return plan_released(

@@ -21,7 +21,7 @@ class Problem:
     Args:
         entry: the schedule.
         times: of one microbatch through each layer.
-        num_ranks, num_microbatches, num_steps: as in `Shape`.
+        num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
         chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
             `greedy` take that of the published partition, or 2. Schedules that are not looped have 1. Where
             the directions are cut apart it only says how many backward stages `even` makes.
@@ -73,18 +73,26 @@ class Problem:
             return len(self.published.forward) // self.num_ranks
         return max(1, min(2, self.num_layers // self.num_ranks))
 
+    @property
+    def num_bound_stages(self) -> int:
+        """Stages bound to devices, where nobody looks for the best number."""
+        return len(self.options.get("replicas") or range(self.num_ranks)) * self.default_chunks
+
     def schedule(self, num_forward: int, num_backward: int, costs: StageCosts | None = None) -> Schedule:
         """The schedule for these numbers of stages; without costs, stages are equal to those that order by costs.
 
         Raises:
             ValueError: if the schedule cannot be built for them.
         """
+        num_microbatches, num_steps = self.entry.steps(
+            self.num_microbatches, self.num_steps, self.options.get("replicas")
+        )
         shape = Shape(
             self.num_ranks,
             num_forward,
-            self.num_microbatches,
+            num_microbatches,
             num_backward,
-            num_steps=self.num_steps,
+            num_steps=num_steps,
             fused=self.entry.separate_cuts,
         )
         return self.entry.build(shape, costs, **self.options)

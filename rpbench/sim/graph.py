@@ -1,8 +1,9 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 
 import numpy as np
@@ -249,7 +250,23 @@ def _step_edges(schedule: Schedule, where: Ints) -> list[tuple[Ints, Ints]]:
                     (np.where(read > 0, steps[other, read], -1), where[kind, stage, part, : len(read)])
                     for other in updated_by
                 ]
+    if dependencies.names_versions(schedule):
+        pairs += _named_versions(schedule, steps)
     return [_present(producer.ravel(), consumer.ravel()) for producer, consumer in pairs]
+
+
+def _named_versions(schedule: Schedule, steps: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """(step, forward) for every forward that names the version it reads; `steps` finds them by stage and version."""
+    forwards = [
+        (number, action.stage, action.version)
+        for number, action in enumerate(chain.from_iterable(row for _, _, row in schedule.items()))
+        if action.kind is Kind.F and action.version
+    ]
+    number, stage, version = np.array(forwards, np.int32).reshape(-1, 3).T
+    for other in range(schedule.shape.num_stages):
+        reading = stage == other
+        for updated_by in dependencies.stages_updated(schedule, other):
+            yield steps[updated_by, version[reading]], number[reading]
 
 
 def _present(producer: Ints, consumer: Ints) -> tuple[Ints, Ints]:
