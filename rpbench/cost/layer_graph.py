@@ -12,7 +12,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-
+from itertools import pairwise
+from typing import TypeVar
 
 LARGEST = 1e18  # milliseconds or bytes; sums of them stay finite
 
@@ -52,6 +53,7 @@ class Layer:
 
 NODE_COLUMNS = tuple(column.name for column in fields(Layer))
 NUMBERS = NODE_COLUMNS[2:]
+T = TypeVar("T")
 EDGE_COLUMNS = ("from_node", "to_node")
 
 
@@ -109,10 +111,10 @@ class LayerGraph:
                 waiting[layer] += 1
         ready = [layer for layer, count in enumerate(waiting) if not count]
         for layer in ready:  # it grows while it is gone through
-            for after in self.successors[layer]:
-                waiting[after] -= 1
-                if not waiting[after]:
-                    ready.append(after)
+            for other in self.successors[layer]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    ready.append(other)
         return tuple(ready)
 
     def without_inputs(self) -> "LayerGraph":
@@ -148,7 +150,7 @@ class LayerGraph:
 def chain(layers: Sequence[Layer]) -> LayerGraph:
     """Layers of which each feeds the next."""
     names = [layer.node for layer in layers]
-    return LayerGraph(tuple(layers), tuple(zip(names, names[1:], strict=False)))
+    return LayerGraph(tuple(layers), tuple(pairwise(names)))
 
 
 # --- as tables ----------------------------------------------------------------------------------------------
@@ -214,5 +216,5 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return target.getvalue()
 
 
-def _first_twice(names: Sequence) -> object:  # type: ignore[type-arg]
+def _first_twice(names: Sequence[T]) -> T:
     return next(name for number, name in enumerate(names) if name in names[:number])

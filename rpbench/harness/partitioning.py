@@ -12,7 +12,8 @@ from rpbench.cost.layer_graph import LayerGraph, from_csv
 from rpbench.harness.config import ConfigError, typed
 from rpbench.plan.cuts import Cuts, cuts_of
 from rpbench.plan.forecast import data_parallel_time_s, one_machine_time_s, stage_bytes, traffic, weight_versions
-from rpbench.plan.pipedream import Network, Pipeline, Rules, plan_pipeline
+from rpbench.plan.machines import Network, Rules
+from rpbench.plan.pipedream import Pipeline, plan_pipeline
 from rpbench.registry import unknown_name
 
 PARTITIONERS = ("pipedream",)
@@ -169,6 +170,7 @@ def _facts(cuts: Cuts, network: Network, pipeline: Pipeline) -> dict[str, Any]:
         "data_parallel_bytes": sent.data_parallel,
         "communication_saved": sent.saved,
         "communication_saved_at_boundaries": sent.saved_at_boundaries,
+        "communication_saved_at_most": sent.saved_at_most,
     }
 
 

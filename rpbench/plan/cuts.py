@@ -104,8 +104,8 @@ def _members(graph: LayerGraph) -> tuple[int, ...]:
         edge = list(larger)
         if len(found) > MOST_CUTS:
             raise ValueError(
-                f"the graph of {len(graph.layers)} layers has more than {MOST_CUTS} places to cut it: too many branches "
-                "side by side; join the layers of a branch, or the branches of a block, to one node"
+                f"the graph of {len(graph.layers)} layers has more than {MOST_CUTS} places to cut it: too many "
+                "branches side by side; join the layers of a branch, or the branches of a block, to one node"
             )
     return tuple(found)
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from rpbench.plan.cuts import Cuts
-from rpbench.plan.pipedream import Network, Pipeline, all_reduce_s
+from rpbench.plan.machines import Network, all_reduce_s
+from rpbench.plan.pipedream import Pipeline
 
 
 @dataclass(frozen=True)
@@ -15,11 +16,13 @@ class Traffic:
         boundary: outputs of stages forward, and their gradients back.
         all_reduce: gradients of replicated stages: 2 (k-1)/k of the parameters, k being the replicas.
         data_parallel: the same, with the whole model on every machine of the network.
+        narrowest: one boundary at the cut of the smallest output, with nothing replicated: no two stages send less.
     """
 
     boundary: float
     all_reduce: float
     data_parallel: float
+    narrowest: float
 
     @property
     def saved(self) -> float | None:
@@ -30,6 +33,11 @@ class Traffic:
     def saved_at_boundaries(self) -> float | None:
         """`saved` with the stages' outputs alone, as for a pipeline that is not replicated."""
         return 1 - self.boundary / self.data_parallel if self.data_parallel else None
+
+    @property
+    def saved_at_most(self) -> float | None:
+        """`saved` by the pipeline that sends least of all, however slow: what "up to" can mean for this model."""
+        return 1 - self.narrowest / self.data_parallel if self.data_parallel else None
 
 
 def data_parallel_time_s(cuts: Cuts, network: Network) -> float:
@@ -53,11 +61,12 @@ def traffic(cuts: Cuts, network: Network, pipeline: Pipeline) -> Traffic:
         (stage.replicas - 1) / stage.replicas * float(cuts.parameter_bytes[stage.first, stage.last])
         for stage in pipeline.stages
     ]
-    everything = float(cuts.parameter_bytes[0, cuts.last])
+    everywhere = 2 * (network.num_machines - 1) / network.num_machines * float(cuts.parameter_bytes[0, cuts.last])
     return Traffic(
         2 * sum(float(cuts.output_bytes[stage.last]) for stage in pipeline.stages[:-1]),
         2 * sum(shares),
-        2 * (network.num_machines - 1) / network.num_machines * everything,
+        everywhere,
+        min(everywhere, 2 * float(cuts.output_bytes[1 : cuts.last].min(initial=everywhere))),
     )
 
 
