@@ -12,8 +12,8 @@ machines, either all of them are one stage on m machines, or the last stage star
     A(i, j, m) = min over q, k of max(A(i, q, m - k), stage(q, j, k))
 
 Machines stand in levels, as in hosts of several devices: A of one level, with all its machines, is the T of the next,
-where every machine of the level below adds up gradients of its own share. Of equal plans it is the one split last,
-with the fewest machines for the last stage; no split wins over any.
+where every machine of the level below adds up gradients of its own share. Of equal plans the
+one with the shortest last stage is taken, then the one with the fewest machines for it; no split is better than any.
 
 Source: Narayanan et al., SOSP'19, section 3.1. As the released optimizer does by default, transfers between stages
 are not counted (`Rules.count_p2p`), although the paper has them in the maximum.
