@@ -62,20 +62,18 @@ class Level:
     def _fill(self, starts: slice, num: int) -> None:
         """A with `num` machines, from A with fewer."""
         most = 1 if self.rules.straight else num
-        if num <= most:
-            # Behind a stage that is the first of its pipeline stand all machines that it leaves.
-            alone = np.where(self._fits(self.num_machines, num), self.stage[num - 1], np.inf)[starts]
-            self.closed.offer(num, starts, alone, None, num, 0)
-            self.open.offer(num, starts, np.maximum(alone, self.transfer[num - 1]), None, num, 0)
+        # Idle machines are counted before the first stage, so that no stage counts them as machines from it on.
+        fewest = 1 if self.rules.use_fewer_machines else num
+        for own in range(min(most, num), fewest - 1, -1):
+            alone = np.where(self._fits(self.num_machines - (num - own), own), self.stage[own - 1], np.inf)[starts]
+            self.closed.offer(num, starts, alone, None, own, 0)
+            self.open.offer(num, starts, np.maximum(alone, self.transfer[own - 1]), None, own, 0)
         for own in range(1, min(most, num - 1) + 1):
             stage = np.maximum(self.stage[own - 1], self.transfer[own - 1][:, None])
             stage = np.where(self._fits(self.num_machines - (num - own), own), stage, np.inf)
             split, time = _best_splits(self.open.time[starts, :, num - own - 1], stage)
             self.closed.offer(num, starts, time, split, own, num - own)
             self.open.offer(num, starts, np.maximum(time, self.transfer[own - 1]), split, own, num - own)
-        if self.rules.use_fewer_machines and num > 1:
-            for table in (self.closed, self.open):
-                table.take_over(num, starts)
 
 
 @dataclass(frozen=True)
@@ -102,13 +100,6 @@ class _Table:
         better = (time < known_time) | later
         for field, value in ((self.time, time), (self.split, split), (self.own, own), (self.rest, rest)):
             field[where] = np.where(better, value, field[where])
-
-    def take_over(self, num: int, starts: slice) -> None:
-        """Leave a machine idle where that is faster."""
-        more, fewer = (starts, slice(None), num - 1), (starts, slice(None), num - 2)
-        better = self.time[fewer] < self.time[more]
-        for field in (self.time, self.split, self.own, self.rest):
-            field[more] = np.where(better, field[fewer], field[more])
 
 
 def _best_splits(head: np.ndarray, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -91,7 +91,7 @@ class Exhaustive:
                 ends = ([first] if number else []) + ([last] if number < len(stages) - 1 else [])
                 yield from (2 * self._output_bytes(end) / (bandwidth * own) for end in ends)
             if self.rules.memory_bytes is not None:
-                left = self.network.machines_per_level[level] - sum(stage[2] for stage in stages[:number])
+                left = total - sum(stage[2] for stage in stages[:number])
                 held = sum(found.parameter_bytes + found.activation_bytes for found in self._inside(first, last))
                 yield math.inf if math.ceil(left / own) * held > self.rules.memory_bytes else 0.0
 
