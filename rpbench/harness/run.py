@@ -1,7 +1,6 @@
 """Config -> schedule -> backend -> record."""
 
 import json
-import os
 import sys
 import time
 import traceback
@@ -13,7 +12,7 @@ from rpbench.cost.sizes import DeviceMemory
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
 from rpbench.harness.closed_form import closed_forms
-from rpbench.harness.config import ConfigError, RunConfig, as_plain, resolved
+from rpbench.harness.config import RunConfig, as_plain, resolved
 from rpbench.harness.record import Events, Record
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph, build_graph
@@ -31,7 +30,7 @@ def run(config: RunConfig) -> Record:
     subject = as_plain(resolved(config))
     name = record.run_id(subject, provenance.code_version())
     folder = Path(config.results_dir) / name
-    _check_writable(Path(config.results_dir))
+    record.check_writable(Path(config.results_dir), "results_dir")
     if not config.force and (known := finished(folder, config)):
         tracker.mirror(config, known, None)
         return known
@@ -67,13 +66,6 @@ def _check_backend(config: RunConfig, assembled: Assembled) -> None:
         from rpbench.harness.train import check_request
 
         check_request(config, assembled)
-
-
-def _check_writable(results: Path) -> None:
-    """Refuse a results folder that cannot be made or written, before any work begins."""
-    existing = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"results_dir={results}: {existing} is no folder that can be written; name another")
 
 
 def finished(folder: Path, config: RunConfig) -> Record | None:

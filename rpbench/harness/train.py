@@ -72,7 +72,7 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         )
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
-    _check_host_memory(assembled.model, DTYPES[config.dtype])
+    check_host_memory(assembled.model, DTYPES[config.dtype])
     if config.verify:
         _check_reads_are_known(assembled.schedule)
 
@@ -186,7 +186,7 @@ def _same_batches(config: RunConfig, assembled: Assembled, data: Data) -> Data:
     return data if config.schedule_file else Regrouped(data, config.num_microbatches, window)
 
 
-def _check_host_memory(model: Model, dtype: torch.dtype) -> None:
+def check_host_memory(model: Model, dtype: torch.dtype) -> None:
     """Refuse a model whose weights and optimizer state do not fit; activations come on top."""
     size, master = dtype.itemsize, master_dtype(dtype).itemsize
     # The module's own weights; two versions, a gradient; a master and Adam's two moments.

@@ -20,7 +20,7 @@ class Plan:
     Args:
         makespan: simulated, in the unit of the problem's layer times.
         num_evaluated: partitions simulated to find it.
-        method: `published`, `even`, `greedy`, `search` or `given`.
+        method: `published`, `even`, `greedy`, `pipedream`, `search` or `given`.
         infeasible: why it does not fit into a device's memory; empty if it does, or if no memory is known.
     """
 
