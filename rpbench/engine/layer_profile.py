@@ -79,7 +79,7 @@ def _run(stages: Stages, workload: Workload) -> list[_Visit]:
     x, visits = workload.batch(0).tokens, []
     for module in range(len(workload.modules)):
         began = time.thread_time()
-        graph = stages.graph(range(module, module + 1), x, 0, 0)
+        graph = stages.graph(range(module, module + 1), x, (0, 0), 0)
         forward_s = time.thread_time() - began
         x = graph.end.detach()
         slope = None if x.dim() == 0 else torch.ones_like(x)
