@@ -24,6 +24,7 @@ class Level:
         self.stage = [self._stage(time_s, num) for num in range(1, num_machines + 1)]
         transfer = 2 * cuts.output_bytes / bandwidth if rules.count_p2p else np.zeros(self.num)
         self.transfer = [transfer / num for num in range(1, num_machines + 1)]
+        self.behind = [np.maximum(stage, sent[:, None]) for stage, sent in zip(self.stage, self.transfer, strict=True)]
         shape = (self.num, self.num, num_machines)
         self.closed, self.open = _Table.empty(shape), _Table.empty(shape)
 
@@ -52,12 +53,12 @@ class Level:
         shared = all_reduce_s(self.cuts.parameter_bytes, num, self.bandwidth) / self.below
         return np.where(self.cuts.before, (time_s + shared) / num, np.inf)
 
-    def _fits(self, num_from_here: int, num: int) -> np.ndarray:
-        """(start, end) -> whether a stage on `num` of the machines from it on fits into memory."""
+    def _fitting(self, stage: np.ndarray, num_from_here: int, num: int) -> np.ndarray:
+        """Seconds of stages on `num` of the machines from them on, infinite where memory does not hold them."""
         if self.rules.memory_bytes is None:
-            return np.ones((self.num, self.num), dtype=bool)
-        needed = self.cuts.activation_bytes + self.cuts.parameter_bytes
-        return math.ceil(num_from_here / num) * needed <= self.rules.memory_bytes
+            return stage
+        needed = math.ceil(num_from_here / num) * (self.cuts.activation_bytes + self.cuts.parameter_bytes)
+        return np.where(needed <= self.rules.memory_bytes, stage, np.inf)
 
     def _fill(self, starts: slice, num: int) -> None:
         """A with `num` machines, from A with fewer."""
@@ -65,12 +66,11 @@ class Level:
         # Idle machines are counted before the first stage, so that no stage counts them as machines from it on.
         fewest = 1 if self.rules.use_fewer_machines else num
         for own in range(min(most, num), fewest - 1, -1):
-            alone = np.where(self._fits(self.num_machines - (num - own), own), self.stage[own - 1], np.inf)[starts]
+            alone = self._fitting(self.stage[own - 1], self.num_machines - (num - own), own)[starts]
             self.closed.offer(num, starts, alone, None, own, 0)
             self.open.offer(num, starts, np.maximum(alone, self.transfer[own - 1]), None, own, 0)
         for own in range(1, min(most, num - 1) + 1):
-            stage = np.maximum(self.stage[own - 1], self.transfer[own - 1][:, None])
-            stage = np.where(self._fits(self.num_machines - (num - own), own), stage, np.inf)
+            stage = self._fitting(self.behind[own - 1], self.num_machines - (num - own), own)
             split, time = _best_splits(self.open.time[starts, :, num - own - 1], stage)
             self.closed.offer(num, starts, time, split, own, num - own)
             self.open.offer(num, starts, np.maximum(time, self.transfer[own - 1]), split, own, num - own)
@@ -106,9 +106,8 @@ def _best_splits(head: np.ndarray, stage: np.ndarray) -> tuple[np.ndarray, np.nd
     """(start, end) -> the last of the best cuts q between them, and max(head(start, q), stage(q, end)) there."""
     split = np.full((len(head), stage.shape[1]), -1, dtype=np.int32)
     time = np.full(split.shape, np.inf)
-    rows = np.arange(len(head))
     for end in range(2, stage.shape[1]):
-        candidates = np.maximum(head[:, end - 1 : 0 : -1], stage[end - 1 : 0 : -1, end])
+        candidates = np.maximum(head[:end, end - 1 : 0 : -1], stage[end - 1 : 0 : -1, end])
         best = candidates.argmin(axis=1)  # the first of the reversed cuts is the last cut
-        split[:, end], time[:, end] = end - 1 - best, candidates[rows, best]
+        split[:end, end], time[:end, end] = end - 1 - best, candidates[np.arange(len(best)), best]
     return split, time

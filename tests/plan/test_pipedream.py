@@ -1,6 +1,8 @@
 """PipeDream's partitioner: against every pipeline tried one by one, on graphs worked out by hand, and on VGG-16."""
 
 import os
+import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from layer_graphs import Exhaustive, layer, random_chains, random_graphs
 from rpbench.cost.layer_graph import LayerGraph, chain, from_csv
 from rpbench.plan.cuts import cuts_of
 from rpbench.plan.forecast import data_parallel_time_s, one_machine_time_s, stage_bytes, traffic, weight_versions
-from rpbench.plan.machines import Network, Rules
+from rpbench.plan.machines import Network, Rules, all_reduce_s
 from rpbench.plan.pipedream import plan_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +68,41 @@ def test_one_level_of_a_graph_with_branches_is_as_good_as_every_pipeline_tried(g
 @example(chain([layer("n0", 1, 0, 9e6), layer("n1", 1)]), (2, 2), (1e9, 1e8), Rules())  # shares of the lower level
 def test_two_levels_are_as_good_as_every_pipeline_tried(graph, levels, links, rules):
     check_against_all_pipelines(graph, Network(levels, links), rules)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    graph=random_chains(40), num=st.integers(1, 16), link=bandwidth, count_p2p=st.booleans(), seed=st.integers(0, 999)
+)
+def test_no_random_pipeline_of_many_layers_and_machines_is_faster(graph, num, link, count_p2p, seed):
+    network, rules, draw = Network((num,), (link,)), Rules(count_p2p=count_p2p), random.Random(seed)
+    cuts = cuts_of(graph)
+    found = plan_pipeline(cuts, network, rules)
+    times = [time_of(cuts, random_pipeline(cuts.last, num, draw), link, count_p2p) for _ in range(20)]
+    ours = [(stage.first, stage.last, stage.replicas) for stage in found.stages]
+    assert found.time_s <= min(times) * (1 + 1e-12)
+    assert found.time_s == pytest.approx(time_of(cuts, ours, link, count_p2p), rel=1e-12)
+    assert found.time_s <= data_parallel_time_s(cuts, network)
+    assert found.time_s >= one_machine_time_s(cuts) / num * (1 - 1e-12)
+
+
+def random_pipeline(last, num_machines, draw):
+    num = draw.randint(1, min(last, num_machines))
+    ends = [0, *sorted(draw.sample(range(1, last), num - 1)), last]
+    machines = [0, *sorted(draw.sample(range(1, num_machines), num - 1)), num_machines]
+    own = [after - before for before, after in pairwise(machines)]
+    return [(first, end, share) for (first, end), share in zip(pairwise(ends), own, strict=True)]
+
+
+def time_of(cuts, stages, link, count_p2p):
+    """The slowest stage, and with `count_p2p` the slowest transfer, at either end of a boundary."""
+    times = []
+    for first, last, own in stages:
+        times.append(
+            (cuts.time_s[first, last] + 4 * (own - 1) * cuts.parameter_bytes[first, last] / (own * link)) / own
+        )
+        times += [2 * cuts.output_bytes[end] / (link * own) for end in (first, last) if count_p2p]
+    return max(times)
 
 
 # --- by hand ------------------------------------------------------------------------------------------------
@@ -216,3 +253,15 @@ def test_vgg16_comes_out_as_from_the_released_optimizer(vgg16, levels, links, co
         assert [(stage.first, stage.last, stage.replicas) for stage in found.stages] == stages
     assert round(one_machine_time_s(vgg16) / found.time_s, 3) == over_one
     assert round(data_parallel_time_s(vgg16, network) / found.time_s, 3) == over_all
+
+
+def test_vgg16_on_the_papers_15_and_1_machines_is_two_percent_slower(vgg16):
+    """Convolutions on 15 machines, the classifier on one (SOSP'19, table 1); transfers are shorter than either."""
+    parameters = float(vgg16.parameter_bytes[0, CLASSIFIER])
+    time_s = (vgg16.time_s[0, CLASSIFIER] + all_reduce_s(parameters, 15, 1.25e9)) / 15
+    assert vgg16.layers_between(CLASSIFIER, vgg16.last)[0] == "node35"
+    assert 2 * vgg16.output_bytes[CLASSIFIER] / 1.25e9 < time_s
+    assert round(one_machine_time_s(vgg16) / time_s, 2) == 12.04
+
+
+CLASSIFIER = 33  # the cut in front of the first linear layer
