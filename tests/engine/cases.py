@@ -33,8 +33,8 @@ def build(
 ) -> Schedule:
     """A schedule with its partition: evenly cut, or at random places with a `seed`.
 
-    Numbers that a schedule refuses are made larger. `stages` are the numbers of forward and backward stages where they differ. STEPs are there where several steps
-    follow each other, or if asked for.
+    Numbers that a schedule refuses are made larger. `stages` are the numbers of forward and backward stages where
+    they differ. STEPs are there where several steps follow each other, or if asked for.
     """
     found, rng = entry(name), random.Random(seed)
     if found.separate_cuts:

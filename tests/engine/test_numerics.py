@@ -297,9 +297,6 @@ def test_a_workload_that_does_not_fit_is_refused():
         Training(replace(workload, num_microbatches=3), schedule)
     with pytest.raises(ValueError, match="no partition"):
         Training(workload, replace(schedule, partition=None))
-    parts = Schedule(Shape(1, 1, 4, num_parts=2), ((),)).with_partition(symmetric((4,)))
-    with pytest.raises(ValueError, match="num_parts=2: the engine runs whole sequences"):
-        Training(workload, parts)
     with pytest.raises(ValueError, match="recompute_grain='tensor': one of stage, layer"):
         Settings(recompute_grain="tensor")
 

@@ -49,11 +49,20 @@ ROUNDPIPE = """
     2FB0 2FB1 2FB2 0F3 1B3
 """
 
+# Li and Hoefler, SC'21, figure 3: four devices, four microbatches, of which 2 and 3 go up.
+CHIMERA = """
+    0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1
+    1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1
+    1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3
+    0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3
+"""
+
 CASES = {
     "gpipe": (GPIPE, Shape(4, 4, 4)),
     "1f1b": (ONE_F_ONE_B, Shape(4, 4, 8)),
     "interleaved_1f1b": (INTERLEAVED, Shape(4, 8, 8)),
     "looped_bfs": (LOOPED_BFS, Shape(3, 6, 4)),
+    "chimera": (CHIMERA, Shape(4, 4, 4)),
     "roundpipe": (ROUNDPIPE, Shape(3, 2, 4, 3, fused=True)),
 }
 
