@@ -6,7 +6,7 @@ from math import isfinite
 
 @dataclass(frozen=True)
 class Cluster:
-    """A host with equal devices. None means *without limit* for memory and rates, *not known* for the price.
+    """A host and its devices. None means *without limit* for memory and rates, *not known* for the price.
 
     Args:
         name: as in `conf/cluster/`.
@@ -15,6 +15,8 @@ class Cluster:
         matmul_flops_per_s: peak rate of one device in the precision of the workload.
         host_to_device_bytes_per_s: one way, one device alone on its link.
         price_usd_per_hour: rent of the whole host.
+        device_speeds: of devices that differ, as multiples of the device that costs were measured on; None where all
+            are equal. They divide the time of work, not that of transfers.
 
     Raises:
         ValueError: for a number that is not finite and above 0.
@@ -26,6 +28,7 @@ class Cluster:
     matmul_flops_per_s: float | None = None
     host_to_device_bytes_per_s: float | None = None
     price_usd_per_hour: float | None = None
+    device_speeds: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "device_memory_bytes"):
@@ -36,6 +39,29 @@ class Cluster:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and isfinite(value) and value > 0):
                 raise ValueError(f"cluster.{name}={value!r}: a finite number above 0, or null if there is none")
+        if self.device_speeds is not None:
+            object.__setattr__(self, "device_speeds", _checked_speeds(self.device_speeds))
+
+    def speeds_of(self, num_devices: int) -> tuple[float, ...]:
+        """The speed of each device of a run; empty where all are equal.
+
+        Raises:
+            ValueError: if there are not as many as devices.
+        """
+        if self.device_speeds is None:
+            return ()
+        if len(self.device_speeds) != num_devices:
+            raise ValueError(
+                f"cluster.device_speeds has {len(self.device_speeds)} numbers, the run {num_devices} devices: give one "
+                "for each, or null if all are equal"
+            )
+        return () if set(self.device_speeds) == {1} else self.device_speeds
+
+
+def _checked_speeds(speeds: object) -> tuple[float, ...]:
+    if isinstance(speeds, list | tuple) and speeds and all(_is_number(v) and isfinite(v) and v > 0 for v in speeds):
+        return tuple(speeds)
+    raise ValueError(f"cluster.device_speeds={speeds!r}: a list of finite numbers above 0, such as [1,1,0.5]; or null")
 
 
 def _is_number(value: object) -> bool:

@@ -95,7 +95,7 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
     sizes = _model_bytes(config, model)
     problem = Problem(
         entry=entry,
-        times=_layer_times(config, cost, model, entry),
+        times=_layer_times(config, cost, model, entry, cluster),
         num_ranks=config.num_devices,
         num_microbatches=config.num_microbatches,
         num_steps=config.num_steps,
@@ -138,7 +138,17 @@ def _check_sizes(config: RunConfig) -> None:
             raise ConfigError(f"{name}={value}: a whole number of at least 1")
 
 
-def _layer_times(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
+def _layer_times(
+    config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry, cluster: Cluster
+) -> LayerTimes:
+    """Times of the model's layers on the cluster's devices, which may differ in speed."""
+    if not 0 <= cost.overlap_gain <= 1:
+        raise ConfigError(f"cost.overlap_gain={cost.overlap_gain}: a share, from 0 (nothing is hidden) to 1 (all is)")
+    times = _times_of_source(config, cost, model, entry)
+    return replace(times, overlap_gain=cost.overlap_gain, speeds=cluster.speeds_of(config.num_devices))
+
+
+def _times_of_source(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
     chunks = config.chunks_per_device or entry.chunks or (2 if entry.looped else 1)
@@ -209,11 +219,11 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
         config.model["num_layers"] = schedule.partition.num_layers
     model = None if config.model["name"] == "abstract" else Model(**config.model)
     _check_workload(config, cost, model)
-    times = _layer_times(config, cost, model, entry or registry.entry("1f1b"))
+    cluster = Cluster(**config.cluster)
+    times = _layer_times(config, cost, model, entry or registry.entry("1f1b"), cluster)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     costs = times.table(schedule.partition, recompute_ahead=ahead, fused_ahead=cost.fused_ahead)
     choice = Choice(schedule.partition, "given")
-    cluster = Cluster(**config.cluster)
     sizes = _model_bytes(config, model)
     tokens = _tokens_per_microbatch(config, model)
     return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens)

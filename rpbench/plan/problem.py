@@ -6,7 +6,7 @@ from typing import Any
 
 from rpbench.cost.activations import UNKNOWN, LayerActivations
 from rpbench.cost.sizes import DeviceMemory
-from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.partition import Partition
@@ -111,12 +111,23 @@ class Problem:
         costs = self._stage_costs(partition) if self.entry.needs_costs else None
         return self.schedule(len(partition.forward), len(partition.backward), costs).with_partition(partition)
 
+    def stage_speeds(self, num_stages: int) -> tuple[Number, ...]:
+        """The speed of the device each bound stage is on, the slowest where there are several; 1 where all are equal.
+
+        Raises:
+            ValueError: if the schedule cannot be built for so many stages.
+        """
+        if not self.times.speeds:
+            return (1,) * num_stages
+        placement = self.schedule(num_stages, num_stages).placement
+        return tuple(min(self.times.speeds[device] for device in holders) for holders in placement)
+
     def _stage_costs(self, partition: Partition) -> StageCosts:
-        table, stages = self.costs(partition), range(len(partition.forward))
+        table, speeds = self.costs(partition), self.stage_speeds(len(partition.forward))
 
         def times(kind: Kind) -> tuple[float, ...]:
-            works = (table.of(kind, stage) for stage in stages)
-            return tuple(float(work.pre + work.main) for work in works)
+            works = (table.of(kind, stage) for stage in range(len(speeds)))
+            return tuple(float((work.pre + work.main) / speed) for work, speed in zip(works, speeds, strict=True))
 
         return StageCosts(
             times(Kind.F),

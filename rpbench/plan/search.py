@@ -81,8 +81,8 @@ def _open_climbs(problem: Problem, seeds: Sequence[Partition], tally: Tally, bud
     for counts in dict.fromkeys([*starts, *promising_counts(problem)]):
         if counts not in starts and tally.work > SHARE_FOR_COUNTS * budget:
             break
-        candidates = [*starts.get(counts, ()), *plain_partitions(problem, counts)]
         try:
+            candidates = [*starts.get(counts, ()), *plain_partitions(problem, counts)]
             climb = Climb(problem, candidates, tally)
         except ValueError:  # some schedules take only some numbers of stages
             if counts in starts:

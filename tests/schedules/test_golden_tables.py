@@ -64,6 +64,14 @@ DAPPLE = """
     2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4 2F5 2B5 2F6 2B6
 """
 
+# Li and Hoefler, SC'21, figure 3: four devices, four microbatches, of which 2 and 3 go up.
+CHIMERA = """
+    0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1
+    1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1
+    1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3
+    0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3
+"""
+
 CASES = {
     "pipedream": (PIPEDREAM, Shape(4, 4, 1, num_steps=6)),
     "pipedream_2bw": (PIPEDREAM, Shape(4, 4, 6)),
@@ -72,6 +80,7 @@ CASES = {
     "1f1b": (ONE_F_ONE_B, Shape(4, 4, 8)),
     "interleaved_1f1b": (INTERLEAVED, Shape(4, 8, 8)),
     "looped_bfs": (LOOPED_BFS, Shape(3, 6, 4)),
+    "chimera": (CHIMERA, Shape(4, 4, 4)),
     "roundpipe": (ROUNDPIPE, Shape(3, 2, 4, 3, fused=True)),
 }
 
