@@ -44,7 +44,7 @@ def build(
         below = split(num_layers - top, backward - 1) if backward > 1 else ()
         partition = Partition(split(num_layers - top, forward), (*below, top), fused=True)
     else:
-        number = num_devices * (chunks if found.looped else 1)
+        number = num_devices * (found.chunks or (chunks if found.looped else 1))
         partition = symmetric(split_evenly(num_layers, number) if seed is None else cut(num_layers, number, rng))
     shape = Shape(
         num_devices,

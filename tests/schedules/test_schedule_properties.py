@@ -90,9 +90,11 @@ def test_work_is_dealt_by_count(name, data):
     top = shape.num_backward_stages - 1
     microbatches = range(shape.total_microbatches)
     expected = [(Kind.F, stage, mb) for stage in range(shape.num_stages) for mb in microbatches]
+    halves = (Kind.I, Kind.W) if any(kind is Kind.I for kind, _, _ in found) else (Kind.B,)
     expected += [
-        (Kind.FB if shape.fused and stage == top else Kind.B, stage, mb)
+        (kind, stage, mb)
         for stage in range(shape.num_backward_stages)
+        for kind in ((Kind.FB,) if shape.fused and stage == top else halves)
         for mb in microbatches
     ]
     assert found == Counter(expected)
@@ -122,7 +124,7 @@ def test_1f1b_holds_fewer_when_there_are_fewer(p, m):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_entry_says_what_its_schedule_is(name):
     entry = entries()[name]
-    shape = Shape(2, 2, 2, 3 if entry.separate_cuts else 0, fused=entry.separate_cuts)
+    shape = Shape(2, 2 * (entry.chunks or 1), 2, 3 if entry.separate_cuts else 0, fused=entry.separate_cuts)
     schedule = entry.build(shape)
     assert entry.source
     assert (schedule.weights is Weights.STREAMED) == (not schedule.placement)

@@ -46,17 +46,18 @@ def batches(draw):
     name = draw(st.sampled_from(sorted(entries())))
     generator = entries()[name]
     p, layers = draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    m = p * draw(st.integers(1, 2)) if name == "interleaved_1f1b" else draw(st.integers(1, 6))
+    m = p * draw(st.integers(1, 2)) if name.startswith("interleaved") else draw(st.integers(1, 6))
     if generator.separate_cuts:
         up, down, fused = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(0, layers))
         below = layers - fused
         partitions = [Partition(cuts(draw, below, up), (*cuts(draw, below, down), fused), True) for _ in range(PLANS)]
     else:
-        stages = p * (draw(st.integers(1, 3)) if generator.looped else 1)
+        stages = p * (generator.chunks or (draw(st.integers(1, 3)) if generator.looped else 1))
         partitions = [symmetric(cuts(draw, layers, stages)) for _ in range(PLANS)]
     time = st.floats(0, 5)
     per_layer = [draw(st.lists(time, min_size=layers, max_size=layers)) for _ in range(3)]
-    ends = {name: draw(time) for name in ("head_forward", "head_backward", "hop")}
+    per_layer += [draw(time), draw(time), *(draw(st.lists(time, min_size=layers, max_size=layers)) for _ in range(2))]
+    ends = {name: draw(time) for name in ("head_input_grad", "head_weight_grad", "hop")}
     ahead = {name: draw(st.booleans()) for name in ("recompute_ahead", "fused_ahead")}
     shape = Shape(p, len(partitions[0].forward), m, len(partitions[0].backward), fused=partitions[0].fused)
     return build_graph(generator.build(shape)), LayerTimes(*per_layer, **ends), partitions, ahead

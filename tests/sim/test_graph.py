@@ -22,7 +22,7 @@ def schedules(draw):
     if generator.separate_cuts:
         shape = Shape(p, draw(st.integers(1, 4)), m, draw(st.integers(1, 4)), steps, fused=draw(st.booleans()))
     else:
-        shape = Shape(p, p * (draw(st.integers(1, 3)) if generator.looped else 1), m, num_steps=steps)
+        shape = Shape(p, p * (generator.chunks or (draw(st.integers(1, 3)) if generator.looped else 1)), m, num_steps=steps)
     try:
         schedule = generator.build(shape)
     except ValueError:

@@ -33,15 +33,19 @@ def cells(draw):
         cut = [*cut, rest] if rest >= 0 else [sum(forward)]
         partition = Partition(tuple(forward), (*cut, fused), fused=True)
     else:
-        stages = p * (draw(st.integers(1, 3)) if generator.looped else 1)
+        stages = p * (generator.chunks or (draw(st.integers(1, 3)) if generator.looped else 1))
         partition = symmetric(tuple(draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages).filter(any))))
-        if name == "interleaved_1f1b":
+        if name.startswith("interleaved"):
             m = p * draw(st.integers(1, 3))
     num = partition.num_layers
     layer_times = LayerTimes(
         *(draw(st.lists(time, min_size=num, max_size=num)) for _ in range(3)),
         head_forward=draw(time),
         head_backward=draw(time),
+        input_grad=draw(st.lists(time, min_size=num, max_size=num)),
+        weight_grad=draw(st.lists(time, min_size=num, max_size=num)),
+        head_input_grad=draw(time),
+        head_weight_grad=draw(time),
         hop=draw(time),
     )
     shape = Shape(p, len(partition.forward), m, len(partition.backward), fused=partition.fused)
