@@ -14,7 +14,7 @@ from rpbench.engine.executor import Gate
 from rpbench.engine.gradients import Gradients, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.reads import Reads
-from rpbench.engine.stage import Grain, Graph, Stages, backward, input_gradient, pieces, weight_gradients
+from rpbench.engine.stage import Grain, Graph, Rest, Stages, backward, input_gradient, pieces, weight_gradients
 from rpbench.ir.action import Action
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
@@ -42,7 +42,7 @@ class Passes:
         self._heads: dict[int, Graph] = {}  # microbatch -> the head's graph
         self._recomputed: dict[tuple[int, int], Graph] = {}  # (backward stage, microbatch) -> its topmost piece
         self._slopes: dict[tuple[int, int], torch.Tensor | None] = {}  # (backward stage, microbatch) -> its input's
-        self._halves: dict[tuple[int, int], list[tuple[Graph, torch.Tensor | None]]] = {}  # after I, before W
+        self._halves: dict[tuple[int, int], list[Rest]] = {}  # after I, before W
 
     @property
     def num_left(self) -> int:
@@ -91,20 +91,21 @@ class Passes:
         self._hand_over(action.stage, action.microbatch or 0, gradients)
 
     def backward_for_input(self, action: Action, number: int, gate: Gate) -> None:
-        """The first half: graphs are kept for the second, which goes through them once more."""
+        """The first half: what is handed down at once; the second half finds what is left to do."""
         halves = self._halves[action.stage, action.microbatch or 0] = []
 
         def differentiate(graph: Graph, slope: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-            halves.append((graph, slope))
-            return input_gradient(graph, slope), {}
+            below, rest = input_gradient(graph, slope)
+            halves.append(rest)
+            return below, {}
 
         self._go_back(action, number, gate, differentiate)
 
     def backward_for_weights(self, action: Action, number: int, gate: Gate) -> None:
         modules, (microbatch, version) = self._layout.backward[action.stage], self._at(action, number)
         gradients: Tensors = {}
-        for graph, slope in self._halves.pop((action.stage, microbatch)):
-            gradients |= weight_gradients(graph, slope)
+        for rest in self._halves.pop((action.stage, microbatch)):
+            gradients |= weight_gradients(rest)
         self._hand_over(action.stage, microbatch, gradients)
         self._release(modules, version)
 
