@@ -15,7 +15,17 @@ from rpbench.engine.gradients import Gradients, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.reads import Reads
 from rpbench.engine.segments import Segments
-from rpbench.engine.stage import Grain, Graph, Segment, Stages, backward, input_gradient, pieces, weight_gradients
+from rpbench.engine.stage import (
+    Grain,
+    Graph,
+    Rest,
+    Segment,
+    Stages,
+    backward,
+    input_gradient,
+    pieces,
+    weight_gradients,
+)
 from rpbench.ir.action import Action
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
@@ -43,7 +53,7 @@ class Passes:
         self._heads: dict[Segment, Graph] = {}  # segment -> the head's graph
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
         self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
-        self._halves: dict[tuple[int, Segment], list[tuple[Graph, torch.Tensor | None]]] = {}  # after I, before W
+        self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
 
     @property
     def num_left(self) -> int:
@@ -94,20 +104,21 @@ class Passes:
         self._hand_over(action.stage, _segment_of(action), gradients)
 
     def backward_for_input(self, action: Action, number: int, gate: Gate) -> None:
-        """The first half: graphs are kept for the second, which goes through them once more."""
+        """The first half: what is handed down at once; the second half finds what is left to do."""
         halves = self._halves[action.stage, _segment_of(action)] = []
 
         def differentiate(graph: Graph, slope: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-            halves.append((graph, slope))
-            return input_gradient(graph, slope), {}
+            below, rest = input_gradient(graph, slope)
+            halves.append(rest)
+            return below, {}
 
         self._go_back(action, number, gate, differentiate)
 
     def backward_for_weights(self, action: Action, number: int, gate: Gate) -> None:
         modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
         gradients: Tensors = {}
-        for graph, slope in self._halves.pop((action.stage, segment)):
-            gradients |= weight_gradients(graph, slope)
+        for rest in self._halves.pop((action.stage, segment)):
+            gradients |= weight_gradients(rest)
         self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
 

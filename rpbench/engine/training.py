@@ -77,7 +77,8 @@ class Training:
         self.optimizer = HostOptimizer(
             workload, self.layout, masters_of(workload), self.gradients, self.settings.optimizer
         )
-        stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts)
+        splits = any(action.kind is Kind.I for _, _, row in schedule.items() for action in row)
+        stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts, splits)
         self.passes = Passes(stages, self.layout, self.reads, self.gradients, self.settings.recompute_grain)
 
     @property

@@ -23,8 +23,9 @@ class Problem:
         times: of one microbatch through each layer.
         num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
         chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
-            `greedy` take that of the published partition, or 2. Schedules that are not looped have 1. Where
-            the directions are cut apart it only says how many backward stages `even` makes.
+            `greedy` take that of the published partition, or 2. Schedules that are not looped have 1, and
+            some looped ones take one number only. Where the directions are cut apart it only says how many
+            backward stages `even` makes.
         options: keyword options of the schedule.
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
@@ -48,6 +49,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.num_layers < 1:
             raise ValueError(f"num_layers={self.num_layers}: a model to cut has at least 1 layer")
+        if self.chunks_per_rank is None and self.entry.chunks is not None:
+            object.__setattr__(self, "chunks_per_rank", self.entry.chunks)
         if self.chunks_per_rank is not None and self.chunks_per_rank < 1:
             raise ValueError(f"chunks_per_device={self.chunks_per_rank}: a device holds at least 1 stage")
         if self.memory is not None and self.memory.sizes.num_layers != self.num_layers:
@@ -65,8 +68,6 @@ class Problem:
         """Stages per device where nobody looks for the best number."""
         if self.chunks_per_rank is not None:
             return self.chunks_per_rank
-        if self.entry.chunks is not None:
-            return self.entry.chunks
         if not self.entry.looped:
             return 1
         if self.published and len(self.published.forward) % self.num_ranks == 0:

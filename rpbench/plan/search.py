@@ -44,7 +44,8 @@ def plan_search(
     tally = Tally()
     few_steps = replace(problem, num_steps=_steps_to_simulate(problem, seeds[0]))
     found = _search(few_steps, seeds, tally, budget, on_progress)
-    if problem.num_steps > 1:  # a few steps, without their optimizer, have found it; let the whole run decide
+    # A few steps without their optimizer, or an order made for equal stages, have found it; let the real run decide.
+    if problem.num_steps > 1 or problem.entry.needs_costs:
         plans = [evaluate(problem, partition, method="search") for partition in (found, *seeds)]
         found = min(plans, key=lambda plan: (plan.infeasible != "", plan.makespan)).partition
     return found, tally.num_evaluated

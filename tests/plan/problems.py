@@ -60,5 +60,7 @@ def random_problems(draw: st.DrawFn) -> Problem:
     layers = draw(st.integers(1, 8))
     time = st.floats(0.1, 4)
     per_layer = [draw(st.lists(time, min_size=layers, max_size=layers)) for _ in range(3)]
-    times = LayerTimes(*per_layer, head_forward=draw(time), head_backward=draw(time), hop=draw(st.floats(0, 1)))
+    halves = {name: draw(st.lists(time, min_size=layers, max_size=layers)) for name in ("input_grad", "weight_grad")}
+    ends = {name: draw(time) for name in ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")}
+    times = LayerTimes(*per_layer, **halves, **ends, hop=draw(st.floats(0, 1)))
     return small(draw(st.sampled_from(sorted(entries()))), times, draw(st.integers(1, 4)))

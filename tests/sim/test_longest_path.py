@@ -42,6 +42,8 @@ def cells(draw):
         *(draw(st.lists(time, min_size=num, max_size=num)) for _ in range(3)),
         head_forward=draw(time),
         head_backward=draw(time),
+        head_input_grad=draw(time),
+        head_weight_grad=draw(time),
         hop=draw(time),
         input_grad=draw(st.lists(time, min_size=num, max_size=num)),
         weight_grad=draw(st.lists(time, min_size=num, max_size=num)),
