@@ -1,11 +1,12 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.moves import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError
 
@@ -49,6 +50,7 @@ class CostTable:
         units_per_second: 1000 when times are milliseconds.
         overlap_gain: share of the shorter of two actions that run together which is hidden behind the longer one.
         speeds: of the devices; times are those of speed 1. Empty where all are equal.
+        transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None: none.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -58,6 +60,7 @@ class CostTable:
     units_per_second: int = 1
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
+    transfer_time: Callable[[Cargo], Number] | None = None
 
     def of(self, kind: Kind, stage: int) -> Work:
         """The work of an action; communication and bookkeeping take no time of their own.
@@ -73,6 +76,10 @@ class CostTable:
                 "use cost=constant, or a schedule with whole backwards"
             )
         return _NO_WORK
+
+    def of_cargo(self, cargo: Cargo) -> Work:
+        """What something takes on a link, whatever the speed of its device."""
+        return _NO_WORK if self.transfer_time is None else Work(self.transfer_time(cargo))
 
     def together(self, members: Members) -> Work:
         """The work of actions that run together; nothing of it runs ahead of its inputs."""

@@ -132,8 +132,9 @@ def _uses(end: torch.Tensor) -> Counter[int]:
     while ahead:
         node = ahead.pop()
         for following, _ in node.next_functions if node is not None else ():
-            if hasattr(following, "variable"):
-                uses[id(following.variable)] += 1
+            leaf = getattr(following, "variable", None)
+            if leaf is not None:
+                uses[id(leaf)] += 1
             elif following is not None and following not in seen:
                 seen.add(following)
                 ahead.append(following)

@@ -11,7 +11,9 @@ from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.transfers import TransferTimes
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
+from rpbench.harness.offloading import transfer_times, with_offload, with_transfers
 from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, symmetric
@@ -36,6 +38,7 @@ class Assembled:
     cluster: Cluster
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
+    transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -62,16 +65,20 @@ def assemble(config: RunConfig) -> Assembled:
     choice = choose(config.partition, problem)
     costs = problem.costs(choice.partition)
     schedule = build_schedule(problem, choice.partition, costs, config.dispatch)
+    schedule = with_offload(config.offload, config.prefetch, schedule)
+    sizes = _model_bytes(config, model)
+    times = transfer_times(schedule, costs, sizes, cluster)
     return Assembled(
         problem.entry,
         schedule,
         check(schedule),
-        costs,
+        with_transfers(costs, times, boundaries=config.offload == "all"),
         choice,
         model,
         cluster,
-        _model_bytes(config, model),
+        sizes,
         _tokens_per_microbatch(config, model),
+        times,
     )
 
 
@@ -226,4 +233,6 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     choice = Choice(schedule.partition, "given")
     sizes = _model_bytes(config, model)
     tokens = _tokens_per_microbatch(config, model)
-    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens)
+    transfers = transfer_times(schedule, costs, sizes, cluster)
+    costs = with_transfers(costs, transfers, boundaries=False)
+    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens, transfers)

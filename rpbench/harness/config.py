@@ -85,6 +85,8 @@ class RunConfig:
     chunks_per_device: int | None = None
     partition: str = MISSING
     dispatch: str = MISSING
+    offload: str = "none"
+    prefetch: int = 1
     schedule_file: str | None = None
     seed: int = MISSING
     dtype: str = "float32"

@@ -13,6 +13,7 @@ from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
 from rpbench.harness.closed_form import closed_forms
 from rpbench.harness.config import RunConfig, as_plain, resolved
+from rpbench.harness.offloading import simulate_transfers, transfer_bytes
 from rpbench.harness.record import Events, Record
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph, build_graph
@@ -89,6 +90,7 @@ def _names(config: RunConfig) -> dict[str, Any]:
         "backend": config.backend["name"],
         "partition": config.partition,
         "dispatch": config.dispatch,
+        "offload": config.offload,
         "num_devices": config.num_devices,
         "num_microbatches": config.num_microbatches,
         "num_steps": config.num_steps,
@@ -132,6 +134,7 @@ def _carried_out(
     graph = build_graph(assembled.schedule)
     memory, reason = _memory(assembled, graph)
     row["peak_memory_bytes"] = memory
+    row |= transfer_bytes(assembled.schedule, assembled.sizes)
     if reason:
         events.add("infeasible", reason=reason)
         return row | {"status": "infeasible", "reason": reason, "evidence": "simulated"}, None
@@ -163,9 +166,13 @@ def _memory(assembled: Assembled, graph: Graph) -> tuple[list[int] | None, str]:
 
 def _simulated(graph: Graph, assembled: Assembled) -> tuple[dict[str, Any], Timeline]:
     costs, after_last = assembled.costs, assembled.switch_after_last_forward
-    timeline = simulate_graph(graph, costs)
+    more: dict[str, Any] = {}
+    if assembled.transfers is None:
+        timeline = simulate_graph(graph, costs)
+    else:
+        timeline, more = simulate_transfers(graph, costs, assembled.transfers)
     fields = measure(graph, timeline, costs, switch_after_last_forward=after_last)
-    return {"evidence": "simulated", **fields}, timeline
+    return {"evidence": "simulated", **fields, **more}, timeline
 
 
 def _slots(fields: dict[str, Any]) -> dict[str, Any]:
