@@ -44,6 +44,21 @@ def test_interleaved_1f1b_takes_the_microbatches_torch_takes():
         entries()["interleaved_1f1b"].build(Shape(4, 12, 14))
 
 
+@pytest.mark.parametrize(
+    "ranks, chunks, microbatches",
+    [(2, 2, 1), (2, 2, 2), (2, 3, 6), (3, 2, 6), (4, 2, 8), (4, 2, 10), (3, 2, 2), (4, 3, 12), (8, 2, 32)],
+)
+def test_interleaved_zb(ranks, chunks, microbatches):
+    ours = entries()["interleaved_zb"].build(Shape(ranks, ranks * chunks, microbatches))
+    assert order(ours) == torch_order("InterleavedZeroBubble", ranks, microbatches, chunks)
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(1, 1), (2, 2), (3, 7), (4, 2), (4, 8), (8, 32)])
+def test_zb_v(ranks, microbatches):
+    ours = entries()["zb_v"].build(Shape(ranks, 2 * ranks, microbatches))
+    assert order(ours) == torch_order("ZBVZeroBubble", ranks, microbatches, 2)
+
+
 @pytest.mark.parametrize("ranks, chunks, microbatches", [(2, 2, 2), (3, 2, 5), (4, 3, 4)])
 def test_looped_bfs(ranks, chunks, microbatches):
     ours = entries()["looped_bfs"].build(Shape(ranks, ranks * chunks, microbatches))
