@@ -31,7 +31,7 @@ class Entry:
         generate: shape in, schedule out; keyword-only parameters are the schedule's options.
         separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
         looped: whether it takes several stages per device.
-        chunks: the number of stages per device it takes, where there is only one.
+        chunks: the number of stages per device where none is asked for; most that have one take no other.
         needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option

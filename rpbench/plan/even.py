@@ -39,7 +39,7 @@ def num_bound_stages(problem: Problem, method: str) -> int:
     layers, ranks, chunks = problem.num_layers, problem.num_ranks, problem.default_chunks
     if problem.options.get("replicas") and layers >= problem.num_bound_stages:
         return problem.num_bound_stages
-    if problem.chunks_per_rank is None:
+    if problem.chunks_per_rank is None and problem.entry.chunks is None:
         chunks = max(1, min(chunks, layers // ranks))
     if layers < ranks * chunks:
         raise ValueError(

@@ -48,7 +48,7 @@ def bubbles(name, p, m, *, v=1, f=1, i=1, w=1, hop=0, **options):
     graph = build_graph(entry(name).build(Shape(p, stages, m), **options).with_partition(partition))
     timeline = simulate_graph(graph, layers.table(partition))
     work, ends = m * (f + i + w), graph.columns.lane_start.tolist()
-    spans = [max(timeline.end[a:b]) - min(timeline.start[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    spans = [max(timeline.end[a:b]) - min(timeline.start[a:b]) for a, b in pairwise(ends)]
     return timeline.makespan - work, max(spans) - work, max(peak_in_flight(graph))
 
 
