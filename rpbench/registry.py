@@ -36,6 +36,7 @@ class Entry:
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
             `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
+        compensation: what the engine does about late gradients, and by whose rules; "" for nothing.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
@@ -50,6 +51,7 @@ class Entry:
     recompute_ahead: bool = False
     switch_after_last_forward: bool = False
     steps_each_microbatch: bool = False
+    compensation: str = ""
 
     @property
     def options(self) -> dict[str, Any]:

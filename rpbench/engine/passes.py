@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.executor import Gate
 from rpbench.engine.gradients import Gradients, Tensors
 from rpbench.engine.layout import Layout
@@ -43,7 +44,16 @@ class Passes:
         read: number of an action -> the version its weights had.
     """
 
-    def __init__(self, stages: Stages, layout: Layout, reads: Reads, gradients: Gradients, grain: Grain) -> None:
+    def __init__(
+        self,
+        stages: Stages,
+        layout: Layout,
+        reads: Reads,
+        gradients: Gradients,
+        grain: Grain,
+        adjustments: Adjustments | None = None,
+    ) -> None:
+        self._adjustments = adjustments
         self.losses: dict[int, float] = {}
         self.read: dict[int, int] = {}
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
@@ -71,14 +81,17 @@ class Passes:
                 self._kept[module, segment] = value
 
         exchange = self._segments.exchange(segment, with_graph=False)
-        x = self._stages.keep(
-            self._below_head(modules), self._input(action.stage, segment), segment, version, note, exchange
-        )
+        x, weights = self._input(action.stage, segment), version
+        if self._adjustments is not None:
+            weights = self._adjustments.before_forward(action.stage, segment[0], version)
+        x = self._stages.keep(self._below_head(modules), x, segment, weights, note, exchange)
         if self._layout.head in modules:
-            graph = self._heads[segment] = self._stages.graph(modules[-1:], x, segment, version)
+            graph = self._heads[segment] = self._stages.graph(modules[-1:], x, segment, weights)
             self._note_loss(segment, graph.end)
         else:
             self._outputs[action.stage, segment] = x
+        if self._adjustments is not None:
+            self._adjustments.after_forward(action.stage, weights)
         self._release(modules, version)
 
     def fused(self, action: Action, number: int, gate: Gate) -> None:
@@ -132,10 +145,12 @@ class Passes:
         """Backward through a stage, recomputing what is not there; its weights' gradients."""
         stage, modules = action.stage, self._layout.backward[action.stage]
         segment, version = self._at(action, number)
-        again = self.recomputed(stage)
+        again, weights = self.recomputed(stage), version
+        if self._adjustments is not None:
+            weights = self._adjustments.before_backward(stage, segment[0], version)
         graph = self._recomputed.pop((stage, segment), None)
         if again and graph is None:
-            graph = self._again(again[-1], segment, version)
+            graph = self._again(again[-1], segment, weights)
         gate()
         gradients: Tensors = {}
         if self._layout.head in modules:
@@ -143,10 +158,12 @@ class Passes:
         else:
             slope = self._slopes.pop((stage + 1, segment))
         for run in reversed(again):
-            slope, found = differentiate(graph or self._again(run, segment, version), slope)
+            slope, found = differentiate(graph or self._again(run, segment, weights), slope)
             gradients |= found
             graph = None
         self._hand_down(stage, segment, slope)
+        if self._adjustments is not None:
+            self._adjustments.after_backward(stage, weights)
         self._release(modules, version)
         return gradients
 

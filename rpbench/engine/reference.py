@@ -1,6 +1,6 @@
 """Reference: the same training as one plain loop, to compare an engine's gradients and weights with.
 
-One process, one graph per microbatch through the whole model, no stages, no recomputation, one AdamW over all
+One process, one graph per microbatch through the whole model, no stages, no recomputation, one optimizer over all
 parameters. Two things are taken from the schedule, because they are part of what is computed: the order in which
 gradients are added up, and the versions of the weights that every microbatch reads. Where backward reads other
 weights than forward did, there is a graph for each piece that the engine recomputes, from the input forward kept.
@@ -15,6 +15,8 @@ import torch
 from torch.func import functional_call
 
 from rpbench.engine.accumulation import Groups
+from rpbench.engine.compensation import Compensation, Delays, correction_share, slowdown
+from rpbench.engine.direction import direction
 from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.optimizer import OptimizerSettings
@@ -27,6 +29,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.models.attention import KeysValues
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
+WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place
 
 
 class Reads(NamedTuple):
@@ -81,6 +84,8 @@ def train_reference(
     num_parts: int = 1,
     updates: bool = True,
     reads: Reads | None = None,
+    compensation: Compensation | None = None,
+    delays: Delays | None = None,
 ) -> Trajectory:
     """Train for some steps.
 
@@ -89,27 +94,122 @@ def train_reference(
         num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
         reads: the versions the modules have for a microbatch; None: the newest.
+        compensation, delays: what is done about late gradients, and how late they are.
     """
     masters = masters_of(workload)
-    adamw = torch.optim.AdamW(masters.values(), lr=1.0, weight_decay=settings.weight_decay, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: settings.rate(step + 1))
-    history = [_working(workload, masters)]
+    settled = compensation or Compensation()
+    optimizer, schedule = _optimizer(layout, masters, settings, settled, delays)
+    past = _Past(workload, layout, settings, settled, delays)
+    past.note(masters, optimizer)
     found = Trajectory(masters=masters)
     for step in range(num_steps):
 
-        def newest(module: int, microbatch: int, version: int = len(history) - 1) -> int:
+        def newest(module: int, microbatch: int, version: int = step if updates else 0) -> int:
             return version
 
-        losses, gradients = _gradients(
-            workload, layout, groups, history, reads or Reads(newest, newest), step, num_parts
-        )
+        past.reads = reads or Reads(newest, newest)
+        losses, gradients = _gradients(workload, layout, groups, past, step, num_parts)
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
-            _update(workload, masters, gradients, settings, adamw)
+            _update(workload, masters, gradients, settings, optimizer)
             schedule.step()
-            history.append(_working(workload, masters))
+            past.note(masters, optimizer)
     return found
+
+
+def _optimizer(
+    layout: Layout, masters: Tensors, settings: OptimizerSettings, compensation: Compensation, delays: Delays | None
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """One optimizer over all masters, with a learning rate for each stage."""
+    stages = sorted({layout.stage_of(module) for module, _ in masters})
+    groups = [[master for place, master in masters.items() if layout.stage_of(place[0]) == stage] for stage in stages]
+    optimizer = settings.make([{"params": group} for group in groups])
+
+    def rate_of(stage: int) -> Callable[[int], float]:
+        tau = delays.tau[stage] if delays else 0.0
+        return lambda step: settings.rate(step + 1) * slowdown(tau, step + 1, compensation)
+
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [rate_of(stage) for stage in stages])
+
+
+class _Past:
+    """All versions of the weights so far, and what is made of them for a microbatch."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        settings: OptimizerSettings,
+        compensation: Compensation,
+        delays: Delays | None,
+    ) -> None:
+        self.workload, self.layout, self.settings = workload, layout, settings
+        self.compensation, self.delays = compensation, delays
+        self.working: list[Tensors] = []
+        self.masters: list[Tensors] = []
+        self.directions: list[dict[Place, torch.Tensor | None]] = []
+        self.moves: list[Tensors] = []
+        self.reads: Reads
+
+    def note(self, masters: Tensors, optimizer: torch.optim.Optimizer) -> None:
+        """Take in the version that has just come out."""
+        self.working.append(_working(self.workload, masters))
+        if self.delays is None:
+            return
+        self.masters.append({place: master.clone() for place, master in masters.items()})
+        decays = self.compensation.predictor == "pipeoptim"
+        found = {place: direction(optimizer, master, with_decay=decays) for place, master in masters.items()}
+        # A momentum is written by the next step, so what it is now has to be copied.
+        self.directions.append({place: None if way is None else way.clone() for place, way in found.items()})
+        if self.compensation.correction_decay is not None:
+            first = not self.moves
+            self.moves.append({p: torch.zeros_like(w) if first else self._move(p) for p, w in masters.items()})
+
+    def forward(self, module: int, microbatch: int) -> Tensors:
+        """The weights a module has in forward, by place."""
+        version, horizon = self.reads.forward(module, microbatch), self._horizon(module, microbatch, 0)
+        return self._ahead(module, version, horizon) if horizon else self.working[version]
+
+    def backward(self, module: int, microbatch: int) -> Tensors:
+        """The same in backward."""
+        version, horizon = self.reads.backward(module, microbatch), self._horizon(module, microbatch, 1)
+        if horizon:
+            return self._ahead(module, version, horizon)
+        drift = version - self.reads.forward(module, microbatch)
+        if not self.moves or not drift:
+            return self.working[version]
+        masters, moves = self.masters[version], self.moves[version]
+        return self._cast({place: masters[place] - drift * moves[place] for place in masters if place[0] == module})
+
+    def same_both_ways(self, microbatch: int) -> bool:
+        """Whether a microbatch goes back on the very weights it went forth with."""
+        modules = range(len(self.workload.modules))
+        return not any(self._horizon(each, microbatch, way) for each in modules for way in (0, 1)) and not any(
+            self.reads.forward(each, microbatch) != self.reads.backward(each, microbatch) for each in modules
+        )
+
+    def _move(self, place: Place) -> torch.Tensor:
+        """The running mean of how a weight moves, with its newest move."""
+        assert self.delays is not None
+        share = correction_share(self.delays.tau[self.layout.stage_of(place[0])], self.compensation)
+        return share * self.moves[-1][place] + (1 - share) * (self.masters[-1][place] - self.masters[-2][place])
+
+    def _horizon(self, module: int, microbatch: int, way: int) -> int:
+        if self.delays is None:
+            return 0
+        return self.delays.horizons(self.compensation.predictor, self.layout.stage_of(module), microbatch)[way]
+
+    def _ahead(self, module: int, version: int, horizon: int) -> Tensors:
+        scale, masters = horizon * self.settings.rate(max(1, version)), self.masters[version]
+        moved = {}
+        for place in (place for place in masters if place[0] == module):
+            found = self.directions[version][place]
+            moved[place] = masters[place] if found is None else masters[place] - scale * found
+        return self._cast(moved)
+
+    def _cast(self, masters: Tensors) -> Tensors:
+        return {place: master.to(self.workload.parameter(place).dtype) for place, master in masters.items()}
 
 
 def _working(workload: Workload, masters: Tensors) -> Tensors:
@@ -124,8 +224,7 @@ def _gradients(
     workload: Workload,
     layout: Layout,
     groups: Mapping[tuple[int, int], Groups],
-    history: list[Tensors],
-    reads: Reads,
+    past: _Past,
     step: int,
     num_parts: int,
 ) -> tuple[float, Tensors]:
@@ -134,8 +233,9 @@ def _gradients(
     sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
-        run = _Microbatch(workload, history, reads, microbatch, num_parts)
-        share, by_segment = run.by_pieces(layout) if run.drifts else run.in_one_graph()
+        run = _Microbatch(workload, past, microbatch, num_parts)
+        whole = past.same_both_ways(microbatch)
+        share, by_segment = run.in_one_graph() if whole else run.by_pieces(layout)
         loss += share
         for gradients in reversed(by_segment):  # the last segment's backward comes first
             for stage, modules in enumerate(layout.backward):
@@ -146,26 +246,18 @@ def _gradients(
 class _Microbatch:
     """One microbatch on its way forth and back."""
 
-    def __init__(
-        self, workload: Workload, history: list[Tensors], reads: Reads, microbatch: int, num_parts: int
-    ) -> None:
-        self.workload, self.history, self.reads = workload, history, reads
+    def __init__(self, workload: Workload, past: _Past, microbatch: int, num_parts: int) -> None:
+        self.workload, self.past = workload, past
         self.microbatch, self.num_parts = microbatch, num_parts
         self.head = len(workload.modules) - 1
         self.seen: list[list[KeysValues]] = [[] for _ in workload.modules]  # what earlier segments left behind
-
-    @property
-    def drifts(self) -> bool:
-        """Whether backward reads other weights than forward did."""
-        modules, microbatch = range(self.head + 1), self.microbatch
-        return any(self.reads.forward(each, microbatch) != self.reads.backward(each, microbatch) for each in modules)
 
     def in_one_graph(self) -> tuple[float, list[Tensors]]:
         """Loss, as its share of the step's mean, and the gradients that weights get from each segment."""
         losses, leaves = [], []
         for part in range(self.num_parts):
             tokens = self.workload.segment(self.microbatch, part, self.num_parts)[0]
-            loss, used = self._run(range(self.head + 1), tokens, self.reads.forward, part)
+            loss, used = self._run(range(self.head + 1), tokens, self.past.forward, part)
             losses.append(loss)
             leaves.append(used)
         wanted = [(part, place) for part, used in enumerate(leaves) for place in used]
@@ -189,20 +281,20 @@ class _Microbatch:
         with torch.no_grad():
             for module in range(self.head):
                 kept[module] = x
-                x, _ = self._run(range(module, module + 1), x, self.reads.forward)
-        loss, slope, gradients = self._differentiate(range(self.head, self.head + 1), x, self.reads.forward, None)
+                x, _ = self._run(range(module, module + 1), x, self.past.forward)
+        loss, slope, gradients = self._differentiate(range(self.head, self.head + 1), x, self.past.forward, None)
         for stage in reversed(layout.backward):
-            for piece in reversed(pieces(range(stage.start, min(stage.stop, self.head)), self.reads.grain)):
-                _, slope, found = self._differentiate(piece, kept[piece.start], self.reads.backward, slope)
+            for piece in reversed(pieces(range(stage.start, min(stage.stop, self.head)), self.past.reads.grain)):
+                _, slope, found = self._differentiate(piece, kept[piece.start], self.past.backward, slope)
                 gradients |= found
         return float(loss.detach()), [gradients]
 
     def _differentiate(
-        self, modules: range, x: torch.Tensor, version: ReadVersion, slope: torch.Tensor | None
+        self, modules: range, x: torch.Tensor, weights_of: WeightsOf, slope: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, Tensors]:
         """Output, gradient of the input and gradients of the weights of some modules."""
         start = x.detach().requires_grad_(x.is_floating_point())
-        end, leaves = self._run(modules, start, version)
+        end, leaves = self._run(modules, start, weights_of)
         wanted = [*leaves.values(), *([start] if start.requires_grad else [])]
         if not wanted or not end.requires_grad:
             return end, None, {}
@@ -210,12 +302,12 @@ class _Microbatch:
         return end, found[-1] if start.requires_grad else None, _present(leaves, found)
 
     def _run(
-        self, modules: range, x: torch.Tensor, version: ReadVersion, part: int = 0
+        self, modules: range, x: torch.Tensor, weights_of: WeightsOf, part: int = 0
     ) -> tuple[torch.Tensor, Tensors]:
         """The output of some modules and the weights used; after the head, the loss as its share."""
         workload, leaves = self.workload, Tensors()
         for number in modules:
-            module, weights = workload.modules[number], self.history[version(number, self.microbatch)]
+            module, weights = workload.modules[number], weights_of(number, self.microbatch)
             own = {
                 name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
                 for name, parameter in module.named_parameters(remove_duplicate=False)
@@ -274,7 +366,7 @@ def _update(
     masters: Tensors,
     gradients: Tensors,
     settings: OptimizerSettings,
-    adamw: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
 ) -> None:
     for master in masters.values():
         master.grad = None
@@ -284,7 +376,7 @@ def _update(
             master.grad = gradient.clone() if master.grad is None else master.grad + gradient
     if settings.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
-    adamw.step()
+    optimizer.step()
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:

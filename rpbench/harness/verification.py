@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rpbench.engine.compensation import Delays
 from rpbench.engine.gradients import Tensors
 from rpbench.engine.reference import largest_difference, reads_of, train_reference
 from rpbench.engine.training import Training
@@ -12,6 +13,7 @@ from rpbench.ir.lane_reads import lane_reads
 def verified(training: Training) -> dict[str, Any]:
     """The run against a plain loop on the same weights: 0.0 means that every bit agrees."""
     schedule, window = training.schedule, training.workload.num_microbatches
+    compensation = training.settings.compensation
     reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
     reference = train_reference(
         training.workload,
@@ -22,6 +24,8 @@ def verified(training: Training) -> dict[str, Any]:
         num_parts=schedule.shape.num_parts,
         updates=training.reads.has_steps,
         reads=reads,
+        compensation=compensation,
+        delays=Delays(schedule) if compensation.is_needed else None,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]
     for version, gradients in training.gradients.totals():

@@ -47,6 +47,10 @@ def lane_reads(schedule: Schedule) -> LaneReads:
     _check(schedule)
     for _, _, row in schedule.items():
         _read_row(schedule, row, found)
+    if schedule.policy is Policy.PREDICT:  # the first microbatch of a step predicts for all of them
+        for stage, microbatch in found.forward:
+            first = microbatch - microbatch % schedule.shape.num_microbatches
+            found.forward[stage, microbatch] = found.forward[stage, first]
     if schedule.policy is Policy.VERTICAL:
         for stage, microbatch in found.forward:
             found.forward[stage, microbatch] = found.forward[0, microbatch]

@@ -110,6 +110,7 @@ class _Replay:
         self.policy = policy
         self.newest = [0] * shape.num_backward_stages
         self.admitted: dict[tuple[int, int], int] = {}  # (microbatch, part) -> version newest at stage 0
+        self.predicted_from: dict[tuple[int, int], int] = {}  # (stage, step) -> version of its first forward
         self.forward: dict[tuple[int, int, int], int] = {}  # (stage, microbatch, part) -> version
         self.published_at: list[list[int]] = [[-1] for _ in self.newest]
         self.last_read: list[dict[int, int]] = [{} for _ in self.newest]
@@ -153,6 +154,9 @@ class _Replay:
             version = action.version
         elif kind is Kind.F and self.policy is Policy.VERTICAL:
             version = self.admitted.setdefault((microbatch, part), self.newest[0])
+        elif kind is Kind.F and self.policy is Policy.PREDICT:
+            step = microbatch // self.index.shape.num_microbatches
+            version = self.predicted_from.setdefault((stage, step), self.newest[stage])
         elif kind is Kind.F or self.policy in _READ_NEWEST:
             version = self.newest[stage]
         else:

@@ -9,6 +9,7 @@ import torch
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
+from rpbench.engine.compensation import Delays
 from rpbench.engine.executor import Backend, execute
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.reference import Reads, Trajectory, reads_of, train_reference
@@ -66,7 +67,7 @@ def train(schedule: Schedule, workload: Workload, *, backend: Backend | None = N
     return Run(training, execute(program, training.handlers, backend or VirtualBackend(costs)))
 
 
-OPTIMIZER = ("learning_rate", "weight_decay", "num_warmup_steps", "clip_norm")
+OPTIMIZER = ("name", "momentum", "learning_rate", "weight_decay", "num_warmup_steps", "clip_norm")
 
 
 def reference_of(run: Run, read_version=None, **options) -> Trajectory:
@@ -76,6 +77,8 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
         options["reads"] = Reads(read_version, read_version)
     elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW}:
         options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
+    if training.settings.compensation.is_needed:
+        options |= {"compensation": training.settings.compensation, "delays": Delays(training.schedule)}
     return train_reference(
         training.workload,
         training.layout,

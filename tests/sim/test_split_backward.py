@@ -6,6 +6,7 @@ torch.distributed.pipelining 2.13.
 """
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
