@@ -121,7 +121,7 @@ def test_what_is_left_of_an_old_move():
 
 @pytest.mark.parametrize("tau", [0, 1, 2, 5, 10, 40])
 def test_the_bound_of_stability(tau):
-    """w(t+1) = w(t) - alpha lambda w(t - tau): the roots of z^(tau+1) - z^tau + alpha lambda must be inside the circle."""
+    """w(t+1) = w(t) - alpha lambda w(t - tau): the roots of z^(tau+1) - z^tau + alpha lambda lie inside the circle."""
     curvature = 1.7
 
     def radius(rate):
