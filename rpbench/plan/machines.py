@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+# The time grows with their square, to a minute for 200 layers.
+MOST_MACHINES = 256
+
 
 @dataclass(frozen=True)
 class Network:
@@ -14,7 +17,7 @@ class Network:
         bandwidth_bytes_per_s: of each machine's link in each level.
 
     Raises:
-        ValueError: if a number is not positive, or the two have different lengths.
+        ValueError: if a number is not positive, a level too large, or the two have different lengths.
     """
 
     machines_per_level: tuple[int, ...]
@@ -24,6 +27,11 @@ class Network:
         machines, links = self.machines_per_level, self.bandwidth_bytes_per_s
         if not machines or any(count < 1 for count in machines):
             raise ValueError(f"machines_per_level={list(machines)}: every level has at least 1 machine")
+        if max(machines) > MOST_MACHINES:
+            raise ValueError(
+                f"{max(machines)} machines in one level: every share of at most {MOST_MACHINES} is tried; "
+                "give machines_per_level, such as machines_per_level=[8,64] for 512"
+            )
         if len(machines) != len(links):
             raise ValueError(
                 f"machines_per_level has {len(machines)} levels, bandwidth_bytes_per_s has {len(links)}: "

@@ -27,6 +27,9 @@ from rpbench.plan.cuts import Cuts
 from rpbench.plan.machines import Network, Rules
 from rpbench.plan.pipedream_level import Level
 
+# About 70 bytes each.
+MOST_CELLS = 4e7
+
 
 class Stage(NamedTuple):
     """Layers between two cuts, and their replicas in each level, the innermost first."""
@@ -49,8 +52,18 @@ class Pipeline:
 
 
 def plan_pipeline(cuts: Cuts, network: Network, rules: Rules | None = None) -> Pipeline | None:
-    """The pipeline of the shortest slowest stage; None if the rules leave no pipeline."""
+    """The pipeline of the shortest slowest stage; None if the rules leave no pipeline.
+
+    Raises:
+        ValueError: if the tables would take more memory than they should.
+    """
     rules = rules or Rules()
+    num_cuts, most_machines = len(cuts.members), max(network.machines_per_level)
+    if num_cuts**2 * most_machines > MOST_CELLS:
+        raise ValueError(
+            f"{num_cuts} places to cut and {most_machines} machines in one level make tables of "
+            f"{num_cuts**2 * most_machines:.3g} cells, more than {MOST_CELLS:.3g}: join layers, or give more levels"
+        )
     time_s, below = cuts.time_s, 1
     solved = []
     for level, num_machines in enumerate(network.machines_per_level):

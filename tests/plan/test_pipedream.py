@@ -186,6 +186,7 @@ def test_what_a_pipeline_sends_beside_data_parallelism():
     [
         ((), (), "every level has at least 1 machine"),
         ((4, 0), (1.0, 1.0), "every level has at least 1 machine"),
+        ((4, 100_000), (1.0, 1.0), "100000 machines in one level"),
         ((4, 4), (1.0,), "machines_per_level has 2 levels, bandwidth_bytes_per_s has 1"),
         ((4,), (0.0,), "every bandwidth is finite and above 0"),
         ((4,), (float("nan"),), "every bandwidth is finite and above 0"),
@@ -196,6 +197,12 @@ def test_machines_that_cannot_be_are_refused(machines, links, message):
         Network(machines, links)
     with pytest.raises(ValueError, match="memory_bytes=-1"):
         Rules(memory_bytes=-1)
+
+
+def test_tables_that_would_not_fit_are_refused():
+    cuts = cuts_of(chain([layer(f"n{index}") for index in range(400)]))
+    with pytest.raises(ValueError, match="401 places to cut and 256 machines in one level make tables"):
+        plan_pipeline(cuts, Network((256,), (1e9,)))
 
 
 # --- a profile that our own profiler made: `profile model=fat_head_gpt`, medians of 10 runs on one core ------------
