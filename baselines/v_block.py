@@ -26,7 +26,7 @@ The paper writes B for what is I here.
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
@@ -139,10 +139,7 @@ def _held(slots: Slots) -> list[int]:
         else:
             waiting += 1
         slot += 1
-    held = [0]
-    for moment in range(slot):
-        held.append(held[-1] + change.get(moment, 0))
-    return held[1:]
+    return list(accumulate(change.get(moment, 0) for moment in range(slot)))
 
 
 def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: list[Block]) -> None:

@@ -27,7 +27,7 @@ def graph_of(leaves: dict[str, torch.Tensor], start: torch.Tensor | None, run, *
         return Graph(start, named, run(start, **leaves))
     with Deferring(leaves.values()) as deferring:
         end = run(start, **leaves)
-    return Graph(start, named, end, tuple(deferring.linears), deferring.anchor)
+    return Graph(start, named, end, linears=tuple(deferring.linears), anchor=deferring.anchor)
 
 
 def check_same(leaves: dict[str, torch.Tensor], start: torch.Tensor | None, run) -> list[str]:
@@ -209,8 +209,8 @@ def test_only_schedules_that_split_pay_for_it():
     workload = workload_of(schedule)
     weights = Weights(workload, Counter())
     x = torch.randn(2, 5, 16, dtype=torch.float64)
-    plain, split = (Stages(workload, weights, Shells(workload.modules), splits) for splits in (False, True))
-    assert plain.graph(range(1, 2), x, 0, 0).linears == ()
-    assert len(split.graph(range(1, 2), x, 0, 0).linears) == sum(
+    plain, split = (Stages(workload, weights, Shells(workload.modules), splits=splits) for splits in (False, True))
+    assert plain.graph(range(1, 2), x, (0, 0), 0).linears == ()
+    assert len(split.graph(range(1, 2), x, (0, 0), 0).linears) == sum(
         isinstance(module, nn.Module) and type(module).__name__ == "Linear" for module in workload.modules[1].modules()
     )
