@@ -33,6 +33,7 @@ class Entry:
         looped: whether it takes several stages per device.
         chunks: the number of stages per device where none is asked for; most that have one take no other.
         needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
+        shards_head: whether every device runs a share of the head, not the last stage all of it.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
             `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
@@ -48,6 +49,7 @@ class Entry:
     looped: bool = False
     chunks: int | None = None
     needs_costs: bool = False
+    shards_head: bool = False
     recompute_ahead: bool = False
     switch_after_last_forward: bool = False
     steps_each_microbatch: bool = False

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.action import HEAD, Action, Kind, parts_of
 from rpbench.ir.moves import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError
@@ -74,6 +74,11 @@ class CostTable:
             raise ScheduleError(
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
                 "use cost=constant, or a schedule with whole backwards"
+            )
+        if kind in HEAD:
+            raise ScheduleError(
+                f"no time is known for {kind.name} of share {stage}: these costs leave the head to the last stage; "
+                "make the table with num_head_shards"
             )
         return _NO_WORK
 
@@ -152,12 +157,21 @@ class LayerTimes:
     def num_layers(self) -> int:
         return len(self.forward)
 
-    def table(self, partition: Partition, *, recompute_ahead: bool = False, fused_ahead: bool = False) -> CostTable:
-        """Times per stage of a partition.
+    def table(
+        self,
+        partition: Partition,
+        *,
+        recompute_ahead: bool = False,
+        fused_ahead: bool = False,
+        num_head_shards: int = 0,
+    ) -> CostTable:
+        """Times per stage of a partition; of the head's equal shares, if it is cut over the devices.
 
         Raises:
             ValueError: if the partition does not cover the layers.
         """
+        if num_head_shards:
+            return self._with_shared_head(partition, num_head_shards, recompute_ahead)
         partition.check_layers(self.num_layers)
         work = {
             Kind.F: self._forward_works(partition),
@@ -170,6 +184,16 @@ class LayerTimes:
         return CostTable(
             work, self.hop, recompute_ahead, fused_ahead, self.units_per_second, self.overlap_gain, self.speeds
         )
+
+    def _with_shared_head(self, partition: Partition, num_shards: int, recompute_ahead: bool) -> CostTable:
+        """No stage has the head's work; every device has a share of it as actions of their own."""
+        headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0)
+        found = headless.table(partition, recompute_ahead=recompute_ahead)
+        shares = {
+            Kind.HF: (Work(self.head_forward / num_shards, num_records=1),) * num_shards,
+            Kind.HB: (Work(self.head_backward / num_shards, num_records=1),) * num_shards,
+        }
+        return replace(found, work={**found.work, **shares})
 
     def _forward_works(self, partition: Partition) -> tuple[Work, ...]:
         last = len(partition.forward) - 1

@@ -229,7 +229,12 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     cluster = Cluster(**config.cluster)
     times = _layer_times(config, cost, model, entry or registry.entry("1f1b"), cluster)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
-    costs = times.table(schedule.partition, recompute_ahead=ahead, fused_ahead=cost.fused_ahead)
+    costs = times.table(
+        schedule.partition,
+        recompute_ahead=ahead,
+        fused_ahead=cost.fused_ahead,
+        num_head_shards=schedule.shape.num_head_shards,
+    )
     choice = Choice(schedule.partition, "given")
     sizes = _model_bytes(config, model)
     tokens = _tokens_per_microbatch(config, model)

@@ -44,9 +44,12 @@ class Kind(IntEnum):
     VALIDATE = 20
     ROLLBACK = 21
     OVERLAP = 22
+    HF = 23  # a device's share of the head, forward: logits of its part of the vocabulary, their maximum and sum
+    HB = 24  # the same, backward, once the sums of all shares are known
 
 
-COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.OVERLAP})
+HEAD = (Kind.HF, Kind.HB)  # kinds whose stage is the number of a share of the head, and of the device it is on
+COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.OVERLAP, *HEAD})
 BACKWARD = (Kind.B, Kind.I, Kind.FB)  # kinds that hand an input gradient to the stage below
 SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV = frozenset({Kind.RECV_F, Kind.RECV_B})

@@ -56,7 +56,7 @@ def plain_partitions(problem: Problem, counts: Counts) -> list[Partition]:
         cuts = _plain_cuts(layers, num_forward)
         if num_forward > 1:
             cuts += [(*cut, 0) for cut in _plain_cuts(layers, num_forward - 1)]  # the head alone
-        cuts.append(fill_stages(layer_totals(times), head_total(times), num_forward, problem.stage_speeds(num_forward)))
+        cuts.append(fill_stages(layer_totals(times), problem.head_time, num_forward, problem.stage_speeds(num_forward)))
         return [symmetric(cut) for cut in dict.fromkeys(cuts)]
     found: list[Partition] = []
     for fused in _fused_sizes(times, num_backward):

@@ -31,7 +31,7 @@ TOLERANCE = 1e-12
 def plan_greedy(problem: Problem) -> Partition:
     """The partition of the released planner, or its counterpart for a bound schedule."""
     if not problem.entry.separate_cuts:
-        totals, head, num_stages = layer_totals(problem.times), head_total(problem.times), problem.num_bound_stages
+        totals, head, num_stages = layer_totals(problem.times), problem.head_time, problem.num_bound_stages
         return symmetric(fill_stages(totals, head, num_stages, problem.stage_speeds(num_stages)))
     memory = problem.memory
     limit = None if memory is None else int(MEMORY_SHARE * memory.limit_bytes)

@@ -100,7 +100,17 @@ class Problem:
 
     def costs(self, partition: Partition) -> CostTable:
         """Times of every action of a partition."""
-        return self.times.table(partition, recompute_ahead=self.recompute_ahead, fused_ahead=self.fused_ahead)
+        return self.times.table(
+            partition,
+            recompute_ahead=self.recompute_ahead,
+            fused_ahead=self.fused_ahead,
+            num_head_shards=self.num_ranks if self.entry.shards_head else 0,
+        )
+
+    @property
+    def head_time(self) -> Number:
+        """What the last stage does beside its layers: the head, forward and backward, if it is not shared."""
+        return 0 if self.entry.shards_head else self.times.head_forward + self.times.head_backward
 
     def order(self, partition: Partition) -> Schedule:
         """The schedule of a partition.

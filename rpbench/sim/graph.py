@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.index import GRADIENT, Index
 from rpbench.ir.moves import TRANSFERS, Cargo, Moves, transfer_edges
 from rpbench.ir.policy import STEPS_BEHIND
@@ -198,7 +198,7 @@ def read_columns(schedule: Schedule) -> Columns:
 
 def _indices(actions: list[Action], kind: Ints) -> Ints:
     """Microbatch of each action; version of a STEP; -1 for what has neither."""
-    if np.isin(kind, (Kind.F, Kind.B, Kind.I, Kind.W, Kind.FB, Kind.R)).all():
+    if np.isin(kind, (Kind.F, Kind.B, Kind.I, Kind.W, Kind.FB, Kind.R, *HEAD)).all():
         return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
     return np.fromiter((dependencies.key(action)[2] for action in actions), dtype=np.int32, count=len(actions))
 

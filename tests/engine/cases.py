@@ -9,7 +9,7 @@ from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries, entry
 
-NAMES = sorted(entries())
+NAMES = [name for name, found in sorted(entries().items()) if not found.shards_head]  # what the engine trains
 
 
 def cut(num_layers: int, num_stages: int, rng: random.Random) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
 
-from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.action import HEAD, Kind, parts_of
 from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps, lower_communication
 from rpbench.ir.policy import Policy
@@ -78,7 +78,7 @@ def test_a_schedule_runs_or_its_shape_is_refused(name, data):
         return
     check(schedule)
     assert schedule.name == name
-    assert replace(schedule.shape, num_parts=1) == shape
+    assert replace(schedule.shape, num_parts=1, num_head_shards=0) == shape
     assert from_text(to_text(schedule)) == schedule
     check(lower_communication(schedule), rendezvous=True)
     check(lower_communication(schedule, lane="net"), rendezvous=True)
@@ -112,6 +112,7 @@ def test_work_is_dealt_by_count(name, data):
         for stage in range(shape.num_backward_stages)
         for piece in pieces
     ]
+    expected += [(kind, shard, *piece) for kind in HEAD for shard in range(shape.num_head_shards) for piece in pieces]
     assert found == Counter(expected)
 
 

@@ -52,7 +52,12 @@ def cells(draw):
     )
     shape = Shape(p, len(partition.forward), m, len(partition.backward), fused=partition.fused)
     schedule = generator.build(shape).with_partition(partition)
-    costs = layer_times.table(partition, recompute_ahead=draw(st.booleans()), fused_ahead=draw(st.booleans()))
+    costs = layer_times.table(
+        partition,
+        recompute_ahead=draw(st.booleans()),
+        fused_ahead=draw(st.booleans()),
+        num_head_shards=schedule.shape.num_head_shards,
+    )
     return generator, schedule, costs
 
 

@@ -47,10 +47,18 @@ def cell(name: str, speeds: tuple) -> tuple:
 def test_equal_speeds_change_nothing(name):
     schedule, partition, times = cell(name, ())
     p = schedule.shape.num_ranks
-    plain = simulate(schedule, times.table(partition))
-    same = simulate(schedule, replace(times, speeds=(Fraction(1),) * p).table(partition))
+    plain = simulate(schedule, times.table(partition, num_head_shards=schedule.shape.num_head_shards))
+    same = simulate(
+        schedule,
+        replace(times, speeds=(Fraction(1),) * p).table(partition, num_head_shards=schedule.shape.num_head_shards),
+    )
     assert (plain.start, plain.main, plain.end) == (same.start, same.main, same.end)
-    twice = simulate(schedule, replace(times, speeds=(Fraction(2),) * p, hop=times.hop / 2).table(partition))
+    twice = simulate(
+        schedule,
+        replace(times, speeds=(Fraction(2),) * p, hop=times.hop / 2).table(
+            partition, num_head_shards=schedule.shape.num_head_shards
+        ),
+    )
     assert [end / 2 for end in plain.end] == twice.end
 
 
@@ -59,8 +67,10 @@ def test_a_slow_device_takes_longer_over_all_it_does(name):
     schedule, partition, times = cell(name, ())
     p = schedule.shape.num_ranks
     speeds = tuple(Fraction(1, 3) if device == 1 else Fraction(1) for device in range(p))
-    slow = simulate(schedule, replace(times, speeds=speeds).table(partition))
-    plain = simulate(schedule, times.table(partition))
+    slow = simulate(
+        schedule, replace(times, speeds=speeds).table(partition, num_head_shards=schedule.shape.num_head_shards)
+    )
+    plain = simulate(schedule, times.table(partition, num_head_shards=schedule.shape.num_head_shards))
     for before, after in zip(plain.spans(), slow.spans(), strict=True):
         factor = 3 if after.device == 1 else 1
         assert after.end - after.start == factor * (before.end - before.start)
