@@ -164,7 +164,9 @@ def draw_small(axes: Axes, timeline: Timeline, title: str) -> None:
             if span.main > span.start:
                 heads.append(_box(span.start, span.main, span.device))
     for kind, corners in boxes.items():
-        axes.add_collection(PolyCollection(corners, facecolors=COLOURS[kind], linewidths=0, rasterized=True))
+        axes.add_collection(
+            PolyCollection(corners, facecolors=COLOURS[kind], edgecolors="white", linewidths=0.12, rasterized=True)
+        )
     axes.add_collection(PolyCollection(heads, facecolors="white", alpha=0.45, linewidths=0, rasterized=True))
     axes.set_title(title, fontsize=7.5, fontweight="normal")
 
