@@ -44,6 +44,41 @@ METHODS = {
     "mobius": Look("Mobius", GREEN, "d"),
 }
 
+# Schedules that appear by name alone.
+_NAMES = {
+    "bpipe": "BPipe",
+    "chimera": "Chimera",
+    "dapple": "DAPPLE",
+    "data_parallel": "Data parallel",
+    "dualpipe": "DualPipe",
+    "dualpipe_v": "DualPipeV",
+    "hanayo": "Hanayo",
+    "harp": "HARP",
+    "interleaved_zb": "Interleaved ZB",
+    "megatron_tp": "Megatron-TP",
+    "pipe_offload": "PipeOffload",
+    "pipedream": "PipeDream",
+    "pipedream_2bw": "PipeDream-2BW",
+    "pipedream_flush": "PipeDream-Flush",
+    "pipemare": "PipeMare",
+    "pipeoptim": "PipeOptim",
+    "seq1f1b": "Seq1F1B",
+    "spectrain": "SpecTrain",
+    "two_bp": "2BP",
+    "v_half": "V-Half",
+    "v_min": "V-Min",
+    "vocab_parallel": "Vocabulary parallel",
+    "xpipe": "XPipe",
+    "zb_auto": "ZB, automatic",
+    "zb_h1": "ZB-H1",
+    "zb_h2": "ZB-H2",
+    "zb_v": "ZB-V",
+    "zero_2": "ZeRO-2",
+    "zero_3": "ZeRO-3",
+    "zero_infinity": "ZeRO-Infinity",
+    "zero_offload": "ZeRO-Offload",
+}
+
 # Kinds of schedules, for figures that show them all.
 FAMILIES = {
     "one stage a device": Look("one stage a device", BLUE, "^"),
@@ -130,7 +165,7 @@ def model_name(model: str) -> str:
 
 def method_name(method: str) -> str:
     """A schedule's or system's name for people; one that is not known here keeps its own."""
-    return METHODS[method].name if method in METHODS else method
+    return METHODS[method].name if method in METHODS else _NAMES.get(method, method)
 
 
 def family_of(schedule: str) -> str:

@@ -16,7 +16,7 @@ from rpbench.ir.action import Kind
 
 EXPERIMENT = "atlas"
 _ACROSS = 4
-_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.FB)
+_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
 def exhibit(records: pd.DataFrame, results: Path) -> Exhibit:
