@@ -25,6 +25,27 @@ _SIMULATED: dict[str, Any] = {
 }
 
 
+# Where schedules are compared as such: equal work everywhere, whole layers, one step.
+_UNIT_WORK: dict[str, Any] = {
+    "backend": "sim",
+    "cost": "constant",
+    "cluster": "local",
+    "workload": "synthetic",
+    "model": "abstract",
+    "partition": "even",
+    "dispatch": "round_robin",
+    "num_steps": 1,
+    "seed": 0,
+    "config__chunks_per_device": None,
+    "config__schedule_file": None,
+    "config__cost__forward_ms": 1,
+    "config__cost__input_grad_ms": 1,
+    "config__cost__weight_grad_ms": 1,
+    "config__cost__recompute_ms": 0,
+    "config__cost__recompute_ahead": None,
+}
+
+
 class MissingRuns(LookupError):
     """Records that an exhibit needs and that are not there."""
 
@@ -72,6 +93,11 @@ def back_to_back(records: pd.DataFrame, *, causal: bool = False) -> pd.DataFrame
     )
     whole_rounds = [row.config["schedule"]["round_size"] == row.num_microbatches for row in rows.itertuples()]
     return rows[whole_rounds]
+
+
+def unit_work(records: pd.DataFrame, **choices: Any) -> pd.DataFrame:
+    """Runs in which forward, input gradient and weight gradient of a device's share take a millisecond each."""
+    return select(records, **_UNIT_WORK, **choices)
 
 
 def closed_forms(records: pd.DataFrame, cluster: str, convention: str) -> pd.DataFrame:

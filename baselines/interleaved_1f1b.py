@@ -20,14 +20,7 @@ from rpbench.registry import schedule
 @schedule("interleaved_1f1b", source="Narayanan et al., SC'21, section 2.2.2", looped=True)
 def interleaved_1f1b(shape: Shape) -> Schedule:
     """Rank r keeps at most v*p + p - 1 - 2r chunk activations in flight (m a multiple of p)."""
-    shape.chunks_per_rank  # noqa: B018  refuses stages that cannot be dealt evenly
-    num_rounds = max(1, shape.num_microbatches // shape.num_ranks)
-    if shape.num_microbatches % num_rounds:
-        raise ValueError(
-            f"interleaved_1f1b sends {shape.num_microbatches} microbatches through {shape.num_ranks} ranks in "
-            f"{num_rounds} rounds of equal size; take num_microbatches={num_rounds * shape.num_ranks} "
-            f"or another multiple of {num_rounds}"
-        )
+    check_rounds("interleaved_1f1b", shape)
     rows = tuple(
         tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
         for rank in range(shape.num_ranks)
@@ -35,22 +28,39 @@ def interleaved_1f1b(shape: Shape) -> Schedule:
     return Schedule(shape, rows, name="interleaved_1f1b", placement=looped_placement(shape))
 
 
+def check_rounds(name: str, shape: Shape) -> None:
+    """Raise ValueError unless stages can be dealt evenly and microbatches go through in groups of one size."""
+    shape.chunks_per_rank  # noqa: B018  refuses stages that cannot be dealt evenly
+    num_rounds = max(1, shape.num_microbatches // shape.num_ranks)
+    if shape.num_microbatches % num_rounds:
+        raise ValueError(
+            f"{name} sends {shape.num_microbatches} microbatches through {shape.num_ranks} ranks in "
+            f"{num_rounds} rounds of equal size; take num_microbatches={num_rounds * shape.num_ranks} "
+            f"or another multiple of {num_rounds}"
+        )
+
+
+def group_size(shape: Shape) -> int:
+    """Microbatches that go through a rank's chunk in a row: p, where m is a multiple of it."""
+    return shape.num_microbatches // max(1, shape.num_microbatches // shape.num_ranks)
+
+
 def _step(shape: Shape, rank: int, step: int) -> Row:
     chunks, p = shape.chunks_per_rank, shape.num_ranks
-    group = shape.num_microbatches // max(1, shape.num_microbatches // p)
-    forwards = _visits(shape, rank, step, group, Kind.F)
-    backwards = _visits(shape, rank, step, group, Kind.B)
+    forwards = visits(shape, rank, step, Kind.F)
+    backwards = visits(shape, rank, step, Kind.B)
 
     # The first gradient returns after the other chunks' group and a round trip to the last rank.
-    num_warmup = min(len(forwards), (chunks - 1) * group + 2 * (p - 1 - rank))
+    num_warmup = min(len(forwards), (chunks - 1) * group_size(shape) + 2 * (p - 1 - rank))
     num_steady = len(forwards) - num_warmup
 
     pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
     return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])
 
 
-def _visits(shape: Shape, rank: int, step: int, group: int, kind: Kind) -> list[Action]:
-    """The rank's forwards (or backwards) in order: a group of microbatches on each chunk in turn."""
+def visits(shape: Shape, rank: int, step: int, kind: Kind) -> list[Action]:
+    """The rank's forwards (or any kind of backward) in order: a group of microbatches on each chunk in turn."""
+    group = group_size(shape)
     stages = range(rank, shape.num_stages, shape.num_ranks)
     first = step * shape.num_microbatches
     return [

@@ -1,41 +1,35 @@
-"""Bytes a layer keeps for its backward, and needs besides while it runs, in an eager and in a fused implementation.
+"""What a layer's forward leaves for the two halves of its backward, without recomputation."""
 
-    kept      both norms (the fp32 input and the fp16 product of each), the inputs of the products, queries, keys,
-              values and attention output, what gate and product keep of each inner value; with experts, what the
-              gather and the weighting keep of each visit
-    working   gradients of the inner values while the MLP's backward runs; one expert at a time with experts
+from typing import NamedTuple
 
-A layer with adapters keeps the inputs of its frozen products too, for the adapters' sake.
-"""
-
-from rpbench.cost.basis import Basis
-from rpbench.cost.model import BYTES_PER_VALUE, Model
-from rpbench.cost.operators import stacked
+from rpbench.cost.model import Model
 
 
-def kept_bytes(model: Model, num_tokens: float, basis: Basis, *, fused: bool = False, shards: int = 1) -> float:
-    """Bytes one layer's forward keeps for its backward.
+class LayerActivations(NamedTuple):
+    """Bytes of one microbatch in one layer.
 
     Args:
-        fused: kernels that keep fp16 inputs alone.
-        shards: devices that divide heads and inner values; norms are the same on all.
+        whole: from F on.
+        for_weights: the part that only W lets go; the rest goes at I.
     """
-    norm = BYTES_PER_VALUE if fused else basis["kept_norm_bytes"]
-    gate = 2 * BYTES_PER_VALUE if fused else basis["kept_clamped_gate_bytes" if stacked(model) else "kept_gate_bytes"]
-    heads = model.q_dim + model.kv_dim
-    whole = 2 * (norm + BYTES_PER_VALUE) * model.hidden
-    attention = BYTES_PER_VALUE * (2 * model.q_dim + 2 * model.kv_dim)
-    head_norms = norm * heads if model.qk_norm else 0.0
-    visits = model.experts_active
-    dispatch = basis["kept_dispatch_bytes"] * model.hidden * visits if model.experts_total > 1 else 0.0
-    return num_tokens * (whole + (attention + head_norms + gate * model.intermediate * visits + dispatch) / shards)
+
+    whole: int
+    for_weights: int
 
 
-def working_bytes(model: Model, num_tokens: float, basis: Basis, *, shards: int = 1) -> float:
-    """Bytes one layer's backward needs besides what is kept, at its MLP.
+# Nothing is known of the layers: then nothing goes before W.
+UNKNOWN = LayerActivations(1, 1)
 
-    The gradient of one expert's slice of a stacked weight is a tensor of the whole stack.
+
+def layer_activations(model: Model, num_tokens: int) -> LayerActivations:
+    """Bytes a decoder layer of that hidden size, number of heads and sequence length keeps.
+
+    34 B S H + 5 A B S^2 in all, 32 B S H of them for the weight gradients (B sequences of S tokens, H hidden, A heads).
+
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 2.1 (M_B and M_W), after Korthikanti et
+    al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, equation 1: 16 bits, attention
+    scores kept, no tensor parallelism.
     """
-    visits = model.experts_active / model.experts_total
-    stack = BYTES_PER_VALUE * model.layer_parameters if stacked(model) else 0
-    return (num_tokens * basis["working_gate_bytes"] * model.intermediate * visits + stack) / shards
+    return LayerActivations(
+        num_tokens * (34 * model.hidden + 5 * model.heads * model.seq_len), num_tokens * 32 * model.hidden
+    )

@@ -1,11 +1,12 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from rpbench.ir.action import Kind
+from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.moves import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError
 
@@ -25,8 +26,16 @@ class Work(NamedTuple):
     first_gradient: Number = 0
     num_records: int = 0
 
+    def over(self, divisor: Number) -> "Work":
+        """The same work done in a share of the time: by a faster device, or for a part of a microbatch."""
+        times = (self.main, self.pre, self.first_gradient)
+        main, pre, first = (time / divisor if time else time for time in times)  # 0 / 2 would make fractions floats
+        return Work(main, pre, first, self.num_records)
+
 
 _NO_WORK = Work(0)
+
+Members = tuple[tuple[Kind, int], ...]  # (kind, stage) of the plain actions that one action consists of
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,9 @@ class CostTable:
         recompute_ahead: whether `pre` of a backward may begin before its gradient arrives.
         fused_ahead: whether `pre` of a fused stage may begin before its input arrives (see `published`).
         units_per_second: 1000 when times are milliseconds.
+        overlap_gain: share of the shorter of two actions that run together which is hidden behind the longer one.
+        speeds: of the devices; times are those of speed 1. Empty where all are equal.
+        transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None: none.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -46,6 +58,9 @@ class CostTable:
     recompute_ahead: bool = False
     fused_ahead: bool = False
     units_per_second: int = 1
+    overlap_gain: Number = 0
+    speeds: tuple[Number, ...] = ()
+    transfer_time: Callable[[Cargo], Number] | None = None
 
     def of(self, kind: Kind, stage: int) -> Work:
         """The work of an action; communication and bookkeeping take no time of their own.
@@ -55,12 +70,48 @@ class CostTable:
         """
         if kind in self.work:
             return self.work[kind][stage]
-        if kind in (Kind.I, Kind.W, Kind.OVERLAP):
+        if kind in (Kind.I, Kind.W):
             raise ScheduleError(
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
                 "use cost=constant, or a schedule with whole backwards"
             )
+        if kind in HEAD:
+            raise ScheduleError(
+                f"no time is known for {kind.name} of share {stage}: these costs leave the head to the last stage; "
+                "make the table with num_head_shards"
+            )
         return _NO_WORK
+
+    def of_cargo(self, cargo: Cargo) -> Work:
+        """What something takes on a link, whatever the speed of its device."""
+        return _NO_WORK if self.transfer_time is None else Work(self.transfer_time(cargo))
+
+    def together(self, members: Members) -> Work:
+        """The work of actions that run together; nothing of it runs ahead of its inputs."""
+        works = [self.of(kind, stage) for kind, stage in members]
+        if len(works) == 1:
+            return works[0]
+        times = [work.pre + work.main for work in works]
+        backwards = [work for work, (kind, _) in zip(works, members, strict=True) if kind is not Kind.F]
+        forward = sum(times) - sum(work.pre + work.main for work in backwards)
+        first = forward + (backwards[0].first_gradient if backwards else 0)
+        main = sum(times) - self.overlap_gain * (sum(times) - max(times))
+        return Work(main, 0, min(first, main), sum(work.num_records for work in works))
+
+    def of_action(self, action: Action, device: int, num_parts: int = 1) -> Work:
+        """The work of an action of a schedule that cuts sequences into `num_parts`, on its device."""
+        return self.on(device, self.together(members_of(action)), num_parts)
+
+    def on(self, device: int, work: Work, num_parts: int = 1) -> Work:
+        """What some work for a whole microbatch is for one of its parts on a device."""
+        if num_parts > 1:
+            work = work.over(num_parts)
+        return work.over(self.speeds[device]) if self.speeds else work
+
+
+def members_of(action: Action) -> Members:
+    """The (kind, stage) pairs that costs of an action are looked up by."""
+    return tuple((part.kind, part.stage) for part in parts_of(action))
 
 
 @dataclass(frozen=True)
@@ -72,9 +123,10 @@ class LayerTimes:
         head_forward, head_backward: norm, LM head and loss; never recomputed.
         input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known.
         hop: one boundary tensor between two devices.
+        overlap_gain, speeds: as in `CostTable`.
 
     Raises:
-        ValueError: if a time is negative, infinite or not a number.
+        ValueError: if a time is negative, infinite or not a number, a speed is not above 0, or a gain not a share.
     """
 
     forward: Sequence[Number]
@@ -88,8 +140,14 @@ class LayerTimes:
     head_weight_grad: Number = 0
     hop: Number = 0
     units_per_second: int = 1
+    overlap_gain: Number = 0
+    speeds: tuple[Number, ...] = ()
 
     def __post_init__(self) -> None:
+        if not 0 <= self.overlap_gain <= 1:
+            raise ValueError(f"overlap_gain={self.overlap_gain}: a share, from 0 (none is hidden) to 1 (all is)")
+        if not all(speed > 0 for speed in self.speeds):
+            raise ValueError(f"speeds={list(self.speeds)}: numbers above 0; 1 is a device as it was timed")
         for name, value in vars(self).items():
             for time in value if isinstance(value, Sequence) else (value,):
                 if not (time >= 0 and math.isfinite(time)):
@@ -99,12 +157,21 @@ class LayerTimes:
     def num_layers(self) -> int:
         return len(self.forward)
 
-    def table(self, partition: Partition, *, recompute_ahead: bool = False, fused_ahead: bool = False) -> CostTable:
-        """Times per stage of a partition.
+    def table(
+        self,
+        partition: Partition,
+        *,
+        recompute_ahead: bool = False,
+        fused_ahead: bool = False,
+        num_head_shards: int = 0,
+    ) -> CostTable:
+        """Times per stage of a partition; of the head's equal shares, if it is cut over the devices.
 
         Raises:
             ValueError: if the partition does not cover the layers.
         """
+        if num_head_shards:
+            return self._with_shared_head(partition, num_head_shards, recompute_ahead)
         partition.check_layers(self.num_layers)
         work = {
             Kind.F: self._forward_works(partition),
@@ -114,7 +181,19 @@ class LayerTimes:
         if self.input_grad:
             work[Kind.I] = self._backward_works(partition, recompute_ahead, self.input_grad, self.head_input_grad)
             work[Kind.W] = self._weight_works(partition)
-        return CostTable(work, self.hop, recompute_ahead, fused_ahead, self.units_per_second)
+        return CostTable(
+            work, self.hop, recompute_ahead, fused_ahead, self.units_per_second, self.overlap_gain, self.speeds
+        )
+
+    def _with_shared_head(self, partition: Partition, num_shards: int, recompute_ahead: bool) -> CostTable:
+        """No stage has the head's work; every device has a share of it as actions of their own."""
+        headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0)
+        found = headless.table(partition, recompute_ahead=recompute_ahead)
+        shares = {
+            Kind.HF: (Work(self.head_forward / num_shards, num_records=1),) * num_shards,
+            Kind.HB: (Work(self.head_backward / num_shards, num_records=1),) * num_shards,
+        }
+        return replace(found, work={**found.work, **shares})
 
     def _forward_works(self, partition: Partition) -> tuple[Work, ...]:
         last = len(partition.forward) - 1

@@ -10,11 +10,23 @@ from collections.abc import Callable
 
 import torch
 
+from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.executor import Gate
 from rpbench.engine.gradients import Gradients, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.reads import Reads
-from rpbench.engine.stage import Grain, Graph, Stages, backward, input_gradient, pieces, weight_gradients
+from rpbench.engine.segments import Segments
+from rpbench.engine.stage import (
+    Grain,
+    Graph,
+    Rest,
+    Segment,
+    Stages,
+    backward,
+    input_gradient,
+    pieces,
+    weight_gradients,
+)
 from rpbench.ir.action import Action
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
@@ -32,80 +44,95 @@ class Passes:
         read: number of an action -> the version its weights had.
     """
 
-    def __init__(self, stages: Stages, layout: Layout, reads: Reads, gradients: Gradients, grain: Grain) -> None:
+    def __init__(
+        self,
+        stages: Stages,
+        layout: Layout,
+        reads: Reads,
+        gradients: Gradients,
+        grain: Grain,
+        adjustments: Adjustments | None = None,
+    ) -> None:
+        self._adjustments = adjustments
         self.losses: dict[int, float] = {}
         self.read: dict[int, int] = {}
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
-        self._workload = stages.workload
-        self._kept: dict[tuple[int, int], torch.Tensor] = {}  # (module, microbatch) -> its input
-        self._outputs: dict[tuple[int, int], torch.Tensor] = {}  # (forward stage, microbatch) -> its output
-        self._heads: dict[int, Graph] = {}  # microbatch -> the head's graph
-        self._recomputed: dict[tuple[int, int], Graph] = {}  # (backward stage, microbatch) -> its topmost piece
-        self._slopes: dict[tuple[int, int], torch.Tensor | None] = {}  # (backward stage, microbatch) -> its input's
-        self._halves: dict[tuple[int, int], list[tuple[Graph, torch.Tensor | None]]] = {}  # after I, before W
+        self._workload, self._segments = stages.workload, Segments(stages.num_parts)
+        self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
+        self._outputs: dict[tuple[int, Segment], torch.Tensor] = {}  # (forward stage, segment) -> its output
+        self._heads: dict[Segment, Graph] = {}  # segment -> the head's graph
+        self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
+        self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
+        self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
 
     @property
     def num_left(self) -> int:
         """Tensors and graphs that still wait for their reader."""
         waiting = self._kept, self._outputs, self._heads, self._recomputed, self._slopes, self._halves
-        return sum(len(tensors) for tensors in waiting)
+        return sum(len(tensors) for tensors in waiting) + len(self._segments)
 
     # --- handlers ---
 
     def forward(self, action: Action, number: int, gate: Gate) -> None:
-        modules, (microbatch, version) = self._layout.forward[action.stage], self._at(action, number)
+        modules, (segment, version) = self._layout.forward[action.stage], self._at(action, number)
 
         def note(module: int, value: torch.Tensor) -> None:
             if module and (self._grain == "layer" or module in self._layout.starts):
-                self._kept[module, microbatch] = value
+                self._kept[module, segment] = value
 
-        x = self._stages.keep(
-            self._below_head(modules), self._input(action.stage, microbatch), microbatch, version, note
-        )
+        exchange = self._segments.exchange(segment, with_graph=False)
+        x, weights = self._input(action.stage, segment), version
+        if self._adjustments is not None:
+            weights = self._adjustments.before_forward(action.stage, segment[0], version)
+        x = self._stages.keep(self._below_head(modules), x, segment, weights, note, exchange)
         if self._layout.head in modules:
-            graph = self._heads[microbatch] = self._stages.graph(modules[-1:], x, microbatch, version)
-            self._note_loss(microbatch, graph.end)
+            graph = self._heads[segment] = self._stages.graph(modules[-1:], x, segment, weights)
+            self._note_loss(segment, graph.end)
         else:
-            self._outputs[action.stage, microbatch] = x
+            self._outputs[action.stage, segment] = x
+        if self._adjustments is not None:
+            self._adjustments.after_forward(action.stage, weights)
         self._release(modules, version)
 
     def fused(self, action: Action, number: int, gate: Gate) -> None:
-        modules, (microbatch, version) = self._layout.backward[action.stage], self._at(action, number)
-        graph = self._stages.graph(modules, self._input(len(self._layout.forward), microbatch), microbatch, version)
-        self._note_loss(microbatch, graph.end)
+        modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
+        graph = self._stages.graph(modules, self._input(len(self._layout.forward), segment), segment, version)
+        self._note_loss(segment, graph.end)
         gate()
         slope, gradients = backward(graph, None)
-        self._hand_down(action.stage, microbatch, slope)
-        self._hand_over(action.stage, microbatch, gradients)
+        self._hand_down(action.stage, segment, slope)
+        self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
 
     def recompute(self, action: Action, number: int, gate: Gate) -> None:
-        modules, (microbatch, version) = self._layout.backward[action.stage], self._at(action, number)
+        modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
         again = self.recomputed(action.stage)
         if again:
-            self._recomputed[action.stage, microbatch] = self._again(again[-1], microbatch, version)
+            self._recomputed[action.stage, segment] = self._again(again[-1], segment, version)
         self._release(modules, version)
 
     def backward(self, action: Action, number: int, gate: Gate) -> None:
-        gradients = self._go_back(action, number, gate, backward)
-        self._hand_over(action.stage, action.microbatch or 0, gradients)
+        differentiate = backward if self._segments.num_parts == 1 else self._segments.backward
+        gradients = self._go_back(action, number, gate, differentiate)
+        self._hand_over(action.stage, _segment_of(action), gradients)
 
     def backward_for_input(self, action: Action, number: int, gate: Gate) -> None:
-        """The first half: graphs are kept for the second, which goes through them once more."""
-        halves = self._halves[action.stage, action.microbatch or 0] = []
+        """The first half: what is handed down at once; the second half finds what is left to do."""
+        halves = self._halves[action.stage, _segment_of(action)] = []
 
         def differentiate(graph: Graph, slope: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-            halves.append((graph, slope))
-            return input_gradient(graph, slope), {}
+            below, rest = input_gradient(graph, slope)
+            halves.append(rest)
+            return below, {}
 
         self._go_back(action, number, gate, differentiate)
 
     def backward_for_weights(self, action: Action, number: int, gate: Gate) -> None:
-        modules, (microbatch, version) = self._layout.backward[action.stage], self._at(action, number)
+        modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
         gradients: Tensors = {}
-        for graph, slope in self._halves.pop((action.stage, microbatch)):
-            gradients |= weight_gradients(graph, slope)
-        self._hand_over(action.stage, microbatch, gradients)
+        for rest in self._halves.pop((action.stage, segment)):
+            gradients |= weight_gradients(rest)
+        self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
 
     # --- what they share ---
@@ -117,55 +144,64 @@ class Passes:
     def _go_back(self, action: Action, number: int, gate: Gate, differentiate: Differentiate) -> Tensors:
         """Backward through a stage, recomputing what is not there; its weights' gradients."""
         stage, modules = action.stage, self._layout.backward[action.stage]
-        microbatch, version = self._at(action, number)
-        again = self.recomputed(stage)
-        graph = self._recomputed.pop((stage, microbatch), None)
+        segment, version = self._at(action, number)
+        again, weights = self.recomputed(stage), version
+        if self._adjustments is not None:
+            weights = self._adjustments.before_backward(stage, segment[0], version)
+        graph = self._recomputed.pop((stage, segment), None)
         if again and graph is None:
-            graph = self._again(again[-1], microbatch, version)
+            graph = self._again(again[-1], segment, weights)
         gate()
         gradients: Tensors = {}
         if self._layout.head in modules:
-            slope, gradients = differentiate(self._heads.pop(microbatch), None)
+            slope, gradients = differentiate(self._heads.pop(segment), None)
         else:
-            slope = self._slopes.pop((stage + 1, microbatch))
-        for piece in reversed(again):
-            slope, found = differentiate(graph or self._again(piece, microbatch, version), slope)
+            slope = self._slopes.pop((stage + 1, segment))
+        for run in reversed(again):
+            slope, found = differentiate(graph or self._again(run, segment, weights), slope)
             gradients |= found
             graph = None
-        self._hand_down(stage, microbatch, slope)
+        self._hand_down(stage, segment, slope)
+        if self._adjustments is not None:
+            self._adjustments.after_backward(stage, weights)
         self._release(modules, version)
         return gradients
 
-    def _at(self, action: Action, number: int) -> tuple[int, int]:
-        """Microbatch and version of an action, the latter noted."""
-        assert action.microbatch is not None
+    def _at(self, action: Action, number: int) -> tuple[Segment, int]:
+        """Segment and version of an action, the latter noted."""
         version = self.read[number] = self._reads.version(action, number)
-        return action.microbatch, version
+        return _segment_of(action), version
 
-    def _input(self, stage: int, microbatch: int) -> torch.Tensor:
+    def _input(self, stage: int, segment: Segment) -> torch.Tensor:
         """What a forward stage, or the fused stage behind the last, begins with."""
         if stage == 0:
-            return self._workload.batch(microbatch).tokens
-        return self._outputs.pop((stage - 1, microbatch))
+            return self._tokens(segment)
+        return self._outputs.pop((stage - 1, segment))
 
-    def _again(self, modules: range, microbatch: int, version: int) -> Graph:
+    def _again(self, modules: range, segment: Segment, version: int) -> Graph:
         """Run modules once more, with graph, from the input kept for them."""
         first = modules.start
-        x = self._kept.pop((first, microbatch)) if first else self._workload.batch(microbatch).tokens
-        return self._stages.graph(modules, x, microbatch, version)
+        x = self._kept.pop((first, segment)) if first else self._tokens(segment)
+        return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
+
+    def _tokens(self, segment: Segment) -> torch.Tensor:
+        return self._workload.segment(*segment, self._segments.num_parts).tokens
 
     def _below_head(self, modules: range) -> range:
         return modules[:-1] if self._layout.head in modules else modules
 
-    def _hand_down(self, stage: int, microbatch: int, slope: torch.Tensor | None) -> None:
+    def _hand_down(self, stage: int, segment: Segment, slope: torch.Tensor | None) -> None:
         if stage:
-            self._slopes[stage, microbatch] = slope
+            self._slopes[stage, segment] = slope
 
-    def _hand_over(self, stage: int, microbatch: int, gradients: Tensors) -> None:
+    def _hand_over(self, stage: int, segment: Segment, gradients: Tensors) -> None:
+        microbatch, _ = segment
         self._gradients.add(stage, microbatch // self._workload.num_microbatches + 1, microbatch, gradients)
 
-    def _note_loss(self, microbatch: int, loss: torch.Tensor) -> None:
-        value = self.losses[microbatch] = float(loss.detach())
+    def _note_loss(self, segment: Segment, loss: torch.Tensor) -> None:
+        microbatch, part = segment
+        value = float(loss.detach())
+        self.losses[microbatch] = self.losses[microbatch] + value if part else value
         if not math.isfinite(value):
             raise NonFiniteLoss(
                 f"the loss of microbatch {microbatch} is {value}; lower learning_rate, or set clip_norm"
@@ -174,3 +210,8 @@ class Passes:
     def _release(self, modules: range, version: int) -> None:
         for module in modules:
             self._stages.weights.release(module, version)
+
+
+def _segment_of(action: Action) -> Segment:
+    assert action.microbatch is not None
+    return action.microbatch, action.part

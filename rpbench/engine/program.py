@@ -172,9 +172,10 @@ def gather_steps(schedule: Schedule) -> Schedule:
 
 def _gathered(row: Row, window: int) -> Row:
     last = {
-        action.microbatch // window + 1: place
+        part.microbatch // window + 1: place
         for place, action in enumerate(row)
-        if action.kind in GRADIENT and action.microbatch is not None
+        for part in parts_of(action)
+        if part.kind in GRADIENT and part.microbatch is not None
     }
     steps: dict[int, list[Action]] = {}
     for action in row:

@@ -32,9 +32,10 @@ _TAKES_GENERATOR = frozenset(
 )
 
 
-def seeded(seed: int, module: int, microbatch: int) -> "_Seeded":
-    """A context in which random numbers follow from the three."""
-    digest = hashlib.blake2b(f"{seed} {module} {microbatch}".encode(), digest_size=8).digest()
+def seeded(seed: int, module: int, microbatch: int, part: int = 0) -> "_Seeded":
+    """A context in which random numbers follow from these, `part` being a segment of the microbatch's sequences."""
+    names = f"{seed} {module} {microbatch}" + (f" {part}" if part else "")
+    digest = hashlib.blake2b(names.encode(), digest_size=8).digest()
     return _Seeded(int.from_bytes(digest, "big") >> 1)
 
 

@@ -4,12 +4,15 @@ Everything is at home on the host: weights by version, gradients, masters and op
 device has is what the action it runs holds, so any device may run any stage.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.accumulation import gradient_groups
+from rpbench.engine.adjustments import Adjustments
+from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.gradients import Gradients
 from rpbench.engine.layout import layout_of
@@ -31,12 +34,14 @@ class Settings:
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
+        compensation: what is done about late gradients.
         keep_gradients: keep every step's gradients, to compare them with a reference.
     """
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     recompute_grain: Grain = "stage"
     keep_gradients: bool = False
+    compensation: Compensation = field(default_factory=Compensation)
 
     def __post_init__(self) -> None:
         if self.recompute_grain not in GRAINS:
@@ -55,7 +60,8 @@ class Training:
         passes: what computes, with the losses and the versions it read.
 
     Raises:
-        ValueError: if the model does not have the partition's layers, or the schedule cuts sequences in parts.
+        ValueError: if the model does not have the partition's layers, or cannot run the parts the schedule cuts
+            sequences into.
     """
 
     def __init__(self, workload: Workload, schedule: Schedule, settings: Settings | None = None) -> None:
@@ -65,6 +71,8 @@ class Training:
         partition.check_layers(len(workload.modules) - 2)
         _check_shape(workload, schedule)
         self.workload, self.settings = workload, settings or Settings()
+        compensation = self.settings.compensation
+        check_compensation(schedule, compensation, has_tied=bool(workload.tied))
         self.layout = layout_of(partition)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
         self.schedule = gather_steps(schedule) if self.step_groups else schedule
@@ -72,11 +80,15 @@ class Training:
         self.weights = Weights(workload, self.reads.count(self.layout))
         self.groups = gradient_groups(self.schedule)
         self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients)
+        self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
-            workload, self.layout, masters_of(workload), self.gradients, self.settings.optimizer
+            workload, self.layout, masters_of(workload), self.gradients, self.settings.optimizer, self._pace
         )
-        stages = Stages(workload, self.weights, Shells(workload.modules))
-        self.passes = Passes(stages, self.layout, self.reads, self.gradients, self.settings.recompute_grain)
+        self._adjustments = self._adjust()
+        splits = any(action.kind is Kind.I for _, _, row in schedule.items() for action in row)
+        stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts, splits)
+        grain = self.settings.recompute_grain
+        self.passes = Passes(stages, self.layout, self.reads, self.gradients, grain, self._adjustments)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -112,10 +124,24 @@ class Training:
         window = range(step * self.workload.num_microbatches, (step + 1) * self.workload.num_microbatches)
         return math.fsum(self.passes.losses[microbatch] for microbatch in window)
 
+    def _adjust(self) -> Adjustments | None:
+        """What makes up for late gradients, if anything is to."""
+        if self._delays is None:
+            return None
+        settings, window = self.settings.compensation, self.workload.num_microbatches
+        return Adjustments(settings, self._delays, self.weights, self.optimizer, self.layout.backward, window)
+
+    def _pace(self, stage: int, version: int) -> float:
+        """The factor on a stage's learning rate at the step to `version`."""
+        return 1.0 if self._delays is None else slowdown(self._delays.tau[stage], version, self.settings.compensation)
+
     def _step(self, action: Action, number: int, gate: Gate) -> None:
         assert action.version is not None
         modules = self.layout.backward[action.stage]
+        before = self._adjustments.before_step(action.stage) if self._adjustments else {}
         self.optimizer.step(action.stage, action.version)
+        if self._adjustments:
+            self._adjustments.after_step(action.stage, before)
         self.weights.publish(modules, action.version, self.optimizer.values(modules))
 
     def _recomputed_from(self) -> dict[int, int]:
@@ -135,9 +161,29 @@ def _in_shared_memory(action: Action, number: int, gate: Gate) -> None:
 
 def _check_shape(workload: Workload, schedule: Schedule) -> None:
     if schedule.shape.num_parts > 1:
-        raise ValueError(f"num_parts={schedule.shape.num_parts}: the engine runs whole sequences; use backend=sim")
+        _check_parts(workload, schedule)
     if schedule.shape.num_microbatches != workload.num_microbatches:
         raise ValueError(
             f"the schedule has {schedule.shape.num_microbatches} microbatches a step, the workload "
             f"{workload.num_microbatches}: make both for the same number"
         )
+
+
+def _check_parts(workload: Workload, schedule: Schedule) -> None:
+    num_parts, seq_len = schedule.shape.num_parts, workload.batch(0).tokens.shape[1]
+    if num_parts > seq_len:
+        raise ValueError(
+            f"{num_parts} segments of a sequence of {seq_len} tokens: a segment holds at least 1; take fewer segments"
+        )
+    split = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.I, Kind.W, Kind.FB)]
+    if split:
+        raise ValueError(
+            f"{split[0]}: gradients of keys and values pass between segments in whole backwards only; "
+            "use schedule=seq1f1b as it is, or backend=sim"
+        )
+    for module in workload.modules[1:-1]:
+        if "earlier" not in inspect.signature(module.forward).parameters:
+            raise ValueError(
+                f"{type(module).__name__} runs whole sequences, the schedule cuts them into {num_parts} segments: "
+                "its forward must take the earlier ones' keys and values; use one segment, or another schedule"
+            )

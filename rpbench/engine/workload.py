@@ -34,6 +34,22 @@ class Workload:
         """The microbatch of that number, counted through over all steps."""
         return self.data.microbatch(*divmod(microbatch, self.num_microbatches))
 
+    def segment(self, microbatch: int, part: int, num_parts: int) -> Batch:
+        """One of the parts that a microbatch's sequences are cut into, equally long if that can be."""
+        if num_parts == 1:
+            return self.batch(microbatch)
+        tokens, labels = self.batch(microbatch)
+        length = tokens.shape[1]
+        cut = slice(length * part // num_parts, length * (part + 1) // num_parts)
+        return Batch(tokens[:, cut], labels[:, cut])
+
+    def share(self, loss: torch.Tensor, microbatch: int, part: int, num_parts: int) -> torch.Tensor:
+        """The mean loss of a segment as its share of the mean over its step's tokens."""
+        if num_parts == 1:
+            return loss / self.num_microbatches
+        whole, own = self.batch(microbatch).tokens, self.segment(microbatch, part, num_parts).tokens
+        return loss * own.shape[1] / (whole.shape[1] * self.num_microbatches)
+
     @cached_property
     def owner_of(self) -> dict[Place, Place]:
         """Every trainable parameter's place -> the first place that holds the same parameter."""

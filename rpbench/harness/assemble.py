@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rpbench import registry
+from rpbench.cost.activations import UNKNOWN, layer_activations
 from rpbench.cost.analytic import analytic_times, with_recomputed_head
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
@@ -12,7 +13,9 @@ from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.transfers import TransferTimes
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
+from rpbench.harness.offloading import transfer_times, with_offload, with_transfers
 from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, symmetric
@@ -37,6 +40,7 @@ class Assembled:
     cluster: Cluster
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
+    transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
     evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
 
     @property
@@ -64,17 +68,21 @@ def assemble(config: RunConfig) -> Assembled:
     choice = choose(config.partition, problem)
     costs = problem.costs(choice.partition)
     schedule = build_schedule(problem, choice.partition, costs, config.dispatch)
+    schedule = with_offload(config.offload, config.prefetch, schedule)
+    sizes = _model_bytes(config, model)
+    times = transfer_times(schedule, costs, sizes, cluster)
     return Assembled(
         problem.entry,
         schedule,
         check(schedule),
-        costs,
+        with_transfers(costs, times, boundaries=config.offload == "all"),
         choice,
         model,
         cluster,
-        _model_bytes(config, model),
+        sizes,
         _tokens_per_microbatch(config, model),
-        "predicted" if cost.name == "analytic" else "simulated",
+        times,
+        evidence=_evidence(cost),
     )
 
 
@@ -108,6 +116,7 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
         fused_ahead=cost.fused_ahead,
         published=_published(config, cost, entry, model),
         memory=DeviceMemory(sizes, cluster.device_memory_bytes) if sizes and cluster.device_memory_bytes else None,
+        activations=layer_activations(model, _tokens_per_microbatch(config, model) or 0) if model else UNKNOWN,
     )
     return problem, model, cluster
 
@@ -128,7 +137,7 @@ def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model |
 def build_schedule(problem: Problem, partition: Partition, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The schedule of a partition, dealt as asked, with optimizer steps where several follow each other."""
     schedule = deal(problem.order(partition), costs, dispatch)
-    if problem.num_steps > 1:
+    if schedule.shape.num_steps > 1:
         schedule = add_steps(schedule)
     return schedule
 
@@ -143,6 +152,20 @@ def _check_sizes(config: RunConfig) -> None:
 def _layer_times(
     config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry, cluster: Cluster
 ) -> LayerTimes:
+    """Times of the model's layers on the cluster's devices, which may differ in speed."""
+    if not 0 <= cost.overlap_gain <= 1:
+        raise ConfigError(f"cost.overlap_gain={cost.overlap_gain}: a share, from 0 (nothing is hidden) to 1 (all is)")
+    times = _times_of_source(config, cost, model, entry, cluster)
+    return replace(times, overlap_gain=cost.overlap_gain, speeds=cluster.speeds_of(config.num_devices))
+
+
+def _evidence(cost: CostConfig) -> str:
+    return "predicted" if cost.name == "analytic" else "simulated"
+
+
+def _times_of_source(
+    config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry, cluster: Cluster
+) -> LayerTimes:
     if cost.name == "analytic":
         if model is None:
             raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
@@ -151,7 +174,7 @@ def _layer_times(
         return with_recomputed_head(times) if cluster.corrections and not entry.separate_cuts else times
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
-    chunks = config.chunks_per_device or (2 if entry.looped else 1)
+    chunks = config.chunks_per_device or entry.chunks or (2 if entry.looped else 1)
     num_layers = model.num_layers if model else config.model.get("num_layers") or config.num_devices * chunks
     if not isinstance(num_layers, int) or num_layers < 1:
         raise ConfigError(f"model.num_layers={num_layers}: a whole number of at least 1")
@@ -222,9 +245,27 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     cluster = Cluster(**config.cluster)
     times = _layer_times(config, cost, model, entry or registry.entry("1f1b"), cluster)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
-    costs = times.table(schedule.partition, recompute_ahead=ahead, fused_ahead=cost.fused_ahead)
+    costs = times.table(
+        schedule.partition,
+        recompute_ahead=ahead,
+        fused_ahead=cost.fused_ahead,
+        num_head_shards=schedule.shape.num_head_shards,
+    )
     choice = Choice(schedule.partition, "given")
     sizes = _model_bytes(config, model)
     tokens = _tokens_per_microbatch(config, model)
-    evidence = "predicted" if cost.name == "analytic" else "simulated"
-    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens, evidence)
+    transfers = transfer_times(schedule, costs, sizes, cluster)
+    costs = with_transfers(costs, transfers, boundaries=False)
+    return Assembled(
+        entry,
+        schedule,
+        versions,
+        costs,
+        choice,
+        model,
+        cluster,
+        sizes,
+        tokens,
+        transfers,
+        evidence=_evidence(cost),
+    )

@@ -41,6 +41,7 @@ class CostConfig:
     weight_grad_ms: float = 1.0
     recompute_ms: float = 0.0
     hop_ms: float = 0.0
+    overlap_gain: float = 0.0
     recompute_ahead: bool | None = None
     fused_ahead: bool = False
     constants: dict[str, Any] = field(default_factory=dict)
@@ -89,6 +90,8 @@ class RunConfig:
     chunks_per_device: int | None = None
     partition: str = MISSING
     dispatch: str = MISSING
+    offload: str = "none"
+    prefetch: int = 1
     schedule_file: str | None = None
     seed: int = MISSING
     dtype: str = "float32"
@@ -151,6 +154,12 @@ def choices(group: str) -> list[str]:
 
 
 # --- what went wrong, in a few lines -------------------------------------------------------------------------
+
+
+def swept(experiment: str, key: str) -> list[Any]:
+    """The values an experiment of `conf/experiment/` sweeps a key over, in its order; numbers as numbers."""
+    params = OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml").hydra.sweeper.params
+    return list(OmegaConf.create(f"[{params[key]}]"))
 
 
 def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:

@@ -11,6 +11,7 @@ from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
+from rpbench.engine.compensation import Compensation, check_compensation
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.foreign import ForeignLoad
 from rpbench.engine.optimizer import OptimizerSettings
@@ -22,9 +23,12 @@ from rpbench.engine.workload import Workload
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, typed
 from rpbench.harness.verification import verified
+from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
-from rpbench.models.data import SyntheticTokens
+from rpbench.models.data import Data, Regrouped, SyntheticTokens
+from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
 
 BACKENDS = ("virtual", "cpu", "emulated")
@@ -45,10 +49,28 @@ class EngineConfig:
     recompute_grain: str = "stage"
     num_warmup_runs: int = 0
     time_scale: float = 1.0
+    optimizer: str = "adamw"
+    momentum: float = 0.0
 
-    def settings(self, *, keep_gradients: bool) -> Settings:
-        optimizer = OptimizerSettings(self.learning_rate, self.weight_decay, self.num_warmup_steps, self.clip_norm)
-        return Settings(optimizer, self.recompute_grain, keep_gradients)  # type: ignore[arg-type]  # checked there
+    def settings(self, config: RunConfig, entry: Entry | None) -> Settings:
+        optimizer = OptimizerSettings(
+            self.learning_rate, self.weight_decay, self.num_warmup_steps, self.clip_norm, self.optimizer, self.momentum
+        )
+        return Settings(
+            optimizer,
+            self.recompute_grain,  # type: ignore[arg-type]  # checked there
+            keep_gradients=config.verify,
+            compensation=_compensation(config, entry),
+        )
+
+
+def _compensation(config: RunConfig, entry: Entry | None) -> Compensation:
+    """What the schedule's method does about late gradients, by its options; a schedule from a file has none."""
+    if entry is None or config.schedule_file or not entry.compensation:
+        return Compensation()
+    if entry.compensation != "pipemare":
+        return Compensation(entry.compensation)  # type: ignore[arg-type]  # checked there
+    return Compensation(**{key: value for key, value in config.schedule.items() if key != "name"})
 
 
 def check_request(config: RunConfig, assembled: Assembled) -> None:
@@ -62,7 +84,12 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         if not engine.time_scale > 0:
             raise ConfigError(f"backend.time_scale={engine.time_scale}: a factor above 0; 1 is real time")
         return
-    engine.settings(keep_gradients=config.verify)
+    if assembled.schedule.shape.num_head_shards:
+        raise ConfigError(
+            f"schedule={assembled.schedule.name} cuts the head over the devices, and backend={engine.name} runs it "
+            "whole; use backend=sim or emulated"
+        )
+    settings = engine.settings(config, assembled.entry)
     if assembled.model is None:
         raise ConfigError(
             f"backend={engine.name} trains tensors, which model={config.model['name']} does not have; "
@@ -70,7 +97,18 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         )
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
-    _check_host_memory(assembled.model, DTYPES[config.dtype])
+    check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
+    check_host_memory(assembled.model, DTYPES[config.dtype])
+    if config.verify:
+        _check_reads_are_known(assembled.schedule)
+
+
+def _check_reads_are_known(schedule: Schedule) -> None:
+    """Refuse to verify what reads versions that only the run itself could tell."""
+    try:
+        lane_reads(schedule)
+    except ScheduleError as error:
+        raise ConfigError(f"verify=true: {error}, or verify=false") from None
 
 
 def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
@@ -86,7 +124,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
     engine = typed(EngineConfig, config.backend)
     if engine.name == "emulated":
         return _emulate(engine, assembled)
-    settings, workload = engine.settings(keep_gradients=config.verify), _workload(config, assembled)
+    settings, workload = engine.settings(config, assembled.entry), _workload(config, assembled)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more, sums are split and the last bits depend on the machine
     try:
@@ -161,14 +199,20 @@ def _workload(config: RunConfig, assembled: Assembled) -> Workload:
     sequences = typed(WorkloadConfig, config.workload).microbatch_sequences
     return Workload(
         list(build_model(model, seed=config.seed, dtype=dtype)),
-        SyntheticTokens(model.vocab, model.seq_len, sequences, config.seed),
+        _same_batches(config, assembled, SyntheticTokens(model.vocab, model.seq_len, sequences, config.seed)),
         assembled.schedule.shape.num_microbatches,
         config.seed,
         draws_random=model.dropout > 0,
     )
 
 
-def _check_host_memory(model: Model, dtype: torch.dtype) -> None:
+def _same_batches(config: RunConfig, assembled: Assembled, data: Data) -> Data:
+    """The microbatches every other schedule gets, in their order, however many of them make a step here."""
+    window = assembled.schedule.shape.num_microbatches
+    return data if config.schedule_file else Regrouped(data, config.num_microbatches, window)
+
+
+def check_host_memory(model: Model, dtype: torch.dtype) -> None:
     """Refuse a model whose weights and optimizer state do not fit; activations come on top."""
     size, master = dtype.itemsize, master_dtype(dtype).itemsize
     # The module's own weights; two versions, a gradient; a master and Adam's two moments.

@@ -2,39 +2,39 @@
 
 from typing import Any
 
+from rpbench.engine.compensation import Delays
 from rpbench.engine.gradients import Tensors
-from rpbench.engine.reference import largest_difference, train_reference
+from rpbench.engine.reference import largest_difference, reads_of, train_reference
 from rpbench.engine.training import Training
-from rpbench.harness.config import ConfigError
-from rpbench.ir.dependencies import version_read
+from rpbench.ir.action import Kind
+from rpbench.ir.lane_reads import lane_reads
 
 
 def verified(training: Training) -> dict[str, Any]:
     """The run against a plain loop on the same weights: 0.0 means that every bit agrees."""
     schedule, window = training.schedule, training.workload.num_microbatches
-    steps = training.reads.has_steps
-
-    def read_version(module: int, microbatch: int) -> int:
-        fixed = version_read(schedule.policy, schedule.shape, microbatch) if steps else 0
-        if fixed is None:
-            raise ConfigError(f"verify=true: policy {schedule.policy.value} has no reference; use verify=false")
-        return fixed
-
+    compensation = training.settings.compensation
+    reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
     reference = train_reference(
         training.workload,
         training.layout,
         training.groups,
         training.settings.optimizer,
         num_steps=schedule.shape.num_steps,
-        updates=steps,
-        read_version=read_version,
+        num_parts=schedule.shape.num_parts,
+        updates=training.reads.has_steps,
+        reads=reads,
+        compensation=compensation,
+        delays=Delays(schedule) if compensation.is_needed else None,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]
     for version, gradients in training.gradients.totals():
         found[version - 1] |= gradients
+    expected = lane_reads(schedule)
+    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
     expected_reads = {
-        number: read_version(0, action.microbatch or 0)
-        for number, action in enumerate(action for _, _, row in schedule.items() for action in row)
+        number: (expected.forward if action.kind is Kind.F else expected.backward)[action.stage, action.microbatch or 0]
+        for number, action in numbered
         if number in training.passes.read
     }
     return {

@@ -4,9 +4,14 @@ A sink takes part in a head's softmax and contributes nothing to its output. Her
 one, which every query sees: its value is zero, and its key meets one extra coordinate of the queries, which is 1,
 so that its score is the sink's number exactly. The other keys are 0 there. With a query for that token too, the
 causal rule stays the plain one, fused kernels apply, and the gradient reaches the sink through its key.
+
+A sequence may come in segments, one call each: then a segment's queries also see the keys and values of those
+before it, and its own are handed out for those after it.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -20,6 +25,13 @@ from rpbench.models.norm import Norm
 from rpbench.models.rotary import rotary_table, rotate
 
 WIDENING = 8  # fused kernels want heads of a multiple of 8 values; a sink needs one more value
+
+
+class KeysValues(NamedTuple):
+    """What a segment of a sequence leaves for those after it; keys are rotated already. (B, K, S, D) each."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 class Attention(nn.Module):
@@ -39,13 +51,21 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
         self.o = Linear(model.q_dim, model.hidden, model.biases)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, earlier: Sequence[KeysValues] = ()) -> tuple[torch.Tensor, KeysValues]:
+        """The output for a segment that follows on the earlier ones, and its own keys and values."""
         q, k, v = (self._heads(linear(x)) for linear in (self.q, self.k, self.v))  # (B, A, S, D)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        table = rotary_table(self.head_dim, x.shape[1], self.theta, self.scaling, x.dtype, x.device)
-        mixed = attend(rotate(q, *table), rotate(k, *table), v, self.window, self.sinks)
-        return self.o(mixed.transpose(1, 2).flatten(2))
+        start = sum(before.keys.shape[2] for before in earlier)
+        whole = rotary_table(self.head_dim, start + x.shape[1], self.theta, self.scaling, x.dtype, x.device)
+        table = whole[0][start:], whole[1][start:]
+        own = KeysValues(rotate(k, *table), v)
+        seen = own
+        if earlier:
+            keys, values = zip(*earlier, own, strict=True)
+            seen = KeysValues(torch.cat(keys, dim=2), torch.cat(values, dim=2))
+        mixed = attend(rotate(q, *table), *seen, self.window, self.sinks)
+        return self.o(mixed.transpose(1, 2).flatten(2)), own
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
@@ -58,17 +78,17 @@ def attend(
 
     Args:
         q: queries, (B, A, S, D).
-        k, v: keys and values, (B, K, S, D), where K divides A.
+        k, v: keys and values, (B, K, T, D), where K divides A; the queries are those of the last S of T tokens.
         window: how many keys a query sees, itself included; None for all before it.
         sinks: one score per query head, (A,); None without sinks.
 
     Returns:
         (B, A, S, D).
     """
-    seq_len, head_dim = q.shape[2:]
+    head_dim, seq_len, num_before = q.shape[3], k.shape[2], k.shape[2] - q.shape[2]
     mask = None
-    if window is not None and window < seq_len:
-        mask = window_mask(seq_len, window, sinks is not None, q.device)
+    if num_before or (window is not None and window < seq_len):
+        mask = window_mask(seq_len, window or seq_len, sinks is not None, q.device, num_before)
     if sinks is not None or not _shares_keys(q, mask):
         # A sink belongs to a query head, so every query head gets keys of its own.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -100,11 +120,15 @@ def _with_sink(
 
 
 @lru_cache(maxsize=64)
-def window_mask(seq_len: int, window: int, sink: bool, device: torch.device) -> torch.Tensor:
-    """True where a query (row) sees a key (column): its own and the `window` - 1 before; and the sink, if any."""
+def window_mask(seq_len: int, window: int, sink: bool, device: torch.device, num_before: int = 0) -> torch.Tensor:
+    """True where a query (row) sees a key (column): its own and the `window` - 1 before; and the sink, if any.
+
+    Tokens before the first query, `num_before` of them, have columns but no rows.
+    """
     with constant(device):
         size = seq_len + sink
         seen = torch.ones(size, size, dtype=torch.bool, device=device).tril().triu(1 - window)
         if sink:
             seen[:, 0] = True
-        return seen
+        rows = [row for row in range(size) if not sink <= row < sink + num_before]
+        return seen[rows] if num_before else seen

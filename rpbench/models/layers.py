@@ -1,11 +1,14 @@
 """The layers a schedule deals with: embedding, decoder layers, head. Each is x -> x and keeps no state in forward."""
 
+from collections.abc import Sequence
+from typing import overload
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from rpbench.cost.model import Model
-from rpbench.models.attention import Attention
+from rpbench.models.attention import Attention, KeysValues
 from rpbench.models.loss import CHUNK_TOKENS, linear_cross_entropy
 from rpbench.models.mlp import Experts, Mlp
 from rpbench.models.norm import Norm
@@ -35,9 +38,20 @@ class DecoderLayer(nn.Module):
         self.mlp = Experts(model) if model.experts_total > 1 else Mlp(model)
         self.dropout = model.dropout
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + functional.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
-        return x + functional.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+    @overload
+    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    @overload
+    def forward(self, x: torch.Tensor, earlier: Sequence[KeysValues]) -> tuple[torch.Tensor, KeysValues]: ...
+
+    def forward(
+        self, x: torch.Tensor, earlier: Sequence[KeysValues] | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, KeysValues]:
+        """x of whole sequences; or of a segment, given the earlier ones' keys and values, and with its own."""
+        mixed, own = self.attention(self.attention_norm(x), earlier or ())
+        x = x + functional.dropout(mixed, self.dropout, self.training)
+        x = x + functional.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+        return x if earlier is None else (x, own)
 
 
 class Head(nn.Module):

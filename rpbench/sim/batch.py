@@ -5,6 +5,7 @@ equal numbers of stages share one graph, and only the tables of stage times diff
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,21 +42,29 @@ class PlanBatch:
     def __init__(
         self, graph: Graph, times: LayerTimes, *, recompute_ahead: bool = False, fused_ahead: bool = False
     ) -> None:
-        name, kinds = graph.schedule.name, {kind for kind, _ in graph.slots}
+        name, plain = graph.schedule.name, {member for members in graph.slots for member in members}
+        kinds = {kind for kind, _ in plain}
         if kinds & {Kind.I, Kind.W} and not times.input_grad:
             raise ScheduleError(
                 f"schedule {name} splits backward, and no time is known for its halves; use cost=constant"
             )
-        if Kind.OVERLAP in kinds:
-            raise ScheduleError(f"schedule {name} overlaps actions, and no time is known for a pair of them")
         self._times = times
-        self._fused = graph.schedule.shape.fused
-        self._num_slots = len(graph.slots)
-        self._slots = {kind: [slot for slot, of in enumerate(graph.slots) if of[0] is kind] for kind in kinds}
-        self._stages = {kind: [stage for other, stage in graph.slots if other is kind] for kind in kinds}
+        self._fused, self._num_head_shards = graph.schedule.shape.fused, graph.schedule.shape.num_head_shards
+        # Rows of the tables: first what an action alone is looked up by, then what only OVERLAPs hold.
+        alone = [members for members in graph.slots if len(members) == 1]
+        self._rows = list(dict.fromkeys([member for members in alone for member in members] + sorted(plain)))
+        self._slots = {kind: [row for row, of in enumerate(self._rows) if of[0] is kind] for kind in kinds}
+        self._stages = {kind: [stage for other, stage in self._rows if other is kind] for kind in kinds}
+        self._members = [[self._rows.index(member) for member in members] for members in graph.slots]
+        slot, on_devices = graph.slot, tuple((number, 0) for number in range(len(graph.slots)))
+        if times.speeds:
+            slot, on_devices = graph.slots_on_devices
+        self._divisors = np.array([_divisor(graph, times, device) for _, device in on_devices])
+        self._of_slot = [number for number, _ in on_devices]
+        self._is_plain = all(len(members) == 1 for members in graph.slots) and (self._divisors == 1).all()
         late = late_edges(graph, CostTable({}, times.hop, recompute_ahead, fused_ahead))
         delay = np.where(graph.crosses, float(times.hop), 0.0)
-        self._edges = (graph.previous, graph.pred_start, graph.pred, delay, late, graph.slot)
+        self._edges = (graph.previous, graph.pred_start, graph.pred, delay, late, slot)
         width = min(WIDTH, max(LEAST_WIDTH, ENDS_IN_CACHE // graph.num_actions))
         self._room = (np.zeros(width), np.zeros(width), np.zeros((graph.num_actions, width)))
 
@@ -83,8 +92,12 @@ class PlanBatch:
 
     def _tables(self, forward: Ints, backward: Ints) -> tuple[Floats, Floats]:
         """Times before and in the main phase, (slots, plans): `LayerTimes.table` for all plans at once."""
-        times, plans = self._times, len(forward)
-        pre, main = np.zeros((self._num_slots, plans)), np.zeros((self._num_slots, plans))
+        plans, shards = len(forward), self._num_head_shards
+        whole = self._times
+        times = whole
+        if shards:
+            times = replace(whole, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0)
+        pre, main = np.zeros((len(self._rows), plans)), np.zeros((len(self._rows), plans))
         head_forward = 0 if self._fused else times.head_forward
         self._fill(main, Kind.F, times.forward, forward, head_forward)
         self._fill(pre, Kind.FB, times.forward, backward, times.head_forward)
@@ -94,6 +107,20 @@ class PlanBatch:
         self._fill(pre, Kind.I, times.recompute, backward)
         self._fill(main, Kind.I, times.input_grad, backward, times.head_input_grad)
         self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
+        for kind, head in ((Kind.HF, whole.head_forward), (Kind.HB, whole.head_backward)):
+            main[self._slots.get(kind, [])] = float(head) / max(1, shards)
+        return (pre, main) if self._is_plain else self._combined(pre, main)
+
+    def _combined(self, pre: Floats, main: Floats) -> tuple[Floats, Floats]:
+        """The same of every slot: of actions that run together, on devices of any speed."""
+        found = np.zeros((2, len(self._members), pre.shape[1]))
+        for slot, rows in enumerate(self._members):
+            if len(rows) == 1:
+                found[:, slot] = pre[rows[0]], main[rows[0]]
+            else:
+                each = pre[rows] + main[rows]
+                found[1, slot] = each.sum(axis=0) - self._times.overlap_gain * (each.sum(axis=0) - each.max(axis=0))
+        pre, main = found[:, self._of_slot] / self._divisors[:, None]
         return pre, main
 
     def _fill(self, table: Floats, kind: Kind, layers: Sequence[Number], counts: Ints, head: Number = 0) -> None:
@@ -101,6 +128,11 @@ class PlanBatch:
             sums = stage_sums(layers, counts)
             sums[:, -1] += float(head)
             table[self._slots[kind]] = sums.T[self._stages[kind]]
+
+
+def _divisor(graph: Graph, times: LayerTimes, device: int) -> float:
+    """What the time of a whole microbatch on a device of speed 1 is divided by."""
+    return float(times.speeds[device] if times.speeds else 1) * graph.schedule.shape.num_parts
 
 
 def stage_sums(layers: Sequence[Number], counts: Ints) -> Floats:

@@ -101,7 +101,7 @@ class _Floor:
         free = max(self.free[device], not_before)
         for action in job:
             early, late = self._inputs(action, device)
-            work = self.costs.of(action.kind, action.stage)
+            work = self.costs.of_action(action, device, self.shape.num_parts)
             free = max(max(free, early) + work.pre, late) + work.main
             self.ended[key(action)] = (free, device)
         self.rows[device] += job

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from rpbench.cost.table import CostTable, Number
+from rpbench.cost.table import CostTable, Number, Work
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.graph import COMPILE_FROM, Bools, Graph, build_graph
+from rpbench.sim.graph import COMPILE_FROM, Bools, Graph, Ints, build_graph
 from rpbench.sim.kernels import compiled, relax
 
 
@@ -22,7 +22,7 @@ def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
     Raises:
         ScheduleError: if the costs say nothing of an action.
     """
-    works = [costs.of(kind, stage) for kind, stage in graph.slots]
+    slot, works = works_by_slot(graph, costs)
     pre_of, main_of = [work.pre for work in works], [work.main for work in works]
     exact = any(not isinstance(time, (int, float)) for time in (*pre_of, *main_of, costs.hop))
     delay = np.where(graph.crosses, costs.hop, 0) if not exact else None
@@ -37,7 +37,7 @@ def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
             graph.pred,
             np.asarray(delay, float),
             late,
-            graph.slot,
+            slot,
             np.asarray(pre_of, float),
             np.asarray(main_of, float),
             *times,
@@ -52,7 +52,7 @@ def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
             graph.pred.tolist(),
             delays,
             late.tolist(),
-            graph.slot.tolist(),
+            slot.tolist(),
             pre_of,
             main_of,
             *lists,
@@ -61,6 +61,29 @@ def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
         columns = [[times[i] for i in rank] for times in lists]
     start, main, end, exposed = columns
     return Timeline(graph.schedule, start, main, end, exposed, graph.num_hops * costs.hop, costs.units_per_second)
+
+
+def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
+    """The slot of every action, by topological position, and the work of each slot.
+
+    Raises:
+        ScheduleError: if the costs say nothing of an action.
+    """
+    num_parts = graph.schedule.shape.num_parts
+    cargo = graph.cargo or (None,) * len(graph.slots)
+    works = [costs.together(members) for members in graph.slots]
+    slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(works))])
+    return slot, [
+        costs.on(device, works[number], num_parts) if carried is None else costs.of_cargo(carried)
+        for number, device in pairs
+        for carried in (cargo[number],)
+    ]
+
+
+def works_by_action(graph: Graph, costs: CostTable) -> list[Work]:
+    """The work of every action, in the order of `schedule.items()`; arguments as in `works_by_slot`."""
+    slot, works = works_by_slot(graph, costs)
+    return [works[number] for number in slot[graph.rank].tolist()]
 
 
 def late_edges(graph: Graph, costs: CostTable) -> Bools:

@@ -7,6 +7,9 @@ from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Weights
 from rpbench.sim.graph import Columns, Graph
 
+_TAKE = (Kind.F, Kind.FB)
+_RELEASE = (Kind.B, Kind.W, Kind.FB)
+
 
 def peak_in_flight(graph: Graph) -> list[int]:
     """Most stage activations each device holds at once: one more at F, one less at the end of B or W.
@@ -32,8 +35,12 @@ def in_flight(graph: Graph) -> list[npt.NDArray[np.int64]]:
 
 def _running_level(columns: Columns, first: int, last: int) -> npt.NDArray[np.int64]:
     kind = columns.kind[first:last]
-    taken = np.isin(kind, (Kind.F, Kind.FB)).astype(np.int64)
-    released = np.isin(kind, (Kind.B, Kind.W, Kind.FB)).astype(np.int64)
+    taken = np.isin(kind, _TAKE).astype(np.int64)
+    released = np.isin(kind, _RELEASE).astype(np.int64)
+    for number, parts in columns.sub.items():
+        if first <= number < last:
+            taken[number - first] = sum(part.kind in _TAKE for part in parts)
+            released[number - first] = sum(part.kind in _RELEASE for part in parts)
     held_before = np.cumsum(taken - released) - (taken - released)
     return held_before + taken
 

@@ -10,12 +10,13 @@ from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
+from rpbench.sim.longest_path import works_by_slot
 from rpbench.sim.memory import compute_lanes, peak_in_flight
 
 Floats = npt.NDArray[np.float64]
 
-_FORWARD = (Kind.F, Kind.FB)
-_BACKWARD = (Kind.B, Kind.FB, Kind.I)
+_FORWARD = (Kind.F, Kind.FB, Kind.OVERLAP)
+_BACKWARD = (Kind.B, Kind.FB, Kind.I, Kind.OVERLAP)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
         "bubble_makespan": 1 - work / capacity,
         "bubble_span": 1 - work / (len(lanes) * span),
         "bubble_over_ideal": (capacity - work) / work,
+        "span_s": span / second,
         "bubble_steady": _steady_bubble(graph, timeline, work / len(lanes)),
         "busy_s": [lane.busy / second for lane in lanes],
         "idle_s": (capacity - work) / second,
@@ -116,8 +118,8 @@ def _device_times(graph: Graph, timeline: Timeline, costs: CostTable) -> list[_D
 
 
 def _first_gradient_offset(graph: Graph, costs: CostTable) -> Floats:
-    by_slot = np.array([float(costs.of(kind, stage).first_gradient) for kind, stage in graph.slots])
-    return by_slot[graph.slot[graph.rank]]
+    slot, works = works_by_slot(graph, costs)
+    return np.array([float(work.first_gradient) for work in works])[slot[graph.rank]]
 
 
 def _split_idle(lanes: list[_DeviceTimes], makespan: float, after_last_forward: bool) -> Idle:
@@ -148,7 +150,7 @@ def _switch(lane: _DeviceTimes, warmup: int | None) -> float:
 
 
 def _num_layer_events(graph: Graph, costs: CostTable) -> int:
-    by_slot = np.array([costs.of(kind, stage).num_records for kind, stage in graph.slots])
+    by_slot = np.array([costs.together(members).num_records for members in graph.slots])
     return int(by_slot[graph.slot].sum())
 
 
@@ -158,7 +160,7 @@ def _num_layer_events(graph: Graph, costs: CostTable) -> int:
 def step_ends(graph: Graph, timeline: Timeline) -> Floats:
     """End of the last backward of every step."""
     columns, shape = graph.columns, graph.schedule.shape
-    backward = np.isin(columns.kind, (Kind.B, Kind.FB, Kind.I, Kind.W))
+    backward = np.isin(columns.kind, (*_BACKWARD, Kind.W))
     ends = np.zeros(shape.num_steps)
     step = columns.index[backward] // shape.num_microbatches
     np.maximum.at(ends, step, np.asarray(timeline.end, float)[backward])

@@ -2,12 +2,14 @@
 
 import random
 
+from nearby import nearby
+
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries, entry
 
-NAMES = sorted(entries())
+NAMES = [name for name, found in sorted(entries().items()) if not found.shards_head]  # what the engine trains
 
 
 def cut(num_layers: int, num_stages: int, rng: random.Random) -> tuple[int, ...]:
@@ -31,8 +33,8 @@ def build(
 ) -> Schedule:
     """A schedule with its partition: evenly cut, or at random places with a `seed`.
 
-    `stages` are the numbers of forward and backward stages where they differ. STEPs are there where several steps
-    follow each other, or if asked for.
+    Numbers that a schedule refuses are made larger. `stages` are the numbers of forward and backward stages where
+    they differ. STEPs are there where several steps follow each other, or if asked for.
     """
     found, rng = entry(name), random.Random(seed)
     if found.separate_cuts:
@@ -44,7 +46,8 @@ def build(
         below = split(num_layers - top, backward - 1) if backward > 1 else ()
         partition = Partition(split(num_layers - top, forward), (*below, top), fused=True)
     else:
-        number = num_devices * (chunks if found.looped else 1)
+        num_devices, chunks, num_microbatches = nearby(name, num_devices, chunks, num_microbatches)
+        number = num_devices * chunks
         partition = symmetric(split_evenly(num_layers, number) if seed is None else cut(num_layers, number, rng))
     shape = Shape(
         num_devices,

@@ -249,7 +249,7 @@ def die(walk, place):
 def test_ctrl_c_ends_within_two_seconds_and_leaves_nothing():
     program = textwrap.dedent("""
         import sys, time
-        sys.path.insert(0, sys.argv[1])
+        sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
         from cases import build
         from training_cases import uneven_costs
         from rpbench.engine.backends.cpu import CpuBackend

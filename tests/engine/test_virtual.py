@@ -49,7 +49,7 @@ def costs_of(draw, schedule: Schedule) -> CostTable:
 def test_the_virtual_clock_tells_the_simulators_time(name, data):
     draw = data.draw
     devices = draw(st.integers(1, 6))
-    microbatches = draw(st.integers(1, 3)) * devices if name == "interleaved_1f1b" else draw(st.integers(1, 9))
+    microbatches = draw(st.integers(1, 9))
     stages = draw(st.integers(1, 5)), draw(st.integers(1, 7))
     schedule = build(
         name, devices, microbatches, num_steps=draw(st.integers(1, 3)), seed=draw(st.integers(0, 99)), stages=stages

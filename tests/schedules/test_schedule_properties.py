@@ -2,14 +2,18 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nearby import nearby
 
-from rpbench.ir.action import Kind
+from rpbench.ir.action import HEAD, Kind, parts_of
 from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps, lower_communication
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, from_text, to_text
 from rpbench.registry import entries
 
@@ -22,7 +26,13 @@ IN_FLIGHT = {
     "1f1b": lambda p, v, m, r: min(p - r, m),
     "interleaved_1f1b": lambda p, v, m, r: min(v * m, v * p + p - 1 - 2 * r),  # m a multiple of p
     "looped_bfs": lambda p, v, m, r: m * v,
+    "pipedream": lambda p, v, m, r: p - r,  # m a multiple of p
+    "pipedream_2bw": lambda p, v, m, r: p - r,
+    "dapple": lambda p, v, m, r: min(2 * (p - r) - 1, m),
 }
+
+# Versions of its weights that a stage keeps at most; elsewhere one for each rank.
+MOST_VERSIONS = {Policy.FLUSH: 1, Policy.TWO_BW: 2}
 
 
 @st.composite
@@ -68,12 +78,12 @@ def test_a_schedule_runs_or_its_shape_is_refused(name, data):
         return
     check(schedule)
     assert schedule.name == name
-    assert schedule.shape == shape
+    assert replace(schedule.shape, num_parts=1, num_head_shards=0) == shape
     assert from_text(to_text(schedule)) == schedule
     check(lower_communication(schedule), rendezvous=True)
     check(lower_communication(schedule, lane="net"), rendezvous=True)
     stepped = add_steps(schedule)
-    check(stepped, max_versions=1)
+    check(stepped, max_versions=MOST_VERSIONS.get(schedule.policy, shape.num_ranks))
     check(lower_communication(stepped), rendezvous=True)
 
 
@@ -86,15 +96,23 @@ def test_work_is_dealt_by_count(name, data):
     schedule = build(name, shape)
     if schedule is None:
         return
-    found = Counter((action.kind, action.stage, action.microbatch) for _, _, row in schedule.items() for action in row)
+    shape = schedule.shape
+    found = Counter(
+        (Kind.B if part.kind is Kind.I else part.kind, part.stage, part.microbatch, part.part)
+        for _, _, row in schedule.items()
+        for action in row
+        for part in parts_of(action)
+        if part.kind is not Kind.W  # of which there is one for each I, or `check` would not pass
+    )
     top = shape.num_backward_stages - 1
-    microbatches = range(shape.total_microbatches)
-    expected = [(Kind.F, stage, mb) for stage in range(shape.num_stages) for mb in microbatches]
+    pieces = list(product(range(shape.total_microbatches), range(shape.num_parts)))
+    expected = [(Kind.F, stage, *piece) for stage in range(shape.num_stages) for piece in pieces]
     expected += [
-        (Kind.FB if shape.fused and stage == top else Kind.B, stage, mb)
+        (Kind.FB if shape.fused and stage == top else Kind.B, stage, *piece)
         for stage in range(shape.num_backward_stages)
-        for mb in microbatches
+        for piece in pieces
     ]
+    expected += [(kind, shard, *piece) for kind in HEAD for shard in range(shape.num_head_shards) for piece in pieces]
     assert found == Counter(expected)
 
 
@@ -122,7 +140,10 @@ def test_1f1b_holds_fewer_when_there_are_fewer(p, m):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_entry_says_what_its_schedule_is(name):
     entry = entries()[name]
-    shape = Shape(2, 2, 2, 3 if entry.separate_cuts else 0, fused=entry.separate_cuts)
+    shape = Shape(2, 2, 2, 3, fused=True)
+    if not entry.separate_cuts:
+        p, v, m = nearby(name, 2, 1, 2)
+        shape = Shape(p, p * v, m)
     schedule = entry.build(shape)
     assert entry.source
     assert (schedule.weights is Weights.STREAMED) == (not schedule.placement)

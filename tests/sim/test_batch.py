@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nearby import nearby
 
 from rpbench.cost.constant import constant_times
 from rpbench.cost.published import published_partition, published_times
@@ -23,7 +24,9 @@ PLANS = 3
 def one_by_one(graph, times, partitions, **ahead):
     makespans = []
     for partition in partitions:
-        timeline = simulate_graph(graph, times.table(partition, **ahead))
+        timeline = simulate_graph(
+            graph, times.table(partition, **ahead, num_head_shards=graph.schedule.shape.num_head_shards)
+        )
         ends = zip(timeline.start, timeline.end, strict=True)
         makespans.append(max((end for start, end in ends if end > start), default=0))
     return makespans
@@ -46,20 +49,25 @@ def batches(draw):
     name = draw(st.sampled_from(sorted(entries())))
     generator = entries()[name]
     p, layers = draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    m = p * draw(st.integers(1, 2)) if name == "interleaved_1f1b" else draw(st.integers(1, 6))
+    m = draw(st.integers(1, 6))
     if generator.separate_cuts:
         up, down, fused = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(0, layers))
         below = layers - fused
         partitions = [Partition(cuts(draw, below, up), (*cuts(draw, below, down), fused), True) for _ in range(PLANS)]
     else:
-        stages = p * (draw(st.integers(1, 3)) if generator.looped else 1)
+        p, v, m = nearby(name, p, draw(st.integers(1, 3)), m)
+        stages = p * v
         partitions = [symmetric(cuts(draw, layers, stages)) for _ in range(PLANS)]
     time = st.floats(0, 5)
-    per_layer = [draw(st.lists(time, min_size=layers, max_size=layers)) for _ in range(3)]
+    per_layer = [draw(st.lists(time, min_size=layers, max_size=layers)) for _ in range(5)]
     ends = {name: draw(time) for name in ("head_forward", "head_backward", "hop")}
+    ends |= {"head_input_grad": draw(time), "head_weight_grad": draw(time)}
+    ends |= {"input_grad": per_layer[3], "weight_grad": per_layer[4], "overlap_gain": draw(st.floats(0, 1))}
+    if draw(st.booleans()):
+        ends["speeds"] = tuple(draw(st.lists(st.floats(0.25, 4), min_size=p, max_size=p)))
     ahead = {name: draw(st.booleans()) for name in ("recompute_ahead", "fused_ahead")}
     shape = Shape(p, len(partitions[0].forward), m, len(partitions[0].backward), fused=partitions[0].fused)
-    return build_graph(generator.build(shape)), LayerTimes(*per_layer, **ends), partitions, ahead
+    return build_graph(generator.build(shape)), LayerTimes(*per_layer[:3], **ends), partitions, ahead
 
 
 @settings(deadline=None, max_examples=80)

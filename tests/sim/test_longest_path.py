@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nearby import nearby
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Action, Kind
@@ -33,20 +34,30 @@ def cells(draw):
         cut = [*cut, rest] if rest >= 0 else [sum(forward)]
         partition = Partition(tuple(forward), (*cut, fused), fused=True)
     else:
-        stages = p * (draw(st.integers(1, 3)) if generator.looped else 1)
+        p, v, m = nearby(name, p, draw(st.integers(1, 3)), m)
+        stages = p * v
         partition = symmetric(tuple(draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages).filter(any))))
-        if name == "interleaved_1f1b":
-            m = p * draw(st.integers(1, 3))
     num = partition.num_layers
     layer_times = LayerTimes(
         *(draw(st.lists(time, min_size=num, max_size=num)) for _ in range(3)),
         head_forward=draw(time),
         head_backward=draw(time),
+        head_input_grad=draw(time),
+        head_weight_grad=draw(time),
         hop=draw(time),
+        input_grad=draw(st.lists(time, min_size=num, max_size=num)),
+        weight_grad=draw(st.lists(time, min_size=num, max_size=num)),
+        overlap_gain=draw(st.floats(0, 1)),
+        speeds=tuple(draw(st.one_of(st.just([]), st.lists(st.floats(0.25, 4), min_size=p, max_size=p)))),
     )
     shape = Shape(p, len(partition.forward), m, len(partition.backward), fused=partition.fused)
     schedule = generator.build(shape).with_partition(partition)
-    costs = layer_times.table(partition, recompute_ahead=draw(st.booleans()), fused_ahead=draw(st.booleans()))
+    costs = layer_times.table(
+        partition,
+        recompute_ahead=draw(st.booleans()),
+        fused_ahead=draw(st.booleans()),
+        num_head_shards=schedule.shape.num_head_shards,
+    )
     return generator, schedule, costs
 
 

@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Mapping
 
-from rpbench.cost.table import CostTable
+from rpbench.cost.table import CostTable, Work
 from rpbench.engine.backends.threads import ThreadBackend
-from rpbench.engine.executor import Gate, Handler
-from rpbench.ir.action import Action, Kind
+from rpbench.engine.backends.virtual import works_of
+from rpbench.engine.executor import Gate, Handler, Perform
+from rpbench.engine.program import Program
+from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.timeline import Timeline
 
 _SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of prctl(2), in nanoseconds
 
@@ -29,6 +32,14 @@ class EmulatedBackend(ThreadBackend):
         self._unit_s = scale / costs.units_per_second
         super().__init__(_wake_on_time, float(costs.hop) * self._unit_s)
         self._costs = costs
+        self._works: list[Work] = []  # of the program that runs
+        self._first: list[Action] = []  # of each action of that program: itself, or the first of an OVERLAP
+
+    def run(self, program: Program, perform: Perform) -> Timeline:
+        """As `ThreadBackend.run`; every device works at its own speed."""
+        self._works = works_of(program, self._costs)
+        self._first = [parts_of(action)[0] for action in program.actions]
+        return super().run(program, perform)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -36,7 +47,9 @@ class EmulatedBackend(ThreadBackend):
         return dict.fromkeys(Kind, self._sleep)
 
     def _sleep(self, action: Action, number: int, gate: Gate) -> None:
-        work = self._costs.of(action.kind, action.stage)
+        if action is not self._first[number]:
+            return  # together with the first
+        work = self._works[number]
         if work.pre:
             time.sleep(float(work.pre) * self._unit_s)
         gate()

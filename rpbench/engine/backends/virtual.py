@@ -13,6 +13,7 @@ from rpbench.cost.table import CostTable, Number, Work
 from rpbench.engine.executor import Perform, failed
 from rpbench.engine.program import Program
 from rpbench.ir.timeline import Timeline
+from rpbench.sim.longest_path import works_by_action
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,13 @@ class VirtualBackend:
 
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action runs by the virtual clock, in the costs' unit."""
-        works = [self.costs.of(action.kind, action.stage) for action in program.actions]
+        works = works_of(program, self.costs)
         return run_clock(program, works, perform, self.costs.hop, self.costs.units_per_second)
+
+
+def works_of(program: Program, costs: CostTable) -> list[Work]:
+    """The work of every action on the device it stands on, by number."""
+    return works_by_action(program.graph, costs)
 
 
 def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:

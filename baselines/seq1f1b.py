@@ -1,0 +1,62 @@
+"""Seq1F1B: 1F1B whose unit of work is a segment of a sequence, not a whole microbatch.
+
+Every microbatch is cut into k segments (`.1` is the second). Forward takes them in order, since the attention of a
+segment reads the keys and values of those before it; backward in reverse, since those keys and values get gradients
+from the segments after. With 3 ranks, 2 microbatches and 2 segments:
+
+    rank 0   0F0 0F0.1 0F1 0F1.1 0B0.1 0B0 0B1.1 0B1
+    rank 1   1F0 1F0.1 1F1 1B0.1 1F1.1 1B0 1B1.1 1B1
+    rank 2   2F0 2F0.1 2B0.1 2F1 2B0 2F1.1 2B1.1 2B1
+
+Rank s begins with min(p - 2 - s + k, mk) forwards, then one forward and one backward in turn. With segments that
+take equal time the bubble is (p - 1)(F + B)/k, and rank s holds p - s + k - 1 segments at most, A(p - s + k - 1)/k of
+activations. The simulator takes the segments as equally long ("computation-wise" cuts); the engine cuts sequences
+into segments of equally many tokens, as nearly as can be.
+
+Source: Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training",
+NAACL'25 (arXiv 2406.03488), section 3.
+"""
+
+from dataclasses import replace
+from itertools import chain
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("seq1f1b", source="Sun et al., NAACL'25, section 3")
+def seq1f1b(shape: Shape, *, num_segments: int = 2) -> Schedule:
+    """1F1B of segments.
+
+    Args:
+        shape: with one stage on every rank.
+        num_segments: parts that every sequence is cut into (k in the paper).
+    """
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"seq1f1b puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1"
+        )
+    if num_segments < 1:
+        raise ValueError(f"schedule.num_segments={num_segments}: a sequence has at least 1 segment; try 2")
+    shape = replace(shape, num_parts=num_segments)
+    rows = tuple(
+        tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
+        for rank in range(shape.num_ranks)
+    )
+    return Schedule(shape, rows, name="seq1f1b", placement=looped_placement(shape))
+
+
+def _step(shape: Shape, rank: int, step: int) -> Row:
+    first = step * shape.num_microbatches
+    microbatches, parts = range(first, first + shape.num_microbatches), range(shape.num_parts)
+    forwards = [Action(Kind.F, rank, mb, part) for mb in microbatches for part in parts]
+    backwards = [Action(Kind.B, rank, mb, part) for mb in microbatches for part in reversed(parts)]
+
+    # As in 1F1B, and the first backward has to wait for the last segment of its microbatch.
+    num_warmup = min(shape.num_ranks - 2 - rank + shape.num_parts, len(forwards))
+    num_steady = len(forwards) - num_warmup
+
+    pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
+    return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])

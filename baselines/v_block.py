@@ -1,0 +1,203 @@
+"""V-Min and V-Half: a building block, repeated every six slots, whose lifespans set the memory.
+
+Rank r holds stages r and 2p-1-r, so the pipe runs down the ranks and up again (a V) and the loss is on rank 0. A
+microbatch is six unit slots on every rank: F of either chunk, I (input gradient) of either, W (weight gradient) of
+either. A block says in which slot each F and I of the first microbatch starts; the next microbatch follows six slots
+later. How long a block holds its activations is how much memory the schedule takes. Four steps make the order:
+
+    repeat    the block for every microbatch
+    reorder   into free slots before a rank's first turn (F of its second chunk) or after its last new microbatch,
+              as long as no rank holds more at any time than the fullest does anyway
+    weights   W when a rank would wait, or when it needs the room
+    squeeze   keep each rank's order, drop the empty slots
+
+V-Min with 3 ranks and 4 microbatches:
+
+    rank 0   0F0 0F1 0F2 5F0 5I0 5W0 5F1 0I0 5I1 0W0 5W1 5F2 0F3 0I1 5I2 0W1 5W2 5F3 5I3 0I2 5W3 0W2 0I3 0W3
+    rank 1   1F0 1F1 4F0 4I0 4F1 4W0 1I0 1F2 1W0 4I1 4F2 4W1 1I1 1F3 1W1 4I2 4F3 4W2 1I2 4I3 1W2 4W3 1I3 1W3
+    rank 2   2F0 3F0 2F1 3F1 3I0 2I0 3W0 2W0 2F2 3F2 3I1 2I1 3W1 2W1 2F3 3F3 3I2 2I2 3W2 2W2 3I3 2I3 3W3 2W3
+
+In flight, in chunks: 2*((p+4)//3) for V-Min and 2*((p+2)//2) for V-Half, a third and a half of 1F1B's 2p for many
+ranks.
+
+Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362), sections 3 and 4.
+The paper writes B for what is I here.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.registry import schedule
+
+SLOTS = 6  # of a microbatch on a rank: F, I and W of two chunks
+
+Block = tuple[int, int, int, int]  # first slots of F(r), F(2p-1-r), I(2p-1-r), I(r) on rank r
+
+
+class Pass(NamedTuple):
+    """A forward or an input gradient of a chunk, or a weight gradient; chunk 1 is the upper one."""
+
+    kind: Kind
+    chunk: int
+    microbatch: int
+
+
+# The passes of a block in the order a microbatch takes them.
+PASSES = ((Kind.F, 0), (Kind.F, 1), (Kind.I, 1), (Kind.I, 0))
+Slots = dict[Pass, int]  # where the passes of a rank stand
+
+
+@schedule("v_min", source="Qi et al., NeurIPS'24, sections 3 and 4", looped=True, chunks=2)
+def v_min(shape: Shape) -> Schedule:
+    """Every rank keeps at most 2 * ((p + 4) // 3) chunk activations."""
+    p = shape.num_ranks
+    shift = 0 if p % 3 else 2  # without it, two passes of a rank would meet in one slot
+    blocks = [(rank, 2 * p - 1 - rank, 2 * p + shift + rank, 4 * p + shift - 1 - rank) for rank in range(p)]
+    return _block_schedule("v_min", shape, blocks)
+
+
+@schedule("v_half", source="Qi et al., NeurIPS'24, sections 3 and 4", looped=True, chunks=2)
+def v_half(shape: Shape) -> Schedule:
+    """Every rank keeps at most 2 * ((p + 2) // 2) chunk activations."""
+    p = shape.num_ranks
+    shift = 0 if p % 2 else 3
+    blocks = [(2 * rank, 3 * p - 2 - rank, 3 * p + shift - 1 + 2 * rank, 6 * p + shift - 2 - rank) for rank in range(p)]
+    return _block_schedule("v_half", shape, blocks)
+
+
+def check_v(name: str, shape: Shape) -> None:
+    """Raise ValueError unless there are two stages on each rank."""
+    if shape.num_stages != 2 * shape.num_ranks:
+        raise ValueError(
+            f"{name} puts two stages on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks: there "
+            "must be twice as many; set chunks_per_device=2"
+        )
+
+
+def v_schedule(name: str, shape: Shape, orders: Sequence[Sequence[Pass]]) -> Schedule:
+    """The passes of one step on every rank as actions of stages in V placement, repeated for every step."""
+    top = shape.num_stages - 1
+
+    def row(rank: int) -> Row:
+        stages = rank, top - rank
+        return tuple(
+            Action(kind, stages[chunk], step * shape.num_microbatches + microbatch)
+            for step in range(shape.num_steps)
+            for kind, chunk, microbatch in orders[rank]
+        )
+
+    placement = tuple((min(stage, top - stage),) for stage in range(shape.num_stages))
+    return Schedule(shape, tuple(map(row, range(shape.num_ranks))), name=name, placement=placement)
+
+
+def _block_schedule(name: str, shape: Shape, blocks: list[Block]) -> Schedule:
+    check_v(name, shape)
+    m = shape.num_microbatches
+    slots = [
+        {Pass(*what, mb): first + SLOTS * mb for what, first in zip(PASSES, block, strict=True) for mb in range(m)}
+        for block in blocks
+    ]
+    held = [_held(rank) for rank in slots]
+    limit = max(map(max, held))
+    _reorder(slots, held, limit, blocks)
+    return v_schedule(name, shape, _squeeze([sorted(rank, key=rank.__getitem__) for rank in slots], limit))
+
+
+def _needs(what: Pass, rank: int, last: int) -> tuple[int, Pass] | None:
+    """The pass, and its rank, that hands a pass its input; `last` is the last rank."""
+    kind, chunk, microbatch = what
+    downwards = (kind is Kind.F) == (chunk == 0)
+    if downwards and rank:
+        return rank - 1, what
+    if not downwards and rank < last:
+        return rank + 1, what
+    if not downwards:
+        return last, Pass(kind, 1 - chunk, microbatch)  # the turn from one chunk to the other
+    return (0, Pass(Kind.F, 1, microbatch)) if kind is Kind.I else None  # the loss, the tokens
+
+
+# --- reorder ------------------------------------------------------------------------------------------------
+
+
+def _held(slots: Slots) -> list[int]:
+    """Chunk activations on a rank in every slot, if each W takes the first slot that is free for it."""
+    at = {slot: what for what, slot in slots.items()}
+    change: dict[int, int] = {}
+    waiting, slot, last = 0, 0, max(at)
+    while waiting or slot <= last:
+        what = at.get(slot)
+        if what is None:
+            if waiting:
+                waiting -= 1
+                change[slot + 1] = change.get(slot + 1, 0) - 1
+        elif what.kind is Kind.F:
+            change[slot] = change.get(slot, 0) + 1
+        else:
+            waiting += 1
+        slot += 1
+    return list(accumulate(change.get(moment, 0) for moment in range(slot)))
+
+
+def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: list[Block]) -> None:
+    """Move passes, first come first served, to free slots before a rank's first turn or after its newest microbatch."""
+    used = [set(rank.values()) for rank in slots]
+    standing = [(slot, rank, what) for rank, row in enumerate(slots) for what, slot in row.items()]
+    for slot, rank, what in sorted(standing):
+        need = _needs(what, rank, len(slots) - 1)
+        ready = slots[need[0]][need[1]] + 1 if need else 0
+        newest = blocks[rank][0] + len(slots[rank]) // len(PASSES) * SLOTS - SLOTS
+        for earlier in chain(range(ready, min(slot, blocks[rank][1])), range(max(ready, newest + 1), slot)):
+            if earlier in used[rank]:
+                continue
+            between = range(earlier, slot) if what.kind is Kind.F else range(0)
+            if any(held[rank][other] >= limit for other in between):
+                continue
+            for other in between:
+                held[rank][other] += 1
+            used[rank].remove(slot)
+            used[rank].add(earlier)
+            slots[rank][what] = earlier
+            break
+
+
+# --- weights and squeeze ------------------------------------------------------------------------------------
+
+
+def _squeeze(orders: list[list[Pass]], limit: int) -> list[list[Pass]]:
+    """Run every rank's F and I in order, as soon as unit times allow, with W in between."""
+    ranks = range(len(orders))
+    rows: list[list[Pass]] = [[] for _ in ranks]
+    waiting: list[deque[Pass]] = [deque() for _ in ranks]
+    ended: list[dict[Pass, int]] = [{} for _ in ranks]
+    now, in_flight, following = [0 for _ in ranks], [0 for _ in ranks], [0 for _ in ranks]
+
+    def weight_grad(rank: int) -> None:
+        rows[rank].append(waiting[rank].popleft())
+        now[rank] += 1
+        in_flight[rank] -= 1
+
+    stuck = False
+    while not stuck:
+        stuck = True
+        for rank in ranks:
+            while following[rank] < len(orders[rank]):
+                what = orders[rank][following[rank]]
+                need = _needs(what, rank, len(orders) - 1)
+                arrives = ended[need[0]].get(need[1]) if need else 0
+                if arrives is None:
+                    break
+                while waiting[rank] and (now[rank] < arrives or (what.kind is Kind.F and in_flight[rank] >= limit)):
+                    weight_grad(rank)
+                now[rank] = ended[rank][what] = max(now[rank], arrives) + 1
+                rows[rank].append(what)
+                if what.kind is Kind.F:
+                    in_flight[rank] += 1
+                else:
+                    waiting[rank].append(what._replace(kind=Kind.W))
+                following[rank] += 1
+                stuck = False
+    return [[*row, *left] for row, left in zip(rows, waiting, strict=True)]

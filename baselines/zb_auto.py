@@ -1,0 +1,260 @@
+"""ZB-1p and ZB-2p: a heuristic that orders F, I and W for given times within a memory limit.
+
+I is the input gradient, W the weight gradient. Four phases, placing every action as early as it can run:
+
+    warmup    F0 down the pipe; then, from the last stage up, as many forwards as fit before the first I arrives
+    turn      the first I, from the last stage to the first
+    rounds    a forward down the stages that want one, then the next I up all stages
+    drain     what is left of W
+
+W is placed only to make room, or where a stage would wait anyway: always if it ends before the input arrives,
+otherwise if the stage would idle more than the busiest can spare. Three switches (more warmup, I before F, fill
+every gap) give eight orders; the one with the shortest longest device-local span wins. With F = I = W, 3 ranks, 4
+microbatches and room for 3 activations (memory_limit=1p):
+
+    rank 0   0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
+    rank 1   1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
+    rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
+
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241), section 3. The paper writes B for
+what is I here. Its integer program and its optimizer post-validation are left out.
+"""
+
+import re
+from functools import lru_cache
+from itertools import chain, product
+from typing import NamedTuple
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.costs import StageCosts
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+# Rounding of times that are sums: what lies closer together is the same moment.
+ROUNDING = 1e-9
+
+
+class Switches(NamedTuple):
+    """The heuristic's choices.
+
+    Args:
+        more_warmup: warmup takes a forward that ends after the first I could begin, if it starts before.
+        input_grad_first: a stage leaves out a forward that would hold up its next I, unless it idles most.
+        fill_every_gap: W takes any gap, even if what comes next is late for it.
+    """
+
+    more_warmup: bool
+    input_grad_first: bool
+    fill_every_gap: bool
+
+
+@schedule("zb_auto", source="Qi et al., ICLR'24, section 3", needs_costs=True)
+def zb_auto(shape: Shape, costs: StageCosts, *, memory_limit: str = "2p") -> Schedule:
+    """No rank ever holds more than the limit: `1p`, `2p`, or a number of the fullest stage's activations.
+
+    Raises:
+        ValueError: for more or fewer stages than ranks, or a limit that is none or lets nothing run.
+    """
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"zb_auto puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1 or try schedule=interleaved_zb"
+        )
+    limit = read_limit(memory_limit, shape.num_ranks) * max(costs.activations)
+    rows = tuple(
+        tuple(chain.from_iterable(_actions(shape, rank, step, order) for step in range(shape.num_steps)))
+        for rank, order in enumerate(_best_order(shape.num_microbatches, costs, limit))
+    )
+    return Schedule(shape, rows, name="zb_auto", placement=looped_placement(shape))
+
+
+def read_limit(text: str, num_ranks: int) -> float:
+    """The activations a memory limit allows: `2p` is twice the ranks, a number is itself.
+
+    Raises:
+        ValueError: if it is neither, or below one activation.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(p?)", str(text).strip())
+    if match is None:
+        raise ValueError(
+            f"memory_limit={text!r}: write 1p or 2p (times the ranks), or a number of microbatch activations"
+        )
+    limit = float(match[1]) * (num_ranks if match[2] else 1)
+    if limit < 1:
+        raise ValueError(
+            f"memory_limit={text}: a rank must be able to hold the activations of one microbatch; take 1 or more"
+        )
+    return limit
+
+
+@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+def _best_order(num_microbatches: int, costs: StageCosts, limit: float) -> list[list[Kind]]:
+    trials = (_Heuristic(num_microbatches, costs, limit, Switches(*on)) for on in product((False, True), repeat=3))
+    return min((trial.run() for trial in trials), key=lambda trial: trial.span).rows
+
+
+def _actions(shape: Shape, rank: int, step: int, order: list[Kind]) -> Row:
+    """Kinds as actions: each kind goes through the microbatches in order."""
+    following = dict.fromkeys(order, step * shape.num_microbatches)
+    actions = []
+    for kind in order:
+        actions.append(Action(kind, rank, following[kind]))
+        following[kind] += 1
+    return tuple(actions)
+
+
+class _Heuristic:
+    """One setting of the switches; `run` fills `rows` and `span`."""
+
+    def __init__(self, num_microbatches: int, costs: StageCosts, limit: float, switches: Switches) -> None:
+        self.costs, self.limit, self.switches = costs, limit * (1 + ROUNDING), switches
+        self.num_stages, self.num_microbatches = costs.num_stages, num_microbatches
+        stages = range(self.num_stages)
+        self.rows: list[list[Kind]] = [[] for _ in stages]
+        self.forward_ends: list[list[float]] = [[] for _ in stages]
+        self.input_ends: list[list[float]] = [[] for _ in stages]
+        self.num_pending = [0] * self.num_stages  # I without their W
+        self.now = [0.0] * self.num_stages
+        self.started = [0.0] * self.num_stages
+        self.idle = [0.0] * self.num_stages
+        self.held = [0.0] * self.num_stages
+
+    @property
+    def span(self) -> float:
+        """The longest time from a stage's first start to its last end."""
+        return max(end - start for start, end in zip(self.started, self.now, strict=True))
+
+    def run(self) -> "_Heuristic":
+        for stage in range(self.num_stages):
+            self.started[stage] = self.now[stage] = self._forward_arrives(stage)
+            self._forward(stage)
+        for stage, count in enumerate(self._num_warmup()):
+            for _ in range(count - 1):
+                self._forward(stage)
+        self._input_grads()
+        while len(self.input_ends[0]) < self.num_microbatches:
+            wanted = self._wanted_forwards(put_off=self.switches.input_grad_first)
+            self._forwards(wanted)
+            self._input_grads()
+            if self.switches.input_grad_first:
+                late = self._wanted_forwards(put_off=False)
+                self._forwards([now and not before for now, before in zip(late, wanted, strict=True)])
+        for stage in range(self.num_stages):
+            self._drain(stage)
+        return self
+
+    # --- phases ---
+
+    def _num_warmup(self) -> list[int]:
+        """Forwards of every stage before its first I; a stage's predecessor has at least as many."""
+        costs, counts = self.costs, [1] * self.num_stages
+        ends, arrives = list(self.now), 0.0
+        for stage in reversed(range(self.num_stages)):
+            # A stage leaves room for one more forward on every stage before it: with as many as its predecessor, its
+            # next forward would wait for theirs in every round.
+            room = int(self.limit / max(costs.activations)) - stage
+            while counts[stage] < min(room, self.num_microbatches):
+                latest = ends[stage] if self.switches.more_warmup else ends[stage] + costs.forward[stage]
+                if latest > arrives + ROUNDING or (self.switches.more_warmup and latest >= arrives - ROUNDING):
+                    break
+                for other in range(stage + 1):
+                    if counts[other] <= counts[stage] or other == stage:
+                        counts[other] += 1
+                        ends[other] += costs.forward[other]
+            arrives = max(arrives, ends[stage]) + costs.input_grad[stage] + costs.hop
+        return counts
+
+    def _forwards(self, wanted: list[bool]) -> None:
+        for stage in range(self.num_stages):
+            sent = self.num_microbatches if not stage else len(self.forward_ends[stage - 1])
+            if not wanted[stage] or len(self.forward_ends[stage]) == sent:
+                continue
+            self._make_room(stage)
+            if self.held[stage] + self.costs.activations[stage] > self.limit:
+                return  # the stages after this one go without, too
+            self._fill(stage, self._forward_arrives(stage))
+            self._forward(stage)
+
+    def _wanted_forwards(self, put_off: bool) -> list[bool]:
+        """Stages that take a forward in this round: only where the next stage takes one, or needs no more."""
+        wanted = [False] * self.num_stages
+        most_idle = max(self.idle)
+        follows, arrives = True, 0.0
+        for stage in reversed(range(self.num_stages)):
+            left = len(self.forward_ends[stage]) < self.num_microbatches
+            takes = left and follows
+            free = self.now[stage]
+            if takes and put_off and len(self.input_ends[stage]) < len(self.forward_ends[stage]):
+                held_up = free + self.costs.forward[stage] > arrives
+                spared = self.idle[stage] + max(0.0, arrives - free) < most_idle
+                takes = not (held_up and spared and stage < self.num_stages - 1)
+            wanted[stage] = takes
+            follows = takes or not left
+            free += self.costs.forward[stage] * takes
+            arrives = max(arrives, free) + self.costs.input_grad[stage] + self.costs.hop
+        return wanted
+
+    def _input_grads(self) -> None:
+        for stage in reversed(range(self.num_stages)):
+            if len(self.input_ends[stage]) < len(self.forward_ends[stage]):
+                self._fill(stage, self._gradient_arrives(stage))
+                self._input_grad(stage)
+        if len(self.forward_ends[0]) == self.num_microbatches:
+            self._drain(0)
+
+    # --- single actions ---
+
+    def _forward_arrives(self, stage: int) -> float:
+        if not stage:
+            return 0.0
+        return self.forward_ends[stage - 1][len(self.forward_ends[stage])] + self.costs.hop
+
+    def _gradient_arrives(self, stage: int) -> float:
+        number = len(self.input_ends[stage])
+        if stage == self.num_stages - 1:
+            return self.forward_ends[stage][number]
+        return self.input_ends[stage + 1][number] + self.costs.hop
+
+    def _forward(self, stage: int) -> None:
+        self._take(stage, Kind.F, self._forward_arrives(stage), self.costs.forward[stage])
+        self.forward_ends[stage].append(self.now[stage])
+        self.held[stage] += self.costs.activations[stage]
+
+    def _input_grad(self, stage: int) -> None:
+        self._take(stage, Kind.I, self._gradient_arrives(stage), self.costs.input_grad[stage])
+        self.input_ends[stage].append(self.now[stage])
+        self.held[stage] -= self.costs.activations[stage] - self.costs.kept_for_weights[stage]
+        self.num_pending[stage] += 1
+
+    def _weight_grad(self, stage: int) -> None:
+        self._take(stage, Kind.W, 0.0, self.costs.weight_grad[stage])
+        self.held[stage] -= self.costs.kept_for_weights[stage]
+        self.num_pending[stage] -= 1
+
+    def _take(self, stage: int, kind: Kind, arrives: float, time: float) -> None:
+        wait = max(0.0, arrives - self.now[stage])
+        self.idle[stage] += wait
+        self.now[stage] += wait + time
+        self.rows[stage].append(kind)
+
+    # --- weight gradients ---
+
+    def _make_room(self, stage: int) -> None:
+        """W until one more forward fits."""
+        while self.num_pending[stage] and self.held[stage] + self.costs.activations[stage] > self.limit:
+            self._weight_grad(stage)
+
+    def _fill(self, stage: int, until: float) -> None:
+        """W in the time a stage would wait for its next input."""
+        weight_grad = self.costs.weight_grad[stage]
+        while self.num_pending[stage] and self.now[stage] + weight_grad <= until:
+            self._weight_grad(stage)
+        gap = until - self.now[stage]
+        if self.num_pending[stage] and gap > 0:
+            spare = max(self.idle) - self.idle[stage]
+            if self.switches.fill_every_gap or gap > spare:
+                self._weight_grad(stage)
+
+    def _drain(self, stage: int) -> None:
+        while self.num_pending[stage]:
+            self._weight_grad(stage)

@@ -1,0 +1,62 @@
+"""ZB-H1: 1F1B with backward cut in two; the weight gradients fill what was the drain.
+
+I is the input gradient, W the weight gradient. Rank r puts its first W off by r microbatches, so that gradients
+travel down the pipe without waiting for them. With 3 ranks and 4 microbatches:
+
+    rank 0   0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
+    rank 1   1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
+    rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
+
+The bubble is (p-1)(F+I-W), that of 1F1B (p-1)(F+I+W), of the longest device-local span. A rank holds at most p
+activations, as the first rank of 1F1B does.
+
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241), section 2.2. The paper writes B
+for what is I here.
+"""
+
+from itertools import chain
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("zb_h1", source="Qi et al., ICLR'24, section 2.2")
+def zb_h1(shape: Shape) -> Schedule:
+    """Every rank keeps at most min(num_ranks, num_microbatches) activations until their W."""
+    p = shape.num_ranks
+    return split_schedule("zb_h1", shape, [(p - rank, rank) for rank in range(p)])
+
+
+def split_schedule(name: str, shape: Shape, counts: list[tuple[int, int]]) -> Schedule:
+    """One stage a rank, backward in two halves; `counts` are per rank its warmup forwards and how many I it runs
+    before its first W.
+
+    Raises:
+        ValueError: for more or fewer stages than ranks.
+    """
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"{name} puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1 or try schedule=interleaved_zb"
+        )
+    rows = tuple(
+        tuple(chain.from_iterable(_step(shape, rank, step, *counts[rank]) for step in range(shape.num_steps)))
+        for rank in range(shape.num_ranks)
+    )
+    return Schedule(shape, rows, name=name, placement=looped_placement(shape))
+
+
+def _step(shape: Shape, rank: int, step: int, num_warmup: int, lag: int) -> Row:
+    first = step * shape.num_microbatches
+    forwards, inputs, weights = (
+        [Action(kind, rank, mb) for mb in range(first, first + shape.num_microbatches)]
+        for kind in (Kind.F, Kind.I, Kind.W)
+    )
+    order = forwards[:num_warmup]
+    for number, action in enumerate(inputs):
+        order.append(action)
+        if number >= lag:
+            order.append(weights[number - lag])
+        order += forwards[num_warmup + number : num_warmup + number + 1]
+    return (*order, *weights[max(0, len(weights) - lag) :])

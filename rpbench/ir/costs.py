@@ -1,0 +1,48 @@
+"""StageCosts: what a generator may know of times and sizes, where an order depends on them.
+
+Most orders are made of counts alone. Those that a heuristic or a search finds need to know how long each stage
+takes and what it holds. Nothing of this stays in the schedule.
+"""
+
+from dataclasses import dataclass
+
+from rpbench.ir.schedule import Shape
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Times of one microbatch on every stage, and the activations it leaves there.
+
+    Args:
+        forward, input_grad, weight_grad: per stage, in any one unit of time.
+        hop: of one transfer between devices, in the same unit.
+        activations: per stage, held from F on, in any one unit of memory.
+        kept_for_weights: per stage, the part of them that only W lets go; the rest goes at I.
+
+    Raises:
+        ValueError: if the lists differ in length, or more is kept than there is.
+    """
+
+    forward: tuple[float, ...]
+    input_grad: tuple[float, ...]
+    weight_grad: tuple[float, ...]
+    hop: float
+    activations: tuple[float, ...]
+    kept_for_weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(value) for value in vars(self).values() if isinstance(value, tuple)}
+        if len(lengths) != 1:
+            raise ValueError(f"stage costs of {sorted(lengths)} stages: give every quantity for each stage")
+        if any(kept > held for kept, held in zip(self.kept_for_weights, self.activations, strict=True)):
+            raise ValueError("a stage keeps more for its weight gradient than its forward left; check the sizes")
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.forward)
+
+
+def unit_costs(shape: Shape) -> StageCosts:
+    """F = I = W = 1 on every stage, no hops; activations are held until W."""
+    ones = (1.0,) * shape.num_stages
+    return StageCosts(ones, ones, ones, 0.0, ones, ones)
