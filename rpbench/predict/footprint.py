@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rpbench.cost.kept import kept_bytes, working_bytes
 from rpbench.cost.basis import Basis
+from rpbench.cost.kept import kept_bytes, working_bytes
 from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.operators import boundary_bytes
 from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
