@@ -23,6 +23,7 @@ from analysis.figures import (
     timelines,
     tradeoff,
     tuning,
+    what_if,
 )
 from analysis.runs import MissingRuns
 from analysis.tables import causal, plans, prediction_score, published_cells
@@ -56,6 +57,7 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "figure14_predicted": predicted_curves.cost,
     "figure15_predicted": predicted_curves.scaling,
     "figure16_predicted": predicted_curves.seqlen,
+    "what_if": what_if.exhibit,
 }
 
 

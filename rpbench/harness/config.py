@@ -50,11 +50,13 @@ class CostConfig:
 
 @dataclass
 class WorkloadConfig:
-    """`system` belongs to the workload `paper`: whose settings, if not those of the schedule's own system."""
+    """`system`, `sequences` and `microbatches` belong to the workload `paper`."""
 
     name: str = MISSING
     microbatch_sequences: int = 4
     system: str | None = None
+    sequences: int | None = None
+    microbatches: int | None = None
 
 
 @dataclass

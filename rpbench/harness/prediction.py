@@ -9,7 +9,7 @@ from rpbench.cost.model import Model
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
-from rpbench.predict.settings import published_settings
+from rpbench.predict.settings import Settings, given_settings, published_settings
 from rpbench.predict.systems import system
 
 # Schedules that stand for a system of the published tables.
@@ -59,9 +59,20 @@ def case_of(config: RunConfig) -> Case:
         )
     basis = basis_of(cluster, config.cost)
     name = _system(config)
-    memory = basis.get("device_memory_bytes", float("inf"))
-    settings = published_settings(name, cluster.published_name, model.published_name, memory)
-    return Case(name, model, basis, settings, config.num_devices)
+    return Case(name, model, basis, _settings(config, name, model, cluster), config.num_devices)
+
+
+def _settings(config: RunConfig, name: str, model: Model, cluster: Cluster) -> Settings:
+    asked = typed(WorkloadConfig, config.workload)
+    if asked.sequences is None and asked.microbatches is None:
+        memory = float(cluster.device_memory_bytes or "inf")
+        return published_settings(name, cluster.published_name, model.published_name, memory)
+    if not (asked.sequences and asked.microbatches and asked.sequences > 0 and asked.microbatches > 0):
+        raise ConfigError(
+            f"workload.sequences={asked.sequences} with workload.microbatches={asked.microbatches}: give both as whole "
+            "numbers of at least 1, or neither for the settings of the scripts"
+        )
+    return given_settings(name, config.num_devices, asked.sequences, asked.microbatches)
 
 
 def _system(config: RunConfig) -> str:

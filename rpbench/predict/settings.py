@@ -4,7 +4,7 @@ Data: `analysis/published/run_settings.csv`, transcribed from the run scripts of
 (arXiv 2604.27085). A system, machine or model without a row takes the nearest one, and says so.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
@@ -95,12 +95,16 @@ def _read(system: str, row: dict[str, str], source: str) -> Settings:
     return Settings(int(row["global_batch_sequences"]), calls, inner, float(row["micro_batch_sequences"]), source)
 
 
-def resized(settings: Settings, microbatch_sequences: float, num_microbatches: int) -> Settings:
-    """The same with another microbatch; the batch follows."""
-    return replace(
-        settings,
-        global_sequences=round(microbatch_sequences * num_microbatches * settings.num_calls),
-        microbatch_sequences=microbatch_sequences,
-        num_microbatches=num_microbatches,
-        source="given",
-    )
+def given_settings(system: str, num_devices: int, sequences: int, num_microbatches: int) -> Settings:
+    """A step of so many microbatches, cut the way the system cuts one; the batch is the same for all systems.
+
+    Args:
+        sequences: of one microbatch; data-parallel systems take as many on every device at a time.
+    """
+    batch = sequences * num_microbatches
+    if system.startswith(("roundpipe", "mobius")):
+        return Settings(batch, 1, num_microbatches, float(sequences), "given")
+    if system.startswith("megatron"):
+        return Settings(batch, num_microbatches, 1, float(sequences), "given")
+    calls = ceil(batch / (num_devices * sequences))
+    return Settings(batch, calls, 1, batch / (num_devices * calls), "given")
