@@ -40,11 +40,12 @@ class Measured:
     head_backward_s: float
 
 
-def measure_machine(device: str, width: int = 1024) -> Measured:
+def measure_machine(device: str, width: int = 1024, copy_bytes: int = _COPY_BYTES) -> Measured:
     """Measure a device: `cpu`, or `cuda` for the first GPU.
 
     Args:
         width: of the square products.
+        copy_bytes: of the tensors that are copied and added.
 
     Raises:
         ValueError: for a device that is not there.
@@ -60,9 +61,9 @@ def measure_machine(device: str, width: int = 1024) -> Measured:
             matmul_flops_per_s=_product_rate(device, narrow, width, fast=True),
             wide_matmul_flops_per_s=_product_rate(device, narrow, width, fast=False),
             attention_flops_per_s=_attention_rate(device, narrow),
-            memory_bytes_per_s=_memory_rate(device),
-            copy_bytes_per_s=_copy_rate(device),
-            host_bytes_per_s=_optimizer_rate(),
+            memory_bytes_per_s=_memory_rate(device, copy_bytes),
+            copy_bytes_per_s=_copy_rate(device, copy_bytes),
+            host_bytes_per_s=_optimizer_rate(copy_bytes),
             launch_s=_launch_s(device, narrow),
             forward_s=layer[0],
             backward_s=layer[1],
@@ -116,24 +117,24 @@ def _attention_rate(device: str, dtype: torch.dtype) -> float:
     return 2 * batch * heads * tokens * tokens * width / took
 
 
-def _memory_rate(device: str) -> float:
+def _memory_rate(device: str, num_bytes: int) -> float:
     """Bytes read and written per second by an addition of large tensors."""
-    left, right = (torch.randn(_COPY_BYTES // 4, device=device) for _ in range(2))
+    left, right = (torch.randn(num_bytes // 4, device=device) for _ in range(2))
     out = torch.empty_like(left)
-    return 3 * _COPY_BYTES / _seconds(device, lambda: torch.add(left, right, out=out))
+    return 3 * num_bytes / _seconds(device, lambda: torch.add(left, right, out=out))
 
 
-def _copy_rate(device: str) -> float:
+def _copy_rate(device: str, num_bytes: int) -> float:
     """Bytes per second from pinned host memory to the device; within memory where the device is the host."""
-    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=device == "cuda")
-    target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+    source = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
+    target = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     source.fill_(1)
-    return _COPY_BYTES / _seconds(device, lambda: target.copy_(source))
+    return num_bytes / _seconds(device, lambda: target.copy_(source))
 
 
-def _optimizer_rate() -> float:
+def _optimizer_rate(num_bytes: int) -> float:
     """Bytes of optimizer state per second that Adam moves on the host: 28 a parameter (four reads, three writes)."""
-    weight = torch.nn.Parameter(torch.randn(_COPY_BYTES // 16))
+    weight = torch.nn.Parameter(torch.randn(num_bytes // 16))
     weight.grad = torch.randn_like(weight)
     optimizer = torch.optim.Adam([weight], fused=True)
     return 28 * weight.numel() / _seconds("cpu", lambda: optimizer.step())

@@ -107,9 +107,12 @@ def _with_short_ones(graph: Graph, num_microbatches: int) -> Graph:
     """The last microbatch of every call, which is shorter, has costs of its own: see `_costs`."""
     index = graph.columns.index[graph.order]
     short = (index >= 0) & (index % num_microbatches == num_microbatches - 1)
-    known = [what for members in graph.slots for what in members]
-    stages = {kind: max(stage for other, stage in known if other is kind) + 1 for kind, _ in known}
-    others = tuple(tuple((kind, stage + stages[kind]) for kind, stage in members) for members in graph.slots)
+    shape = graph.schedule.shape
+
+    def behind(kind: Kind, stage: int) -> tuple[Kind, int]:
+        return kind, stage + (shape.num_stages if kind is Kind.F else shape.num_backward_stages)
+
+    others = tuple(tuple(behind(*what) for what in members) for members in graph.slots)
     slot = (graph.slot + len(graph.slots) * short).astype(graph.slot.dtype)
     return replace(graph, slot=slot, slots=graph.slots + others)
 

@@ -1,0 +1,122 @@
+"""The committed predictions: what the code computes, refits, bars."""
+
+import csv
+
+import pytest
+
+from analysis.predictions import compare, misses, refit, score, tables
+from analysis.predictions.cases import case_of, cells
+from analysis.predictions.compare import Cell, declared, published_value
+from rpbench.predict import predict
+from rpbench.predict.lengths import longest_sequence
+
+
+def test_committed_throughputs_are_what_the_code_computes():
+    rows = {(row["system"], row["platform"], row["model"]): row for row in tables.read("throughput")}
+    assert len(rows) == len(cells()) == 80
+    for system, cluster, model in cells():
+        found = predict(case_of(system, cluster, model), with_interval=False)
+        row = rows[system, tables.PLATFORMS[cluster], found.case.model.published_name]
+        assert row["status"] == found.status
+        assert row["tokens_per_s"] == ("" if found.tokens_per_s is None else f"{found.tokens_per_s:.2f}")
+
+
+def test_committed_intervals_are_what_the_code_computes():
+    for row in tables.read("throughput"):
+        if row["system"] == "megatron-tp" and row["status"] == "ok":
+            cluster = next(name for name, known in tables.PLATFORMS.items() if known == row["platform"])
+            model = next(name for name, known in tables.PUBLISHED_MODELS.items() if known == row["model"])
+            found = predict(case_of("megatron-tp", cluster, model))
+            assert [row["tokens_per_s_low"], row["tokens_per_s_high"]] == [f"{found.low:.2f}", f"{found.high:.2f}"]
+
+
+def test_committed_lengths_are_what_the_code_computes():
+    rows = [row for row in tables.read("max_seq_len") if row["system"] != "roundpipe" or row["model"] == "qwen3-1.7b"]
+    for row in rows:
+        cluster = next(name for name, known in tables.PLATFORMS.items() if known == row["platform"])
+        model = next(name for name, known in tables.PUBLISHED_MODELS.items() if known == row["model"])
+        assert int(row["max_seq_len_tokens"] or 0) == longest_sequence(case_of(row["system"], cluster, model))
+
+
+def test_committed_costs_and_sequence_lengths_are_what_the_code_computes():
+    assert tables.as_csv(tables.cost_efficiency(tables.read("throughput"))) == _text("cost_efficiency")
+    assert [row["seq_len_tokens"] for row in tables.read("seqlen_sensitivity")] == [str(2**n) for n in range(9, 17)]
+
+
+def _text(name):
+    return (tables.FOLDER / f"{name}.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["throughput", "max_seq_len"])
+def test_tables_have_the_names_of_the_published_ones(name):
+    with (tables.FOLDER.parent / "published" / f"{name}.csv").open(newline="") as source:
+        published = list(csv.DictReader(source))
+    ours = tables.read(name)
+    assert set(published[0]) & {"system", "platform", "num_gpus", "model", "status", "tokens_per_s"} <= set(ours[0])
+    for key in ("system", "platform", "model", "status"):
+        assert {row[key] for row in published} - {"fsdp-offload"} <= {row[key] for row in ours}
+
+
+def test_scaling_ends_where_throughput_stands():
+    whole = {
+        (r["platform"], r["model"]): r["tokens_per_s"] for r in tables.read("throughput") if r["system"] == "roundpipe"
+    }
+    scaled = tables.read("scaling")
+    assert sorted({row["num_gpus"] for row in scaled}) == [str(num) for num in range(1, 9)]
+    assert {(r["platform"], r["model"]): r["tokens_per_s"] for r in scaled if r["num_gpus"] == "8"} == whole
+
+
+def test_corrections_are_the_published_timings_over_the_count():
+    basis = declared()
+    for name, value in refit.corrections(basis).items():
+        assert basis.values[name] == pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["host_bytes_per_s", "collective_bytes_per_s", "tensor_logit_bytes"])
+def test_fitted_constants_are_what_their_fit_gives(name):
+    basis = declared()
+    cells = [compare.cell_of(key) for key in basis.declared[name].cells]
+    assert refit.fit(name, cells, basis) == pytest.approx(basis.values[name], rel=0.02)
+
+
+def test_a_fit_meets_its_cell():
+    basis = declared()
+    cell = Cell("throughput", "fsdp", "llama31_8b")
+    value = refit.fit("collective_bytes_per_s", [cell], basis)
+    off = compare.error(cell, compare.with_values(basis, {"collective_bytes_per_s": value}))
+    assert abs(off) < 0.01
+
+
+def test_bars_are_measured_on_the_committed_tables(monkeypatch):
+    dense = score.bars()[0]
+    assert dense.measured.startswith("qwen3_1p7b +0.9%")
+    rows = tables.read("throughput")
+    for row in rows:
+        if (row["system"], row["platform"], row["model"]) == ("roundpipe", "8x-rtx4090-24gb", "qwen3-1.7b"):
+            row["tokens_per_s"] = "1.0"
+    monkeypatch.setattr(score, "read", lambda name: rows)
+    assert (
+        not score.errors("throughput", ["roundpipe"], ["qwen3_1p7b"])[Cell("throughput", "roundpipe", "qwen3_1p7b")]
+        > -0.9
+    )
+
+
+def test_every_published_verdict_is_predicted():
+    verdicts = next(bar for bar in score.bars() if "verdict" in bar.name)
+    assert verdicts.held
+    assert verdicts.measured.startswith("40 of 40")
+
+
+def test_a_miss_is_explained_by_what_would_close_it():
+    miss = misses.explain(Cell("throughput", "roundpipe-sync", "gpt_oss_20b"))
+    assert miss.error < -misses.LIMIT
+    lever = next(lever for lever in miss.levers if lever.constant == "host_bytes_per_s")
+    basis = declared().scaled(lever.constant, lever.factor)
+    assert abs(compare.error(miss.cell, basis)) < 0.06
+    assert misses.explain(Cell("throughput", "roundpipe", "llama31_8b")) is None
+
+
+def test_unknown_cells_have_no_value():
+    assert published_value(Cell("throughput", "nobody", "llama31_8b")) == ("not stated", None)
+    with pytest.raises(ValueError, match="cannot be fitted on"):
+        compare.log_error(Cell("throughput", "zero-2", "llama31_8b"), declared())

@@ -1,0 +1,81 @@
+"""Every constant of the analytic costs says where it comes from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from rpbench.cost.basis import make_basis
+from rpbench.cost.declared import Declared, declarations
+from rpbench.cost.hardware import NUMBERS, Cluster
+
+CONF = Path(__file__).parents[2] / "conf"
+CLUSTERS = sorted((CONF / "cluster").glob("*.yaml"))
+CELL_TABLES = ("throughput", "max_seq_len")
+
+
+def read(path: Path) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_every_figure_of_a_cluster_has_an_origin(path):
+    config = read(path)
+    figures = {name for name in NUMBERS if config[name] is not None}
+    assert set(declarations(config["declared"])) == figures
+
+
+def test_every_constant_of_the_analytic_costs_has_an_origin():
+    config = read(CONF / "cost" / "analytic.yaml")
+    assert set(declarations(config["declared"])) == set(config["constants"])
+
+
+def test_fitted_constants_name_cells_of_the_published_tables():
+    rows = read(CONF / "cost" / "analytic.yaml")["declared"] | read(CONF / "cluster" / "8x_rtx4090.yaml")["declared"]
+    fitted = {name: each for name, each in declarations(rows).items() if each.origin == "fitted"}
+    assert len(fitted) == 5
+    for each in fitted.values():
+        for cell in each.cells:
+            table, _, platform, _ = cell.split("/")
+            assert table in CELL_TABLES
+            assert platform == "8x-rtx4090-24gb"  # nothing is fitted on a machine whose figures are to be predicted
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"origin": "guessed", "source": "nobody"}, "unknown origin 'guessed'"),
+        ({"origin": "vendor", "source": ""}, "needs a source"),
+        ({"origin": "vendor", "source": "a sheet", "within": -0.1}, "relative deviation"),
+        ({"origin": "fitted", "source": "a fit"}, "fitted constants name theirs"),
+        ({"origin": "vendor", "source": "a sheet", "cells": ["throughput/a/b/c"]}, "others none"),
+        ({"origin": "vendor", "source": "a sheet", "date": "2020"}, "date"),
+    ],
+)
+def test_wrong_declarations_are_refused(row, said):
+    with pytest.raises(ValueError, match=said) as error:
+        declarations({"rate": row})
+    assert str(error.value).startswith("declared.rate")
+
+
+def test_a_missing_figure_is_an_error_and_no_default():
+    basis = make_basis(Cluster("mine"), {"a": 1.0}, {"a": vars(Declared("chosen", "ours"))})
+    assert basis["a"] == 1.0
+    assert basis.read == {"a"}
+    with pytest.raises(ValueError, match="cluster=mine has no memory_bytes_per_s"):
+        basis["memory_bytes_per_s"]
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), "fast", True, None])
+def test_impossible_constants_are_refused(value):
+    with pytest.raises(ValueError, match=r"cost\.constants\.a="):
+        make_basis(Cluster("mine"), {"a": value}, {})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("matmul_efficiency", 1.2), ("memory_bytes_per_s", "1 TB/s"), ("device_memory_bytes", "24GB")]
+)
+def test_shares_above_one_and_words_with_units_are_refused(field, value):
+    with pytest.raises(ValueError, match=rf"cluster\.{field}="):
+        Cluster("mine", **{field: value})

@@ -1,0 +1,98 @@
+"""workload=paper and calibrate through the harness: records, refusals, the file that calibrate writes."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from rpbench.cost.hardware import Cluster
+from rpbench.engine import calibration
+from rpbench.harness import calibrate
+from rpbench.harness.config import load
+from rpbench.harness.run import describe, run
+
+PAPER = ["cost=analytic", "workload=paper"]
+
+
+def test_a_prediction_is_a_record(tmp_path):
+    asked = [*PAPER, "schedule=roundpipe", "model=llama31_8b", "cluster=8x_a800", f"results_dir={tmp_path}"]
+    row = run(load(asked))
+    assert (row["status"], row["evidence"], row["system"]) == ("ok", "predicted", "roundpipe")
+    assert row["tokens_per_s_low"] < row["tokens_per_s"] < row["tokens_per_s_high"]
+    assert row["step_time_s"] == pytest.approx(sum(row["step_terms_s"].values()))
+    assert row["peak_memory_bytes"][0] == round(sum(row["device_bytes_by_class"].values()))
+    assert "tokens/s (" in describe(row)
+
+
+def test_what_does_not_fit_is_a_result(tmp_path):
+    asked = [*PAPER, "workload.system=zero-2", "model=qwen3_32b", "cluster=8x_rtx4090", f"results_dir={tmp_path}"]
+    row = run(load(asked))
+    assert row["status"] == "oom"
+    assert "weights on a device" in row["reason"]
+
+
+def test_analytic_costs_serve_any_schedule(tmp_path):
+    asked = ["cost=analytic", "schedule=zb_h1", "model=qwen3_1p7b", "cluster=8x_h100", f"results_dir={tmp_path}"]
+    row = run(load(asked))
+    assert row["evidence"] == "predicted"
+    assert row["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model=llama31_8b", "cluster=local"], "cluster=local has no"),
+        (["model=abstract", "cluster=8x_a800"], "needs|trains a model with a shape"),
+        (["model=llama31_8b", "cluster=8x_a800", "workload.system=fsdb"], "did you mean fsdp"),
+        (["model=llama31_8b", "cluster=8x_a800", "schedule=zb_h1"], "no system of the published tables"),
+        (["model=llama31_8b", "cluster=8x_a800", "cost=unit"], "set cost=analytic"),
+        (["model=llama31_8b", "cluster=8x_a800", "backend=cpu"], "predicted, not run"),
+        (["model=llama31_8b", "cluster=8x_a800", "num_devices=16"], "has 8"),
+        (["model=llama31_8b", "cluster=8x_a800", "workload.sequences=4"], "give both"),
+        (["model=llama31_8b", "cluster=8x_a800", "model.seq_len=0"], r"model\.seq_len=0"),
+        (["model=llama31_8b", "cluster=8x_a800", "model.seq_len=200000"], "positions for 131072 tokens"),
+        (["model=llama31_8b", "cluster=8x_a800", "model.kv_heads=5"], "does not divide"),
+        (["model=gpt_oss_20b", "cluster=8x_a800", "model.experts_active=64"], "cannot visit more experts"),
+        (["model=llama31_8b", "cluster=8x_a800", "model.vocab=0"], r"model\.vocab=0"),
+        (["model=llama31_8b", "cluster=8x_a800", "cluster.copy_bytes_per_s=21GB"], r"cluster\.copy_bytes_per_s='21GB'"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_is_written(tmp_path, overrides, said):
+    chosen = [item for item in PAPER if item.partition("=")[0] not in {each.partition("=")[0] for each in overrides}]
+    if not any(item.startswith("schedule=") for item in overrides):
+        chosen.append("schedule=roundpipe")
+    with pytest.raises(ValueError, match=said):
+        run(load([*chosen, *overrides, f"results_dir={tmp_path}"]))
+    assert not any(tmp_path.iterdir())
+
+
+def test_calibrate_writes_a_cluster_that_predicts(tmp_path, monkeypatch):
+    measured = calibration.Measured(1e11, 1e11, 3e10, 2e10, 9e9, 3e10, 1e-4, 0.03, 0.06, 0.06, 0.12)
+    monkeypatch.setattr(calibration, "measure_machine", lambda device: measured)
+    path = calibrate.calibrate(["name=here", f"out={tmp_path}"])
+    config = OmegaConf.to_container(OmegaConf.load(path))
+    cluster = Cluster(**config)
+    assert cluster.matmul_flops_per_s == 1e11
+    assert set(cluster.corrections) == {"forward", "backward", "head_forward", "head_backward"}
+    assert min(cluster.corrections.values()) > 0
+    assert cluster.attention_efficiency == pytest.approx(0.3)
+    assert {row["origin"] for row in config["declared"].values()} == {"measured"}
+    assert calibrate.calibrate(["name=here", f"out={tmp_path}"]) == path  # its own file may be replaced
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["colour=red"], "calibrate takes"),
+        (["name=a b"], "letters"),
+        (["name=8x_a800"], "was not written by calibrate"),
+    ],
+)
+def test_calibrate_refuses(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        calibrate.calibrate(arguments)
+
+
+def test_measured_rates_are_positive():
+    found = calibration.measure_machine("cpu", width=96, copy_bytes=2**16)
+    assert min(vars(found).values()) > 0
+    with pytest.raises(ValueError, match="cpu or cuda"):
+        calibration.measure_machine("tpu")

@@ -1,0 +1,77 @@
+"""Predictions: verdicts, intervals, sensitivities, longest sequences."""
+
+from dataclasses import replace
+
+import pytest
+
+from rpbench.predict import SYSTEMS, predict
+from rpbench.predict.cuts import bound_cut
+from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
+from rpbench.predict.systems import system
+
+
+def test_a_verdict_names_what_breaks_it_and_by_how_much(case):
+    found = predict(case("zero-2", "8x_rtx4090", "llama31_8b"))
+    assert (found.status, found.tokens_per_s) == ("OOM", None)
+    assert found.verdict.breaks == "weights on a device"
+    assert "more memory is needed than there is" in found.reason
+    room = 25_769_803_776 - 840_000_000
+    assert found.verdict.margin == pytest.approx(1 - sum(found.device_bytes.values()) / room)
+
+
+def test_what_cannot_be_divided_is_not_tried(case):
+    found = predict(case("megatron-tp", "8x_a800", "qwen3_235b_lora"))
+    assert (found.status, found.verdict) == ("N/A", None)
+    assert "4 key heads cannot be divided among 8 devices" in found.reason
+
+
+def test_intervals_follow_from_the_deviations(case):
+    run = case("megatron-tp", "8x_rtx4090", "qwen3_1p7b")
+    found = predict(run)
+    assert found.low < found.tokens_per_s < found.high
+    assert found.high / found.tokens_per_s == pytest.approx(found.tokens_per_s / found.low)
+    surer = {name: replace(each, within=each.within / 2) for name, each in run.basis.declared.items()}
+    narrow = predict(replace(run, basis=replace(run.basis, declared=surer, read=set())))
+    assert narrow.high / narrow.low == pytest.approx((found.high / found.low) ** 0.5)
+
+
+def test_sensitivities_say_what_a_system_rests_on(case):
+    by_collectives = predict(case("megatron-tp", "8x_rtx4090", "llama31_8b")).sensitivity
+    assert 0.85 < by_collectives["collective_bytes_per_s"] <= 1
+    by_loop = predict(case("roundpipe", "8x_rtx4090", "qwen3_235b_lora")).sensitivity
+    assert -0.8 < by_loop["expert_pass_s"] < -0.5
+    assert "collective_bytes_per_s" not in by_loop  # it was not read
+
+
+@pytest.mark.parametrize("name", list(SYSTEMS))
+def test_a_predicted_step_takes_time_in_every_term(case, name):
+    found = predict(case(name, "8x_a800", "llama31_8b"), with_interval=False)
+    assert found.status == "ok"
+    assert min(found.terms.values()) >= 0
+    assert found.tokens_per_s == pytest.approx(found.case.tokens_per_step / sum(found.terms.values()))
+
+
+@pytest.mark.parametrize("name", ["zero-2", "zero-infinity", "fsdp", "megatron-tp", "megatron-pp"])
+def test_the_longest_sequence_fits_and_the_next_does_not(case, name):
+    run = case(name, "8x_a800", "llama31_8b")
+    tokens = longest_sequence(run)
+    assert tokens % STEP_TOKENS == 0
+    trial = replace(run, settings=replace(run.settings, num_calls=8, num_microbatches=1, microbatch_sequences=1.0))
+    if not name.startswith("megatron"):
+        trial = replace(trial, settings=replace(trial.settings, num_calls=1))
+    for length, fits in ((tokens, True), (tokens + STEP_TOKENS, False)):
+        memory = system(name).memory_of_length(trial.of_length(length), run)
+        assert memory.verdict(run.basis).fits is fits
+
+
+def test_a_bound_cut_fits_where_the_even_one_does_not(case):
+    run = case("megatron-pp", "8x_rtx4090", "llama31_8b")
+    cut = bound_cut(run).forward
+    assert sum(cut) == 32
+    assert cut[-1] < 4  # four layers beside the head do not fit 24 GB
+    assert bound_cut(case("megatron-pp", "8x_a800", "llama31_8b")).forward == (4,) * 8
+
+
+def test_unknown_systems_are_named_with_the_nearest():
+    with pytest.raises(ValueError, match="unknown system 'fsdb'; did you mean fsdp"):
+        system("fsdb")
