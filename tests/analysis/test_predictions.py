@@ -88,8 +88,10 @@ def test_a_fit_meets_its_cell():
 
 
 def test_bars_are_measured_on_the_committed_tables(monkeypatch):
-    dense = score.bars()[0]
-    assert dense.measured.startswith("qwen3_1p7b +0.9%")
+    cell = Cell("throughput", "roundpipe", "qwen3_1p7b")
+    off = score.errors("throughput", ["roundpipe"])[cell]
+    assert off == pytest.approx(compare.error(cell), abs=1e-6)
+    assert f"qwen3_1p7b {off:+.1%}" in score.bars()[0].measured
     rows = tables.read("throughput")
     for row in rows:
         if (row["system"], row["platform"], row["model"]) == ("roundpipe", "8x-rtx4090-24gb", "qwen3-1.7b"):
