@@ -5,7 +5,7 @@ and parameters that several stages share, whose gradients are added in model ord
 by whichever step comes first; `step_groups` tells a program what those steps wait for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 
@@ -13,6 +13,7 @@ import torch
 
 from rpbench.engine.gradients import Gradients, Place, Tensors
 from rpbench.engine.layout import Layout
+from rpbench.engine.loss_scale import LossScaler, LossScaling
 from rpbench.engine.program import StepGroups
 from rpbench.engine.workload import Workload
 
@@ -25,12 +26,14 @@ class OptimizerSettings:
         learning_rate: after the warm-up.
         num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
         clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
+        loss_scaling: for gradients in float16; None: losses are as they are.
     """
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     num_warmup_steps: int = 0
     clip_norm: float | None = None
+    loss_scaling: LossScaling | None = None
 
     def __post_init__(self) -> None:
         if not self.learning_rate >= 0:
@@ -47,7 +50,7 @@ class OptimizerSettings:
 
 def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings) -> StepGroups:
     """Backward stages whose steps need one another's gradients."""
-    if settings.clip_norm is not None:
+    if settings.clip_norm is not None or settings.loss_scaling is not None:
         return [range(len(layout.backward))] if len(layout.backward) > 1 else []
     stages = (sorted({layout.stage_of(module) for module, _ in places}) for places in workload.tied.values())
     return [group for group in stages if len(group) > 1]
@@ -63,8 +66,12 @@ class HostOptimizer:
         masters: Tensors,
         gradients: Gradients,
         settings: OptimizerSettings,
+        scaler: LossScaler | None = None,
+        read_by: Callable[[int], int] = lambda version: version - 1,
     ) -> None:
+        """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`."""
         self.masters = masters
+        self._scaler, self._read_by = scaler, read_by
         self._workload, self._layout = workload, layout
         self._gradients, self._settings = gradients, settings
         self._tied = tuple(workload.tied)
@@ -77,9 +84,10 @@ class HostOptimizer:
         self._shared_version = 0
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._sharing = {layout.stage_of(module) for module in tied_modules}  # stages whose steps share something
-        if settings.clip_norm is not None:
+        if settings.clip_norm is not None or scaler is not None:
             self._sharing.update(self._places)
-        self._scale: dict[int, torch.Tensor] = {}
+        self._clipping: dict[int, torch.Tensor] = {}
+        self._skipped: set[int] = set()
         self._lock = Lock()
 
     def step(self, stage: int, version: int) -> None:
@@ -87,7 +95,7 @@ class HostOptimizer:
         if stage in self._sharing:
             with self._lock:
                 self._step_shared(version)
-        if stage in self._adamw:
+        if stage in self._adamw and version not in self._skipped:
             gradients = self._gradients.total(stage, version)
             self._update(self._adamw[stage], self._places[stage], gradients, version)
         self._gradients.drop(stage, version)
@@ -104,12 +112,24 @@ class HostOptimizer:
         """What steps to this version have in common, unless an earlier one has done it."""
         if self._shared_version >= version:
             return
+        self._shared_version = version
+        if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), self._all(version)):
+            self._skipped = {version}
+            return
         tied = self._tied_gradients(version)
         if self._settings.clip_norm is not None:
-            self._scale = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
+            self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
         if self._shared_adamw is not None:
             self._update(self._shared_adamw, self._tied, tied, version)
-        self._shared_version = version
+
+    def _all(self, version: int) -> Iterator[torch.Tensor]:
+        for stage in self._places:
+            yield from self._gradients.total(stage, version).values()
+
+    def _plain(self, owner: Place, gradient: torch.Tensor, version: int) -> torch.Tensor:
+        """A gradient in its master's type, without the scale of its loss."""
+        gradient = gradient.to(self.masters[owner].dtype)
+        return gradient if self._scaler is None else gradient / self._scaler.of(self._read_by(version))
 
     def _tied_gradients(self, version: int) -> Tensors:
         sums: Tensors = {}
@@ -124,10 +144,10 @@ class HostOptimizer:
     def _clip_scale(self, version: int, tied: Tensors, clip_norm: float) -> torch.Tensor:
         """The factor that brings the norm of all gradients down to `clip_norm`, in model order."""
         found = []
-        for owner, master in self.masters.items():
+        for owner in self.masters:
             source = tied if owner in tied else self._gradients.total(self._layout.stage_of(owner[0]), version)
             if owner in source:
-                found.append(source[owner].to(master.dtype))
+                found.append(self._plain(owner, source[owner], version))
         norm = torch.nn.utils.get_total_norm(found)
         return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
 
@@ -141,9 +161,9 @@ class HostOptimizer:
         for place in places:
             master, gradient = self.masters[place], gradients.get(place)
             if gradient is not None:
-                gradient = gradient.to(master.dtype)
-                if version in self._scale:
-                    gradient = gradient * self._scale[version]
+                gradient = self._plain(place, gradient, version)
+                if version in self._clipping:
+                    gradient = gradient * self._clipping[version]
             master.grad = gradient
         for group in adamw.param_groups:
             group["lr"] = self._settings.rate(version)

@@ -13,6 +13,7 @@ import torch
 from rpbench.engine.executor import Gate
 from rpbench.engine.gradients import Gradients, Tensors
 from rpbench.engine.layout import Layout
+from rpbench.engine.loss_scale import LossScaler
 from rpbench.engine.reads import Reads
 from rpbench.engine.segments import Segments
 from rpbench.engine.stage import Grain, Graph, Segment, Stages, backward, input_gradient, pieces, weight_gradients
@@ -33,10 +34,19 @@ class Passes:
         read: number of an action -> the version its weights had.
     """
 
-    def __init__(self, stages: Stages, layout: Layout, reads: Reads, gradients: Gradients, grain: Grain) -> None:
+    def __init__(
+        self,
+        stages: Stages,
+        layout: Layout,
+        reads: Reads,
+        gradients: Gradients,
+        grain: Grain,
+        scaler: LossScaler | None = None,
+    ) -> None:
         self.losses: dict[int, float] = {}
         self.read: dict[int, int] = {}
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
+        self._scaler = scaler
         self._workload, self._segments = stages.workload, Segments(stages.num_parts)
         self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
         self._outputs: dict[tuple[int, Segment], torch.Tensor] = {}  # (forward stage, segment) -> its output
@@ -76,7 +86,7 @@ class Passes:
         graph = self._stages.graph(modules, self._input(len(self._layout.forward), segment), segment, version)
         self._note_loss(segment, graph.end)
         gate()
-        slope, gradients = backward(graph, None)
+        slope, gradients = backward(graph, self._loss_scale(graph, version))
         self._hand_down(action.stage, segment, slope)
         self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
@@ -128,7 +138,8 @@ class Passes:
         gate()
         gradients: Tensors = {}
         if self._layout.head in modules:
-            slope, gradients = differentiate(self._heads.pop(segment), None)
+            head = self._heads.pop(segment)
+            slope, gradients = differentiate(head, self._loss_scale(head, version))
         else:
             slope = self._slopes.pop((stage + 1, segment))
         for run in reversed(again):
@@ -178,6 +189,10 @@ class Passes:
             raise NonFiniteLoss(
                 f"the loss of microbatch {microbatch} is {value}; lower learning_rate, or set clip_norm"
             )
+
+    def _loss_scale(self, graph: Graph, version: int) -> torch.Tensor | None:
+        """What the loss is multiplied by: its own gradient; None for 1."""
+        return None if self._scaler is None else torch.full_like(graph.end, self._scaler.of(version))
 
     def _release(self, modules: range, version: int) -> None:
         for module in modules:

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from rpbench.engine.accumulation import Groups
 from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.layout import Layout
+from rpbench.engine.loss_scale import Scale
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.randomness import seeded
 from rpbench.engine.weights import masters_of
@@ -33,11 +34,13 @@ class Trajectory:
         losses: mean loss of every optimizer step.
         gradients: per step, the sum over its microbatches, by place; tied parameters still apart, nothing clipped.
         masters: the weights after the last step.
+        scales: version -> what losses were multiplied by, where they were; gradients still are.
     """
 
     losses: list[float] = field(default_factory=list)
     gradients: list[Tensors] = field(default_factory=list)
     masters: Tensors = field(default_factory=dict)
+    scales: dict[int, float] = field(default_factory=dict)
 
 
 def train_reference(
@@ -61,21 +64,29 @@ def train_reference(
     """
     masters = masters_of(workload)
     adamw = torch.optim.AdamW(masters.values(), lr=1.0, weight_decay=settings.weight_decay, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: settings.rate(step + 1))
     history = [_working(workload, masters)]
+    rule = settings.loss_scaling
+    scales = {} if rule is None else {0: Scale(rule.initial)}
     found = Trajectory(masters=masters)
     for step in range(num_steps):
 
         def version(module: int, microbatch: int, newest: int = len(history) - 1) -> int:
             return newest if read_version is None else read_version(module, microbatch)
 
-        losses, gradients = _gradients(workload, layout, groups, history, version, step, num_parts)
+        read = version(len(workload.modules) - 1, step * workload.num_microbatches)
+        scale = scales[read].value if rule else None
+        losses, gradients = _gradients(workload, layout, groups, history, version, step, num_parts, scale)
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
-            _update(workload, masters, gradients, settings, adamw)
-            schedule.step()
+            finite = rule is None or all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+            if rule is not None:
+                scales[step + 1] = rule.follow(scales[read], finite=finite)
+            if finite:
+                adamw.param_groups[0]["lr"] = settings.rate(step + 1)
+                _update(workload, masters, gradients, settings, adamw, scale)
             history.append(_working(workload, masters))
+    found.scales = {version: scale.value for version, scale in scales.items()}
     return found
 
 
@@ -95,13 +106,14 @@ def _gradients(
     version: ReadVersion,
     step: int,
     num_parts: int,
+    scale: float | None,
 ) -> tuple[float, Tensors]:
     """Loss and gradients of a step, added up stage by stage as soon as their turn comes."""
     window = range(step * workload.num_microbatches, (step + 1) * workload.num_microbatches)
     sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
-        share, by_segment = _one_microbatch(workload, history, version, microbatch, num_parts)
+        share, by_segment = _one_microbatch(workload, history, version, microbatch, num_parts, scale)
         loss += share
         for gradients in reversed(by_segment):  # the last segment's backward comes first
             for stage, modules in enumerate(layout.backward):
@@ -110,7 +122,12 @@ def _gradients(
 
 
 def _one_microbatch(
-    workload: Workload, history: list[Tensors], version: ReadVersion, microbatch: int, num_parts: int
+    workload: Workload,
+    history: list[Tensors],
+    version: ReadVersion,
+    microbatch: int,
+    num_parts: int,
+    scale: float | None,
 ) -> tuple[float, list[Tensors]]:
     """The loss of a microbatch, and the gradients that the weights get from each of its segments."""
     seen: list[list[KeysValues]] = [[] for _ in workload.modules]
@@ -136,7 +153,8 @@ def _one_microbatch(
                 seen[number] = [*seen[number], made]
         losses.append(workload.share(x, microbatch, part, num_parts))
     wanted = [(part, place) for part, own in enumerate(leaves) for place in own]
-    found = torch.autograd.grad(losses, [leaves[part][place] for part, place in wanted], allow_unused=True)
+    slopes = None if scale is None else [torch.full_like(loss, scale) for loss in losses]
+    found = torch.autograd.grad(losses, [leaves[part][place] for part, place in wanted], slopes, allow_unused=True)
     gradients: list[Tensors] = [{} for _ in leaves]
     for (part, place), value in zip(wanted, found, strict=True):
         if value is not None:
@@ -176,12 +194,15 @@ def _update(
     gradients: Tensors,
     settings: OptimizerSettings,
     adamw: torch.optim.AdamW,
+    scale: float | None,
 ) -> None:
     for master in masters.values():
         master.grad = None
     for place, owner in workload.owner_of.items():
         if place in gradients:
             master, gradient = masters[owner], gradients[place].to(masters[owner].dtype)
+            if scale is not None:
+                gradient = gradient / scale
             master.grad = gradient.clone() if master.grad is None else master.grad + gradient
     if settings.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
@@ -189,7 +210,15 @@ def _update(
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
-    """The largest absolute difference of two sets of tensors; infinite where one lacks what the other has."""
+    """The largest absolute difference of two sets of tensors; infinite where one lacks what the other has.
+
+    An overflow is the same as an overflow.
+    """
     if one.keys() != other.keys():
         return float("inf")
-    return max((float((one[place] - other[place]).abs().max()) for place in one if one[place].numel()), default=0.0)
+    return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    same = (one == other) | (one.isnan() & other.isnan())
+    return float((one - other).abs().masked_fill(same, 0.0).nan_to_num(nan=torch.inf).max())

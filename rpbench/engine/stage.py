@@ -117,7 +117,7 @@ class Stages:
 
 
 def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-    """The gradients of a graph's input and weights, from that of its output (None: the output is the loss).
+    """The gradients of a graph's input and weights, from that of its output (None: 1, of a loss).
 
     Weights the output does not depend on have none.
     """

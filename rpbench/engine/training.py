@@ -14,6 +14,7 @@ from rpbench.engine.accumulation import gradient_groups
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.gradients import Gradients
 from rpbench.engine.layout import layout_of
+from rpbench.engine.loss_scale import LossScaler
 from rpbench.engine.optimizer import HostOptimizer, OptimizerSettings, step_groups
 from rpbench.engine.passes import Passes
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
@@ -71,14 +72,22 @@ class Training:
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
         self.schedule = gather_steps(schedule) if self.step_groups else schedule
         self.reads = Reads(self.schedule)
+        self.scaler = self._scaler()
         self.weights = Weights(workload, self.reads.count(self.layout))
         self.groups = gradient_groups(self.schedule)
         self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients)
         self.optimizer = HostOptimizer(
-            workload, self.layout, masters_of(workload), self.gradients, self.settings.optimizer
+            workload,
+            self.layout,
+            masters_of(workload),
+            self.gradients,
+            self.settings.optimizer,
+            self.scaler,
+            self._read_by,
         )
         stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts)
-        self.passes = Passes(stages, self.layout, self.reads, self.gradients, self.settings.recompute_grain)
+        grain = self.settings.recompute_grain
+        self.passes = Passes(stages, self.layout, self.reads, self.gradients, grain, self.scaler)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -119,6 +128,21 @@ class Training:
         modules = self.layout.backward[action.stage]
         self.optimizer.step(action.stage, action.version)
         self.weights.publish(modules, action.version, self.optimizer.values(modules))
+
+    def _scaler(self) -> LossScaler | None:
+        rule = self.settings.optimizer.loss_scaling
+        if rule is not None and self.reads.fixed(0) is None:
+            raise ValueError(
+                f"policy {self.schedule.policy.value} lets microbatches of one step read different versions, so that "
+                "their losses would have different scales; use dtype=bfloat16, or a schedule that flushes"
+            )
+        return None if rule is None else LossScaler(rule)
+
+    def _read_by(self, version: int) -> int:
+        """The version that made the gradients of the step to `version`."""
+        read = self.reads.fixed((version - 1) * self.workload.num_microbatches)
+        assert read is not None  # or there is no loss scaling
+        return read
 
     def _recomputed_from(self) -> dict[int, int]:
         """Backward stage -> the forward stage that went where its recomputation begins."""

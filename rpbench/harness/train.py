@@ -13,6 +13,7 @@ from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.foreign import ForeignLoad
+from rpbench.engine.loss_scale import LossScaling
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.profile import measured_costs
 from rpbench.engine.program import Program, make_program
@@ -28,7 +29,7 @@ from rpbench.models.data import SyntheticTokens
 from rpbench.sim.metrics import measure
 
 BACKENDS = ("virtual", "cpu", "emulated")
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Fields = dict[str, Any]
 
@@ -42,12 +43,23 @@ class EngineConfig:
     weight_decay: float = 0.01
     num_warmup_steps: int = 0
     clip_norm: float | None = None
+    loss_scale: float = 65536.0
+    loss_scale_growth_steps: int = 2000
     recompute_grain: str = "stage"
     num_warmup_runs: int = 0
     time_scale: float = 1.0
 
-    def settings(self, *, keep_gradients: bool) -> Settings:
-        optimizer = OptimizerSettings(self.learning_rate, self.weight_decay, self.num_warmup_steps, self.clip_norm)
+    def settings(self, config: RunConfig) -> Settings:
+        """How to train, with loss scaling if gradients are in float16."""
+        scaling = LossScaling(self.loss_scale, self.loss_scale_growth_steps)
+        optimizer = OptimizerSettings(
+            self.learning_rate,
+            self.weight_decay,
+            self.num_warmup_steps,
+            self.clip_norm,
+            scaling if config.dtype == "float16" else None,
+        )
+        keep_gradients = config.verify
         return Settings(optimizer, self.recompute_grain, keep_gradients)  # type: ignore[arg-type]  # checked there
 
 
@@ -62,7 +74,7 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         if not engine.time_scale > 0:
             raise ConfigError(f"backend.time_scale={engine.time_scale}: a factor above 0; 1 is real time")
         return
-    engine.settings(keep_gradients=config.verify)
+    engine.settings(config)
     if assembled.model is None:
         raise ConfigError(
             f"backend={engine.name} trains tensors, which model={config.model['name']} does not have; "
@@ -86,7 +98,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
     engine = typed(EngineConfig, config.backend)
     if engine.name == "emulated":
         return _emulate(engine, assembled)
-    settings, workload = engine.settings(keep_gradients=config.verify), _workload(config, assembled)
+    settings, workload = engine.settings(config), _workload(config, assembled)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more, sums are split and the last bits depend on the machine
     try:
@@ -94,12 +106,21 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
             fields, timeline, training = _on_virtual_clock(workload, settings, assembled)
         else:
             fields, timeline, training = _on_cpu(workload, settings, assembled, engine.num_warmup_runs)
+        fields |= _scales(training)
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
         if config.verify:
             fields |= verified(training)
     finally:
         torch.set_num_threads(threads)
     return fields, timeline
+
+
+def _scales(training: Training) -> Fields:
+    """What loss scaling came to; nothing where there is none."""
+    if training.scaler is None:
+        return {}
+    scales = training.scaler.scales
+    return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
 
 
 # --- the three backends -------------------------------------------------------------------------------------

@@ -6,16 +6,14 @@ from rpbench.engine.gradients import Tensors
 from rpbench.engine.reference import largest_difference, train_reference
 from rpbench.engine.training import Training
 from rpbench.harness.config import ConfigError
-from rpbench.ir.dependencies import version_read
 
 
 def verified(training: Training) -> dict[str, Any]:
     """The run against a plain loop on the same weights: 0.0 means that every bit agrees."""
     schedule, window = training.schedule, training.workload.num_microbatches
-    steps = training.reads.has_steps
 
     def read_version(module: int, microbatch: int) -> int:
-        fixed = version_read(schedule.policy, schedule.shape, microbatch) if steps else 0
+        fixed = training.reads.fixed(microbatch)
         if fixed is None:
             raise ConfigError(f"verify=true: policy {schedule.policy.value} has no reference; use verify=false")
         return fixed
@@ -27,7 +25,7 @@ def verified(training: Training) -> dict[str, Any]:
         training.settings.optimizer,
         num_steps=schedule.shape.num_steps,
         num_parts=schedule.shape.num_parts,
-        updates=steps,
+        updates=training.reads.has_steps,
         read_version=read_version,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]

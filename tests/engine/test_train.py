@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rpbench.harness import train
+from rpbench.harness import train, verification
 from rpbench.harness.assemble import assemble
 from rpbench.harness.config import CONF, ConfigError, load
 from rpbench.sim.graph import build_graph
@@ -69,7 +69,7 @@ def test_stale_weights_are_verified_against_stale_weights():
 
 
 def test_a_gradient_that_is_off_by_one_bit_shows(monkeypatch):
-    real = train.train_reference
+    real = verification.train_reference
 
     def off(*args, **options):
         found = real(*args, **options)
@@ -77,7 +77,7 @@ def test_a_gradient_that_is_off_by_one_bit_shows(monkeypatch):
         gradient.view(-1)[5] = torch.nextafter(gradient.view(-1)[5], torch.tensor(1.0))
         return found
 
-    monkeypatch.setattr(train, "train_reference", off)
+    monkeypatch.setattr(verification, "train_reference", off)
     fields, _, _ = run("virtual", "schedule=1f1b", "num_devices=2", "num_microbatches=2", *SMALL)
     assert 0 < fields["grad_max_abs_diff"] < 1e-6
 
@@ -98,7 +98,7 @@ def test_the_emulated_backend_sleeps():
 def test_requests_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="backend=virtual trains tensors, which model=abstract does not have"):
         run("virtual", "num_devices=2")
-    with pytest.raises(ConfigError, match="dtype=float8: one of float64, float32, bfloat16"):
+    with pytest.raises(ConfigError, match="dtype=float8: one of float64, float32, bfloat16, float16"):
         run("virtual", "num_devices=2", "dtype=float8", "model=tiny_gpt")
     with pytest.raises(ConfigError, match=r"GB of host memory .* free"):
         run("cpu", "num_devices=2", "model=qwen3_235b_lora")

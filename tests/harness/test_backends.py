@@ -69,3 +69,27 @@ def test_what_a_backend_cannot_run_is_refused_before_anything_is_written(argumen
     assert (status, rows) == (2, [])
     assert expected in err
     assert not list(tmp_path.rglob("events.jsonl"))
+
+
+@pytest.mark.parametrize("backend", ["virtual", "cpu"])
+def test_float16_tells_its_last_scale_and_the_steps_it_skipped(backend, rpbench):
+    status, (row,), _ = rpbench(
+        "schedule=roundpipe",
+        "schedule.asynchronous=true",
+        f"backend={backend}",
+        "backend.loss_scale=1048576",
+        "dtype=float16",
+        "verify=true",
+        "model=tiny_gpt",
+        "model.num_layers=4",
+        "num_devices=2",
+        "num_microbatches=2",
+        "num_steps=4",
+    )
+    assert status == 0
+    assert row["grad_max_abs_diff"] == row["weight_max_abs_diff"] == 0.0
+    assert row["num_skipped_steps"] >= 1
+    assert row["loss_scale"] < 1048576
+    status, rows, err = rpbench("backend=virtual", "backend.loss_scale=3", "model=tiny_gpt", "dtype=float16")
+    assert (status, rows) == (2, [])
+    assert "loss_scale=3.0: a power of two" in err
