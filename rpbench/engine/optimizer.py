@@ -68,6 +68,7 @@ class HostOptimizer:
         settings: OptimizerSettings,
         scaler: LossScaler | None = None,
         read_by: Callable[[int], int] = lambda version: version - 1,
+        moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
         """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`."""
         self.masters = masters
@@ -82,6 +83,9 @@ class HostOptimizer:
         self._adamw = {stage: self._make(places) for stage, places in self._places.items() if places}
         self._shared_adamw = self._make(self._tied) if self._tied else None
         self._shared_version = 0
+        self._first_step = workload.first_step
+        for place, state in (moments or {}).items():
+            self._of(place).state[masters[place]] = {name: value.clone() for name, value in state.items()}
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._sharing = {layout.stage_of(module) for module in tied_modules}  # stages whose steps share something
         if settings.clip_norm is not None or scaler is not None:
@@ -103,6 +107,15 @@ class HostOptimizer:
     def values(self, modules: range) -> Tensors:
         """The masters of all trainable parameters of some modules, by their own places."""
         return {place: self.masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
+
+    def moments(self) -> dict[Place, dict[str, torch.Tensor]]:
+        """AdamW's state of every master that has been updated."""
+        states = {place: self._of(place).state.get(master) for place, master in self.masters.items()}
+        return {place: dict(state) for place, state in states.items() if state}
+
+    def _of(self, owner: Place) -> torch.optim.AdamW:
+        shared = self._shared_adamw if owner in self._tied else None
+        return shared or self._adamw[self._layout.stage_of(owner[0])]
 
     def _make(self, places: tuple[Place, ...] | list[Place]) -> torch.optim.AdamW:
         tensors = [self.masters[place] for place in places]
@@ -166,7 +179,7 @@ class HostOptimizer:
                     gradient = gradient * self._clipping[version]
             master.grad = gradient
         for group in adamw.param_groups:
-            group["lr"] = self._settings.rate(version)
+            group["lr"] = self._settings.rate(self._first_step + version)
         adamw.step()
         for place in places:
             self.masters[place].grad = None

@@ -14,6 +14,7 @@ import torch
 from torch.func import functional_call
 
 from rpbench.engine.accumulation import Groups
+from rpbench.engine.checkpoint import State
 from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.loss_scale import Scale
@@ -53,6 +54,7 @@ def train_reference(
     num_parts: int = 1,
     updates: bool = True,
     read_version: ReadVersion | None = None,
+    start: State | None = None,
 ) -> Trajectory:
     """Train for some steps.
 
@@ -61,16 +63,21 @@ def train_reference(
         num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
         read_version: the version a module has for a microbatch; None: the newest.
+        start: what to go on from; it has the versions below 0.
     """
-    masters = masters_of(workload)
+    masters = masters_of(workload, start)
     adamw = torch.optim.AdamW(masters.values(), lr=1.0, weight_decay=settings.weight_decay, fused=True)
-    history = [_working(workload, masters)]
+    history = {0: _working(workload, masters)}
+    if start is not None:
+        history |= {-age: tensors for age, tensors in start.stale.items()}
+        for owner, state in start.moments.items():
+            adamw.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
     rule = settings.loss_scaling
-    scales = {} if rule is None else {0: Scale(rule.initial)}
+    scales = {} if rule is None else {0: Scale(rule.initial)} | (start.scales if start else {})
     found = Trajectory(masters=masters)
     for step in range(num_steps):
 
-        def version(module: int, microbatch: int, newest: int = len(history) - 1) -> int:
+        def version(module: int, microbatch: int, newest: int = step if updates else 0) -> int:
             return newest if read_version is None else read_version(module, microbatch)
 
         read = version(len(workload.modules) - 1, step * workload.num_microbatches)
@@ -83,9 +90,9 @@ def train_reference(
             if rule is not None:
                 scales[step + 1] = rule.follow(scales[read], finite=finite)
             if finite:
-                adamw.param_groups[0]["lr"] = settings.rate(step + 1)
+                adamw.param_groups[0]["lr"] = settings.rate(workload.first_step + step + 1)
                 _update(workload, masters, gradients, settings, adamw, scale)
-            history.append(_working(workload, masters))
+            history[step + 1] = _working(workload, masters)
     found.scales = {version: scale.value for version, scale in scales.items()}
     return found
 
@@ -102,7 +109,7 @@ def _gradients(
     workload: Workload,
     layout: Layout,
     groups: Mapping[tuple[int, int], Groups],
-    history: list[Tensors],
+    history: Mapping[int, Tensors],
     version: ReadVersion,
     step: int,
     num_parts: int,
@@ -123,7 +130,7 @@ def _gradients(
 
 def _one_microbatch(
     workload: Workload,
-    history: list[Tensors],
+    history: Mapping[int, Tensors],
     version: ReadVersion,
     microbatch: int,
     num_parts: int,
@@ -146,7 +153,8 @@ def _one_microbatch(
             inputs: tuple[Any, ...] = (x, labels) if number == len(workload.modules) - 1 else (x,)
             if num_parts > 1 and 0 < number < len(workload.modules) - 1:
                 inputs = (x, seen[number])
-            with seeded(workload.seed, number, microbatch, part) if workload.draws_random else nullcontext():
+            drawn = workload.seed, number, workload.absolute(microbatch), part
+            with seeded(*drawn) if workload.draws_random else nullcontext():
                 x = functional_call(module, own, inputs)
             if isinstance(x, tuple):
                 x, made = x

@@ -95,7 +95,8 @@ class Stages:
     ) -> torch.Tensor:
         if not self.workload.draws_random:
             return self._plain_call(module, tensors, x, segment, exchange)
-        with seeded(self.workload.seed, module, *segment):
+        microbatch, part = segment
+        with seeded(self.workload.seed, module, self.workload.absolute(microbatch), part):
             return self._plain_call(module, tensors, x, segment, exchange)
 
     def _plain_call(

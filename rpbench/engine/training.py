@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.accumulation import gradient_groups
+from rpbench.engine.checkpoint import State
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.gradients import Gradients
 from rpbench.engine.layout import layout_of
@@ -21,9 +22,10 @@ from rpbench.engine.program import Program, StepGroups, gather_steps, make_progr
 from rpbench.engine.reads import Reads
 from rpbench.engine.shells import Shells
 from rpbench.engine.stage import GRAINS, Grain, Stages
-from rpbench.engine.weights import Weights, masters_of
+from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
 
 
@@ -34,11 +36,13 @@ class Settings:
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
         keep_gradients: keep every step's gradients, to compare them with a reference.
+        keep_state: keep what a checkpoint needs of versions before the last.
     """
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     recompute_grain: Grain = "stage"
     keep_gradients: bool = False
+    keep_state: bool = False
 
     def __post_init__(self) -> None:
         if self.recompute_grain not in GRAINS:
@@ -51,6 +55,7 @@ class Training:
     Args:
         workload: what to train; its modules are read, never written.
         schedule: with its partition; with STEP actions if weights are to change.
+        start: what to go on from; None: the modules' own weights.
 
     Attributes:
         schedule: what to make the program of; steps that look at other stages may stand later than they were.
@@ -61,29 +66,44 @@ class Training:
             sequences into.
     """
 
-    def __init__(self, workload: Workload, schedule: Schedule, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        schedule: Schedule,
+        settings: Settings | None = None,
+        start: State | None = None,
+    ) -> None:
         partition = schedule.partition
         if partition is None:
             raise ValueError("the schedule has no partition: give it one by with_partition()")
         partition.check_layers(len(workload.modules) - 2)
         _check_shape(workload, schedule)
-        self.workload, self.settings = workload, settings or Settings()
+        if start is not None:
+            workload = replace(workload, first_step=start.num_steps)
+        self.workload, self.settings, self.start = workload, settings or Settings(), start
         self.layout = layout_of(partition)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
         self.schedule = gather_steps(schedule) if self.step_groups else schedule
-        self.reads = Reads(self.schedule)
+        self.reads = Reads(self.schedule, self._num_stale())
         self.scaler = self._scaler()
-        self.weights = Weights(workload, self.reads.count(self.layout))
+        counts = self.reads.count(self.layout)
+        if self.settings.keep_state:
+            counts.update(
+                (module, version) for module in range(len(workload.modules)) for version in self._last_stale()
+            )
+        begun = None if start is None else begin(workload, start, self.reads.num_stale)
+        self.weights = Weights(workload, counts, begun)
         self.groups = gradient_groups(self.schedule)
         self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients)
         self.optimizer = HostOptimizer(
             workload,
             self.layout,
-            masters_of(workload),
+            masters_of(workload, start),
             self.gradients,
             self.settings.optimizer,
             self.scaler,
             self._read_by,
+            None if start is None else start.moments,
         )
         stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts)
         grain = self.settings.recompute_grain
@@ -123,6 +143,45 @@ class Training:
         window = range(step * self.workload.num_microbatches, (step + 1) * self.workload.num_microbatches)
         return math.fsum(self.passes.losses[microbatch] for microbatch in window)
 
+    def state(self) -> State:
+        """What a later run goes on from. Needs `keep_state`.
+
+        Raises:
+            ValueError: if the schedule has no steps, or reads versions by their place in the order.
+        """
+        newest = self.schedule.shape.num_steps
+        stale = {
+            newest - version: {
+                (module, name): leaf.detach()
+                for module in range(len(self.workload.modules))
+                for name, leaf in self.weights.leaves(module, version).items()
+            }
+            for version in self._last_stale()
+        }
+        scales = self.scaler.scales if self.scaler else {}
+        return State(
+            self.workload.first_step + newest,
+            self.optimizer.masters,
+            self.optimizer.moments(),
+            stale,
+            {version - newest: scales[version] for version in (newest, *self._last_stale()) if version in scales},
+        )
+
+    def _num_stale(self) -> int:
+        """How many versions before the first one this run reads."""
+        behind = STEPS_BEHIND.get(self.schedule.policy, 0)
+        return min(behind, len(self.start.stale)) if self.start else 0
+
+    def _last_stale(self) -> range:
+        """The versions before the last one that a run which goes on from this one would read."""
+        newest, behind = self.schedule.shape.num_steps, STEPS_BEHIND.get(self.schedule.policy)
+        if behind is None or not self.reads.has_steps:
+            raise ValueError(
+                f"policy {self.schedule.policy.value} over {newest} steps leaves no state to go on from; use STEP "
+                "actions, and a schedule that flushes or is one step stale"
+            )
+        return range(newest - behind, newest)
+
     def _step(self, action: Action, number: int, gate: Gate) -> None:
         assert action.version is not None
         modules = self.layout.backward[action.stage]
@@ -136,7 +195,7 @@ class Training:
                 f"policy {self.schedule.policy.value} lets microbatches of one step read different versions, so that "
                 "their losses would have different scales; use dtype=bfloat16, or a schedule that flushes"
             )
-        return None if rule is None else LossScaler(rule)
+        return None if rule is None else LossScaler(rule, self.start.scales if self.start else None)
 
     def _read_by(self, version: int) -> int:
         """The version that made the gradients of the step to `version`."""

@@ -68,6 +68,14 @@ class TrackerConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """Files: where to leave the state after the last step, and what to go on from."""
+
+    save_to: str | None = None
+    resume_from: str | None = None
+
+
+@dataclass
 class RunConfig:
     """One run; `conf/config.yaml` explains the keys."""
 
@@ -88,6 +96,7 @@ class RunConfig:
     seed: int = MISSING
     dtype: str = "float32"
     verify: bool = False
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     results_dir: str = MISSING
     save_timeline: bool = False
     force: bool = False

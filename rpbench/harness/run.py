@@ -29,10 +29,12 @@ def run(config: RunConfig) -> Record:
         ValueError: if the request is wrong; nothing is written then.
     """
     subject = as_plain(resolved(config))
+    if config.checkpoint.resume_from is not None:  # another file by that name is another run
+        subject["checkpoint"]["sha256"] = provenance.digest(Path(config.checkpoint.resume_from))
     name = record.run_id(subject, provenance.code_version())
     folder = Path(config.results_dir) / name
     _check_writable(Path(config.results_dir))
-    if not config.force and (known := finished(folder, config)):
+    if not config.force and config.checkpoint.save_to is None and (known := finished(folder, config)):
         tracker.mirror(config, known, None)
         return known
     if config.backend["name"] == "roofline":
@@ -63,6 +65,11 @@ def run(config: RunConfig) -> Record:
 
 def _check_backend(config: RunConfig, assembled: Assembled) -> None:
     """Refuse what the backend cannot run, before anything is written."""
+    asked = config.checkpoint.save_to or config.checkpoint.resume_from
+    if asked and config.backend["name"] not in ("virtual", "cpu"):
+        raise ConfigError(
+            f"checkpoint: {asked}: backend={config.backend['name']} has no state to keep; use virtual or cpu"
+        )
     if config.backend["name"] != "sim":
         from rpbench.harness.train import check_request
 

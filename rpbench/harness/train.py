@@ -2,15 +2,18 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable
+from rpbench.engine import checkpoint
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
+from rpbench.engine.checkpoint import State
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.foreign import ForeignLoad
 from rpbench.engine.loss_scale import LossScaling
@@ -21,8 +24,9 @@ from rpbench.engine.training import Settings, Training
 from rpbench.engine.weights import master_dtype
 from rpbench.engine.workload import Workload
 from rpbench.harness.assemble import Assembled
-from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, typed
+from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, typed
 from rpbench.harness.verification import verified
+from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
@@ -59,8 +63,8 @@ class EngineConfig:
             self.clip_norm,
             scaling if config.dtype == "float16" else None,
         )
-        keep_gradients = config.verify
-        return Settings(optimizer, self.recompute_grain, keep_gradients)  # type: ignore[arg-type]  # checked there
+        keep_state = config.checkpoint.save_to is not None
+        return Settings(optimizer, self.recompute_grain, config.verify, keep_state)  # type: ignore[arg-type]  # checked there
 
 
 def check_request(config: RunConfig, assembled: Assembled) -> None:
@@ -83,6 +87,7 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
     _check_host_memory(assembled.model, DTYPES[config.dtype])
+    _check_checkpoint(config, assembled)
 
 
 def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
@@ -99,15 +104,18 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
     if engine.name == "emulated":
         return _emulate(engine, assembled)
     settings, workload = engine.settings(config), _workload(config, assembled)
+    start = _start(config, assembled)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more, sums are split and the last bits depend on the machine
     try:
         if engine.name == "virtual":
-            fields, timeline, training = _on_virtual_clock(workload, settings, assembled)
+            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start)
         else:
-            fields, timeline, training = _on_cpu(workload, settings, assembled, engine.num_warmup_runs)
+            fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine.num_warmup_runs)
         fields |= _scales(training)
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
+        if config.checkpoint.save_to is not None:
+            checkpoint.save(Path(config.checkpoint.save_to), training.state(), _subject(config, assembled))
         if config.verify:
             fields |= verified(training)
     finally:
@@ -127,22 +135,22 @@ def _scales(training: Training) -> Fields:
 
 
 def _on_virtual_clock(
-    workload: Workload, settings: Settings, assembled: Assembled
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None
 ) -> tuple[Fields, Timeline, Training]:
-    training = Training(workload, assembled.schedule, settings)
+    training = Training(workload, assembled.schedule, settings, start)
     program = training.program(assembled.costs)
     timeline = run_program(program, training.handlers, VirtualBackend(assembled.costs))
     return {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}, timeline, training
 
 
 def _on_cpu(
-    workload: Workload, settings: Settings, assembled: Assembled, num_warmup_runs: int
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, num_warmup_runs: int
 ) -> tuple[Fields, Timeline, Training]:
     with CpuBackend() as backend:
         for _ in range(num_warmup_runs):
-            training = Training(workload, assembled.schedule, settings)
+            training = Training(workload, assembled.schedule, settings, start)
             run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)
-        training = Training(workload, assembled.schedule, settings)
+        training = Training(workload, assembled.schedule, settings, start)
         program = training.program(assembled.costs, real_time=True)
         with ForeignLoad() as foreign:
             timeline = run_program(program, training.handlers, backend)
@@ -187,6 +195,46 @@ def _workload(config: RunConfig, assembled: Assembled) -> Workload:
         config.seed,
         draws_random=model.dropout > 0,
     )
+
+
+def _subject(config: RunConfig, assembled: Assembled) -> Fields:
+    """What a checkpoint is of: everything that must be the same for training to go on as if it had not stopped."""
+    return {
+        "model": as_plain(config.model),
+        "dtype": config.dtype,
+        "workload": as_plain(config.workload),
+        "num_microbatches": assembled.schedule.shape.num_microbatches,
+        "seed": config.seed,
+    }
+
+
+def _start(config: RunConfig, assembled: Assembled) -> State | None:
+    """What to go on from, if anything.
+
+    Raises:
+        ConfigError: if it is not there, torn, or of something else.
+    """
+    if config.checkpoint.resume_from is None:
+        return None
+    try:
+        return checkpoint.load(Path(config.checkpoint.resume_from), _subject(config, assembled))
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(f"checkpoint.resume_from={error}") from None
+
+
+def _check_checkpoint(config: RunConfig, assembled: Assembled) -> None:
+    _start(config, assembled)
+    if config.checkpoint.save_to is None:
+        return
+    policy, num_steps = assembled.schedule.policy, assembled.schedule.shape.num_steps
+    if policy not in STEPS_BEHIND or num_steps < 2:
+        raise ConfigError(
+            f"checkpoint.save_to: policy {policy.value} over {num_steps} steps leaves no state to go on from; use "
+            "num_steps=2 or more, and a schedule that flushes or is one step stale"
+        )
+    folder = Path(config.checkpoint.save_to).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"checkpoint.save_to={config.checkpoint.save_to}: {folder} is no folder that can be written")
 
 
 def _check_host_memory(model: Model, dtype: torch.dtype) -> None:

@@ -27,6 +27,7 @@ def verified(training: Training) -> dict[str, Any]:
         num_parts=schedule.shape.num_parts,
         updates=training.reads.has_steps,
         read_version=read_version,
+        start=training.start,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]
     for version, gradients in training.gradients.totals():
