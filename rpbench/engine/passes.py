@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.executor import Gate
 from rpbench.engine.gradients import Gradients, Tensors
 from rpbench.engine.layout import Layout
@@ -42,11 +43,13 @@ class Passes:
         gradients: Gradients,
         grain: Grain,
         scaler: LossScaler | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         self.losses: dict[int, float] = {}
         self.read: dict[int, int] = {}
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
         self._scaler = scaler
+        self._memory = memory  # that counts the kept inputs; None where they are at home
         self._workload, self._segments = stages.workload, Segments(stages.num_parts)
         self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
         self._outputs: dict[tuple[int, Segment], torch.Tensor] = {}  # (forward stage, segment) -> its output
@@ -69,6 +72,8 @@ class Passes:
         def note(module: int, value: torch.Tensor) -> None:
             if module and (self._grain == "layer" or module in self._layout.starts):
                 self._kept[module, segment] = value
+                if self._memory is not None:
+                    self._memory.hold(value, "inputs kept to recompute from")
 
         exchange = self._segments.exchange(segment, with_graph=False)
         x = self._stages.keep(

@@ -6,12 +6,14 @@ device has is what the action it runs holds, so any device may run any stage.
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.accumulation import gradient_groups
 from rpbench.engine.checkpoint import State
+from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.gradients import Gradients
 from rpbench.engine.layout import layout_of
@@ -24,9 +26,10 @@ from rpbench.engine.shells import Shells
 from rpbench.engine.stage import GRAINS, Grain, Stages
 from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.schedule import Weights as WeightsAre
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Settings:
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
         keep_gradients: keep every step's gradients, to compare them with a reference.
+        device_memory_bytes: the most a device may hold; None: no matter how much.
         keep_state: keep what a checkpoint needs of versions before the last.
     """
 
@@ -43,6 +47,7 @@ class Settings:
     recompute_grain: Grain = "stage"
     keep_gradients: bool = False
     keep_state: bool = False
+    device_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.recompute_grain not in GRAINS:
@@ -107,11 +112,19 @@ class Training:
         )
         stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts)
         grain = self.settings.recompute_grain
-        self.passes = Passes(stages, self.layout, self.reads, self.gradients, grain, self.scaler)
+        self.memory = self._device_memory()
+        kept_there = None if schedule.weights is WeightsAre.STREAMED else self.memory
+        self.passes = Passes(stages, self.layout, self.reads, self.gradients, grain, self.scaler, kept_there)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
         """What runs each kind of action. Boundary tensors need no SEND or RECV: all devices share the host."""
+        found = self._handlers()
+        if self.memory is None:
+            return found
+        return {kind: self._counted(handler) if kind in COMPUTE else handler for kind, handler in found.items()}
+
+    def _handlers(self) -> Mapping[Kind, Handler]:
         moves = dict.fromkeys((Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B), _in_shared_memory)
         return moves | {
             Kind.F: self.passes.forward,
@@ -187,6 +200,52 @@ class Training:
         modules = self.layout.backward[action.stage]
         self.optimizer.step(action.stage, action.version)
         self.weights.publish(modules, action.version, self.optimizer.values(modules))
+
+    def _device_memory(self) -> DeviceMemory | None:
+        if self.settings.device_memory_bytes is None:
+            return None
+        resident: list[Counter[str]] = [Counter() for _ in range(self.schedule.shape.num_ranks)]
+        if self.schedule.weights is not WeightsAre.STREAMED:
+            visits = (
+                (device, part)
+                for device, _, row in self.schedule.items()
+                for action in row
+                for part in parts_of(action)
+                if part.kind in COMPUTE
+            )
+            for device, what, module in {
+                (device, what, module)
+                for device, part in visits
+                for what in (("weights",) if part.kind is Kind.F else ("weights", "gradients"))
+                for module in self._modules(part)
+            }:
+                resident[device][what] += self._bytes_of(module)[what]
+        return DeviceMemory(self.settings.device_memory_bytes, resident)
+
+    def _counted(self, handler: Handler) -> Handler:
+        """A handler whose device's memory is counted."""
+        devices = [device for device, _, row in self.schedule.items() for _ in row]
+        memory, streamed = self.memory, self.schedule.weights is WeightsAre.STREAMED
+        assert memory is not None
+
+        def run(action: Action, number: int, gate: Gate) -> None:
+            comes: Counter[str] = Counter()
+            if streamed:
+                comes = sum((self._bytes_of(module) for module in self._modules(action)), comes)
+                if action.kind is Kind.F:
+                    del comes["gradients"]
+            with memory.visit(devices[number], comes):
+                handler(action, number, gate)
+
+        return run
+
+    def _modules(self, action: Action) -> range:
+        return (self.layout.forward if action.kind is Kind.F else self.layout.backward)[action.stage]
+
+    def _bytes_of(self, module: int) -> Counter[str]:
+        parameters = list(self.workload.modules[module].parameters())
+        trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        return Counter(weights=sum(parameter.nbytes for parameter in parameters), gradients=trained)
 
     def _scaler(self) -> LossScaler | None:
         rule = self.settings.optimizer.loss_scaling

@@ -49,6 +49,7 @@ class CostConfig:
 class WorkloadConfig:
     name: str = MISSING
     microbatch_sequences: int = 4
+    path: str | None = None
 
 
 @dataclass

@@ -29,8 +29,9 @@ def run(config: RunConfig) -> Record:
         ValueError: if the request is wrong; nothing is written then.
     """
     subject = as_plain(resolved(config))
-    if config.checkpoint.resume_from is not None:  # another file by that name is another run
-        subject["checkpoint"]["sha256"] = provenance.digest(Path(config.checkpoint.resume_from))
+    for group, key in (("checkpoint", "resume_from"), ("workload", "path")):
+        if file := subject[group].get(key):  # another file by that name is another run
+            subject[group]["sha256"] = provenance.digest(Path(file))
     name = record.run_id(subject, provenance.code_version())
     folder = Path(config.results_dir) / name
     _check_writable(Path(config.results_dir))
@@ -52,6 +53,12 @@ def run(config: RunConfig) -> Record:
         if timeline is not None and config.save_timeline:
             record.write_atomically(folder / "timeline.csv", timeline.to_csv())
     except Exception as error:
+        if _out_of_memory(config, error):
+            row |= {"status": "oom", "reason": str(error).partition("\n")[0], "evidence": None}
+            events.add("oom", reason=str(error))
+            record.write(folder, row)
+            tracker.mirror(config, row, None)
+            return row
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": None}
         events.add("failed", traceback=traceback.format_exc())
         record.write(folder, row)
@@ -61,6 +68,15 @@ def run(config: RunConfig) -> Record:
     record.write(folder, row)
     tracker.mirror(config, row, timeline)
     return row
+
+
+def _out_of_memory(config: RunConfig, error: Exception) -> bool:
+    """Whether a run ended because a device or the host had no memory left: a verdict, not a failure."""
+    if config.backend["name"] == "sim":
+        return isinstance(error, MemoryError)
+    from rpbench.engine.device_memory import is_out_of_memory  # torch, which a simulation does not need
+
+    return is_out_of_memory(error)
 
 
 def _check_backend(config: RunConfig, assembled: Assembled) -> None:

@@ -29,7 +29,7 @@ from rpbench.harness.verification import verified
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
-from rpbench.models.data import SyntheticTokens
+from rpbench.models.data import Data, SyntheticTokens, TextTokens
 from rpbench.sim.metrics import measure
 
 BACKENDS = ("virtual", "cpu", "emulated")
@@ -50,6 +50,7 @@ class EngineConfig:
     loss_scale: float = 65536.0
     loss_scale_growth_steps: int = 2000
     recompute_grain: str = "stage"
+    device_memory_bytes: int | None = None
     num_warmup_runs: int = 0
     time_scale: float = 1.0
 
@@ -64,7 +65,7 @@ class EngineConfig:
             scaling if config.dtype == "float16" else None,
         )
         keep_state = config.checkpoint.save_to is not None
-        return Settings(optimizer, self.recompute_grain, config.verify, keep_state)  # type: ignore[arg-type]  # checked there
+        return Settings(optimizer, self.recompute_grain, config.verify, keep_state, self.device_memory_bytes)  # type: ignore[arg-type]  # checked there
 
 
 def check_request(config: RunConfig, assembled: Assembled) -> None:
@@ -86,6 +87,7 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         )
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
+    _data(config, assembled)
     _check_host_memory(assembled.model, DTYPES[config.dtype])
     _check_checkpoint(config, assembled)
 
@@ -113,6 +115,8 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
         else:
             fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine.num_warmup_runs)
         fields |= _scales(training)
+        if training.memory is not None:
+            fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
         if config.checkpoint.save_to is not None:
             checkpoint.save(Path(config.checkpoint.save_to), training.state(), _subject(config, assembled))
@@ -187,14 +191,38 @@ def _workload(config: RunConfig, assembled: Assembled) -> Workload:
     check_request(config, assembled)
     model, dtype = assembled.model, DTYPES[config.dtype]
     assert model is not None  # or the request had been refused
-    sequences = typed(WorkloadConfig, config.workload).microbatch_sequences
     return Workload(
         list(build_model(model, seed=config.seed, dtype=dtype)),
-        SyntheticTokens(model.vocab, model.seq_len, sequences, config.seed),
+        _data(config, assembled),
         assembled.schedule.shape.num_microbatches,
         config.seed,
         draws_random=model.dropout > 0,
     )
+
+
+def _data(config: RunConfig, assembled: Assembled) -> Data:
+    """The tokens to train on.
+
+    Raises:
+        ConfigError: if they are to come from a file that does not do.
+    """
+    workload, model = typed(WorkloadConfig, config.workload), assembled.model
+    assert model is not None  # or the request had been refused
+    if workload.name != "text":
+        return SyntheticTokens(model.vocab, model.seq_len, workload.microbatch_sequences, config.seed)
+    if workload.path is None:
+        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
+    try:
+        return TextTokens(
+            Path(workload.path),
+            vocab=model.vocab,
+            seq_len=model.seq_len,
+            microbatch_sequences=workload.microbatch_sequences,
+            num_microbatches=assembled.schedule.shape.num_microbatches,
+            seed=config.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(f"workload.path: {error}") from None
 
 
 def _subject(config: RunConfig, assembled: Assembled) -> Fields:
