@@ -23,6 +23,7 @@ from rpbench.engine.program import Program, make_program
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.weights import master_dtype
 from rpbench.engine.workload import Workload
+from rpbench.harness.allocator import is_tuned
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, typed
 from rpbench.harness.verification import verified
@@ -165,6 +166,7 @@ def _on_cpu(
         **_metrics(program, timeline, costs, assembled),
         "replay_makespan_s": _metrics(program, replayed, costs, assembled)["makespan_s"],
         "foreign_cpu_share": foreign.cores,
+        "malloc_tuned": is_tuned(),
     }
     return fields, timeline, training
 
