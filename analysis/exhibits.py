@@ -1,21 +1,25 @@
 """Everything the report shows, in its order, as far as the records go."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.exhibit import Exhibit
 from analysis.figures import (
+    atlas,
     dispatch,
     figure2,
     figure3,
     figure5,
     figure17,
+    hop_latency,
     prediction,
     steady_state,
     systems,
     timelines,
+    tradeoff,
     tuning,
 )
 from analysis.runs import MissingRuns
@@ -32,6 +36,8 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "lead": tuning.lead_exhibit,
     "plans": plans.exhibit,
     "dispatch": dispatch.exhibit,
+    "tradeoff": tradeoff.exhibit,
+    "hop_latency": hop_latency.exhibit,
     "prediction": prediction.exhibit,
     "figure2": figure2.exhibit,
     "figure5": figure5.exhibit,
@@ -49,7 +55,9 @@ def exhibits(records: pd.DataFrame, results: Path) -> tuple[list[Exhibit], list[
         results: the folder they lie in; it also holds the timelines.
     """
     made, missing = [], []
-    for name, maker in (_MAKERS | {"timelines": lambda rows: timelines.exhibit(rows, results)}).items():
+    with_timelines = {"atlas": partial(atlas.exhibit, results=results)}
+    with_timelines["timelines"] = partial(timelines.exhibit, results=results)
+    for name, maker in (_MAKERS | with_timelines).items():
         try:
             made.append(maker(records))
         except MissingRuns as lack:

@@ -1,13 +1,16 @@
 """The runs behind an exhibit: found by the choices that made them, or named as missing."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from omegaconf import OmegaConf
 
 from analysis.load import select
 from analysis.paper import PUBLISHED_MODELS
 
+EXPERIMENTS = Path(__file__).parents[1] / "conf" / "experiment"
 MODELS = tuple(PUBLISHED_MODELS)
 BASELINES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
 SCHEDULES = (*BASELINES, "roundpipe")
@@ -22,6 +25,27 @@ _SIMULATED: dict[str, Any] = {
     "seed": 0,
     "config__chunks_per_device": None,
     "config__schedule_file": None,
+}
+
+
+# Where schedules are compared as such: equal work everywhere, whole layers, one step.
+_UNIT_WORK: dict[str, Any] = {
+    "backend": "sim",
+    "cost": "constant",
+    "cluster": "local",
+    "workload": "synthetic",
+    "model": "abstract",
+    "partition": "even",
+    "dispatch": "round_robin",
+    "num_steps": 1,
+    "seed": 0,
+    "config__chunks_per_device": None,
+    "config__schedule_file": None,
+    "config__cost__forward_ms": 1,
+    "config__cost__input_grad_ms": 1,
+    "config__cost__weight_grad_ms": 1,
+    "config__cost__recompute_ms": 0,
+    "config__cost__recompute_ahead": None,
 }
 
 
@@ -74,6 +98,11 @@ def back_to_back(records: pd.DataFrame, *, causal: bool = False) -> pd.DataFrame
     return rows[whole_rounds]
 
 
+def unit_work(records: pd.DataFrame, **choices: Any) -> pd.DataFrame:
+    """Runs in which forward, input gradient and weight gradient of a device's share take a millisecond each."""
+    return select(records, **_UNIT_WORK, **choices)
+
+
 def closed_forms(records: pd.DataFrame, cluster: str, convention: str) -> pd.DataFrame:
     """Roofline records of a cluster, by how FLOPs are counted."""
     return select(
@@ -84,6 +113,12 @@ def closed_forms(records: pd.DataFrame, cluster: str, convention: str) -> pd.Dat
         num_devices=8,
         num_microbatches=16,
     )
+
+
+def swept(experiment: str, key: str) -> list[Any]:
+    """The values an experiment of `conf/experiment/` sweeps a key over, in its order; numbers as numbers."""
+    params = OmegaConf.load(EXPERIMENTS / f"{experiment}.yaml").hydra.sweeper.params
+    return list(OmegaConf.create(f"[{params[key]}]"))
 
 
 def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, ...]], experiment: str) -> pd.DataFrame:

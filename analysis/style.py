@@ -44,6 +44,77 @@ METHODS = {
     "mobius": Look("Mobius", GREEN, "d"),
 }
 
+# Schedules that appear by name alone.
+_NAMES = {
+    "bpipe": "BPipe",
+    "chimera": "Chimera",
+    "dapple": "DAPPLE",
+    "data_parallel": "Data parallel",
+    "dualpipe": "DualPipe",
+    "dualpipe_v": "DualPipeV",
+    "hanayo": "Hanayo",
+    "harp": "HARP",
+    "interleaved_zb": "Interleaved ZB",
+    "megatron_tp": "Megatron-TP",
+    "pipe_offload": "PipeOffload",
+    "pipedream": "PipeDream",
+    "pipedream_2bw": "PipeDream-2BW",
+    "pipedream_flush": "PipeDream-Flush",
+    "pipemare": "PipeMare",
+    "pipeoptim": "PipeOptim",
+    "seq1f1b": "Seq1F1B",
+    "spectrain": "SpecTrain",
+    "two_bp": "2BP",
+    "v_half": "V-Half",
+    "v_min": "V-Min",
+    "vocab_parallel": "Vocabulary parallel",
+    "xpipe": "XPipe",
+    "zb_auto": "ZB, automatic",
+    "zb_h1": "ZB-H1",
+    "zb_h2": "ZB-H2",
+    "zb_v": "ZB-V",
+    "zero_2": "ZeRO-2",
+    "zero_3": "ZeRO-3",
+    "zero_infinity": "ZeRO-Infinity",
+    "zero_offload": "ZeRO-Offload",
+}
+
+# Kinds of schedules, for figures that show them all.
+FAMILIES = {
+    "one stage a device": Look("one stage a device", BLUE, "^"),
+    "looped": Look("looped", GREEN, "v"),
+    "zero bubble": Look("zero bubble", PURPLE, "D"),
+    "V and waves": Look("V and waves", BLACK, "X"),
+    "bidirectional": Look("bidirectional", SKY, "s"),
+    "parts and offload": Look("parts and offload", YELLOW, "P"),
+    "stages dealt to devices": Look("stages dealt to devices", VERMILION, "o"),
+}
+_FAMILY_OF = {
+    "gpipe": "one stage a device",
+    "1f1b": "one stage a device",
+    "dapple": "one stage a device",
+    "pipedream_flush": "one stage a device",
+    "two_bp": "zero bubble",
+    "interleaved_1f1b": "looped",
+    "looped_bfs": "looped",
+    "interleaved_zb": "zero bubble",
+    "zb_h1": "zero bubble",
+    "zb_h2": "zero bubble",
+    "zb_auto": "zero bubble",
+    "zb_v": "V and waves",
+    "v_half": "V and waves",
+    "v_min": "V and waves",
+    "hanayo": "V and waves",
+    "dualpipe_v": "V and waves",
+    "dualpipe": "bidirectional",
+    "chimera": "bidirectional",
+    "bpipe": "parts and offload",
+    "pipe_offload": "parts and offload",
+    "seq1f1b": "parts and offload",
+    "vocab_parallel": "parts and offload",
+    "roundpipe": "stages dealt to devices",
+}
+
 # Models by their name in `conf/model/`, in the order of the paper's figures.
 MODELS = {
     "qwen3_1p7b": Look("Qwen3-1.7B", BLUE, "o"),
@@ -94,4 +165,9 @@ def model_name(model: str) -> str:
 
 def method_name(method: str) -> str:
     """A schedule's or system's name for people; one that is not known here keeps its own."""
-    return METHODS[method].name if method in METHODS else method
+    return METHODS[method].name if method in METHODS else _NAMES.get(method, method)
+
+
+def family_of(schedule: str) -> str:
+    """The kind of a registered schedule."""
+    return _FAMILY_OF[schedule]

@@ -21,7 +21,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("dualpipe_v", source="arXiv 2412.19437, section 3.2.1, cut in half", looped=True)
+@schedule("dualpipe_v", source="arXiv 2412.19437, section 3.2.1, cut in half", looped=True, chunks=2)
 def dualpipe_v(shape: Shape) -> Schedule:
     """Rank r runs the stages r and 2p - 1 - r."""
     p, m = shape.num_ranks, shape.num_microbatches

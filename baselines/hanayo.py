@@ -23,7 +23,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("hanayo", source="Liu et al., SC'23, section 3", looped=True)
+@schedule("hanayo", source="Liu et al., SC'23, section 3", looped=True, chunks=2)
 def hanayo(shape: Shape, *, backward_slots: int = 1) -> Schedule:
     """Waves of greedy ranks.
 

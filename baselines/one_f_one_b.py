@@ -11,6 +11,7 @@ Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU 
 SC'21, section 2.2.1, figure 4.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 
 from rpbench.ir.action import Action, Kind
@@ -27,21 +28,19 @@ def one_f_one_b(shape: Shape) -> Schedule:
             "set chunks_per_device=1 or try schedule=interleaved_1f1b"
         )
     rows = tuple(
-        tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
+        # One forward per rank downstream: that is how long the first gradient takes to return.
+        tuple(chain.from_iterable(alternate(rank, batch, shape.num_ranks - rank - 1) for batch in shape.batches))
         for rank in range(shape.num_ranks)
     )
     return Schedule(shape, rows, name="1f1b", placement=looped_placement(shape))
 
 
-def _step(shape: Shape, rank: int, step: int) -> Row:
-    first = step * shape.num_microbatches
-    microbatches = range(first, first + shape.num_microbatches)
-    forwards = [Action(Kind.F, rank, mb) for mb in microbatches]
-    backwards = [Action(Kind.B, rank, mb) for mb in microbatches]
-
-    # One forward per rank downstream: that is how long the first gradient takes to return.
-    num_warmup = min(shape.num_ranks - rank - 1, shape.num_microbatches)
-    num_steady = shape.num_microbatches - num_warmup
+def alternate(stage: int, microbatches: Sequence[int], num_warmup: int) -> Row:
+    """`num_warmup` forwards of a stage, then one forward and one backward in turn, then the backwards left."""
+    forwards = [Action(Kind.F, stage, mb) for mb in microbatches]
+    backwards = [Action(Kind.B, stage, mb) for mb in microbatches]
+    num_warmup = min(num_warmup, len(forwards))
+    num_steady = len(forwards) - num_warmup
 
     pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
     return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])

@@ -26,7 +26,7 @@ The paper writes B for what is I here.
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
@@ -65,9 +65,7 @@ def v_half(shape: Shape) -> Schedule:
     """Every rank keeps at most 2 * ((p + 2) // 2) chunk activations."""
     p = shape.num_ranks
     shift = 0 if p % 2 else 3
-    blocks = [
-        (2 * rank, 3 * p - 2 - rank, 3 * p + shift - 1 + 2 * rank, 6 * p + shift - 2 - rank) for rank in range(p)
-    ]
+    blocks = [(2 * rank, 3 * p - 2 - rank, 3 * p + shift - 1 + 2 * rank, 6 * p + shift - 2 - rank) for rank in range(p)]
     return _block_schedule("v_half", shape, blocks)
 
 
@@ -141,10 +139,7 @@ def _held(slots: Slots) -> list[int]:
         else:
             waiting += 1
         slot += 1
-    held = [0]
-    for slot in range(slot):
-        held.append(held[-1] + change.get(slot, 0))
-    return held[1:]
+    return list(accumulate(change.get(moment, 0) for moment in range(slot)))
 
 
 def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: list[Block]) -> None:

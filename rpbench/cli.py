@@ -1,4 +1,4 @@
-"""The verbs of the command line: run (Hydra), show, plan, compare, report.
+"""The verbs of the command line: run (Hydra), show, plan, profile, compare, report.
 
 stdout is data, one JSON object per finished run; everything for people goes to stderr.
 """
@@ -16,7 +16,10 @@ USAGE = """\
 python -m rpbench [key=value ...]        run one configuration; the record goes to stdout
 python -m rpbench -m key=a,b [...]       run every combination; what has a record already is not run again
 python -m rpbench show [key=value ...]   print a schedule, checked; draw=FILE.svg draws it
-python -m rpbench plan [key=value ...]   compare partitions (published, even, greedy, search)
+python -m rpbench plan [key=value ...]   compare partitions (published, even, greedy, pipedream, search)
+python -m rpbench plan plan=pipedream profile=NODES.csv edges=EDGES.csv num_machines=N bandwidth_bytes_per_s=B
+                                         stages and replicas of a profiled model by PipeDream's partitioner
+python -m rpbench profile [key=value ...] [out=PREFIX]   measure a model's layers; cost=NAME takes times from there
 python -m rpbench compare RUN RUN [...]  two or more runs side by side
 python -m rpbench report [results_dir=DIR] [out=FILE]   the report, from records
 Choices: schedule, model, cluster, workload, cost, backend, tracker, experiment; see conf/config.yaml."""
@@ -27,6 +30,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     verbs: dict[str, Callable[[Sequence[str]], int]] = {
         "show": show,
         "plan": plan,
+        "profile": profile,
         "compare": compare,
         "report": report,
     }
@@ -77,11 +81,21 @@ def show(arguments: Sequence[str]) -> int:
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Partitions side by side, as one JSON object."""
+    """Partitions side by side, or with `plan=pipedream` what that makes of a profile; one JSON object."""
     from rpbench.harness.config import load
+    from rpbench.harness.partitioning import partition_profile
     from rpbench.harness.planning import compare_plans
 
-    print(json.dumps(compare_plans(load(arguments))))
+    of_profile = any(item.startswith("plan=") for item in arguments)
+    print(json.dumps(partition_profile(arguments) if of_profile else compare_plans(load(arguments)), allow_nan=False))
+    return 0
+
+
+def profile(arguments: Sequence[str]) -> int:
+    """The layers of a model as PipeDream's profile, two CSV files; where they are, as one JSON object."""
+    from rpbench.harness.profiling import write_profile
+
+    print(json.dumps(write_profile(arguments)))
     return 0
 
 

@@ -7,8 +7,9 @@ know of it: the command line, the property tests and the figures iterate over `e
 import difflib
 import importlib
 import inspect
+import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -30,9 +31,13 @@ class Entry:
         generate: shape in, schedule out; keyword-only parameters are the schedule's options.
         separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
         looped: whether it takes several stages per device.
-        chunks: the number of stages per device it takes, where there is only one.
+        chunks: the number of stages per device where none is asked for; most that have one take no other.
         needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
+        shards_head: whether every device runs a share of the head, not the last stage all of it.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
+        steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
+            `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
+        compensation: what the engine does about late gradients, and by whose rules; "" for nothing.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
@@ -44,14 +49,34 @@ class Entry:
     looped: bool = False
     chunks: int | None = None
     needs_costs: bool = False
+    shards_head: bool = False
     recompute_ahead: bool = False
     switch_after_last_forward: bool = False
+    steps_each_microbatch: bool = False
+    compensation: str = ""
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword options of the generator with their defaults."""
         parameters = inspect.signature(self.generate).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def steps(self, num_microbatches: int, num_steps: int, replicas: Sequence[int] | None = None) -> tuple[int, int]:
+        """Microbatches of an optimizer step and number of steps, when that many were asked for.
+
+        Raises:
+            ValueError: if replicated stages cannot share the microbatches evenly.
+        """
+        if not self.steps_each_microbatch:
+            return num_microbatches, num_steps
+        window, total = math.lcm(*map(int, replicas or (1,))), num_microbatches * num_steps
+        if window and total % window:
+            raise ValueError(
+                f"num_microbatches={num_microbatches}, num_steps={num_steps}: {self.name} steps after every {window} "
+                f"microbatches with replicas {list(replicas or ())}, which must divide their number, {total}; "
+                f"take num_microbatches={max(1, round(num_microbatches / window)) * window}"
+            )
+        return (window, total // window) if window else (1, total)
 
     def build(self, shape: Shape, costs: StageCosts | None = None, /, **options: Any) -> Schedule:
         """The schedule for a shape; `costs` matter to orders that depend on times, and are units if not given.

@@ -18,7 +18,7 @@ from analysis.cells import label, ours, table
 from analysis.exhibit import Exhibit, Table
 from analysis.runs import MissingRuns
 from rpbench.harness.drawing import COLOURS, NAMES, draw_timeline
-from rpbench.ir.action import Action, Kind, parse
+from rpbench.ir.action import Action, Kind, parse, parts_of
 from rpbench.ir.partition import parse as parse_partition
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.timeline import Timeline
@@ -54,10 +54,19 @@ def exhibit(records: pd.DataFrame, results: Path) -> Exhibit:
 def _runs(records: pd.DataFrame, results: Path) -> pd.DataFrame:
     every = [(schedule, model) for schedule in runs.SCHEDULES for model in runs.MODELS]
     rows = runs.index(runs.single_call(records), ("schedule", "model"), every, "figure17")
+    lacking_timelines(rows, results, "figure17")
+    return rows
+
+
+def lacking_timelines(rows: pd.DataFrame, results: Path, experiment: str) -> None:
+    """Refuse runs that left no timeline.
+
+    Raises:
+        MissingRuns: with their number.
+    """
     lacking = [run for run in rows["run_id"] if not _path(results, run).exists()]
     if lacking:
-        raise MissingRuns(f"timeline.csv of {len(lacking)} of {len(rows)} runs of experiment=figure17")
-    return rows
+        raise MissingRuns(f"timeline.csv of {len(lacking)} of {len(rows)} runs of experiment={experiment}")
 
 
 def _path(results: Path, run_id: str) -> Path:
@@ -110,7 +119,7 @@ def draw_one(row: dict, results: Path) -> Figure:
 
 
 def draw(rows: pd.DataFrame, results: Path) -> Figure:
-    """Schedules down, models across; the bars are rasterised, or the file would be large."""
+    """Schedules down, models across."""
     with style.applied():
         figure = Figure(figsize=(13, 7.6), layout="constrained")
         panels = figure.subplots(len(runs.SCHEDULES), len(runs.MODELS), sharex="col", sharey=True)
@@ -118,7 +127,8 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
         for down, schedule in enumerate(runs.SCHEDULES):
             for across, model in enumerate(runs.MODELS):
                 row = by_name.loc[(schedule, model)]
-                _draw_small(panels[down, across], read_timeline(row.to_dict(), results), row)
+                text = f"{row['makespan_s']:.2f} s, bubble {100 * row['bubble_makespan']:.2f} %"
+                draw_small(panels[down, across], read_timeline(row.to_dict(), results), text)
             panels[down, 0].set_ylabel(f"{style.method_name(schedule)}\ndevice")
         for across, model in enumerate(runs.MODELS):
             panels[0, across].annotate(
@@ -141,25 +151,27 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
         return figure
 
 
-def _draw_small(axes: Axes, timeline: Timeline, row: pd.Series) -> None:
+def draw_small(axes: Axes, timeline: Timeline, title: str) -> None:
+    """The compute lanes of a timeline as bars without names; they are rasterised, or the file would be large."""
     axes.grid(visible=False)
     boxes = defaultdict(list)
     heads = []
     for span in timeline.spans():
         if span.lane == "compute" and span.end > span.start:
-            boxes[span.action.kind].append(_box(span.start, span.end, span.device))
+            parts = parts_of(span.action)  # what runs together shares the height
+            for number, part in enumerate(parts):
+                boxes[part.kind].append(_box(span.start, span.end, span.device, number, len(parts)))
             if span.main > span.start:
                 heads.append(_box(span.start, span.main, span.device))
     for kind, corners in boxes.items():
-        axes.add_collection(PolyCollection(corners, facecolors=COLOURS[kind], linewidths=0, rasterized=True))
+        axes.add_collection(
+            PolyCollection(corners, facecolors=COLOURS[kind], edgecolors="white", linewidths=0.12, rasterized=True)
+        )
     axes.add_collection(PolyCollection(heads, facecolors="white", alpha=0.45, linewidths=0, rasterized=True))
-    axes.set_title(
-        f"{row['makespan_s']:.2f} s, bubble {100 * row['bubble_makespan']:.2f} %",
-        fontsize=7.5,
-        fontweight="normal",
-    )
+    axes.set_title(title, fontsize=7.5, fontweight="normal")
 
 
-def _box(start: float, end: float, device: int) -> np.ndarray:
-    low, high = device - 0.45, device + 0.45
+def _box(start: float, end: float, device: int, number: int = 0, count: int = 1) -> np.ndarray:
+    low = device - 0.45 + 0.9 * number / count
+    high = low + 0.9 / count
     return np.array([(start, low), (start, high), (end, high), (end, low)])

@@ -14,6 +14,7 @@ def constant_times(
     weight_grad_ms: Number,
     recompute_ms: Number = 0,
     hop_ms: Number = 0,
+    overlap_gain: Number = 0,
 ) -> LayerTimes:
     """Layer times such that an even share of the layers on each device takes the given times.
 
@@ -49,6 +50,7 @@ def constant_times(
         weight_grad=per_layer(weight_grad_ms),
         hop=hop_ms,
         units_per_second=1000,
+        overlap_gain=overlap_gain,
     )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes
-from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.action import HEAD, Action, Kind, parts_of
 from rpbench.ir.schedule import Schedule, Weights
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
@@ -79,7 +79,7 @@ class Footprint:
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
         self._visits = [tuple(_visits(schedule.compute(device))) for device in devices]
-        self._fused = schedule.shape.fused
+        self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
 
     @property
     def least_bytes(self) -> int:
@@ -113,9 +113,12 @@ class Footprint:
             layers = [getattr(layer, name) for layer in self._sizes.layers]
             running = np.concatenate(([0], np.cumsum(layers, dtype=np.int64)))
             sums = running[ends] - running[ends - counts]
-            sums[:, 0] += getattr(self._sizes.embedding, name)
-            if has_head:
-                sums[:, -1] += getattr(self._sizes.head, name)
+            embedding, head = getattr(self._sizes.embedding, name), getattr(self._sizes.head, name)
+            if self._num_head_shards:  # both are cut over the vocabulary
+                sums += -(-(embedding + head) // self._num_head_shards)
+            else:
+                sums[:, 0] += embedding
+                sums[:, -1] += head * has_head
             fields.append(sums)
         return _StageSizes(*fields)
 
@@ -128,6 +131,8 @@ class Footprint:
 
         activations = [stages.activations[:, own].max(axis=1, initial=0) for own in held]
         logits = np.array([self._sizes.logits * (num_stages - 1 in own) for own in held])
+        if self._num_head_shards:
+            logits = np.full(len(held), -(-self._sizes.logits // self._num_head_shards))
         return {
             "weights": on_devices(stages.weights),
             "gradients": on_devices(stages.gradients),
@@ -175,7 +180,7 @@ def _visits(row: Sequence[Action]) -> Iterator[Visit]:
     """The visits of a device's compute row; equal ones are one visit if they follow each other."""
     before = None
     for action in row:
-        for part in parts_of(action):
+        for part in (part for part in parts_of(action) if part.kind not in HEAD):
             visit = Visit(part.kind not in (Kind.F, Kind.R), part.stage)
             if visit != before:
                 yield visit

@@ -1,11 +1,12 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.moves import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError
 
@@ -49,6 +50,7 @@ class CostTable:
         units_per_second: 1000 when times are milliseconds.
         overlap_gain: share of the shorter of two actions that run together which is hidden behind the longer one.
         speeds: of the devices; times are those of speed 1. Empty where all are equal.
+        transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None: none.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -58,6 +60,7 @@ class CostTable:
     units_per_second: int = 1
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
+    transfer_time: Callable[[Cargo], Number] | None = None
 
     def of(self, kind: Kind, stage: int) -> Work:
         """The work of an action; communication and bookkeeping take no time of their own.
@@ -72,7 +75,16 @@ class CostTable:
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
                 "use cost=constant, or a schedule with whole backwards"
             )
+        if kind in HEAD:
+            raise ScheduleError(
+                f"no time is known for {kind.name} of share {stage}: these costs leave the head to the last stage; "
+                "make the table with num_head_shards"
+            )
         return _NO_WORK
+
+    def of_cargo(self, cargo: Cargo) -> Work:
+        """What something takes on a link, whatever the speed of its device."""
+        return _NO_WORK if self.transfer_time is None else Work(self.transfer_time(cargo))
 
     def together(self, members: Members) -> Work:
         """The work of actions that run together; nothing of it runs ahead of its inputs."""
@@ -145,12 +157,21 @@ class LayerTimes:
     def num_layers(self) -> int:
         return len(self.forward)
 
-    def table(self, partition: Partition, *, recompute_ahead: bool = False, fused_ahead: bool = False) -> CostTable:
-        """Times per stage of a partition.
+    def table(
+        self,
+        partition: Partition,
+        *,
+        recompute_ahead: bool = False,
+        fused_ahead: bool = False,
+        num_head_shards: int = 0,
+    ) -> CostTable:
+        """Times per stage of a partition; of the head's equal shares, if it is cut over the devices.
 
         Raises:
             ValueError: if the partition does not cover the layers.
         """
+        if num_head_shards:
+            return self._with_shared_head(partition, num_head_shards, recompute_ahead)
         partition.check_layers(self.num_layers)
         work = {
             Kind.F: self._forward_works(partition),
@@ -163,6 +184,16 @@ class LayerTimes:
         return CostTable(
             work, self.hop, recompute_ahead, fused_ahead, self.units_per_second, self.overlap_gain, self.speeds
         )
+
+    def _with_shared_head(self, partition: Partition, num_shards: int, recompute_ahead: bool) -> CostTable:
+        """No stage has the head's work; every device has a share of it as actions of their own."""
+        headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0)
+        found = headless.table(partition, recompute_ahead=recompute_ahead)
+        shares = {
+            Kind.HF: (Work(self.head_forward / num_shards, num_records=1),) * num_shards,
+            Kind.HB: (Work(self.head_backward / num_shards, num_records=1),) * num_shards,
+        }
+        return replace(found, work={**found.work, **shares})
 
     def _forward_works(self, partition: Partition) -> tuple[Work, ...]:
         last = len(partition.forward) - 1

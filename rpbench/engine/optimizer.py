@@ -1,16 +1,18 @@
-"""Optimizer: AdamW on the host, a stage at a time.
+"""Optimizer: AdamW or gradient descent with momentum on the host, a stage at a time.
 
 A stage's step needs the gradients of that stage alone, with two exceptions: the norm of all gradients for clipping,
 and parameters that several stages share, whose gradients are added in model order. Both are done once per version,
 by whichever step comes first; `step_groups` tells a program what those steps wait for.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import torch
 
+from rpbench.engine.direction import direction
 from rpbench.engine.gradients import Gradients, Place, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.loss_scale import LossScaler, LossScaling
@@ -20,10 +22,12 @@ from rpbench.engine.workload import Workload
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter, ICLR'19) with a linear warm-up.
+    """AdamW (Loshchilov and Hutter, ICLR'19), or gradient descent with momentum, with a linear warm-up.
 
     Args:
         learning_rate: after the warm-up.
+        name: "adamw" or "sgd".
+        momentum: of "sgd".
         num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
         clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
         loss_scaling: for gradients in float16; None: losses are as they are.
@@ -34,8 +38,14 @@ class OptimizerSettings:
     num_warmup_steps: int = 0
     clip_norm: float | None = None
     loss_scaling: LossScaling | None = None
+    name: str = "adamw"
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.name not in ("adamw", "sgd"):
+            raise ValueError(f"optimizer={self.name!r}: one of adamw, sgd")
+        if not 0 <= self.momentum < 1 or (self.momentum and self.name != "sgd"):
+            raise ValueError(f"momentum={self.momentum}: from 0 to below 1, and of optimizer=sgd alone")
         if not self.learning_rate >= 0:
             raise ValueError(f"learning_rate={self.learning_rate}: a learning rate is not negative; try 1e-3")
         if self.num_warmup_steps < 0:
@@ -47,6 +57,12 @@ class OptimizerSettings:
         """The learning rate of the step that makes `version`, which counts from 1."""
         return self.learning_rate * min(1.0, version / (self.num_warmup_steps + 1))
 
+    def make(self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of some masters, or groups of them; its learning rate is set at every step."""
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay)
+        return torch.optim.AdamW(parameters, lr=1.0, weight_decay=self.weight_decay, fused=True)
+
 
 def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings) -> StepGroups:
     """Backward stages whose steps need one another's gradients."""
@@ -56,8 +72,11 @@ def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings)
     return [group for group in stages if len(group) > 1]
 
 
+Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
+
+
 class HostOptimizer:
-    """Masters and their AdamW state, one optimizer a stage."""
+    """Masters and their optimizer state, one optimizer a stage."""
 
     def __init__(
         self,
@@ -66,12 +85,13 @@ class HostOptimizer:
         masters: Tensors,
         gradients: Gradients,
         settings: OptimizerSettings,
+        pace: Pace = lambda stage, version: 1.0,
         scaler: LossScaler | None = None,
         read_by: Callable[[int], int] = lambda version: version - 1,
         moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
         """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`."""
-        self.masters = masters
+        self.masters, self._pace = masters, pace
         self._scaler, self._read_by = scaler, read_by
         self._workload, self._layout = workload, layout
         self._gradients, self._settings = gradients, settings
@@ -80,8 +100,8 @@ class HostOptimizer:
         self._places: dict[int, list[Place]] = {stage: [] for stage in range(len(layout.backward))}
         for owner in own:
             self._places[layout.stage_of(owner[0])].append(owner)
-        self._adamw = {stage: self._make(places) for stage, places in self._places.items() if places}
-        self._shared_adamw = self._make(self._tied) if self._tied else None
+        self._optimizers = {stage: self._make(places) for stage, places in self._places.items() if places}
+        self._shared_optimizer = self._make(self._tied) if self._tied else None
         self._shared_version = 0
         self._first_step = workload.first_step
         for place, state in (moments or {}).items():
@@ -99,9 +119,10 @@ class HostOptimizer:
         if stage in self._sharing:
             with self._lock:
                 self._step_shared(version)
-        if stage in self._adamw and version not in self._skipped:
+        if stage in self._optimizers and version not in self._skipped:
             gradients = self._gradients.total(stage, version)
-            self._update(self._adamw[stage], self._places[stage], gradients, version)
+            pace = self._pace(stage, version)
+            self._update(self._optimizers[stage], self._places[stage], gradients, version, pace)
         self._gradients.drop(stage, version)
 
     def values(self, modules: range) -> Tensors:
@@ -109,17 +130,30 @@ class HostOptimizer:
         return {place: self.masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
 
     def moments(self) -> dict[Place, dict[str, torch.Tensor]]:
-        """AdamW's state of every master that has been updated."""
+        """The optimizer's state of every master that has been updated."""
         states = {place: self._of(place).state.get(master) for place, master in self.masters.items()}
         return {place: dict(state) for place, state in states.items() if state}
 
-    def _of(self, owner: Place) -> torch.optim.AdamW:
-        shared = self._shared_adamw if owner in self._tied else None
-        return shared or self._adamw[self._layout.stage_of(owner[0])]
+    def _of(self, owner: Place) -> torch.optim.Optimizer:
+        shared = self._shared_optimizer if owner in self._tied else None
+        return shared or self._optimizers[self._layout.stage_of(owner[0])]
 
-    def _make(self, places: tuple[Place, ...] | list[Place]) -> torch.optim.AdamW:
-        tensors = [self.masters[place] for place in places]
-        return torch.optim.AdamW(tensors, lr=0.0, weight_decay=self._settings.weight_decay, fused=True)
+    def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
+        """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.
+
+        Before the first step they are as they are.
+        """
+        if stage not in self._optimizers:
+            return {}
+        optimizer, scale = self._optimizers[stage], horizon * self._settings.rate(self._first_step + max(1, version))
+        return {
+            place: master if found is None else master - scale * found
+            for place, master in ((place, self.masters[place]) for place in self._places[stage])
+            for found in [direction(optimizer, master, with_decay=with_decay)]
+        }
+
+    def _make(self, places: tuple[Place, ...] | list[Place]) -> torch.optim.Optimizer:
+        return self._settings.make([self.masters[place] for place in places])
 
     def _step_shared(self, version: int) -> None:
         """What steps to this version have in common, unless an earlier one has done it."""
@@ -132,8 +166,8 @@ class HostOptimizer:
         tied = self._tied_gradients(version)
         if self._settings.clip_norm is not None:
             self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
-        if self._shared_adamw is not None:
-            self._update(self._shared_adamw, self._tied, tied, version)
+        if self._shared_optimizer is not None:
+            self._update(self._shared_optimizer, self._tied, tied, version)
 
     def _all(self, version: int) -> Iterator[torch.Tensor]:
         for stage in self._places:
@@ -166,10 +200,11 @@ class HostOptimizer:
 
     def _update(
         self,
-        adamw: torch.optim.AdamW,
+        optimizer: torch.optim.Optimizer,
         places: tuple[Place, ...] | list[Place],
         gradients: Mapping[Place, torch.Tensor],
         version: int,
+        pace: float = 1.0,
     ) -> None:
         for place in places:
             master, gradient = self.masters[place], gradients.get(place)
@@ -178,8 +213,8 @@ class HostOptimizer:
                 if version in self._clipping:
                     gradient = gradient * self._clipping[version]
             master.grad = gradient
-        for group in adamw.param_groups:
-            group["lr"] = self._settings.rate(self._first_step + version)
-        adamw.step()
+        for group in optimizer.param_groups:
+            group["lr"] = self._settings.rate(self._first_step + version) * pace
+        optimizer.step()
         for place in places:
             self.masters[place].grad = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.executor import Gate
 from rpbench.engine.gradients import Gradients, Tensors
@@ -17,7 +18,17 @@ from rpbench.engine.layout import Layout
 from rpbench.engine.loss_scale import LossScaler
 from rpbench.engine.reads import Reads
 from rpbench.engine.segments import Segments
-from rpbench.engine.stage import Grain, Graph, Segment, Stages, backward, input_gradient, pieces, weight_gradients
+from rpbench.engine.stage import (
+    Grain,
+    Graph,
+    Rest,
+    Segment,
+    Stages,
+    backward,
+    input_gradient,
+    pieces,
+    weight_gradients,
+)
 from rpbench.ir.action import Action
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
@@ -42,9 +53,11 @@ class Passes:
         reads: Reads,
         gradients: Gradients,
         grain: Grain,
+        adjustments: Adjustments | None = None,
         scaler: LossScaler | None = None,
         memory: DeviceMemory | None = None,
     ) -> None:
+        self._adjustments = adjustments
         self.losses: dict[int, float] = {}
         self.read: dict[int, int] = {}
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
@@ -56,7 +69,7 @@ class Passes:
         self._heads: dict[Segment, Graph] = {}  # segment -> the head's graph
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
         self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
-        self._halves: dict[tuple[int, Segment], list[tuple[Graph, torch.Tensor | None]]] = {}  # after I, before W
+        self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
 
     @property
     def num_left(self) -> int:
@@ -76,14 +89,17 @@ class Passes:
                     self._memory.hold(value, "inputs kept to recompute from")
 
         exchange = self._segments.exchange(segment, with_graph=False)
-        x = self._stages.keep(
-            self._below_head(modules), self._input(action.stage, segment), segment, version, note, exchange
-        )
+        x, weights = self._input(action.stage, segment), version
+        if self._adjustments is not None:
+            weights = self._adjustments.before_forward(action.stage, segment[0], version)
+        x = self._stages.keep(self._below_head(modules), x, segment, weights, note, exchange)
         if self._layout.head in modules:
-            graph = self._heads[segment] = self._stages.graph(modules[-1:], x, segment, version)
+            graph = self._heads[segment] = self._stages.graph(modules[-1:], x, segment, weights)
             self._note_loss(segment, graph.end)
         else:
             self._outputs[action.stage, segment] = x
+        if self._adjustments is not None:
+            self._adjustments.after_forward(action.stage, weights)
         self._release(modules, version)
 
     def fused(self, action: Action, number: int, gate: Gate) -> None:
@@ -109,20 +125,21 @@ class Passes:
         self._hand_over(action.stage, _segment_of(action), gradients)
 
     def backward_for_input(self, action: Action, number: int, gate: Gate) -> None:
-        """The first half: graphs are kept for the second, which goes through them once more."""
+        """The first half: what is handed down at once; the second half finds what is left to do."""
         halves = self._halves[action.stage, _segment_of(action)] = []
 
         def differentiate(graph: Graph, slope: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-            halves.append((graph, slope))
-            return input_gradient(graph, slope), {}
+            below, rest = input_gradient(graph, slope)
+            halves.append(rest)
+            return below, {}
 
         self._go_back(action, number, gate, differentiate)
 
     def backward_for_weights(self, action: Action, number: int, gate: Gate) -> None:
         modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
         gradients: Tensors = {}
-        for graph, slope in self._halves.pop((action.stage, segment)):
-            gradients |= weight_gradients(graph, slope)
+        for rest in self._halves.pop((action.stage, segment)):
+            gradients |= weight_gradients(rest)
         self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
 
@@ -136,10 +153,12 @@ class Passes:
         """Backward through a stage, recomputing what is not there; its weights' gradients."""
         stage, modules = action.stage, self._layout.backward[action.stage]
         segment, version = self._at(action, number)
-        again = self.recomputed(stage)
+        again, weights = self.recomputed(stage), version
+        if self._adjustments is not None:
+            weights = self._adjustments.before_backward(stage, segment[0], version)
         graph = self._recomputed.pop((stage, segment), None)
         if again and graph is None:
-            graph = self._again(again[-1], segment, version)
+            graph = self._again(again[-1], segment, weights)
         gate()
         gradients: Tensors = {}
         if self._layout.head in modules:
@@ -148,10 +167,12 @@ class Passes:
         else:
             slope = self._slopes.pop((stage + 1, segment))
         for run in reversed(again):
-            slope, found = differentiate(graph or self._again(run, segment, version), slope)
+            slope, found = differentiate(graph or self._again(run, segment, weights), slope)
             gradients |= found
             graph = None
         self._hand_down(stage, segment, slope)
+        if self._adjustments is not None:
+            self._adjustments.after_backward(stage, weights)
         self._release(modules, version)
         return gradients
 

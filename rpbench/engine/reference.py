@@ -1,30 +1,64 @@
 """Reference: the same training as one plain loop, to compare an engine's gradients and weights with.
 
-One process, one graph per microbatch through the whole model, no stages, no recomputation, one AdamW over all
+One process, one graph per microbatch through the whole model, no stages, no recomputation, one optimizer over all
 parameters. Two things are taken from the schedule, because they are part of what is computed: the order in which
-gradients are added up, and the version of the weights that every microbatch reads.
+gradients are added up, and the versions of the weights that every microbatch reads. Where backward reads other
+weights than forward did, there is a graph for each piece that the engine recomputes, from the input forward kept.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call
 
 from rpbench.engine.accumulation import Groups
 from rpbench.engine.checkpoint import State
+from rpbench.engine.compensation import Compensation, Delays, correction_share, slowdown
+from rpbench.engine.direction import direction
 from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.loss_scale import Scale
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.randomness import seeded
+from rpbench.engine.stage import Grain, pieces
 from rpbench.engine.weights import masters_of
 from rpbench.engine.workload import Workload
+from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.schedule import Schedule
 from rpbench.models.attention import KeysValues
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
+WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place
+
+
+class Reads(NamedTuple):
+    """The versions that the modules have for a microbatch, in forward and in backward."""
+
+    forward: ReadVersion
+    backward: ReadVersion
+    grain: Grain = "stage"  # how much is recomputed at a time, where the two differ
+
+
+def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
+    """What the lanes of a schedule say, each by itself (`rpbench.ir.lane_reads`).
+
+    Raises:
+        ScheduleError: if that depends on when other lanes get where.
+    """
+    found = lane_reads(schedule)
+    stage_of = {module: stage for stage, modules in enumerate(layout.forward) for module in modules}
+
+    def backward(module: int, microbatch: int) -> int:
+        return found.backward[layout.stage_of(module), microbatch]
+
+    def forward(module: int, microbatch: int) -> int:
+        stage = stage_of.get(module)  # a fused stage has no forward of its own
+        return backward(module, microbatch) if stage is None else found.forward[stage, microbatch]
+
+    return Reads(forward, backward, grain)
 
 
 @dataclass
@@ -53,7 +87,9 @@ def train_reference(
     num_steps: int = 1,
     num_parts: int = 1,
     updates: bool = True,
-    read_version: ReadVersion | None = None,
+    reads: Reads | None = None,
+    compensation: Compensation | None = None,
+    delays: Delays | None = None,
     start: State | None = None,
 ) -> Trajectory:
     """Train for some steps.
@@ -62,27 +98,31 @@ def train_reference(
         groups: (backward stage, version) -> microbatches in the order their gradients are added up.
         num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
-        read_version: the version a module has for a microbatch; None: the newest.
+        reads: the versions the modules have for a microbatch; None: the newest.
+        compensation, delays: what is done about late gradients, and how late they are.
         start: what to go on from; it has the versions below 0.
     """
     masters = masters_of(workload, start)
-    adamw = torch.optim.AdamW(masters.values(), lr=1.0, weight_decay=settings.weight_decay, fused=True)
-    history = {0: _working(workload, masters)}
+    settled = compensation or Compensation()
+    optimizer, rates = _optimizer(layout, masters, settings, settled, delays, workload.first_step)
+    past = _Past(workload, layout, settings, settled, delays)
     if start is not None:
-        history |= {-age: tensors for age, tensors in start.stale.items()}
+        past.working = {-age: tensors for age, tensors in start.stale.items()}
         for owner, state in start.moments.items():
-            adamw.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
+            optimizer.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
+    past.note(masters, optimizer)
     rule = settings.loss_scaling
     scales = {} if rule is None else {0: Scale(rule.initial)} | (start.scales if start else {})
     found = Trajectory(masters=masters)
     for step in range(num_steps):
 
-        def version(module: int, microbatch: int, newest: int = step if updates else 0) -> int:
-            return newest if read_version is None else read_version(module, microbatch)
+        def newest(module: int, microbatch: int, version: int = step if updates else 0) -> int:
+            return version
 
-        read = version(len(workload.modules) - 1, step * workload.num_microbatches)
+        past.reads = reads or Reads(newest, newest)
+        read = past.reads.backward(len(workload.modules) - 1, step * workload.num_microbatches)
         scale = scales[read].value if rule else None
-        losses, gradients = _gradients(workload, layout, groups, history, version, step, num_parts, scale)
+        losses, gradients = _gradients(workload, layout, groups, past, step, num_parts, scale)
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
@@ -90,11 +130,113 @@ def train_reference(
             if rule is not None:
                 scales[step + 1] = rule.follow(scales[read], finite=finite)
             if finite:
-                adamw.param_groups[0]["lr"] = settings.rate(workload.first_step + step + 1)
-                _update(workload, masters, gradients, settings, adamw, scale)
-            history[step + 1] = _working(workload, masters)
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate(step)
+                _update(workload, masters, gradients, settings, optimizer, scale)
+            past.note(masters, optimizer)
     found.scales = {version: scale.value for version, scale in scales.items()}
     return found
+
+
+def _optimizer(
+    layout: Layout,
+    masters: Tensors,
+    settings: OptimizerSettings,
+    compensation: Compensation,
+    delays: Delays | None,
+    first_step: int,
+) -> tuple[torch.optim.Optimizer, list[Callable[[int], float]]]:
+    """One optimizer over all masters, with a learning rate for each stage."""
+    stages = sorted({layout.stage_of(module) for module, _ in masters})
+    groups = [[master for place, master in masters.items() if layout.stage_of(place[0]) == stage] for stage in stages]
+    optimizer = settings.make([{"params": group} for group in groups])
+
+    def rate_of(stage: int) -> Callable[[int], float]:
+        tau = delays.tau[stage] if delays else 0.0
+        return lambda step: settings.rate(first_step + step + 1) * slowdown(tau, step + 1, compensation)
+
+    return optimizer, [rate_of(stage) for stage in stages]
+
+
+class _Past:
+    """All versions of the weights so far, and what is made of them for a microbatch."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        settings: OptimizerSettings,
+        compensation: Compensation,
+        delays: Delays | None,
+    ) -> None:
+        self.workload, self.layout, self.settings = workload, layout, settings
+        self.compensation, self.delays = compensation, delays
+        self.working: dict[int, Tensors] = {}
+        self.newest = -1
+        self.masters: list[Tensors] = []
+        self.directions: list[dict[Place, torch.Tensor | None]] = []
+        self.moves: list[Tensors] = []
+        self.reads: Reads
+
+    def note(self, masters: Tensors, optimizer: torch.optim.Optimizer) -> None:
+        """Take in the version that has just come out."""
+        self.newest += 1
+        self.working[self.newest] = _working(self.workload, masters)
+        if self.delays is None:
+            return
+        self.masters.append({place: master.clone() for place, master in masters.items()})
+        decays = self.compensation.predictor == "pipeoptim"
+        found = {place: direction(optimizer, master, with_decay=decays) for place, master in masters.items()}
+        # A momentum is written by the next step, so what it is now has to be copied.
+        self.directions.append({place: None if way is None else way.clone() for place, way in found.items()})
+        if self.compensation.correction_decay is not None:
+            first = not self.moves
+            self.moves.append({p: torch.zeros_like(w) if first else self._move(p) for p, w in masters.items()})
+
+    def forward(self, module: int, microbatch: int) -> Tensors:
+        """The weights a module has in forward, by place."""
+        version, horizon = self.reads.forward(module, microbatch), self._horizon(module, microbatch, 0)
+        return self._ahead(module, version, horizon) if horizon else self.working[version]
+
+    def backward(self, module: int, microbatch: int) -> Tensors:
+        """The same in backward."""
+        version, horizon = self.reads.backward(module, microbatch), self._horizon(module, microbatch, 1)
+        if horizon:
+            return self._ahead(module, version, horizon)
+        drift = version - self.reads.forward(module, microbatch)
+        if not self.moves or not drift:
+            return self.working[version]
+        masters, moves = self.masters[version], self.moves[version]
+        return self._cast({place: masters[place] - drift * moves[place] for place in masters if place[0] == module})
+
+    def same_both_ways(self, microbatch: int) -> bool:
+        """Whether a microbatch goes back on the very weights it went forth with."""
+        modules = range(len(self.workload.modules))
+        return not any(self._horizon(each, microbatch, way) for each in modules for way in (0, 1)) and not any(
+            self.reads.forward(each, microbatch) != self.reads.backward(each, microbatch) for each in modules
+        )
+
+    def _move(self, place: Place) -> torch.Tensor:
+        """The running mean of how a weight moves, with its newest move."""
+        assert self.delays is not None
+        share = correction_share(self.delays.tau[self.layout.stage_of(place[0])], self.compensation)
+        return share * self.moves[-1][place] + (1 - share) * (self.masters[-1][place] - self.masters[-2][place])
+
+    def _horizon(self, module: int, microbatch: int, way: int) -> int:
+        if self.delays is None:
+            return 0
+        return self.delays.horizons(self.compensation.predictor, self.layout.stage_of(module), microbatch)[way]
+
+    def _ahead(self, module: int, version: int, horizon: int) -> Tensors:
+        scale, masters = horizon * self.settings.rate(max(1, version)), self.masters[version]
+        moved = {}
+        for place in (place for place in masters if place[0] == module):
+            found = self.directions[version][place]
+            moved[place] = masters[place] if found is None else masters[place] - scale * found
+        return self._cast(moved)
+
+    def _cast(self, masters: Tensors) -> Tensors:
+        return {place: master.to(self.workload.parameter(place).dtype) for place, master in masters.items()}
 
 
 def _working(workload: Workload, masters: Tensors) -> Tensors:
@@ -109,8 +251,7 @@ def _gradients(
     workload: Workload,
     layout: Layout,
     groups: Mapping[tuple[int, int], Groups],
-    history: Mapping[int, Tensors],
-    version: ReadVersion,
+    past: _Past,
     step: int,
     num_parts: int,
     scale: float | None,
@@ -120,7 +261,9 @@ def _gradients(
     sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
-        share, by_segment = _one_microbatch(workload, history, version, microbatch, num_parts, scale)
+        run = _Microbatch(workload, past, microbatch, num_parts, scale)
+        whole = past.same_both_ways(microbatch)
+        share, by_segment = run.in_one_graph() if whole else run.by_pieces(layout)
         loss += share
         for gradients in reversed(by_segment):  # the last segment's backward comes first
             for stage, modules in enumerate(layout.backward):
@@ -128,46 +271,102 @@ def _gradients(
     return loss, {place: gradient for total in sums for place, gradient in total.result().items()}
 
 
-def _one_microbatch(
-    workload: Workload,
-    history: Mapping[int, Tensors],
-    version: ReadVersion,
-    microbatch: int,
-    num_parts: int,
-    scale: float | None,
-) -> tuple[float, list[Tensors]]:
-    """The loss of a microbatch, and the gradients that the weights get from each of its segments."""
-    seen: list[list[KeysValues]] = [[] for _ in workload.modules]
-    losses: list[torch.Tensor] = []
-    leaves: list[Tensors] = []
-    for part in range(num_parts):
-        leaves.append({})
-        x, labels = workload.segment(microbatch, part, num_parts)
-        for number, module in enumerate(workload.modules):
-            weights = history[version(number, microbatch)]
+class _Microbatch:
+    """One microbatch on its way forth and back."""
+
+    def __init__(self, workload: Workload, past: _Past, microbatch: int, num_parts: int, scale: float | None) -> None:
+        self.workload, self.past, self.scale = workload, past, scale
+        self.microbatch, self.num_parts = microbatch, num_parts
+        self.head = len(workload.modules) - 1
+        self.seen: list[list[KeysValues]] = [[] for _ in workload.modules]  # what earlier segments left behind
+
+    def in_one_graph(self) -> tuple[float, list[Tensors]]:
+        """Loss, as its share of the step's mean, and the gradients that weights get from each segment."""
+        losses, leaves = [], []
+        for part in range(self.num_parts):
+            tokens = self.workload.segment(self.microbatch, part, self.num_parts)[0]
+            loss, used = self._run(range(self.head + 1), tokens, self.past.forward, part)
+            losses.append(loss)
+            leaves.append(used)
+        wanted = [(part, place) for part, used in enumerate(leaves) for place in used]
+        slopes = None if self.scale is None else [torch.full_like(loss, self.scale) for loss in losses]
+        inputs = [leaves[part][place] for part, place in wanted]
+        found = torch.autograd.grad(losses, inputs, slopes, allow_unused=True)
+        gradients: list[Tensors] = [{} for _ in leaves]
+        for (part, place), value in zip(wanted, found, strict=True):
+            if value is not None:
+                gradients[part][place] = value
+        return sum(float(loss.detach()) for loss in losses), gradients
+
+    def by_pieces(self, layout: Layout) -> tuple[float, list[Tensors]]:
+        """The same with a forward that keeps inputs, and a graph for each piece on the weights of its backward.
+
+        Raises:
+            ValueError: for sequences in segments; no paper has them together with weights that drift.
+        """
+        if self.num_parts > 1:
+            raise ValueError(f"{self.num_parts} segments with weights that drift: there is no reference for both")
+        kept: dict[int, torch.Tensor] = {}
+        x = self.workload.batch(self.microbatch).tokens
+        with torch.no_grad():
+            for module in range(self.head):
+                kept[module] = x
+                x, _ = self._run(range(module, module + 1), x, self.past.forward)
+        loss, slope, gradients = self._differentiate(range(self.head, self.head + 1), x, self.past.forward, None)
+        for stage in reversed(layout.backward):
+            for piece in reversed(pieces(range(stage.start, min(stage.stop, self.head)), self.past.reads.grain)):
+                _, slope, found = self._differentiate(piece, kept[piece.start], self.past.backward, slope)
+                gradients |= found
+        return float(loss.detach()), [gradients]
+
+    def _differentiate(
+        self, modules: range, x: torch.Tensor, weights_of: WeightsOf, slope: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Tensors]:
+        """Output, gradient of the input and gradients of the weights of some modules."""
+        start = x.detach().requires_grad_(x.is_floating_point())
+        end, leaves = self._run(modules, start, weights_of)
+        wanted = [*leaves.values(), *([start] if start.requires_grad else [])]
+        if not wanted or not end.requires_grad:
+            return end, None, {}
+        found = torch.autograd.grad(end, wanted, slope, allow_unused=True)
+        return end, found[-1] if start.requires_grad else None, _present(leaves, found)
+
+    def _run(
+        self, modules: range, x: torch.Tensor, weights_of: WeightsOf, part: int = 0
+    ) -> tuple[torch.Tensor, Tensors]:
+        """The output of some modules and the weights used; after the head, the loss as its share."""
+        workload, leaves = self.workload, Tensors()
+        for number in modules:
+            module, weights = workload.modules[number], weights_of(number, self.microbatch)
             own = {
                 name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
                 for name, parameter in module.named_parameters(remove_duplicate=False)
             }
-            leaves[part] |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
-            inputs: tuple[Any, ...] = (x, labels) if number == len(workload.modules) - 1 else (x,)
-            if num_parts > 1 and 0 < number < len(workload.modules) - 1:
-                inputs = (x, seen[number])
-            drawn = workload.seed, number, workload.absolute(microbatch), part
-            with seeded(*drawn) if workload.draws_random else nullcontext():
-                x = functional_call(module, own, inputs)
-            if isinstance(x, tuple):
-                x, made = x
-                seen[number] = [*seen[number], made]
-        losses.append(workload.share(x, microbatch, part, num_parts))
-    wanted = [(part, place) for part, own in enumerate(leaves) for place in own]
-    slopes = None if scale is None else [torch.full_like(loss, scale) for loss in losses]
-    found = torch.autograd.grad(losses, [leaves[part][place] for part, place in wanted], slopes, allow_unused=True)
-    gradients: list[Tensors] = [{} for _ in leaves]
-    for (part, place), value in zip(wanted, found, strict=True):
-        if value is not None:
-            gradients[part][place] = value
-    return sum(float(loss.detach()) for loss in losses), gradients
+            leaves |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
+            with self._randomness(number, part):
+                output: Any = functional_call(module, own, self._inputs(number, x, part))
+            if isinstance(output, tuple):
+                output, made = output
+                self.seen[number] = [*self.seen[number], made]
+            x = output
+        return workload.share(x, self.microbatch, part, self.num_parts) if self.head in modules else x, leaves
+
+    def _inputs(self, number: int, x: torch.Tensor, part: int) -> tuple[Any, ...]:
+        if number == self.head:
+            return x, self.workload.segment(self.microbatch, part, self.num_parts)[1]
+        return (x, self.seen[number]) if self.num_parts > 1 and number else (x,)
+
+    def _randomness(self, number: int, part: int) -> AbstractContextManager[object]:
+        workload = self.workload
+        return (
+            seeded(workload.seed, number, workload.absolute(self.microbatch), part)
+            if workload.draws_random
+            else nullcontext()
+        )
+
+
+def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
+    return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
 
 
 class _OrderedSum:
@@ -201,7 +400,7 @@ def _update(
     masters: Tensors,
     gradients: Tensors,
     settings: OptimizerSettings,
-    adamw: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     scale: float | None,
 ) -> None:
     for master in masters.values():
@@ -214,7 +413,7 @@ def _update(
             master.grad = gradient.clone() if master.grad is None else master.grad + gradient
     if settings.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
-    adamw.step()
+    optimizer.step()
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:

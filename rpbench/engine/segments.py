@@ -93,9 +93,7 @@ class Segments:
         for number, (module, part) in enumerate(places):
             pair = found[num_leaves + 2 * number : num_leaves + 2 * number + 2]
             self._add(module, (exchange.segment[0], part), pair)
-        gradients = {
-            place: value for place, value in zip(graph.leaves, found, strict=False) if value is not None
-        }
+        gradients = {place: value for place, value in zip(graph.leaves, found, strict=False) if value is not None}
         return (None if graph.start is None else found[-1]), gradients
 
     def _ends(self, exchange: Exchange) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch.func import functional_call
 
-from rpbench.engine.gradients import Tensors
+from rpbench.engine.deferred import Deferring, Linear, defer
+from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.randomness import seeded
 from rpbench.engine.shells import Shells
 from rpbench.engine.weights import Named, Weights
@@ -34,25 +35,47 @@ class Graph(NamedTuple):
         leaves: the weights used.
         end: the output.
         exchange: what went between this segment of a sequence and others; None where sequences are whole.
+        linears: the linear maps whose weight gradients can be put off.
+        anchor: to be asked for along with the input, where there are any.
     """
 
     start: torch.Tensor | None
     leaves: Tensors
     end: torch.Tensor
     exchange: "Exchange | None" = None
+    linears: tuple[Linear, ...] = ()
+    anchor: torch.Tensor | None = None
+
+
+class Rest(NamedTuple):
+    """What the first half of a backward leaves to the second.
+
+    Args:
+        gradients: of the weights that could not be put off.
+        linears: the maps whose weight gradients are still to be made.
+        places: identity of a weight -> its place.
+    """
+
+    gradients: Tensors
+    linears: list[Linear]
+    places: dict[int, Place]
 
 
 @dataclass(frozen=True)
 class Stages:
     """A model's modules, run a range at a time with weights of a given version.
 
-    `exchange` is for segments of sequences: what they read of each other (`rpbench.engine.segments`).
+    Args:
+        num_parts: segments that sequences are cut into. `exchange` is what they read of each other
+            (`rpbench.engine.segments`).
+        splits: whether some backward will be asked for in halves.
     """
 
     workload: Workload
     weights: Weights
     shells: Shells
     num_parts: int = 1
+    splits: bool = False
 
     def run(
         self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: "Exchange | None" = None
@@ -87,8 +110,12 @@ class Stages:
         }
         with torch.enable_grad():
             start = x.detach().requires_grad_() if x.is_floating_point() else None
-            end = self.run(modules, x if start is None else start, segment, version, exchange)
-        return Graph(start, leaves, end, exchange)
+            if not self.splits:
+                end = self.run(modules, x if start is None else start, segment, version, exchange)
+                return Graph(start, leaves, end, exchange)
+            with Deferring(leaves.values()) as deferring:
+                end = self.run(modules, x if start is None else start, segment, version, exchange)
+        return Graph(start, leaves, end, exchange, tuple(deferring.linears), deferring.anchor)
 
     def _call(
         self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: "Exchange | None"
@@ -125,33 +152,40 @@ def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor 
     inputs = [*graph.leaves.values(), *(() if graph.start is None else (graph.start,))]
     found = _differentiate(graph, inputs, gradient)
     below = found[-1] if found and graph.start is not None else None
-    return below, _present(graph, found)
+    return below, _present(graph.leaves, found)
 
 
-def input_gradient(graph: Graph, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """The first half of `backward`; the graph stays for the second."""
-    inputs = [] if graph.start is None else [graph.start]
-    found = _differentiate(graph, inputs, gradient, retain_graph=True)
-    return found[0] if found else None
+def input_gradient(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Rest]:
+    """The first half of `backward`: the gradient of the graph's input, and what is left to do. The graph is gone."""
+    later = defer(graph.end, graph.linears)
+    put_off = {id(weight) for linear in later for weight in linear.weights}
+    now = {place: leaf for place, leaf in graph.leaves.items() if id(leaf) not in put_off}
+    places = {id(leaf): place for place, leaf in graph.leaves.items() if id(leaf) in put_off}
+    ends = [tensor for tensor in (graph.start, graph.anchor if later else None) if tensor is not None]
+    found = _differentiate(graph, [*now.values(), *ends], gradient)
+    below = found[len(now)] if found and graph.start is not None else None
+    return below, Rest(_present(now, found), later, places)
 
 
-def weight_gradients(graph: Graph, gradient: torch.Tensor | None) -> Tensors:
-    """The second half of `backward`. It goes through the whole graph again, as autograd does not keep the slopes in
-    between; so I and W together take longer than B.
-    """
-    return _present(graph, _differentiate(graph, list(graph.leaves.values()), gradient))
+def weight_gradients(rest: Rest) -> Tensors:
+    """The second half of `backward`: the gradients of all weights. What the first half kept is let go on the way."""
+    gradients = rest.gradients
+    for linear in rest.linears:
+        found = linear.weight_gradients()
+        gradients |= {rest.places[id(weight)]: value for weight, value in zip(linear.weights, found, strict=False)}
+    return gradients
 
 
 def _differentiate(
-    graph: Graph, inputs: list[torch.Tensor], gradient: torch.Tensor | None, *, retain_graph: bool = False
+    graph: Graph, inputs: list[torch.Tensor], gradient: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     if not inputs or not graph.end.requires_grad:
         return ()
-    return torch.autograd.grad(graph.end, inputs, gradient, retain_graph=retain_graph, allow_unused=True)
+    return torch.autograd.grad(graph.end, inputs, gradient, allow_unused=True)
 
 
-def _present(graph: Graph, found: tuple[torch.Tensor | None, ...]) -> Tensors:
-    return {place: value for place, value in zip(graph.leaves, found, strict=False) if value is not None}
+def _present(leaves: Tensors, found: tuple[torch.Tensor | None, ...]) -> Tensors:
+    return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
 
 
 def pieces(modules: range, grain: Grain) -> list[range]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.accumulation import gradient_groups
+from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.checkpoint import State
+from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
 from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.gradients import Gradients
@@ -38,6 +40,7 @@ class Settings:
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
+        compensation: what is done about late gradients.
         keep_gradients: keep every step's gradients, to compare them with a reference.
         device_memory_bytes: the most a device may hold; None: no matter how much.
         keep_state: keep what a checkpoint needs of versions before the last.
@@ -46,6 +49,7 @@ class Settings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     recompute_grain: Grain = "stage"
     keep_gradients: bool = False
+    compensation: Compensation = field(default_factory=Compensation)
     keep_state: bool = False
     device_memory_bytes: int | None = None
 
@@ -86,6 +90,8 @@ class Training:
         if start is not None:
             workload = replace(workload, first_step=start.num_steps)
         self.workload, self.settings, self.start = workload, settings or Settings(), start
+        compensation = self.settings.compensation
+        check_compensation(schedule, compensation, has_tied=bool(workload.tied))
         self.layout = layout_of(partition)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
         self.schedule = gather_steps(schedule) if self.step_groups else schedule
@@ -100,21 +106,33 @@ class Training:
         self.weights = Weights(workload, counts, begun)
         self.groups = gradient_groups(self.schedule)
         self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients)
+        self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
             workload,
             self.layout,
             masters_of(workload, start),
             self.gradients,
             self.settings.optimizer,
+            self._pace,
             self.scaler,
             self._read_by,
             None if start is None else start.moments,
         )
-        stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts)
-        grain = self.settings.recompute_grain
+        self._adjustments = self._adjust()
+        splits = any(action.kind is Kind.I for _, _, row in schedule.items() for action in row)
+        stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts, splits)
         self.memory = self._device_memory()
         kept_there = None if schedule.weights is WeightsAre.STREAMED else self.memory
-        self.passes = Passes(stages, self.layout, self.reads, self.gradients, grain, self.scaler, kept_there)
+        self.passes = Passes(
+            stages,
+            self.layout,
+            self.reads,
+            self.gradients,
+            self.settings.recompute_grain,
+            self._adjustments,
+            self.scaler,
+            kept_there,
+        )
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -195,10 +213,24 @@ class Training:
             )
         return range(newest - behind, newest)
 
+    def _adjust(self) -> Adjustments | None:
+        """What makes up for late gradients, if anything is to."""
+        if self._delays is None:
+            return None
+        settings, window = self.settings.compensation, self.workload.num_microbatches
+        return Adjustments(settings, self._delays, self.weights, self.optimizer, self.layout.backward, window)
+
+    def _pace(self, stage: int, version: int) -> float:
+        """The factor on a stage's learning rate at the step to `version`."""
+        return 1.0 if self._delays is None else slowdown(self._delays.tau[stage], version, self.settings.compensation)
+
     def _step(self, action: Action, number: int, gate: Gate) -> None:
         assert action.version is not None
         modules = self.layout.backward[action.stage]
+        before = self._adjustments.before_step(action.stage) if self._adjustments else {}
         self.optimizer.step(action.stage, action.version)
+        if self._adjustments:
+            self._adjustments.after_step(action.stage, before)
         self.weights.publish(modules, action.version, self.optimizer.values(modules))
 
     def _device_memory(self) -> DeviceMemory | None:

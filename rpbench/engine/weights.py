@@ -77,6 +77,19 @@ class Weights:
                         tensor.copy_(masters[module, name])
                 self._enter(module, version, fresh)
 
+    def lend(self, module: int, number: int, values: Mapping[Place, torch.Tensor]) -> None:
+        """Offer a module's tensors with other values, in its own types, under a number below 0."""
+        own = self.leaves(module, self._newest[module])
+        if own:
+            self._versions[module, number] = {
+                name: values[module, name].detach().to(tensor.dtype, copy=True).requires_grad_()
+                for name, tensor in own.items()
+            }
+
+    def take_back(self, module: int, number: int) -> None:
+        """Forget what was lent."""
+        self._versions.pop((module, number), None)
+
     def release(self, module: int, version: int) -> None:
         """Say that one of the reads a version was kept for is over."""
         with self._lock:

@@ -11,7 +11,9 @@ from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.transfers import TransferTimes
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
+from rpbench.harness.offloading import transfer_times, with_offload, with_transfers
 from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, symmetric
@@ -36,6 +38,7 @@ class Assembled:
     cluster: Cluster
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
+    transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -62,16 +65,20 @@ def assemble(config: RunConfig) -> Assembled:
     choice = choose(config.partition, problem)
     costs = problem.costs(choice.partition)
     schedule = build_schedule(problem, choice.partition, costs, config.dispatch)
+    schedule = with_offload(config.offload, config.prefetch, schedule)
+    sizes = _model_bytes(config, model)
+    times = transfer_times(schedule, costs, sizes, cluster)
     return Assembled(
         problem.entry,
         schedule,
         check(schedule),
-        costs,
+        with_transfers(costs, times, boundaries=config.offload == "all"),
         choice,
         model,
         cluster,
-        _model_bytes(config, model),
+        sizes,
         _tokens_per_microbatch(config, model),
+        times,
     )
 
 
@@ -95,7 +102,7 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
     sizes = _model_bytes(config, model)
     problem = Problem(
         entry=entry,
-        times=_layer_times(config, cost, model, entry),
+        times=_layer_times(config, cost, model, entry, cluster),
         num_ranks=config.num_devices,
         num_microbatches=config.num_microbatches,
         num_steps=config.num_steps,
@@ -126,7 +133,7 @@ def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model |
 def build_schedule(problem: Problem, partition: Partition, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The schedule of a partition, dealt as asked, with optimizer steps where several follow each other."""
     schedule = deal(problem.order(partition), costs, dispatch)
-    if problem.num_steps > 1:
+    if schedule.shape.num_steps > 1:
         schedule = add_steps(schedule)
     return schedule
 
@@ -138,7 +145,17 @@ def _check_sizes(config: RunConfig) -> None:
             raise ConfigError(f"{name}={value}: a whole number of at least 1")
 
 
-def _layer_times(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
+def _layer_times(
+    config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry, cluster: Cluster
+) -> LayerTimes:
+    """Times of the model's layers on the cluster's devices, which may differ in speed."""
+    if not 0 <= cost.overlap_gain <= 1:
+        raise ConfigError(f"cost.overlap_gain={cost.overlap_gain}: a share, from 0 (nothing is hidden) to 1 (all is)")
+    times = _times_of_source(config, cost, model, entry)
+    return replace(times, overlap_gain=cost.overlap_gain, speeds=cluster.speeds_of(config.num_devices))
+
+
+def _times_of_source(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
     chunks = config.chunks_per_device or entry.chunks or (2 if entry.looped else 1)
@@ -209,11 +226,18 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
         config.model["num_layers"] = schedule.partition.num_layers
     model = None if config.model["name"] == "abstract" else Model(**config.model)
     _check_workload(config, cost, model)
-    times = _layer_times(config, cost, model, entry or registry.entry("1f1b"))
-    ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
-    costs = times.table(schedule.partition, recompute_ahead=ahead, fused_ahead=cost.fused_ahead)
-    choice = Choice(schedule.partition, "given")
     cluster = Cluster(**config.cluster)
+    times = _layer_times(config, cost, model, entry or registry.entry("1f1b"), cluster)
+    ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
+    costs = times.table(
+        schedule.partition,
+        recompute_ahead=ahead,
+        fused_ahead=cost.fused_ahead,
+        num_head_shards=schedule.shape.num_head_shards,
+    )
+    choice = Choice(schedule.partition, "given")
     sizes = _model_bytes(config, model)
     tokens = _tokens_per_microbatch(config, model)
-    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens)
+    transfers = transfer_times(schedule, costs, sizes, cluster)
+    costs = with_transfers(costs, transfers, boundaries=False)
+    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens, transfers)

@@ -41,6 +41,7 @@ class CostConfig:
     weight_grad_ms: float = 1.0
     recompute_ms: float = 0.0
     hop_ms: float = 0.0
+    overlap_gain: float = 0.0
     recompute_ahead: bool | None = None
     fused_ahead: bool = False
 
@@ -93,6 +94,8 @@ class RunConfig:
     chunks_per_device: int | None = None
     partition: str = MISSING
     dispatch: str = MISSING
+    offload: str = "none"
+    prefetch: int = 1
     schedule_file: str | None = None
     seed: int = MISSING
     dtype: str = "float32"

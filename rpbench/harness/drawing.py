@@ -26,6 +26,8 @@ COLOURS = {
     Kind.W: "#009E73",
     Kind.R: "#CFCFCF",
     Kind.STEP: "#CC79A7",
+    Kind.HF: "#8FD3F4",
+    Kind.HB: "#F7B267",
 }
 NAMES = {
     Kind.F: "F forward",
@@ -35,6 +37,8 @@ NAMES = {
     Kind.W: "W weight gradient",
     Kind.R: "R recompute",
     Kind.STEP: "STEP optimizer",
+    Kind.HF: "HF share of the head, forward",
+    Kind.HB: "HB share of the head, backward",
 }
 _OTHER = "#999999"
 _MOST_LABELS = 420  # above this many bars, letters would be dust

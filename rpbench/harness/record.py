@@ -93,6 +93,17 @@ def dump(record: Record) -> str:
     return json.dumps(record, allow_nan=False)
 
 
+def check_writable(folder: Path, key: str) -> None:
+    """Refuse a folder that cannot be made or written, before any work begins.
+
+    Raises:
+        ValueError: with the key of the request that named it.
+    """
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"{key}={folder}: {existing} is no folder that can be written; name another")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
     path.parent.mkdir(parents=True, exist_ok=True)

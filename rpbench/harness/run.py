@@ -1,7 +1,6 @@
 """Config -> schedule -> backend -> record."""
 
 import json
-import os
 import sys
 import time
 import traceback
@@ -14,6 +13,7 @@ from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
 from rpbench.harness.closed_form import closed_forms
 from rpbench.harness.config import ConfigError, RunConfig, as_plain, resolved
+from rpbench.harness.offloading import simulate_transfers, transfer_bytes
 from rpbench.harness.record import Events, Record
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph, build_graph
@@ -34,7 +34,7 @@ def run(config: RunConfig) -> Record:
             subject[group]["sha256"] = provenance.digest(Path(file))
     name = record.run_id(subject, provenance.code_version())
     folder = Path(config.results_dir) / name
-    _check_writable(Path(config.results_dir))
+    record.check_writable(Path(config.results_dir), "results_dir")
     if not config.force and config.checkpoint.save_to is None and (known := finished(folder, config)):
         tracker.mirror(config, known, None)
         return known
@@ -46,7 +46,7 @@ def run(config: RunConfig) -> Record:
         return row
     assembled = assemble(config)
     _check_backend(config, assembled)
-    row = {"run_id": name, **_names(config), **_identity(assembled), "config": subject, **_provenance()}
+    row = {"run_id": name, **_names(config), **_identity(config, assembled), "config": subject, **_provenance()}
     events = Events(folder, row["started_at"])
     try:
         row, timeline = _carried_out(config, row, assembled, events)
@@ -92,13 +92,6 @@ def _check_backend(config: RunConfig, assembled: Assembled) -> None:
         check_request(config, assembled)
 
 
-def _check_writable(results: Path) -> None:
-    """Refuse a results folder that cannot be made or written, before any work begins."""
-    existing = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"results_dir={results}: {existing} is no folder that can be written; name another")
-
-
 def finished(folder: Path, config: RunConfig) -> Record | None:
     """The record of a run that has ended, with its timeline if one is asked for."""
     known = record.read(folder)
@@ -120,6 +113,7 @@ def _names(config: RunConfig) -> dict[str, Any]:
         "backend": config.backend["name"],
         "partition": config.partition,
         "dispatch": config.dispatch,
+        "offload": config.offload,
         "num_devices": config.num_devices,
         "num_microbatches": config.num_microbatches,
         "num_steps": config.num_steps,
@@ -127,17 +121,18 @@ def _names(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _identity(assembled: Assembled) -> dict[str, Any]:
-    """What the request turned into: stages and cuts, and the sizes of a schedule read from a file."""
+def _identity(config: RunConfig, assembled: Assembled) -> dict[str, Any]:
+    """What the request turned into: stages, cuts and updates, and the sizes of a schedule read from a file."""
     shape = assembled.schedule.shape
+    given = {"num_microbatches": shape.num_microbatches, "num_steps": shape.num_steps} if config.schedule_file else {}
     return {
         "schedule": assembled.schedule.name,
         "partition_layers": str(assembled.choice.partition),
         "num_devices": shape.num_ranks,
-        "num_microbatches": shape.num_microbatches,
-        "num_steps": shape.num_steps,
         "num_stages": shape.num_stages,
         "num_backward_stages": shape.num_backward_stages,
+        "num_updates": shape.num_steps,  # more than num_steps where a schedule updates after every microbatch
+        **given,
     }
 
 
@@ -162,6 +157,7 @@ def _carried_out(
     graph = build_graph(assembled.schedule)
     memory, reason = _memory(assembled, graph)
     row["peak_memory_bytes"] = memory
+    row |= transfer_bytes(assembled.schedule, assembled.sizes)
     if reason:
         events.add("infeasible", reason=reason)
         return row | {"status": "infeasible", "reason": reason, "evidence": "simulated"}, None
@@ -193,9 +189,13 @@ def _memory(assembled: Assembled, graph: Graph) -> tuple[list[int] | None, str]:
 
 def _simulated(graph: Graph, assembled: Assembled) -> tuple[dict[str, Any], Timeline]:
     costs, after_last = assembled.costs, assembled.switch_after_last_forward
-    timeline = simulate_graph(graph, costs)
+    more: dict[str, Any] = {}
+    if assembled.transfers is None:
+        timeline = simulate_graph(graph, costs)
+    else:
+        timeline, more = simulate_transfers(graph, costs, assembled.transfers)
     fields = measure(graph, timeline, costs, switch_after_last_forward=after_last)
-    return {"evidence": "simulated", **fields}, timeline
+    return {"evidence": "simulated", **fields, **more}, timeline
 
 
 def _slots(fields: dict[str, Any]) -> dict[str, Any]:

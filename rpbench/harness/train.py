@@ -14,6 +14,7 @@ from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
 from rpbench.engine.checkpoint import State
+from rpbench.engine.compensation import Compensation, check_compensation
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.foreign import ForeignLoad
 from rpbench.engine.loss_scale import LossScaling
@@ -27,10 +28,13 @@ from rpbench.harness.allocator import is_tuned
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, typed
 from rpbench.harness.verification import verified
+from rpbench.ir.lane_reads import lane_reads
 from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
-from rpbench.models.data import Data, SyntheticTokens, TextTokens
+from rpbench.models.data import Data, Regrouped, SyntheticTokens, TextTokens
+from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
 
 BACKENDS = ("virtual", "cpu", "emulated")
@@ -54,8 +58,10 @@ class EngineConfig:
     device_memory_bytes: int | None = None
     num_warmup_runs: int = 0
     time_scale: float = 1.0
+    optimizer: str = "adamw"
+    momentum: float = 0.0
 
-    def settings(self, config: RunConfig) -> Settings:
+    def settings(self, config: RunConfig, entry: Entry | None) -> Settings:
         """How to train, with loss scaling if gradients are in float16."""
         scaling = LossScaling(self.loss_scale, self.loss_scale_growth_steps)
         optimizer = OptimizerSettings(
@@ -63,10 +69,27 @@ class EngineConfig:
             self.weight_decay,
             self.num_warmup_steps,
             self.clip_norm,
-            scaling if config.dtype == "float16" else None,
+            name=self.optimizer,
+            momentum=self.momentum,
+            loss_scaling=scaling if config.dtype == "float16" else None,
         )
-        keep_state = config.checkpoint.save_to is not None
-        return Settings(optimizer, self.recompute_grain, config.verify, keep_state, self.device_memory_bytes)  # type: ignore[arg-type]  # checked there
+        return Settings(
+            optimizer,
+            self.recompute_grain,  # type: ignore[arg-type]  # checked there
+            keep_gradients=config.verify,
+            compensation=_compensation(config, entry),
+            keep_state=config.checkpoint.save_to is not None,
+            device_memory_bytes=self.device_memory_bytes,
+        )
+
+
+def _compensation(config: RunConfig, entry: Entry | None) -> Compensation:
+    """What the schedule's method does about late gradients, by its options; a schedule from a file has none."""
+    if entry is None or config.schedule_file or not entry.compensation:
+        return Compensation()
+    if entry.compensation != "pipemare":
+        return Compensation(entry.compensation)  # type: ignore[arg-type]  # checked there
+    return Compensation(**{key: value for key, value in config.schedule.items() if key != "name"})
 
 
 def check_request(config: RunConfig, assembled: Assembled) -> None:
@@ -80,7 +103,12 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         if not engine.time_scale > 0:
             raise ConfigError(f"backend.time_scale={engine.time_scale}: a factor above 0; 1 is real time")
         return
-    engine.settings(config)
+    if assembled.schedule.shape.num_head_shards:
+        raise ConfigError(
+            f"schedule={assembled.schedule.name} cuts the head over the devices, and backend={engine.name} runs it "
+            "whole; use backend=sim or emulated"
+        )
+    settings = engine.settings(config, assembled.entry)
     if assembled.model is None:
         raise ConfigError(
             f"backend={engine.name} trains tensors, which model={config.model['name']} does not have; "
@@ -89,8 +117,19 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
     _data(config, assembled)
-    _check_host_memory(assembled.model, DTYPES[config.dtype])
     _check_checkpoint(config, assembled)
+    check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
+    check_host_memory(assembled.model, DTYPES[config.dtype])
+    if config.verify:
+        _check_reads_are_known(assembled.schedule)
+
+
+def _check_reads_are_known(schedule: Schedule) -> None:
+    """Refuse to verify what reads versions that only the run itself could tell."""
+    try:
+        lane_reads(schedule)
+    except ScheduleError as error:
+        raise ConfigError(f"verify=true: {error}, or verify=false") from None
 
 
 def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
@@ -106,7 +145,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
     engine = typed(EngineConfig, config.backend)
     if engine.name == "emulated":
         return _emulate(engine, assembled)
-    settings, workload = engine.settings(config), _workload(config, assembled)
+    settings, workload = engine.settings(config, assembled.entry), _workload(config, assembled)
     start = _start(config, assembled)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more, sums are split and the last bits depend on the machine
@@ -195,7 +234,7 @@ def _workload(config: RunConfig, assembled: Assembled) -> Workload:
     assert model is not None  # or the request had been refused
     return Workload(
         list(build_model(model, seed=config.seed, dtype=dtype)),
-        _data(config, assembled),
+        _same_batches(config, assembled, _data(config, assembled)),
         assembled.schedule.shape.num_microbatches,
         config.seed,
         draws_random=model.dropout > 0,
@@ -209,6 +248,7 @@ def _data(config: RunConfig, assembled: Assembled) -> Data:
         ConfigError: if they are to come from a file that does not do.
     """
     workload, model = typed(WorkloadConfig, config.workload), assembled.model
+    window = assembled.schedule.shape.num_microbatches
     assert model is not None  # or the request had been refused
     if workload.name != "text":
         return SyntheticTokens(model.vocab, model.seq_len, workload.microbatch_sequences, config.seed)
@@ -220,7 +260,7 @@ def _data(config: RunConfig, assembled: Assembled) -> Data:
             vocab=model.vocab,
             seq_len=model.seq_len,
             microbatch_sequences=workload.microbatch_sequences,
-            num_microbatches=assembled.schedule.shape.num_microbatches,
+            num_microbatches=window if config.schedule_file else config.num_microbatches,
             seed=config.seed,
         )
     except ValueError as error:
@@ -267,7 +307,13 @@ def _check_checkpoint(config: RunConfig, assembled: Assembled) -> None:
         raise ConfigError(f"checkpoint.save_to={config.checkpoint.save_to}: {folder} is no folder that can be written")
 
 
-def _check_host_memory(model: Model, dtype: torch.dtype) -> None:
+def _same_batches(config: RunConfig, assembled: Assembled, data: Data) -> Data:
+    """The microbatches every other schedule gets, in their order, however many of them make a step here."""
+    window = assembled.schedule.shape.num_microbatches
+    return data if config.schedule_file else Regrouped(data, config.num_microbatches, window)
+
+
+def check_host_memory(model: Model, dtype: torch.dtype) -> None:
     """Refuse a model whose weights and optimizer state do not fit; activations come on top."""
     size, master = dtype.itemsize, master_dtype(dtype).itemsize
     # The module's own weights; two versions, a gradient; a master and Adam's two moments.

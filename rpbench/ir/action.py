@@ -5,6 +5,7 @@ A token reads `<stage><KIND>[:object][microbatch][.part][@version][>peer]`:
     2F5             forward of stage 2, microbatch 5
     2F5.1@4         ... its sequence part 1, with weight version 4
     7LOAD:P@3       bring version 3 of stage 7's parameters to the device
+    7LOAD:P.1@3     ... the second piece of them
     0STORE:A5>host  move the activations of microbatch 5 out
     (0F7;7B3)OVERLAP  two actions that run together
 
@@ -43,9 +44,12 @@ class Kind(IntEnum):
     VALIDATE = 20
     ROLLBACK = 21
     OVERLAP = 22
+    HF = 23  # a device's share of the head, forward: logits of its part of the vocabulary, their maximum and sum
+    HB = 24  # the same, backward, once the sums of all shares are known
 
 
-COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.OVERLAP})
+HEAD = (Kind.HF, Kind.HB)  # kinds whose stage is the number of a share of the head, and of the device it is on
+COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.OVERLAP, *HEAD})
 BACKWARD = (Kind.B, Kind.I, Kind.FB)  # kinds that hand an input gradient to the stage below
 SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV = frozenset({Kind.RECV_F, Kind.RECV_B})
@@ -135,8 +139,8 @@ def _check_fields(action: Action, token: str) -> None:
     if takes_microbatch != (action.microbatch is not None):
         rule = "needs a microbatch" if takes_microbatch else "takes no microbatch"
         raise ValueError(f"bad token {token!r}: {kind.name} {rule}, as in 2F5 or 2STEP@1")
-    if action.part and action.microbatch is None:
-        raise ValueError(f"bad token {token!r}: a part is one of a microbatch, as in 2F5.1")
+    if action.part and action.microbatch is None and (kind, action.object) != (Kind.LOAD, "P"):
+        raise ValueError(f"bad token {token!r}: a part is one of a microbatch, as in 2F5.1, or of a LOAD:P")
     if action.peer is not None and kind not in SEND | RECV | MOVES:
         raise ValueError(f"bad token {token!r}: only SEND, RECV, LOAD, STORE and FREE name a peer, as in 2SEND_F5>3")
 

@@ -6,7 +6,7 @@ the rows around it with the action marked, and a way out where there is one.
 
 from collections.abc import Sequence
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.communication import check_communication, check_pair_order
 from rpbench.ir.deadlock import execution_order
 from rpbench.ir.dependencies import window
@@ -78,6 +78,8 @@ def check_complete(index: Index) -> None:
     _check_backwards(index, bottom)
     if shape.fused:
         _check_all_there(index, Kind.FB, bottom, bottom + 1)
+    for kind in HEAD if shape.num_head_shards else ():
+        _check_all_there(index, kind, 0, shape.num_head_shards)
 
 
 def _check_all_there(index: Index, kind: Kind, first_stage: int, stop_stage: int) -> None:

@@ -5,12 +5,15 @@ and its RECV end together, so a SEND blocks its lane until the peer has come to 
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rpbench.ir.action import SEND, Action, Kind, parts_of, receive_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
+from rpbench.ir.moves import all_producers
 from rpbench.ir.schedule import ScheduleError
+
+Producers = Sequence[tuple[int, ...]]  # by number, what an action waits for
 
 
 def execution_order(index: Index, *, rendezvous: bool = False) -> list[int]:
@@ -29,9 +32,10 @@ def execution_order(index: Index, *, rendezvous: bool = False) -> list[int]:
 def execution_rounds(index: Index, *, rendezvous: bool = False) -> list[int]:
     """For each action the round in which it can run, counted from 1; see `execution_order`."""
     partners = _partners(index) if rendezvous else {}
-    rounds, heads = _run(index, partners)
+    producers = all_producers(index)
+    rounds, heads = _run(index, producers, partners)
     if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
-        raise _no_rank_can_move(index, rounds, heads, partners)
+        raise _no_rank_can_move(index, producers, rounds, heads, partners)
     return rounds
 
 
@@ -43,9 +47,9 @@ def _partners(index: Index) -> dict[int, int]:
     return {send: receive for send, receive in pairs if receive >= 0}
 
 
-def _run(index: Index, partners: Mapping[int, int]) -> tuple[list[int], list[int]]:
+def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tuple[list[int], list[int]]:
     """The round of each action, 0 for one that never runs, and the action each lane stands at in the end."""
-    producers, lane_of = index.producers, index.lane_of
+    lane_of = index.lane_of
     rounds = [0] * len(index.actions)
     heads = [lane.start for lane in index.lanes]
     waiting: dict[int, list[int]] = {}  # action -> lanes that move on when it has run
@@ -86,11 +90,13 @@ def _run(index: Index, partners: Mapping[int, int]) -> tuple[list[int], list[int
 # --- the counter-example ------------------------------------------------------------------------------------
 
 
-def _no_rank_can_move(index: Index, rounds: list[int], heads: list[int], partners: Mapping[int, int]) -> ScheduleError:
+def _no_rank_can_move(
+    index: Index, producers: Producers, rounds: list[int], heads: list[int], partners: Mapping[int, int]
+) -> ScheduleError:
     waits: dict[int, dict[int, int]] = {}  # lane -> lane it waits for -> the action
     for lane, (head, limits) in enumerate(zip(heads, index.lanes, strict=True)):
         if head < limits.stop:
-            needed = [producer for producer in index.producers[head] if not rounds[producer]]
+            needed = [producer for producer in producers[head] if not rounds[producer]]
             waits[lane] = {index.lane_of[other]: other for other in reversed(needed or [partners[head]])}
     circle = _shortest_circle(waits)
     notes, needed_by = {}, {}
@@ -130,8 +136,9 @@ def _shortest_circle(waits: Mapping[int, Iterable[int]]) -> list[int]:
 def _way_out(index: Index, needed_by: Mapping[int, Action]) -> str:
     for number, needed in needed_by.items():
         action = index.actions[number]
-        if needed.kind is Kind.STEP and action.kind is not Kind.STEP:
-            reader = next(part for part in parts_of(action) if part.kind in (Kind.F, Kind.FB))
+        readers = [part for part in parts_of(action) if part.kind in (Kind.F, Kind.FB, Kind.LOAD, Kind.UNSHARD)]
+        if needed.kind is Kind.STEP and readers:
+            reader = readers[0]
             return f"policy {index.schedule.policy.value}: {reader} reads the version {needed} publishes"
         if action.kind in SEND:
             return "a SEND waits until its peer comes to the RECV; lower_communication finds such an order"

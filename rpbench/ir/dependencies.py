@@ -4,6 +4,10 @@
     B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
     FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
 
+    With a head cut over the devices: HF after the last forward stage, HB after every HF of its microbatch, and the
+    last backward stage after every HB. What these exchange are sums and broadcasts of all devices, not boundary
+    tensors: no SEND stands for them.
+
 Where a schedule has communication actions, RECV stands in for the neighbour's action and waits for its SEND.
 When forward and backward are cut apart, a backward stage waits for the last forward stage and for the
 backward stage above; the transfer from the last forward stage carries a tensor only into the topmost of them.
@@ -14,7 +18,7 @@ from functools import cache
 from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.policy import ASYNCHRONOUS, STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule, Shape
 
 Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (or version of a STEP, or -1), part
@@ -70,8 +74,18 @@ def _backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     if stage < shape.num_backward_stages - 1:
         above = stage + 1
         yield Need(((Kind.RECV_B, stage), (Kind.B, above), (Kind.I, above), (Kind.FB, above)), "gradient")
+    elif shape.num_head_shards:
+        yield from (Need(((Kind.HB, shard),), "order") for shard in range(shape.num_head_shards))
     if part < shape.num_parts - 1:
         yield Need(((Kind.B, stage), (Kind.I, stage)), "order", 1)
+
+
+def _head_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.F, shape.num_stages - 1),), "order")
+
+
+def _head_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from (Need(((Kind.HF, shard),), "order") for shard in range(shape.num_head_shards))
 
 
 def _weight_gradient(shape: Shape, stage: int, part: int) -> Iterator[Need]:
@@ -101,6 +115,8 @@ _RULES = {
     Kind.B: _backward,
     Kind.I: _backward,
     Kind.W: _weight_gradient,
+    Kind.HF: _head_forward,
+    Kind.HB: _head_backward,
     Kind.SEND_F: _send_forward,
     Kind.RECV_F: _receive_forward,
     Kind.SEND_B: _send_backward,
@@ -120,6 +136,15 @@ def version_read(policy: Policy, shape: Shape, microbatch: int) -> int | None:
     """The version a forward must read; None when the policy reads whatever is newest."""
     behind = STEPS_BEHIND.get(policy)
     return None if behind is None else max(0, microbatch // shape.num_microbatches - behind)
+
+
+def names_versions(schedule: Schedule) -> bool:
+    """Whether forwards name the version they read, and wait for the step that publishes it.
+
+    They do where a stage has replicas and steps while microbatches are under way: the step stands in one replica's
+    lane, so the order of the others does not say what is newest there.
+    """
+    return schedule.policy in ASYNCHRONOUS and any(len(holders) > 1 for holders in schedule.placement)
 
 
 def stages_updated(schedule: Schedule, forward_stage: int) -> tuple[int, ...]:

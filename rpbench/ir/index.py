@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from rpbench.ir.action import RECV, SEND, Action, Kind
-from rpbench.ir.dependencies import needs, stages_updated, version_read, window
+from rpbench.ir.action import HEAD, RECV, SEND, Action, Kind
+from rpbench.ir.dependencies import names_versions, needs, stages_updated, version_read, window
 from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
-_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB}) | SEND | RECV
+_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV
 _Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
 
 
@@ -56,7 +56,7 @@ class Index:
 
         self._stages = _stage_ranges(self.shape)
         self._microbatches, self._parts = self.shape.total_microbatches, self.shape.num_parts
-        stages = 1 + max(self.shape.num_stages, self.shape.num_backward_stages)
+        stages = 1 + max(self.shape.num_stages, self.shape.num_backward_stages, self.shape.num_head_shards)
         self._size = stages * self._microbatches * self._parts
         self._numbers: dict[Kind, list[int]] = {}
         self._rules: dict[tuple[Kind, int, int, bool], list[tuple[str, _Options]]] = {}
@@ -164,7 +164,8 @@ class Index:
                     found.append((numbers[start + offset], moved))
                     break
         if self.steps and kind in (Kind.F, Kind.FB):
-            found += [(number, "order") for number in self._steps_read(kind, stage, microbatch)]
+            named = version if self.names_versions else None
+            found += [(number, "order") for number in self._steps_read(kind, stage, microbatch, named)]
         return found
 
     def _read_rules(self, kind: Kind, stage: int, part: int, receives: bool) -> list[tuple[str, _Options]]:
@@ -181,9 +182,9 @@ class Index:
             for need in needs(self.shape, kind, stage, part)
         ]
 
-    def _steps_read(self, kind: Kind, stage: int, microbatch: int) -> Iterator[int]:
+    def _steps_read(self, kind: Kind, stage: int, microbatch: int, named: int | None) -> Iterator[int]:
         """The STEPs that publish what a forward must read; none under a policy that reads what is newest."""
-        version = version_read(self.schedule.policy, self.shape, microbatch)
+        version = version_read(self.schedule.policy, self.shape, microbatch) if named is None else named
         if version:
             for updated in self.updated_by(kind, stage):
                 if (updated, version) in self.steps:
@@ -194,6 +195,11 @@ class Index:
         if kind is Kind.F and self.shape.separate_cuts:
             return self._forward_updates[stage]
         return (stage,)
+
+    @cached_property
+    def names_versions(self) -> bool:
+        """Whether forwards name the version they read."""
+        return names_versions(self.schedule)
 
     @cached_property
     def _forward_updates(self) -> list[tuple[int, ...]]:
@@ -212,5 +218,6 @@ def _stage_ranges(shape: Shape) -> dict[Kind, range]:
     ranges[Kind.SEND_B] = range(1, backward)
     ranges[Kind.RECV_B] = range(backward - 1)
     ranges.update(dict.fromkeys((Kind.B, Kind.I, Kind.W, Kind.R), range(backward - shape.fused)))
+    ranges.update(dict.fromkeys(HEAD, range(shape.num_head_shards)))
     ranges[Kind.FB] = range(backward - 1, backward) if shape.fused else range(0)
     return ranges

@@ -11,7 +11,9 @@ from itertools import groupby
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.communication import Hop, hops
 from rpbench.ir.deadlock import execution_rounds
+from rpbench.ir.dependencies import names_versions
 from rpbench.ir.index import Index
+from rpbench.ir.lane_reads import lane_reads
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
 
 # --- communication ------------------------------------------------------------------------------------------
@@ -58,7 +60,8 @@ def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
 def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
     """Add STEP@version for every backward stage and every window of `num_microbatches` microbatches.
 
-    A step comes after the last weight gradient of its window, on the device that ran it.
+    A step comes after the last weight gradient of its window, on the device that ran it. Where a stage has replicas
+    that are never flushed, forwards get the version they read: they wait for the steps of another lane.
 
     Args:
         lane: "compute": right after that gradient; "host": on the device's host lane. None takes "compute"
@@ -97,7 +100,20 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
         )
         for _, _, number, step in due:
             rows[index.device(number)].setdefault("host", []).append(step)
-    return _with_rows(schedule, rows)
+    stepped = _with_rows(schedule, rows)
+    return _name_versions(stepped) if names_versions(stepped) and lane == "compute" else stepped
+
+
+def _name_versions(schedule: Schedule) -> Schedule:
+    """Every forward with the version it reads."""
+    read = lane_reads(schedule).forward
+
+    def named(action: Action) -> Action:
+        if action.kind is not Kind.F or action.microbatch is None:
+            return action
+        return action._replace(version=read[action.stage, action.microbatch])
+
+    return _each_row(schedule, lambda row: map(named, row))
 
 
 # --- backward in one piece or two ---------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Placement: every action stands on a device and lane that may run it."""
 
-from rpbench.ir.action import COMPUTE, Action, Kind
+from rpbench.ir.action import COMPUTE, HEAD, Action, Kind
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import ScheduleError, Weights
@@ -39,13 +39,15 @@ def _check_holders(index: Index) -> None:
     for number, action in enumerate(index.actions):
         if action.kind in COMPUTE or action.kind is Kind.STEP:
             for part in action.sub or (action,):
-                if index.device(number) not in placement[part.stage]:
-                    raise _not_placed(index, number, part)
+                holders = (part.stage,) if part.kind in HEAD else placement[part.stage]
+                if index.device(number) not in holders:
+                    raise _not_placed(index, number, part, holders)
 
 
-def _not_placed(index: Index, number: int, action: Action) -> ScheduleError:
-    device, holders = index.device(number), " or ".join(map(str, index.schedule.placement[action.stage]))
-    rule = f"{action} stands on rank {device}, but stage {action.stage} is placed on rank {holders}"
+def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, ...]) -> ScheduleError:
+    what = f"share {action.stage} of the head" if action.kind in HEAD else f"stage {action.stage}"
+    ranks = " or ".join(map(str, holders))
+    rule = f"{action} stands on rank {index.device(number)}, but {what} is placed on rank {ranks}"
     return broken(index.schedule, rule, [number], way_out="move it, or change the placement")
 
 

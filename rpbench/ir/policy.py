@@ -19,6 +19,8 @@ class Policy(Enum):
     | predict    | newest (+ forecast) | newest             | PipeOptim, XPipe, SpecTrain        |
     | delayed    | t - 1               | the same           | ZeRO-Offload DPU, RoundPipe async  |
     | optimistic | t                   | the same           | zero-bubble post-validation        |
+
+    A forecast is made by the first microbatch of a step, and the others of that step share it.
     """
 
     FLUSH = "flush"

@@ -45,13 +45,18 @@ class Shape:
     num_steps: int = 1
     num_parts: int = 1
     fused: bool = False  # the last backward stage runs forward, loss and backward in one visit
+    num_head_shards: int = 0  # shares the head is cut into, one for each device; 0: it belongs to the last stage
 
     def __post_init__(self) -> None:
         if not self.num_backward_stages:
             object.__setattr__(self, "num_backward_stages", self.num_stages)
         for name, value in vars(self).items():
-            if name != "fused" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if name not in ("fused", "num_head_shards") and (
+                not isinstance(value, int) or isinstance(value, bool) or value < 1
+            ):
                 raise ValueError(f"{name}={value!r}: sizes are whole numbers of at least 1")
+        if self.num_head_shards not in (0, self.num_ranks):
+            raise ValueError(f"num_head_shards={self.num_head_shards}: one for each of {self.num_ranks} ranks, or 0")
 
     @property
     def separate_cuts(self) -> bool:
@@ -62,6 +67,12 @@ class Shape:
     def total_microbatches(self) -> int:
         """Microbatches of all steps together."""
         return self.num_microbatches * self.num_steps
+
+    @property
+    def batches(self) -> tuple[range, ...]:
+        """The microbatches of each step."""
+        size = self.num_microbatches
+        return tuple(range(first, first + size) for first in range(0, self.total_microbatches, size))
 
     @property
     def chunks_per_rank(self) -> int:
@@ -184,6 +195,7 @@ def _header(schedule: Schedule) -> str:
         "steps": shape.num_steps,
         "parts": shape.num_parts,
         "fused": int(shape.fused),
+        **({"head_shards": shape.num_head_shards} if shape.num_head_shards else {}),
         "policy": schedule.policy.value,
         "weights": schedule.weights.value,
         "placement": ",".join("+".join(map(str, holders)) for holders in schedule.placement) or "-",
@@ -220,6 +232,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             int(header["steps"]),
             int(header["parts"]),
             header["fused"] == "1",
+            int(header.get("head_shards", 0)),
         )
         if shape.num_ranks > num_rows:
             raise ValueError(f"{shape.num_ranks} ranks but {num_rows} rows")

@@ -110,6 +110,7 @@ class _Replay:
         self.policy = policy
         self.newest = [0] * shape.num_backward_stages
         self.admitted: dict[tuple[int, int], int] = {}  # (microbatch, part) -> version newest at stage 0
+        self.predicted_from: dict[tuple[int, int], int] = {}  # (stage, step) -> version of its first forward
         self.forward: dict[tuple[int, int, int], int] = {}  # (stage, microbatch, part) -> version
         self.published_at: list[list[int]] = [[-1] for _ in self.newest]
         self.last_read: list[dict[int, int]] = [{} for _ in self.newest]
@@ -149,8 +150,13 @@ class _Replay:
         fixed = version_read(self.policy, self.index.shape, microbatch)
         if fixed is not None:
             version = fixed
+        elif kind is Kind.F and action.version is not None and self.index.names_versions:
+            version = action.version
         elif kind is Kind.F and self.policy is Policy.VERTICAL:
             version = self.admitted.setdefault((microbatch, part), self.newest[0])
+        elif kind is Kind.F and self.policy is Policy.PREDICT:
+            step = microbatch // self.index.shape.num_microbatches
+            version = self.predicted_from.setdefault((stage, step), self.newest[stage])
         elif kind is Kind.F or self.policy in _READ_NEWEST:
             version = self.newest[stage]
         else:

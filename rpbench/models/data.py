@@ -4,6 +4,7 @@ A microbatch depends on the workload and on (step, microbatch), never on who ask
 that is given the same workload sees the same batches.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -27,6 +28,18 @@ class Data(Protocol):
 
     def microbatch(self, step: int, microbatch: int) -> Batch:
         """The sequences of one microbatch of one optimizer step, both counted from 0."""
+
+
+@dataclass(frozen=True)
+class Regrouped:
+    """The microbatches of another source in the same order, `window` of them a step instead of `num_microbatches`."""
+
+    data: Data
+    num_microbatches: int
+    window: int
+
+    def microbatch(self, step: int, microbatch: int) -> Batch:
+        return self.data.microbatch(*divmod(step * self.window + microbatch, self.num_microbatches))
 
 
 class SyntheticTokens:

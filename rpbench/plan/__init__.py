@@ -16,7 +16,7 @@ from rpbench.registry import unknown_name
 if TYPE_CHECKING:
     from rpbench.plan.evaluate import Plan
 
-METHODS = ("published", "even", "greedy", "search")
+METHODS = ("published", "even", "greedy", "pipedream", "search")
 
 # Actions a search may time by default: seconds on one core for the models of the RoundPipe paper.
 BUDGET = 500_000_000
@@ -55,6 +55,10 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
                 "use partition=search, even or greedy"
             )
         return _checked(problem, problem.published, method)
+    if method == "pipedream":
+        from rpbench.plan.straight import plan_straight
+
+        return _checked(problem, plan_straight(problem), method)
     if method in ("even", "greedy"):
         return _checked(problem, (plan_even if method == "even" else plan_greedy)(problem), method)
     if not method[:1].isdigit():

@@ -17,11 +17,12 @@ def promising_counts(problem: Problem) -> list[Counts]:
     """Numbers of stages in the order in which a search should try them."""
     if problem.entry.separate_cuts:
         return _rank_separate(problem)
-    chunks = [problem.default_chunks]
+    numbers = [problem.num_bound_stages]
     if problem.entry.looped and problem.chunks_per_rank is None:
         # Up to one layer a stage, with the head in a stage of its own; more would only add empty stages.
-        chunks = list(range(1, -(-(problem.num_layers + 1) // problem.num_ranks) + 1))
-    return [(problem.num_ranks * chunk, problem.num_ranks * chunk) for chunk in chunks]
+        ranks = problem.num_ranks
+        numbers = [ranks * chunk for chunk in range(1, -(-(problem.num_layers + 1) // ranks) + 1)]
+    return [(number, number) for number in numbers]
 
 
 def _rank_separate(problem: Problem) -> list[Counts]:
@@ -55,7 +56,7 @@ def plain_partitions(problem: Problem, counts: Counts) -> list[Partition]:
         cuts = _plain_cuts(layers, num_forward)
         if num_forward > 1:
             cuts += [(*cut, 0) for cut in _plain_cuts(layers, num_forward - 1)]  # the head alone
-        cuts.append(fill_stages(layer_totals(times), head_total(times), num_forward))
+        cuts.append(fill_stages(layer_totals(times), problem.head_time, num_forward, problem.stage_speeds(num_forward)))
         return [symmetric(cut) for cut in dict.fromkeys(cuts)]
     found: list[Partition] = []
     for fused in _fused_sizes(times, num_backward):

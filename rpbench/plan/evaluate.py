@@ -20,7 +20,7 @@ class Plan:
     Args:
         makespan: simulated, in the unit of the problem's layer times.
         num_evaluated: partitions simulated to find it.
-        method: `published`, `even`, `greedy`, `search` or `given`.
+        method: `published`, `even`, `greedy`, `pipedream`, `search` or `given`.
         infeasible: why it does not fit into a device's memory; empty if it does, or if no memory is known.
     """
 
@@ -38,7 +38,7 @@ def graph_of(problem: Problem, partition: Partition) -> Graph:
         ValueError: if the partition does not cover the layers or does not fit the schedule.
     """
     schedule = problem.order(partition)
-    return build_graph(add_steps(schedule) if problem.num_steps > 1 else schedule)
+    return build_graph(add_steps(schedule) if schedule.shape.num_steps > 1 else schedule)
 
 
 def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluated: int = 1) -> Plan:

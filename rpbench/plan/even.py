@@ -18,7 +18,7 @@ def plan_even(problem: Problem) -> Partition:
     """
     layers, published = problem.num_layers, problem.published
     if not problem.entry.separate_cuts:
-        return symmetric(split_evenly(layers, _num_bound_stages(problem)))
+        return symmetric(split_evenly(layers, num_bound_stages(problem, "even")))
     if published and published.fused and problem.chunks_per_rank is None:
         num_forward, num_backward = len(published.forward), len(published.backward) - 1
     else:
@@ -30,13 +30,20 @@ def plan_even(problem: Problem) -> Partition:
     return Partition(forward, (*backward_cut, 0), fused=True)
 
 
-def _num_bound_stages(problem: Problem) -> int:
+def num_bound_stages(problem: Problem, method: str) -> int:
+    """Stages of a schedule that binds them to devices: as many as asked for, or at most one a layer.
+
+    Raises:
+        ValueError: if there are fewer layers than stages; `method` asks.
+    """
     layers, ranks, chunks = problem.num_layers, problem.num_ranks, problem.default_chunks
-    if problem.chunks_per_rank is None:
+    if problem.options.get("replicas") and layers >= problem.num_bound_stages:
+        return problem.num_bound_stages
+    if problem.chunks_per_rank is None and problem.entry.chunks is None:
         chunks = max(1, min(chunks, layers // ranks))
     if layers < ranks * chunks:
         raise ValueError(
-            f"partition=even: {layers} layers make no {ranks * chunks} stages ({ranks} devices x {chunks}), some "
+            f"partition={method}: {layers} layers make no {ranks * chunks} stages ({ranks} devices x {chunks}), some "
             "would be empty; take fewer devices or chunks_per_device, or write the partition out, as in "
             "partition=1-1-0"
         )

@@ -31,8 +31,8 @@ TOLERANCE = 1e-12
 def plan_greedy(problem: Problem) -> Partition:
     """The partition of the released planner, or its counterpart for a bound schedule."""
     if not problem.entry.separate_cuts:
-        num_stages = problem.num_ranks * problem.default_chunks
-        return symmetric(fill_stages(layer_totals(problem.times), head_total(problem.times), num_stages))
+        totals, head, num_stages = layer_totals(problem.times), problem.head_time, problem.num_bound_stages
+        return symmetric(fill_stages(totals, head, num_stages, problem.stage_speeds(num_stages)))
     memory = problem.memory
     limit = None if memory is None else int(MEMORY_SHARE * memory.limit_bytes)
     return plan_released(
@@ -53,37 +53,45 @@ def head_total(times: LayerTimes) -> Number:
     return times.head_forward + times.head_backward
 
 
-def fill_stages(layers: Sequence[Number], head: Number, num_stages: int) -> tuple[int, ...]:
+def fill_stages(
+    layers: Sequence[Number], head: Number, num_stages: int, speeds: Sequence[Number] = ()
+) -> tuple[int, ...]:
     """Layers of each stage under the smallest budget that needs no more than `num_stages` stages.
 
     Stages are filled from the last, which holds the head, to the first, so that the remainder lands in the
     first. A stage also ends where the layers left are just enough to give one to each stage left.
+
+    Args:
+        speeds: of the devices the stages are on; a fast one takes more within the budget.
     """
+    speeds = speeds or (1,) * num_stages
     ends = [0, *accumulate(layers)]
     budgets = {ends[stop] - ends[start] for start in range(len(layers)) for stop in range(start + 1, len(layers) + 1)}
     budgets |= {head + ends[-1] - ends[start] for start in range(len(layers) + 1)}
-    ordered = sorted(budgets)
+    ordered = sorted({budget / speed if speed != 1 else budget for budget in budgets for speed in set(speeds)})
     low, high = 0, len(ordered) - 1  # the largest holds everything
     while low < high:
         middle = (low + high) // 2
-        if _fill(layers, head, num_stages, ordered[middle]) is None:
+        if _fill(layers, head, speeds, ordered[middle]) is None:
             low = middle + 1
         else:
             high = middle
-    counts = _fill(layers, head, num_stages, ordered[low])
+    counts = _fill(layers, head, speeds, ordered[low])
     assert counts is not None
     return counts
 
 
-def _fill(layers: Sequence[Number], head: Number, num_stages: int, budget: Number) -> tuple[int, ...] | None:
+def _fill(layers: Sequence[Number], head: Number, speeds: Sequence[Number], budget: Number) -> tuple[int, ...] | None:
+    num_stages = len(speeds)
+    rooms = [budget * speed * (1 + TOLERANCE) for speed in reversed(speeds)]  # from the last stage downwards
     counts, filled = [0], head
-    if head > budget * (1 + TOLERANCE):
+    if head > rooms[0]:
         return None
     for layer in range(len(layers) - 1, -1, -1):
         holds_something = counts[-1] > 0 or (len(counts) == 1 and head > 0)
         needed_below = holds_something and layer + 1 == num_stages - len(counts)
-        if needed_below or filled + layers[layer] > budget * (1 + TOLERANCE):
-            if len(counts) == num_stages or layers[layer] > budget * (1 + TOLERANCE):
+        if needed_below or filled + layers[layer] > rooms[len(counts) - 1]:
+            if len(counts) == num_stages or layers[layer] > rooms[len(counts)]:
                 return None
             counts.append(0)
             filled = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from rpbench.cost.activations import UNKNOWN, LayerActivations
 from rpbench.cost.sizes import DeviceMemory
-from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.partition import Partition
@@ -21,10 +21,11 @@ class Problem:
     Args:
         entry: the schedule.
         times: of one microbatch through each layer.
-        num_ranks, num_microbatches, num_steps: as in `Shape`.
+        num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
         chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
-            `greedy` take that of the published partition, or 2. Schedules that are not looped have 1. Where
-            the directions are cut apart it only says how many backward stages `even` makes.
+            `greedy` take that of the published partition, or 2. Schedules that are not looped have 1, and
+            some looped ones take one number only. Where the directions are cut apart it only says how many
+            backward stages `even` makes.
         options: keyword options of the schedule.
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
@@ -48,6 +49,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.num_layers < 1:
             raise ValueError(f"num_layers={self.num_layers}: a model to cut has at least 1 layer")
+        if self.chunks_per_rank is None and self.entry.chunks is not None:
+            object.__setattr__(self, "chunks_per_rank", self.entry.chunks)
         if self.chunks_per_rank is not None and self.chunks_per_rank < 1:
             raise ValueError(f"chunks_per_device={self.chunks_per_rank}: a device holds at least 1 stage")
         if self.memory is not None and self.memory.sizes.num_layers != self.num_layers:
@@ -65,13 +68,16 @@ class Problem:
         """Stages per device where nobody looks for the best number."""
         if self.chunks_per_rank is not None:
             return self.chunks_per_rank
-        if self.entry.chunks is not None:
-            return self.entry.chunks
         if not self.entry.looped:
             return 1
         if self.published and len(self.published.forward) % self.num_ranks == 0:
             return len(self.published.forward) // self.num_ranks
         return max(1, min(2, self.num_layers // self.num_ranks))
+
+    @property
+    def num_bound_stages(self) -> int:
+        """Stages bound to devices, where nobody looks for the best number."""
+        return len(self.options.get("replicas") or range(self.num_ranks)) * self.default_chunks
 
     def schedule(self, num_forward: int, num_backward: int, costs: StageCosts | None = None) -> Schedule:
         """The schedule for these numbers of stages; without costs, stages are equal to those that order by costs.
@@ -79,19 +85,32 @@ class Problem:
         Raises:
             ValueError: if the schedule cannot be built for them.
         """
+        num_microbatches, num_steps = self.entry.steps(
+            self.num_microbatches, self.num_steps, self.options.get("replicas")
+        )
         shape = Shape(
             self.num_ranks,
             num_forward,
-            self.num_microbatches,
+            num_microbatches,
             num_backward,
-            num_steps=self.num_steps,
+            num_steps=num_steps,
             fused=self.entry.separate_cuts,
         )
         return self.entry.build(shape, costs, **self.options)
 
     def costs(self, partition: Partition) -> CostTable:
         """Times of every action of a partition."""
-        return self.times.table(partition, recompute_ahead=self.recompute_ahead, fused_ahead=self.fused_ahead)
+        return self.times.table(
+            partition,
+            recompute_ahead=self.recompute_ahead,
+            fused_ahead=self.fused_ahead,
+            num_head_shards=self.num_ranks if self.entry.shards_head else 0,
+        )
+
+    @property
+    def head_time(self) -> Number:
+        """What the last stage does beside its layers: the head, forward and backward, if it is not shared."""
+        return 0 if self.entry.shards_head else self.times.head_forward + self.times.head_backward
 
     def order(self, partition: Partition) -> Schedule:
         """The schedule of a partition.
@@ -103,12 +122,23 @@ class Problem:
         costs = self._stage_costs(partition) if self.entry.needs_costs else None
         return self.schedule(len(partition.forward), len(partition.backward), costs).with_partition(partition)
 
+    def stage_speeds(self, num_stages: int) -> tuple[Number, ...]:
+        """The speed of the device each bound stage is on, the slowest where there are several; 1 where all are equal.
+
+        Raises:
+            ValueError: if the schedule cannot be built for so many stages.
+        """
+        if not self.times.speeds:
+            return (1,) * num_stages
+        placement = self.schedule(num_stages, num_stages).placement
+        return tuple(min(self.times.speeds[device] for device in holders) for holders in placement)
+
     def _stage_costs(self, partition: Partition) -> StageCosts:
-        table, stages = self.costs(partition), range(len(partition.forward))
+        table, speeds = self.costs(partition), self.stage_speeds(len(partition.forward))
 
         def times(kind: Kind) -> tuple[float, ...]:
-            works = (table.of(kind, stage) for stage in stages)
-            return tuple(float(work.pre + work.main) for work in works)
+            works = (table.of(kind, stage) for stage in range(len(speeds)))
+            return tuple(float((work.pre + work.main) / speed) for work, speed in zip(works, speeds, strict=True))
 
         return StageCosts(
             times(Kind.F),

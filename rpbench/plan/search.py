@@ -44,7 +44,8 @@ def plan_search(
     tally = Tally()
     few_steps = replace(problem, num_steps=_steps_to_simulate(problem, seeds[0]))
     found = _search(few_steps, seeds, tally, budget, on_progress)
-    if problem.num_steps > 1:  # a few steps, without their optimizer, have found it; let the whole run decide
+    # A few steps without their optimizer, or an order made for equal stages, have found it; let the real run decide.
+    if problem.num_steps > 1 or problem.entry.needs_costs:
         plans = [evaluate(problem, partition, method="search") for partition in (found, *seeds)]
         found = min(plans, key=lambda plan: (plan.infeasible != "", plan.makespan)).partition
     return found, tally.num_evaluated
@@ -81,8 +82,8 @@ def _open_climbs(problem: Problem, seeds: Sequence[Partition], tally: Tally, bud
     for counts in dict.fromkeys([*starts, *promising_counts(problem)]):
         if counts not in starts and tally.work > SHARE_FOR_COUNTS * budget:
             break
-        candidates = [*starts.get(counts, ()), *plain_partitions(problem, counts)]
         try:
+            candidates = [*starts.get(counts, ()), *plain_partitions(problem, counts)]
             climb = Climb(problem, candidates, tally)
         except ValueError:  # some schedules take only some numbers of stages
             if counts in starts:

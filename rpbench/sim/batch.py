@@ -5,6 +5,7 @@ equal numbers of stages share one graph, and only the tables of stage times diff
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ class PlanBatch:
                 f"schedule {name} splits backward, and no time is known for its halves; use cost=constant"
             )
         self._times = times
-        self._fused = graph.schedule.shape.fused
+        self._fused, self._num_head_shards = graph.schedule.shape.fused, graph.schedule.shape.num_head_shards
         # Rows of the tables: first what an action alone is looked up by, then what only OVERLAPs hold.
         alone = [members for members in graph.slots if len(members) == 1]
         self._rows = list(dict.fromkeys([member for members in alone for member in members] + sorted(plain)))
@@ -91,7 +92,11 @@ class PlanBatch:
 
     def _tables(self, forward: Ints, backward: Ints) -> tuple[Floats, Floats]:
         """Times before and in the main phase, (slots, plans): `LayerTimes.table` for all plans at once."""
-        times, plans = self._times, len(forward)
+        plans, shards = len(forward), self._num_head_shards
+        whole = self._times
+        times = whole
+        if shards:
+            times = replace(whole, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0)
         pre, main = np.zeros((len(self._rows), plans)), np.zeros((len(self._rows), plans))
         head_forward = 0 if self._fused else times.head_forward
         self._fill(main, Kind.F, times.forward, forward, head_forward)
@@ -102,6 +107,8 @@ class PlanBatch:
         self._fill(pre, Kind.I, times.recompute, backward)
         self._fill(main, Kind.I, times.input_grad, backward, times.head_input_grad)
         self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
+        for kind, head in ((Kind.HF, whole.head_forward), (Kind.HB, whole.head_backward)):
+            main[self._slots.get(kind, [])] = float(head) / max(1, shards)
         return (pre, main) if self._is_plain else self._combined(pre, main)
 
     def _combined(self, pre: Floats, main: Floats) -> tuple[Floats, Floats]:

@@ -1,8 +1,9 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy.typing as npt
 
 from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
-from rpbench.ir.action import Action, Kind
-from rpbench.ir.index import GRADIENT
+from rpbench.ir.action import HEAD, Action, Kind
+from rpbench.ir.index import GRADIENT, Index
+from rpbench.ir.moves import TRANSFERS, Cargo, Moves, transfer_edges
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.sim.kernels import compiled, order_lanes
@@ -56,7 +58,7 @@ class Graph:
 
     `order[i]` is the flat index of the i-th action. Edges within a lane that its order already implies are left
     out. `slot` numbers what costs are looked up by: the kind and stage of an action, or of all that an OVERLAP
-    holds; `slots` lists them.
+    holds; `slots` lists them. Actions that carry something over a link have slots of their own, one for each cargo.
     """
 
     schedule: Schedule
@@ -71,6 +73,7 @@ class Graph:
     to_fused: Bools  # the edge brings a fused stage its input
     slot: Ints
     slots: tuple[Members, ...]
+    cargo: tuple[Cargo | None, ...] = ()  # by slot, what its actions carry over a link; empty: nothing does
 
     @property
     def num_actions(self) -> int:
@@ -120,8 +123,10 @@ def build_graph(schedule: Schedule) -> Graph:
     # Separate cuts hold back only the main phase: recomputation needs no more than its own kept input.
     kind = columns.kind[consumer]
     backward = np.isin(kind, (Kind.B, Kind.I))
-    gradient = backward & ((moved == 2) | schedule.shape.separate_cuts)
+    computed = moved != _MOVED["transfer"]
+    gradient = backward & ((moved == 2) | (schedule.shape.separate_cuts & computed))
     slots, slot = _slots(columns)
+    slots, cargo = _with_cargo(schedule, columns, slot, slots)
     return Graph(
         schedule,
         columns,
@@ -129,12 +134,13 @@ def build_graph(schedule: Schedule) -> Graph:
         previous,
         np.searchsorted(rank[consumer], np.arange(num + 1)).astype(np.int32),
         rank[producer],
-        columns.device[producer] != columns.device[consumer],
-        moved > 0,
+        (columns.device[producer] != columns.device[consumer]) & computed,
+        (moved > 0) & computed,
         gradient,
-        kind == Kind.FB,
+        (kind == Kind.FB) & computed,
         slot[order].astype(np.int32),
         slots,
+        cargo,
     )
 
 
@@ -148,6 +154,21 @@ def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
     fused = list(pairs)
     found = [(Kind(code >> 32), code & 0xFFFFFFFF) for code in codes.tolist()]
     return tuple(fused[what] if kind is Kind.OVERLAP else ((kind, what),) for kind, what in found), slot
+
+
+def _with_cargo(
+    schedule: Schedule, columns: Columns, slot: Ints, slots: tuple[Members, ...]
+) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
+    """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
+    if not np.isin(columns.kind, list(TRANSFERS)).any():
+        return slots, ()
+    carried = Moves(Index(schedule)).cargo()
+    distinct = dict.fromkeys((Kind(columns.kind[number]), cargo) for number, cargo in sorted(carried.items()))
+    numbers = {what: len(slots) + place for place, what in enumerate(distinct)}
+    for number, cargo in carried.items():
+        slot[number] = numbers[Kind(columns.kind[number]), cargo]
+    more = tuple(((kind, cargo.stage),) for kind, cargo in numbers)
+    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in numbers)
 
 
 def read_columns(schedule: Schedule) -> Columns:
@@ -177,20 +198,34 @@ def read_columns(schedule: Schedule) -> Columns:
 
 def _indices(actions: list[Action], kind: Ints) -> Ints:
     """Microbatch of each action; version of a STEP; -1 for what has neither."""
-    if np.isin(kind, (Kind.F, Kind.B, Kind.I, Kind.W, Kind.FB, Kind.R)).all():
+    if np.isin(kind, (Kind.F, Kind.B, Kind.I, Kind.W, Kind.FB, Kind.R, *HEAD)).all():
         return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
     return np.fromiter((dependencies.key(action)[2] for action in actions), dtype=np.int32, count=len(actions))
 
 
-_MOVED = {"order": 0, "activation": 1, "gradient": 2}
+_MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
 def _edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    producer, consumer, moved = _edges_by_stage(schedule, columns)
+    producer, consumer, moved = _with_transfers(schedule, columns, *_edges_by_stage(schedule, columns))
     lane = np.searchsorted(columns.lane_start, np.arange(len(columns.kind)), side="right")
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
+
+
+def _with_transfers(
+    schedule: Schedule, columns: Columns, producer: Ints, consumer: Ints, moved: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """The edges, and those that LOAD, STORE, FREE and their like add; these take no hop."""
+    if not np.isin(columns.kind, list(TRANSFERS)).any():
+        return producer, consumer, moved
+    more = np.asarray(transfer_edges(Index(schedule)), np.int32).reshape(-1, 2)
+    return (
+        np.concatenate([producer, more[:, 0]]),
+        np.concatenate([consumer, more[:, 1]]),
+        np.concatenate([moved, np.full(len(more), _MOVED["transfer"], moved.dtype)]),
+    )
 
 
 def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
@@ -200,7 +235,8 @@ def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, I
     # The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
     where = np.full((kinds, stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
     kind_of, stage_of, index_of, part_of, owner = columns.plain()
-    where[kind_of, stage_of, part_of, index_of] = owner
+    alone = ~np.isin(kind_of, list(TRANSFERS))  # transfers are matched by order
+    where[kind_of[alone], stage_of[alone], part_of[alone], index_of[alone]] = owner[alone]
 
     found: list[tuple[Ints, Ints, int]] = []
     exists: Bools = np.any(where >= 0, axis=3)
@@ -249,7 +285,23 @@ def _step_edges(schedule: Schedule, where: Ints) -> list[tuple[Ints, Ints]]:
                     (np.where(read > 0, steps[other, read], -1), where[kind, stage, part, : len(read)])
                     for other in updated_by
                 ]
+    if dependencies.names_versions(schedule):
+        pairs += _named_versions(schedule, steps)
     return [_present(producer.ravel(), consumer.ravel()) for producer, consumer in pairs]
+
+
+def _named_versions(schedule: Schedule, steps: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """(step, forward) for every forward that names the version it reads; `steps` finds them by stage and version."""
+    forwards = [
+        (number, action.stage, action.version)
+        for number, action in enumerate(chain.from_iterable(row for _, _, row in schedule.items()))
+        if action.kind is Kind.F and action.version
+    ]
+    number, stage, version = np.array(forwards, np.int32).reshape(-1, 3).T
+    for other in range(schedule.shape.num_stages):
+        reading = stage == other
+        for updated_by in dependencies.stages_updated(schedule, other):
+            yield steps[updated_by, version[reading]], number[reading]
 
 
 def _present(producer: Ints, consumer: Ints) -> tuple[Ints, Ints]:

@@ -70,11 +70,20 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
         ScheduleError: if the costs say nothing of an action.
     """
     num_parts = graph.schedule.shape.num_parts
+    cargo = graph.cargo or (None,) * len(graph.slots)
     works = [costs.together(members) for members in graph.slots]
-    if not costs.speeds:
-        return graph.slot, [costs.on(0, work, num_parts) for work in works]
-    slot, pairs = graph.slots_on_devices
-    return slot, [costs.on(device, works[number], num_parts) for number, device in pairs]
+    slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(works))])
+    return slot, [
+        costs.on(device, works[number], num_parts) if carried is None else costs.of_cargo(carried)
+        for number, device in pairs
+        for carried in (cargo[number],)
+    ]
+
+
+def works_by_action(graph: Graph, costs: CostTable) -> list[Work]:
+    """The work of every action, in the order of `schedule.items()`; arguments as in `works_by_slot`."""
+    slot, works = works_by_slot(graph, costs)
+    return [works[number] for number in slot[graph.rank].tolist()]
 
 
 def late_edges(graph: Graph, costs: CostTable) -> Bools:

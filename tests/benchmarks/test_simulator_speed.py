@@ -62,7 +62,7 @@ def test_timing_pass_alone():
         partition = symmetric((1,) * (p * v))
         costs = unit_times(p * v).table(partition)
         graph = build_graph(entry(name).build(Shape(p, p * v, m)).with_partition(partition))
-        works = [costs.of(kind, stage) for kind, stage in graph.slots]
+        works = [costs.together(members) for members in graph.slots]
         arguments = (
             graph.previous,
             graph.pred_start,

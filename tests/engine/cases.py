@@ -9,7 +9,7 @@ from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries, entry
 
-NAMES = sorted(entries())
+NAMES = [name for name, found in sorted(entries().items()) if not found.shards_head]  # what the engine trains
 
 
 def cut(num_layers: int, num_stages: int, rng: random.Random) -> tuple[int, ...]:
@@ -33,8 +33,8 @@ def build(
 ) -> Schedule:
     """A schedule with its partition: evenly cut, or at random places with a `seed`.
 
-    Numbers that a schedule refuses are made larger. `stages` are the numbers of forward and backward stages where they differ. STEPs are there where several steps
-    follow each other, or if asked for.
+    Numbers that a schedule refuses are made larger. `stages` are the numbers of forward and backward stages where
+    they differ. STEPs are there where several steps follow each other, or if asked for.
     """
     found, rng = entry(name), random.Random(seed)
     if found.separate_cuts:

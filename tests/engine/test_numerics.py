@@ -18,10 +18,10 @@ from rpbench.engine.stage import Stages
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.lower import add_steps, lower_communication, split_backward
-from rpbench.ir.partition import symmetric
+from rpbench.ir.lower import lower_communication, split_backward
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Schedule
+from rpbench.ir.versions import replay
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
 from rpbench.registry import entry
@@ -59,7 +59,8 @@ def test_gradients_equal_the_reference_in_any_shape(name, data):
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_equal_the_reference_on_many_devices(name, devices):
     stages = devices - 1, devices + 3
-    schedule = build(name, devices, 5, num_layers=devices // 2, stages=stages, chunks=1)
+    microbatches = devices if name == "pipedream_2bw" else 5
+    schedule = build(name, devices, microbatches, num_layers=devices // 2, stages=stages, chunks=1)
     run = train(schedule, workload_of(schedule, dtype=torch.float32))
     assert_same(run, reference_of(run, updates=False))
 
@@ -92,7 +93,9 @@ def test_twenty_steps_equal_plain_training(name):
     run = train(schedule, workload_of(schedule), num_warmup_steps=5, learning_rate=1e-2)
     assert_same(run, reference_of(run))
     assert run.training.mean_loss(19) != run.training.mean_loss(0)
-    assert run.training.weights.most_live == 1
+    assert run.training.weights.most_live <= replay(schedule).max_live
+    if schedule.policy is Policy.FLUSH:
+        assert run.training.weights.most_live == 1
 
 
 def test_twenty_asynchronous_steps_equal_training_on_weights_one_step_old():
@@ -107,28 +110,6 @@ def test_twenty_asynchronous_steps_equal_training_on_weights_one_step_old():
     assert run.training.weights.most_live == 2
     with pytest.raises(AssertionError):
         assert_same(run, reference_of(run))
-
-
-def test_a_pipeline_that_never_flushes_reads_what_its_order_says():
-    """PipeDream: a stage steps after every microbatch, and goes back with the weights it went forth with."""
-    shape = Shape(3, 3, 1, num_steps=6)
-    rows = []
-    for rank in range(3):
-        warmup = [Action(Kind.F, rank, mb) for mb in range(3 - rank)]
-        steady = [
-            action
-            for mb in range(6)
-            for action in (Action(Kind.B, rank, mb), Action(Kind.F, rank, mb + 3 - rank))
-            if action.microbatch < 6
-        ]
-        rows.append((*warmup, *steady))
-    schedule = Schedule(shape, tuple(rows), name="stashed", policy=Policy.STASH).with_partition(symmetric((2, 2, 2)))
-    schedule = add_steps(schedule)
-    run = train(schedule, workload_of(schedule), learning_rate=1e-2)
-    stage_of = run.training.layout.stage_of
-    # A stage has finished mb - (2 - rank) steps before it sends microbatch mb on.
-    assert_same(run, reference_of(run, read_version=lambda module, mb: max(0, mb - 2 + stage_of(module))))
-    assert run.training.weights.most_live == 3
 
 
 # --- what a workload may ask for ---
@@ -297,9 +278,6 @@ def test_a_workload_that_does_not_fit_is_refused():
         Training(replace(workload, num_microbatches=3), schedule)
     with pytest.raises(ValueError, match="no partition"):
         Training(workload, replace(schedule, partition=None))
-    parts = Schedule(Shape(1, 1, 4, num_parts=2), ((),)).with_partition(symmetric((4,)))
-    with pytest.raises(ValueError, match="num_parts=2: the engine runs whole sequences"):
-        Training(workload, parts)
     with pytest.raises(ValueError, match="recompute_grain='tensor': one of stage, layer"):
         Settings(recompute_grain="tensor")
 

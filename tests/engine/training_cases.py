@@ -9,11 +9,13 @@ import torch
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
+from rpbench.engine.compensation import Delays
 from rpbench.engine.executor import Backend, execute
 from rpbench.engine.optimizer import OptimizerSettings
-from rpbench.engine.reference import Trajectory, train_reference
+from rpbench.engine.reference import Reads, Trajectory, reads_of, train_reference
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
+from rpbench.ir.policy import ASYNCHRONOUS, Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
@@ -65,11 +67,18 @@ def train(schedule: Schedule, workload: Workload, *, backend: Backend | None = N
     return Run(training, execute(program, training.handlers, backend or VirtualBackend(costs)))
 
 
-OPTIMIZER = ("learning_rate", "weight_decay", "num_warmup_steps", "clip_norm", "loss_scaling")
+OPTIMIZER = ("name", "momentum", "learning_rate", "weight_decay", "num_warmup_steps", "clip_norm", "loss_scaling")
 
 
-def reference_of(run: Run, **options) -> Trajectory:
+def reference_of(run: Run, read_version=None, **options) -> Trajectory:
+    """Plain training on the newest weights, on those `read_version` names, or on those an asynchronous order reads."""
     training = run.training
+    if read_version is not None:
+        options["reads"] = Reads(read_version, read_version)
+    elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW}:
+        options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
+    if training.settings.compensation.is_needed:
+        options |= {"compensation": training.settings.compensation, "delays": Delays(training.schedule)}
     return train_reference(
         training.workload,
         training.layout,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from nearby import nearby
 from omegaconf import OmegaConf
 
 from rpbench.cost.model import Model
@@ -59,6 +60,12 @@ def random_problems(draw: st.DrawFn) -> Problem:
     """A registered schedule, up to 8 layers of any times, up to 4 devices."""
     layers = draw(st.integers(1, 8))
     time = st.floats(0.1, 4)
-    per_layer = [draw(st.lists(time, min_size=layers, max_size=layers)) for _ in range(3)]
-    times = LayerTimes(*per_layer, head_forward=draw(time), head_backward=draw(time), hop=draw(st.floats(0, 1)))
-    return small(draw(st.sampled_from(sorted(entries()))), times, draw(st.integers(1, 4)))
+    per_layer = [draw(st.lists(time, min_size=layers, max_size=layers)) for _ in range(5)]
+    heads = {name: draw(time) for name in ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")}
+    halves = {"input_grad": per_layer[3], "weight_grad": per_layer[4]}
+    times = LayerTimes(*per_layer[:3], **heads, **halves, hop=draw(st.floats(0, 1)))  # type: ignore[arg-type]
+    name, ranks = draw(st.sampled_from(sorted(entries()))), draw(st.integers(1, 4))
+    microbatches = 2 * ranks
+    if not entry(name).separate_cuts:
+        ranks, _, microbatches = nearby(name, ranks, entry(name).chunks or 1, microbatches)
+    return small(name, times, ranks, num_microbatches=microbatches)

@@ -31,7 +31,10 @@ def test_cuts_of_either_direction_can_be_given():
 @pytest.mark.parametrize(
     "method, message",
     [
-        ("serch", "unknown partition 'serch'; did you mean search? Known: published, even, greedy, search, or layers"),
+        (
+            "serch",
+            "unknown partition 'serch'; did you mean search? Known: published, even, greedy, pipedream, sea",
+        ),
         ("2-2-x", "bad partition '2-2-x'"),
         ("2-2-1", "sums to 5 layers, the model has 6"),
         ("2-2-1-1", "1f1b puts one stage on each rank, got 4 stages on 3 ranks"),

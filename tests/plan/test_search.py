@@ -46,7 +46,7 @@ def test_bubbles_to_reach(schedule, model, percent):
     costs = problem.costs(found.partition)
     work = sum(
         (work.main + work.pre) * problem.num_microbatches
-        for kind, stage in graph_of(problem, found.partition).slots
+        for ((kind, stage),) in graph_of(problem, found.partition).slots
         for work in [costs.work[kind][stage]]
     )
     assert round(100 * (1 - work / (8 * found.makespan)), 2) <= percent

@@ -49,11 +49,38 @@ ROUNDPIPE = """
     2FB0 2FB1 2FB2 0F3 1B3
 """
 
+# Narayanan et al., SOSP'19, figure 4: four workers; the first admits four minibatches, then one for each gradient.
+PIPEDREAM = """
+    0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0B3 0B4 0B5
+    1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1B4 1B5
+    2F0 2F1 2B0 2F2 2B1 2F3 2B2 2F4 2B3 2F5 2B4 2B5
+    3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5
+"""
+
+# Fan et al., PPoPP'21, section 3: policy B lets 2(p - r) - 1 in before the first backward.
+DAPPLE = """
+    0F0 0F1 0F2 0F3 0F4 0B0 0F5 0B1 0F6 0B2 0B3 0B4 0B5 0B6
+    1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1F6 1B4 1B5 1B6
+    2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4 2F5 2B5 2F6 2B6
+"""
+
+# Li and Hoefler, SC'21, figure 3: four devices, four microbatches, of which 2 and 3 go up.
+CHIMERA = """
+    0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1
+    1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1
+    1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3
+    0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3
+"""
+
 CASES = {
+    "pipedream": (PIPEDREAM, Shape(4, 4, 1, num_steps=6)),
+    "pipedream_2bw": (PIPEDREAM, Shape(4, 4, 6)),
+    "dapple": (DAPPLE, Shape(3, 3, 7)),
     "gpipe": (GPIPE, Shape(4, 4, 4)),
     "1f1b": (ONE_F_ONE_B, Shape(4, 4, 8)),
     "interleaved_1f1b": (INTERLEAVED, Shape(4, 8, 8)),
     "looped_bfs": (LOOPED_BFS, Shape(3, 6, 4)),
+    "chimera": (CHIMERA, Shape(4, 4, 4)),
     "roundpipe": (ROUNDPIPE, Shape(3, 2, 4, 3, fused=True)),
 }
 

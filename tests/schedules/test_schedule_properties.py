@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
 
-from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.action import HEAD, Kind, parts_of
 from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps, lower_communication
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, from_text, to_text
 from rpbench.registry import entries
 
@@ -25,7 +26,13 @@ IN_FLIGHT = {
     "1f1b": lambda p, v, m, r: min(p - r, m),
     "interleaved_1f1b": lambda p, v, m, r: min(v * m, v * p + p - 1 - 2 * r),  # m a multiple of p
     "looped_bfs": lambda p, v, m, r: m * v,
+    "pipedream": lambda p, v, m, r: p - r,  # m a multiple of p
+    "pipedream_2bw": lambda p, v, m, r: p - r,
+    "dapple": lambda p, v, m, r: min(2 * (p - r) - 1, m),
 }
+
+# Versions of its weights that a stage keeps at most; elsewhere one for each rank.
+MOST_VERSIONS = {Policy.FLUSH: 1, Policy.TWO_BW: 2}
 
 
 @st.composite
@@ -71,12 +78,12 @@ def test_a_schedule_runs_or_its_shape_is_refused(name, data):
         return
     check(schedule)
     assert schedule.name == name
-    assert replace(schedule.shape, num_parts=1) == shape
+    assert replace(schedule.shape, num_parts=1, num_head_shards=0) == shape
     assert from_text(to_text(schedule)) == schedule
     check(lower_communication(schedule), rendezvous=True)
     check(lower_communication(schedule, lane="net"), rendezvous=True)
     stepped = add_steps(schedule)
-    check(stepped, max_versions=1)
+    check(stepped, max_versions=MOST_VERSIONS.get(schedule.policy, shape.num_ranks))
     check(lower_communication(stepped), rendezvous=True)
 
 
@@ -105,6 +112,7 @@ def test_work_is_dealt_by_count(name, data):
         for stage in range(shape.num_backward_stages)
         for piece in pieces
     ]
+    expected += [(kind, shard, *piece) for kind in HEAD for shard in range(shape.num_head_shards) for piece in pieces]
     assert found == Counter(expected)
 
 

@@ -44,6 +44,21 @@ def test_interleaved_1f1b_takes_the_microbatches_torch_takes():
         entries()["interleaved_1f1b"].build(Shape(4, 12, 14))
 
 
+@pytest.mark.parametrize(
+    "ranks, chunks, microbatches",
+    [(2, 2, 1), (2, 2, 2), (2, 3, 6), (3, 2, 6), (4, 2, 8), (4, 2, 10), (3, 2, 2), (4, 3, 12), (8, 2, 32)],
+)
+def test_interleaved_zb(ranks, chunks, microbatches):
+    ours = entries()["interleaved_zb"].build(Shape(ranks, ranks * chunks, microbatches))
+    assert order(ours) == torch_order("InterleavedZeroBubble", ranks, microbatches, chunks)
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(1, 1), (2, 2), (3, 7), (4, 2), (4, 8), (8, 32)])
+def test_zb_v(ranks, microbatches):
+    ours = entries()["zb_v"].build(Shape(ranks, 2 * ranks, microbatches))
+    assert order(ours) == torch_order("ZBVZeroBubble", ranks, microbatches, 2)
+
+
 @pytest.mark.parametrize("ranks, chunks, microbatches", [(2, 2, 2), (3, 2, 5), (4, 3, 4)])
 def test_looped_bfs(ranks, chunks, microbatches):
     ours = entries()["looped_bfs"].build(Shape(ranks, ranks * chunks, microbatches))
@@ -63,3 +78,17 @@ def test_1f1b_but_for_the_last_rank_of_torchs_export(ranks, microbatches):
     ]
     assert shifted == theirs[-1]
     assert ours[-1] != theirs[-1]
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(1, 2), (1, 5), (2, 4), (2, 7), (3, 8), (4, 8), (4, 11), (8, 20)])
+def test_dualpipe_v(ranks, microbatches):
+    ours = order(entries()["dualpipe_v"].build(Shape(ranks, 2 * ranks, microbatches)))
+    theirs = torch_order("DualPipeV", ranks, microbatches, 2)
+    assert [[token.replace("OVERLAP_F_B", "OVERLAP") for token in row] for row in theirs] == ours
+
+
+def test_dualpipe_v_takes_the_microbatches_torch_takes():
+    with pytest.raises(ValueError, match="microbatches"):
+        torch_order("DualPipeV", 4, 7, 2)
+    with pytest.raises(ValueError, match="7 microbatches through 8 stages: there must be at least as many"):
+        entries()["dualpipe_v"].build(Shape(4, 8, 7))

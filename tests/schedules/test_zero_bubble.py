@@ -13,7 +13,8 @@ from rpbench.registry import entry
 CHUNKS = {"zb_h1": 1, "zb_h2": 1, "zb_auto": 1, "two_bp": 1, "interleaved_zb": 2, "zb_v": 2, "v_min": 2, "v_half": 2}
 SPLIT = sorted(CHUNKS)
 
-# Qi et al., ICLR'24, sections 2.2 and 2.3, written out by hand for four ranks and eight microbatches; their B is I here.
+# Qi et al., ICLR'24, sections 2.2 and 2.3, written out by hand for four ranks and eight microbatches; their B is
+# I here.
 ZB_H1 = """
     0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6 0I3 0W3 0F7 0I4 0W4 0I5 0W5 0I6 0W6 0I7 0W7
     1F0 1F1 1F2 1I0 1F3 1I1 1W0 1F4 1I2 1W1 1F5 1I3 1W2 1F6 1I4 1W3 1F7 1I5 1W4 1I6 1W5 1I7 1W6 1W7

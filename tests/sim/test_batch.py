@@ -24,7 +24,9 @@ PLANS = 3
 def one_by_one(graph, times, partitions, **ahead):
     makespans = []
     for partition in partitions:
-        timeline = simulate_graph(graph, times.table(partition, **ahead))
+        timeline = simulate_graph(
+            graph, times.table(partition, **ahead, num_head_shards=graph.schedule.shape.num_head_shards)
+        )
         ends = zip(timeline.start, timeline.end, strict=True)
         makespans.append(max((end for start, end in ends if end > start), default=0))
     return makespans

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,10 +16,10 @@ times = st.fractions(Fraction(1, 10), 10, max_denominator=20)
 ranks = st.integers(1, 7)
 
 
-def makespan_of(name, p, m, *, v=1, f, b, c=Fraction(0)):
+def makespan_of(name, p, m, *, v=1, f, b, c=Fraction(0), **options):
     costs = constant_times(p * v, p, forward_ms=f, input_grad_ms=b, weight_grad_ms=Fraction(0), hop_ms=c)
     partition = symmetric((1,) * (p * v))
-    schedule = entry(name).build(Shape(p, p * v, m)).with_partition(partition)
+    schedule = entry(name).build(Shape(p, p * v, m), **options).with_partition(partition)
     return simulate(schedule, costs.table(partition)).makespan
 
 
@@ -28,6 +29,8 @@ def test_gpipe_and_1f1b_take_m_plus_p_minus_1_slots(p, m, f, b):
     expected = (m + p - 1) * (f + b)
     assert makespan_of("gpipe", p, m, f=f, b=b) == expected
     assert makespan_of("1f1b", p, m, f=f, b=b) == expected
+    for early in (False, True):
+        assert makespan_of("dapple", p, m, f=f, b=b, early_warmup=early) == expected
 
 
 @settings(deadline=None, max_examples=25)
@@ -37,6 +40,24 @@ def test_1f1b_exposes_two_hops_per_microbatch(p, groups, f, b):
     m, c = groups * p, min(f, b) / 100
     expected = (m + p - 1) * (f + b) + c * (2 * (p - 1) * groups + 2 * (p - 2))
     assert makespan_of("1f1b", p, m, f=f, b=b, c=c) == expected
+
+
+@settings(deadline=None, max_examples=25)
+@given(p=st.integers(2, 6), groups=st.integers(1, 4), f=times, b=times)
+def test_a_longer_warmup_pays_for_hops_only_at_the_ends(p, groups, f, b):
+    """Policy A of DAPPLE is plain 1F1B; policy B is never slower, and pays for at most two hops a rank."""
+    m, c = groups * p, min(f, b) / 100
+    plain, early = (makespan_of("dapple", p, m, f=f, b=b, c=c, early_warmup=early) for early in (False, True))
+    assert plain == makespan_of("1f1b", p, m, f=f, b=b, c=c)
+    assert early == (m + p - 1) * (f + b) + 2 * (p - 1) * c
+
+
+@pytest.mark.parametrize("hop, plain, early", [(Fraction(0), 21, 21), (Fraction(1, 2), 55, 28), (Fraction(1), 89, 35)])
+def test_what_a_longer_warmup_hides(hop, plain, early):
+    """Bubble of p = 8, m = 32, F = 1, B = 2."""
+    for early_warmup, bubble in ((False, plain), (True, early)):
+        found = makespan_of("dapple", 8, 32, f=Fraction(1), b=Fraction(2), c=hop, early_warmup=early_warmup)
+        assert found - 32 * 3 == bubble
 
 
 @settings(deadline=None, max_examples=25)

@@ -42,6 +42,8 @@ def cells(draw):
         *(draw(st.lists(time, min_size=num, max_size=num)) for _ in range(3)),
         head_forward=draw(time),
         head_backward=draw(time),
+        head_input_grad=draw(time),
+        head_weight_grad=draw(time),
         hop=draw(time),
         input_grad=draw(st.lists(time, min_size=num, max_size=num)),
         weight_grad=draw(st.lists(time, min_size=num, max_size=num)),
@@ -50,7 +52,12 @@ def cells(draw):
     )
     shape = Shape(p, len(partition.forward), m, len(partition.backward), fused=partition.fused)
     schedule = generator.build(shape).with_partition(partition)
-    costs = layer_times.table(partition, recompute_ahead=draw(st.booleans()), fused_ahead=draw(st.booleans()))
+    costs = layer_times.table(
+        partition,
+        recompute_ahead=draw(st.booleans()),
+        fused_ahead=draw(st.booleans()),
+        num_head_shards=schedule.shape.num_head_shards,
+    )
     return generator, schedule, costs
 
 

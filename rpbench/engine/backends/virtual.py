@@ -13,6 +13,7 @@ from rpbench.cost.table import CostTable, Number, Work
 from rpbench.engine.executor import Perform, failed
 from rpbench.engine.program import Program
 from rpbench.ir.timeline import Timeline
+from rpbench.sim.longest_path import works_by_action
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class VirtualBackend:
 
 def works_of(program: Program, costs: CostTable) -> list[Work]:
     """The work of every action on the device it stands on, by number."""
-    num_parts, lanes = program.schedule.shape.num_parts, zip(program.index.lane_of, program.actions, strict=True)
-    return [costs.of_action(action, program.lanes[lane].device, num_parts) for lane, action in lanes]
+    return works_by_action(program.graph, costs)
 
 
 def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:

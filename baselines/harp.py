@@ -1,0 +1,107 @@
+"""HARP: 1F1B for devices and links that are not alike; every stage warms up as deep as it must.
+
+A stage runs d(s) forwards before its first backward, then one of each in turn. With d(s) = p - s (1F1B) every
+microbatch pays for two hops; with d(s) = 2(p - s) - 1 (the eager order of DAPPLE) hops are hidden, for nearly twice
+the activations. Here the depth grows by one or by two from a stage to the one before it: by one wherever that costs no
+time on the given devices and links. With 3 equal ranks, 4 microbatches and free hops it is 1F1B; where hops take time:
+
+    rank 0   0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3
+    rank 1   1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3
+    rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
+
+Rank s holds d(s) activations at most, between p - s and 2(p - s) - 1. How the layers are split is the partition's
+part: `partition=greedy` and `search` give each device as much as its speed allows.
+
+Source: "HARP: orchestrating automated parallel training on heterogeneous GPU clusters", arXiv 2509.24859: 1F1B whose
+warmup adapts to the links; both orders it lies between are from Fan et al., "DAPPLE", PPoPP'21, section 3. Its planner
+and its choice of depths are not described closely enough to follow: the rule above is ours.
+"""
+
+from functools import lru_cache
+from itertools import accumulate, chain
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.costs import StageCosts
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+# Depths are tried on all microbatches, or where stages are many on so many actions and at least three a stage.
+TRIED_ACTIONS = 12_800
+# What is slower by less than this share is not slower.
+TOLERANCE = 1e-9
+
+
+@schedule("harp", source="arXiv 2509.24859", needs_costs=True)
+def harp(shape: Shape, costs: StageCosts) -> Schedule:
+    """1F1B with a depth for every stage."""
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"harp puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1"
+        )
+    p = shape.num_ranks
+    depths = _least_depths(costs, min(shape.num_microbatches, max(3 * p, TRIED_ACTIONS // p)))
+    rows = tuple(
+        tuple(chain.from_iterable(_step(shape, rank, depths[rank], step) for step in range(shape.num_steps)))
+        for rank in range(p)
+    )
+    return Schedule(shape, rows, name="harp", placement=looped_placement(shape))
+
+
+def _step(shape: Shape, rank: int, depth: int, step: int) -> Row:
+    first = step * shape.num_microbatches
+    microbatches = range(first, first + shape.num_microbatches)
+    forwards = [Action(Kind.F, rank, mb) for mb in microbatches]
+    backwards = [Action(Kind.B, rank, mb) for mb in microbatches]
+    num_warmup = min(depth - 1, shape.num_microbatches)
+    num_steady = shape.num_microbatches - num_warmup
+    pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
+    return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])
+
+
+@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+def _least_depths(costs: StageCosts, num_microbatches: int) -> list[int]:
+    """The depth of every stage: from the deepest, made smaller from the first stage on while no time is lost."""
+    gaps = [2] * (costs.num_stages - 1)
+    best = _makespan(_depths(gaps), costs, num_microbatches)
+    for stage in range(len(gaps)):
+        gaps[stage] = 1
+        found = _makespan(_depths(gaps), costs, num_microbatches)
+        if found > best * (1 + TOLERANCE):
+            gaps[stage] = 2
+        best = min(best, found)
+    return _depths(gaps)
+
+
+def _depths(gaps: list[int]) -> list[int]:
+    return [1 + deeper for deeper in accumulate(reversed(gaps), initial=0)][::-1]
+
+
+def _makespan(depths: list[int], costs: StageCosts, num_microbatches: int) -> float:
+    """The time one step takes: stages move on in turn as far as their neighbours let them."""
+    stages, last = range(len(depths)), len(depths) - 1
+    backward = [sum(halves) for halves in zip(costs.input_grad, costs.weight_grad, strict=True)]
+    down: list[list[float]] = [[] for _ in stages]  # when each forward has ended
+    up: list[list[float]] = [[] for _ in stages]  # and each backward
+    free = [0.0] * len(depths)
+    active = list(stages)
+    while active:
+        for stage in active:
+            while len(up[stage]) < num_microbatches:
+                forward = len(down[stage])
+                if forward - len(up[stage]) < depths[stage] and forward < num_microbatches:
+                    source, hop = (down[stage - 1] if stage else None), costs.hop
+                    if source is not None and len(source) <= forward:
+                        break
+                    ready = 0.0 if source is None else source[forward] + hop
+                    free[stage] = max(free[stage], ready) + costs.forward[stage]
+                    down[stage].append(free[stage])
+                else:
+                    number, above = len(up[stage]), (up[stage + 1] if stage < last else None)
+                    if above is not None and len(above) <= number:
+                        break
+                    ready = 0.0 if above is None else above[number] + costs.hop
+                    free[stage] = max(free[stage], ready) + backward[stage]
+                    up[stage].append(free[stage])
+        active = [stage for stage in active if len(up[stage]) < num_microbatches]
+    return max(free)

@@ -1,0 +1,86 @@
+"""Transfers: bytes and seconds of what goes over the links of a schedule with LOAD, STORE, UNSHARD and their like.
+
+Bytes are counted from actions, never from a formula: every action that uses a link carries a share of a stage's
+weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moves.Cargo`). What a stage
+keeps for recomputation is one boundary tensor.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.sizes import LayerSize, ModelBytes
+from rpbench.cost.table import Number
+from rpbench.ir.index import Index
+from rpbench.ir.moves import Cargo, Moves, has_transfers
+from rpbench.ir.partition import Partition
+from rpbench.ir.schedule import Schedule
+
+
+class StageBytes:
+    """Bytes of the stages of a partition."""
+
+    def __init__(self, partition: Partition, sizes: ModelBytes) -> None:
+        partition.check_layers(sizes.num_layers)
+        self._sizes = sizes
+        self._forward = _stages(partition.forward_ranges(), sizes, has_head=not partition.fused)
+        self._backward = _stages(partition.backward_ranges(), sizes, has_head=True)
+
+    def of(self, cargo: Cargo) -> Number:
+        """Bytes that an action carries over the link of its device."""
+        if cargo.object in ("A", "boundary"):
+            return self._sizes.boundary * cargo.share
+        stage = (self._backward if cargo.backward else self._forward)[cargo.stage]
+        return {"P": stage.weights, "G": stage.gradients, "O": stage.optimizer}[cargo.object] * cargo.share
+
+
+def moved_bytes(schedule: Schedule, sizes: ModelBytes) -> list[dict[str, int]]:
+    """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
+
+    Raises:
+        ValueError: if the schedule has no partition.
+    """
+    if schedule.partition is None:
+        raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
+    index, stages = Index(schedule), StageBytes(schedule.partition, sizes)
+    found: list[dict[str, Number]] = [defaultdict(int) for _ in range(schedule.shape.num_ranks)]
+    for number, cargo in (Moves(index).cargo() if has_transfers(schedule) else {}).items():
+        action = index.actions[number]
+        what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
+        found[index.device(number)][f"{cargo.lane} {what}"] += stages.of(cargo)
+    return [{what: round(moved) for what, moved in sorted(device.items())} for device in found]
+
+
+@dataclass(frozen=True)
+class TransferTimes:
+    """Seconds of transfers that have their links to themselves: latency, and bytes at the pace of the link.
+
+    Args:
+        units_per_second: 1000 for times in milliseconds.
+    """
+
+    stages: StageBytes
+    cluster: Cluster
+    units_per_second: int = 1
+
+    def __call__(self, cargo: Cargo) -> float:
+        """Time of one action on its link; 0 if it carries nothing."""
+        carried, pace = float(self.stages.of(cargo)), self.bytes_per_s(cargo)
+        seconds = self.cluster.transfer_latency_s + (carried / pace if pace else 0.0)
+        return seconds * self.units_per_second if carried else 0.0
+
+    def bytes_per_s(self, cargo: Cargo) -> float | None:
+        """The pace of a link alone; None without limit."""
+        up = self.cluster.host_to_device_bytes_per_s
+        other = {"d2h": self.cluster.device_to_host_bytes_per_s, "net": self.cluster.device_to_device_bytes_per_s}
+        return other.get(cargo.lane) or up
+
+
+def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool) -> list[LayerSize]:
+    found = []
+    for number, layers in enumerate(ranges):
+        held = [sizes.layers[layer] for layer in layers]
+        held += [sizes.embedding] * (number == 0) + [sizes.head] * (has_head and number == len(ranges) - 1)
+        found.append(LayerSize(*(sum(getattr(layer, name) for layer in held) for name in LayerSize._fields)))
+    return found

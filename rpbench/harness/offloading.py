@@ -1,0 +1,91 @@
+"""Transfers of a run: the passes that `offload` asks for, what they take on the cluster, and what a record says."""
+
+from dataclasses import replace
+from typing import Any
+
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.sizes import ModelBytes
+from rpbench.cost.table import CostTable
+from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
+from rpbench.harness.config import ConfigError
+from rpbench.ir.moves import LINKS, has_transfers
+from rpbench.ir.offload import stream
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.timeline import Timeline
+from rpbench.sim.graph import Graph
+from rpbench.sim.links import simulate_links
+from rpbench.sim.longest_path import simulate_graph
+
+OFFLOADS = ("none", "weights", "all")
+
+
+def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
+    """The schedule with the transfers that are asked for.
+
+    Raises:
+        ConfigError: for an unknown word, or a schedule whose weights stay where they are.
+    """
+    if offload not in OFFLOADS:
+        raise ConfigError(f"offload={offload}: one of {', '.join(OFFLOADS)}")
+    if prefetch < 0:
+        raise ConfigError(f"prefetch={prefetch}: stages whose weights come ahead, 0 for none")
+    if offload == "none":
+        return schedule
+    if schedule.weights is not Weights.STREAMED:
+        raise ConfigError(
+            f"offload={offload}: the weights of {schedule.name} stay on their devices; use offload=none, or a schedule "
+            "whose weights follow the work, such as schedule=roundpipe"
+        )
+    return stream(schedule, prefetch=prefetch, activations=offload == "all")
+
+
+def transfer_times(
+    schedule: Schedule, costs: CostTable, sizes: ModelBytes | None, cluster: Cluster
+) -> TransferTimes | None:
+    """Seconds of a schedule's transfers on a cluster; None for a schedule without.
+
+    Raises:
+        ConfigError: if there are transfers and nobody knows of how many bytes.
+    """
+    if not has_transfers(schedule):
+        return None
+    if sizes is None or schedule.partition is None:
+        raise ConfigError(
+            "the bytes of a transfer follow from the model: take one with a shape, such as model=qwen3_1p7b, "
+            "or offload=none"
+        )
+    return TransferTimes(StageBytes(schedule.partition, sizes), cluster, costs.units_per_second)
+
+
+def with_transfers(costs: CostTable, times: TransferTimes | None, *, boundaries: bool) -> CostTable:
+    """Costs that know of transfers; where these bring boundary tensors too, hops take no time besides."""
+    if times is None:
+        return costs
+    return replace(costs, transfer_time=times, hop=0 if boundaries else costs.hop)
+
+
+def simulate_transfers(graph: Graph, costs: CostTable, times: TransferTimes) -> tuple[Timeline, dict[str, Any]]:
+    """The timeline of a schedule with transfers, with shared links where the cluster has them, and record fields.
+
+    `transfer_exposed_s` is how much sooner the last computation would end if every transfer took no time.
+    """
+    shared = times.cluster.shares_links
+    timeline = simulate_links(graph, costs, times) if shared else simulate_graph(graph, costs)
+    free = simulate_graph(graph, replace(costs, transfer_time=None))
+    exposed = _last_compute(timeline) - _last_compute(free)
+    return timeline, {"transfer_exposed_s": float(exposed) / timeline.units_per_second}
+
+
+def transfer_bytes(schedule: Schedule, sizes: ModelBytes | None) -> dict[str, Any]:
+    """Record fields: bytes over each kind of link, per device; none for a schedule without transfers."""
+    if sizes is None or not has_transfers(schedule):
+        return {}
+    moved = moved_bytes(schedule, sizes)
+    return {
+        f"{link}_bytes": [sum(number for what, number in device.items() if what.startswith(link)) for device in moved]
+        for link in LINKS
+    }
+
+
+def _last_compute(timeline: Timeline) -> Any:
+    return max(timeline.device_span(device)[1] for device in range(timeline.schedule.shape.num_ranks))

@@ -1,0 +1,361 @@
+"""Passes that move weights, gradients and activations: streaming, sharding, offloading.
+
+Each takes a schedule whose compute lanes are in order (and whose STEPs are there, if it is to have any) and returns
+it with transfers in the lanes h2d, d2h and net. What they mean stands in `rpbench.ir.moves`.
+
+    stream    weights follow the work: RoundPipe, Mobius, ZeRO-Infinity
+    shard     replicas keep a shard each: FSDP and ZeRO-3, or ZeRO-1 and -2, or plain data parallel
+    offload   gradients go to the host, new weights come back: ZeRO-Offload
+
+A visit is an unbroken run of one stage on a device. With prefetch 1, two buffers for weights, visits 0, 1, 2, ...:
+
+    h2d       LOAD:P(0) a a LOAD:P(1) a a | FREE:P(0) LOAD:P(2) a a | FREE:P(1) LOAD:P(3) a a | ...
+    compute                 visit 0                 visit 1                      visit 2
+
+where a is an activation that comes in for a microbatch of the visit. The weights of the visit to come are cut in as
+many pieces as there are activations, and a piece follows each: activations go first and weights fill the gaps
+(priority of transfers in RoundPipe, arXiv 2604.27085).
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from rpbench.ir.action import MOVES, Action, Kind, parts_of, receive_of
+from rpbench.ir.communication import hops
+from rpbench.ir.dependencies import version_read
+from rpbench.ir.index import Index
+from rpbench.ir.moves import TRANSFERS, keeping_stage
+from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.visits import Visit, visits_of
+
+Per = Literal["visit", "step"]
+_PERS: tuple[Per, ...] = get_args(Per)
+ACTIVATION_BUFFERS = 2  # for what is loaded for recomputation, on every device
+_SHARED = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
+
+
+def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True) -> Schedule:
+    """Weights are brought to every visit, and gradients home after it.
+
+    Lane h2d gets LOAD:P and FREE:P of every visit, lane d2h STORE:G and FREE:G of every visit with a weight gradient.
+
+    Args:
+        prefetch: visits whose weights come ahead of the one that runs; a device has one buffer more than that.
+        activations: also move what passes between devices (SEND on d2h, RECV on h2d: all of it goes through the
+            host) and what is kept for recomputation (STORE:A, and LOAD:A into two buffers).
+
+    Raises:
+        ScheduleError: if the schedule has transfers already, or a policy whose versions are not known beforehand.
+        ValueError: if prefetch is negative.
+    """
+    index = _index(schedule)
+    _check_prefetch(prefetch)
+    uploads, downloads = _activations(index) if activations else ({}, {})
+    weights = _Weights(index, Kind.LOAD, Kind.FREE, "P", prefetch)
+    rows: list[dict[str, list[Action]]] = []
+    for visits in visits_of(index):
+        row = weights.per_visit(visits, uploads)
+        rows.append({"h2d": row, "d2h": _downloads(index, visits, downloads)})
+    return _with_lanes(schedule, rows)
+
+
+def shard(
+    schedule: Schedule, *, parameters: Per | None = "visit", gradients: Per | None = "step", prefetch: int = 1
+) -> Schedule:
+    """Replicas of a stage share its weights, gradients and optimizer state; all on lane net.
+
+    | method                | parameters | gradients | elements a step and device (n replicas, f = (n - 1) / n) |
+    | data parallel         | None       | "step"    | 2 f: an all-reduce                                       |
+    | ZeRO-1                | "step"     | "step"    | 2 f: reduce-scatter, then a gather of new weights        |
+    | ZeRO-2                | "step"     | "visit"   | 2 f if a step has one backward visit                     |
+    | ZeRO-3, FSDP          | "visit"    | "visit"   | 3 f if a step has one visit each way                     |
+
+    Args:
+        parameters: "visit": UNSHARD before and RESHARD after every visit; "step": UNSHARD once for all of a step;
+            None: every replica keeps all.
+        gradients: REDUCE_GRAD after every backward visit, or after the last of a step; None: never.
+        prefetch: visits whose gather runs ahead.
+
+    Raises:
+        ScheduleError: if there are UNSHARD, RESHARD or REDUCE_GRAD already, or forward and backward are cut apart.
+        ValueError: for another word, or a negative prefetch.
+
+    Source: Rajbhandari et al., "ZeRO", SC'20, section 7.
+    """
+    index = _index(schedule, _SHARED)
+    _check_prefetch(prefetch)
+    _check_per(parameters=parameters, gradients=gradients)
+    if schedule.shape.separate_cuts:
+        raise ScheduleError("shards are of stages that are the same both ways; here forward and backward are cut apart")
+    weights = _Weights(index, Kind.UNSHARD, Kind.RESHARD, None, prefetch)
+    rows = []
+    for visits in visits_of(index):
+        reduced = _after_gradients(visits, gradients, _reduced)
+        if parameters == "visit":
+            row = weights.per_visit(visits, {}, reduced)
+        elif parameters == "step":
+            row = weights.per_step(visits, reduced)
+        else:
+            row = [action for _, found in reduced for action in found]
+        rows.append({"net": row})
+    return _with_lanes(schedule, rows)
+
+
+def offload(schedule: Schedule, *, gradients: Per = "visit", parameters: Per | None = "step") -> Schedule:
+    """The optimizer works on the host: gradients go there as they are made, new weights come back.
+
+    Steps belong on lane host (`add_steps(schedule, lane="host")`). Lane d2h gets STORE:G and FREE:G, lane h2d
+    LOAD:P and FREE:P. On a schedule that is sharded, both move shards.
+
+    Args:
+        gradients: stored after every backward visit, or after the last of a step.
+        parameters: "step": loaded once a step, and kept on the device for all of it; "visit": as `stream` does;
+            None: kept on the device, and never refreshed.
+
+    Raises:
+        ScheduleError: if the schedule has LOAD, STORE or FREE already, or a policy whose versions are not known.
+
+    Source: Ren et al., "ZeRO-Offload", ATC'21, section 4.
+    """
+    index = _index(schedule, MOVES)
+    _check_per(parameters=parameters, gradients=gradients)
+    weights = _Weights(index, Kind.LOAD, Kind.FREE, "P", 1)
+    rows = []
+    for visits in visits_of(index):
+        row: dict[str, list[Action]] = {}
+        if parameters:
+            row["h2d"] = weights.per_visit(visits, {}) if parameters == "visit" else weights.per_step(visits, [])
+        stored = _after_gradients(visits, gradients, _stored)
+        row["d2h"] = [action for _, found in stored for action in found]
+        rows.append(row)
+    return _with_lanes(schedule, rows)
+
+
+# --- weights ------------------------------------------------------------------------------------------------
+
+_After = list[tuple[int, list[Action]]]  # (place of a visit on its device, what follows it)
+
+
+class _Weights:
+    """Lanes that bring weights and take them away again."""
+
+    def __init__(self, index: Index, arrive: Kind, leave: Kind, what: str | None, prefetch: int) -> None:
+        self._index, self.prefetch = index, prefetch
+        self._arrive, self._leave, self._what = arrive, leave, what
+
+    def per_visit(
+        self, visits: Sequence[Visit], uploads: Mapping[int, list[Action]], after: _After | None = None
+    ) -> list[Action]:
+        """A lane that brings weights to every visit; `uploads` come in for an action."""
+        due: dict[int, list[int]] = defaultdict(list)  # visit -> visits whose weights come while it runs
+        for place in range(len(visits)):
+            due[self._earliest(visits, place)].append(place)
+        lane = _Lane(self, visits, deque(after or []))
+        for place, visit in enumerate(visits):
+            if place in due[place]:  # nothing can come ahead of it
+                lane.follow(place - 1)
+                lane.bring(place, 1)
+            coming = [other for other in due[place] if other != place]
+            groups = [uploads[number] for number in dict.fromkeys(visit.numbers) if number in uploads]
+            lane.interleave(place, groups or [[]], coming)
+            lane.follow(place - 1)
+        lane.follow(len(visits) - 1)
+        lane.free(len(visits) - 1)
+        return lane.row
+
+    def per_step(self, visits: Sequence[Visit], after: _After) -> list[Action]:
+        """A lane that brings weights once a step, and takes them away after their last visit in it."""
+        follows, row = dict(after), list[Action]()
+        for step in sorted({visit.step for visit in visits}):
+            of_step = [(place, visit) for place, visit in enumerate(visits) if visit.step == step]
+            first = {visit.stage: visit for _, visit in reversed(of_step)}
+            last = {visit.stage: place for place, visit in of_step}
+            row += [self.arrival(visit) for visit in sorted(first.values(), key=lambda visit: visit.first)]
+            for place, visit in of_step:
+                row += follows.get(place, [])
+                row += [self.departure(visit)] * (last[visit.stage] == place)
+        return row
+
+    def arrival(self, visit: Visit, part: int = 0) -> Action:
+        """What brings the weights of a visit."""
+        version = self._version(visit) if self._index.steps else None
+        return Action(self._arrive, visit.stage, part=part, version=version, object=self._what)
+
+    def departure(self, visit: Visit) -> Action:
+        """What takes them away."""
+        return Action(self._leave, visit.stage, object=self._what)
+
+    def cut(self, visit: Visit, num_pieces: int) -> list[Action]:
+        """What brings them, in pieces; a gather is one."""
+        return [self.arrival(visit, part) for part in range(num_pieces if self._what else 1)]
+
+    def _version(self, visit: Visit) -> int:
+        action = self._index.actions[visit.first]
+        part = next(part for part in parts_of(action) if part.stage == visit.stage)
+        version = version_read(self._index.schedule.policy, self._index.shape, part.microbatch or 0)
+        assert version is not None  # policies that read what is newest have been refused
+        return version
+
+    def _earliest(self, visits: Sequence[Visit], place: int) -> int:
+        """The visit during which the weights of another may come: `prefetch` before it, but not before the work on
+        this device that their version is made of."""
+        earliest = max(0, place - self.prefetch)
+        if self._index.steps:
+            version = self._version(visits[place])
+            while any(visit.step < version for visit in visits[earliest:place]):
+                earliest += 1
+        return earliest
+
+
+class _Lane:
+    """A lane h2d or net as it grows."""
+
+    def __init__(self, weights: _Weights, visits: Sequence[Visit], after: "deque[tuple[int, list[Action]]]") -> None:
+        self.row: list[Action] = []
+        self._weights, self._visits, self._after = weights, visits, after
+        self._num_freed = 0
+        self._held: deque[tuple[int, Action]] = deque()  # (visit, activations that were loaded and not freed)
+
+    def pieces(self, place: int, number: int) -> list[Action]:
+        """The weights of a visit in pieces; a gather is in one, which comes with the first activation."""
+        return self._weights.cut(self._visits[place], number)
+
+    def bring(self, place: int, num_pieces: int) -> None:
+        """Bring the weights of a visit, when there is a buffer for them."""
+        self.free(place - 1 - self._weights.prefetch)
+        self.row += self.pieces(place, num_pieces)
+
+    def interleave(self, place: int, groups: Sequence[Sequence[Action]], coming: Sequence[int]) -> None:
+        """Let activations come in, and in the gaps the weights of visits to come."""
+        pieces = [piece for other in coming for piece in self.pieces(other, len(groups))]
+        for number, group in enumerate(groups):
+            self.take(place, group)
+            if number == 0 and coming:
+                self.free(coming[-1] - 1 - self._weights.prefetch)
+            share = len(coming) if number < len(groups) - 1 else len(pieces)
+            self.row += pieces[:share]
+            pieces = pieces[share:]
+
+    def take(self, place: int, group: Sequence[Action]) -> None:
+        """Let activations come in; what was loaded has two buffers."""
+        for action in group:
+            if action.kind is Kind.LOAD:
+                if len(self._held) == ACTIVATION_BUFFERS:
+                    self._free_held()
+                self._held.append((place, action))
+            self.row.append(action)
+
+    def free(self, last: int) -> None:
+        """Free the weights of all visits up to one, and the activations they held."""
+        while self._num_freed <= last:
+            while self._held and self._held[0][0] <= self._num_freed:
+                self._free_held()
+            self.row.append(self._weights.departure(self._visits[self._num_freed]))
+            self._num_freed += 1
+
+    def follow(self, last: int) -> None:
+        """What follows the visits up to one."""
+        while self._after and self._after[0][0] <= last:
+            self.row += self._after.popleft()[1]
+
+    def _free_held(self) -> None:
+        _, load = self._held.popleft()
+        self.row.append(load._replace(kind=Kind.FREE))
+
+
+# --- activations ---------------------------------------------------------------------------------------------
+
+
+def _activations(index: Index) -> tuple[dict[int, list[Action]], dict[int, list[Action]]]:
+    """What comes in for each action, and what goes out after it, by number."""
+    uploads: dict[int, list[Action]] = defaultdict(list)
+    downloads: dict[int, list[Action]] = defaultdict(list)
+    for number, action in enumerate(index.actions):
+        for part in parts_of(action):
+            if part.kind in (Kind.B, Kind.I) and _keeps(index.schedule, part.stage):
+                store = part._replace(kind=Kind.STORE, object="A", version=None)
+                maker = Action(Kind.F, keeping_stage(index.schedule, part.stage), part.microbatch, part.part)
+                downloads[index.find(maker)] += [store, store._replace(kind=Kind.FREE)]
+                uploads[number].append(store._replace(kind=Kind.LOAD))
+    for hop in hops(index):
+        downloads[hop.producer].insert(0, hop.send)
+        uploads[hop.consumer].append(receive_of(hop.send)._replace(peer=index.device(hop.producer)))
+    return uploads, downloads
+
+
+def _keeps(schedule: Schedule, backward_stage: int) -> bool:
+    """Whether a backward stage recomputes from an input that a forward keeps; the first has the tokens."""
+    layers = None if schedule.partition is None else schedule.partition.backward[backward_stage]
+    return backward_stage > 0 and layers != 0
+
+
+def _downloads(index: Index, visits: Sequence[Visit], downloads: Mapping[int, list[Action]]) -> list[Action]:
+    row: list[Action] = []
+    for visit in visits:
+        for number in dict.fromkeys(visit.numbers):
+            row += downloads.get(number, ())
+        row += _stored(visit) if visit.last_gradient >= 0 else ()
+    return row
+
+
+# --- gradients -----------------------------------------------------------------------------------------------
+
+
+def _stored(visit: Visit) -> list[Action]:
+    store = Action(Kind.STORE, visit.stage, object="G")
+    return [store, store._replace(kind=Kind.FREE)]
+
+
+def _reduced(visit: Visit) -> list[Action]:
+    return [Action(Kind.REDUCE_GRAD, visit.stage)]
+
+
+def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[Visit], list[Action]]) -> _After:
+    """What `make` gives after every visit with a weight gradient, or after a stage's last one in a step."""
+    if per is None:
+        return []
+    made = [(place, visit) for place, visit in enumerate(visits) if visit.last_gradient >= 0]
+    last = {(visit.stage, visit.step): place for place, visit in made}
+    return [(place, make(visit)) for place, visit in made if per == "visit" or last[visit.stage, visit.step] == place]
+
+
+# --- what all have in common ---------------------------------------------------------------------------------
+
+
+def _index(schedule: Schedule, refused: frozenset[Kind] = TRANSFERS) -> Index:
+    index = Index(schedule)
+    found = next((action for action in index.actions if action.kind in refused), None)
+    if found is not None:
+        raise ScheduleError(f"the schedule holds {found} already: add transfers of this kind once")
+    if index.steps and schedule.policy not in STEPS_BEHIND:
+        raise ScheduleError(
+            f"policy {schedule.policy.value} reads what is newest: which version a transfer brings is not known "
+            f"beforehand; take {', '.join(known.value for known in STEPS_BEHIND)}"
+        )
+    return index
+
+
+def _check_prefetch(prefetch: int) -> None:
+    if prefetch < 0:
+        raise ValueError(f"prefetch={prefetch}: visits whose weights come ahead, 0 for none; 1 is RoundPipe's")
+
+
+def _check_per(**words: str | None) -> None:
+    for name, word in words.items():
+        if word is not None and word not in _PERS:
+            raise ValueError(f"{name}={word!r}: one of {', '.join(_PERS)}, or None")
+
+
+def _with_lanes(schedule: Schedule, rows: Sequence[Mapping[str, list[Action]]]) -> Schedule:
+    """The schedule with more in its lanes, behind what they hold; empty lanes are left out."""
+    lanes = []
+    for row, more in zip(schedule.rows, rows, strict=True):
+        found = {name: list(actions) for name, actions in row}
+        for name, actions in more.items():
+            if actions:
+                found.setdefault(name, []).extend(actions)
+        lanes.append({name: tuple(actions) for name, actions in found.items()})
+    return replace(schedule, rows=tuple(lanes))

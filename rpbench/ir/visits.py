@@ -1,0 +1,81 @@
+"""Visits: the unbroken runs of one stage on a device, and which of them a transfer of weights or gradients serves.
+
+Transfers name a stage, not a visit; they are matched by order. The transfers of a stage on a device are
+
+    one for each visit      0F0 0F1 | 0B0 0B1                      two visits: two LOAD:P, each with its FREE:P
+    or one for each step    weights that stay on the device until the optimizer has new ones
+    or one for all          weights that are brought once
+
+and the k-th FREE ends the k-th LOAD. A weight may come in pieces, `0LOAD:P 0LOAD:P.1`, which count as one.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rpbench.ir.action import COMPUTE, Kind, parts_of
+from rpbench.ir.index import GRADIENT, Index
+
+
+class Visit(NamedTuple):
+    """A stage that runs on a device for some microbatches of one step in a row.
+
+    Args:
+        backward: whether `stage` counts backward stages; recomputation does.
+        step: optimizer step of its microbatches, from 0.
+        numbers: its actions, in order.
+        last_gradient: the last of them that adds to a weight gradient; -1 without one.
+    """
+
+    device: int
+    backward: bool
+    stage: int
+    step: int
+    numbers: tuple[int, ...]
+    last_gradient: int
+
+    @property
+    def first(self) -> int:
+        return self.numbers[0]
+
+    @property
+    def last(self) -> int:
+        return self.numbers[-1]
+
+
+def visits_of(index: Index) -> list[list[Visit]]:
+    """The visits of every device, in the order of its compute lane."""
+    found: list[list[Visit]] = [[] for _ in range(index.shape.num_ranks)]
+    for lane in index.lanes:
+        if lane.name == "compute":
+            found[lane.device] += _runs(index, range(lane.start, lane.stop), lane.device)
+    return found
+
+
+def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
+    run: list[int] = []
+    now: tuple[bool, int, int] | None = None
+    gradient = -1
+    for number in numbers:
+        for part in parts_of(index.actions[number]):
+            if part.kind not in COMPUTE:
+                continue
+            assert part.microbatch is not None
+            place = part.kind is not Kind.F, part.stage, part.microbatch // index.shape.num_microbatches
+            if place != now and now is not None:
+                yield Visit(device, *now, tuple(run), gradient)
+                run, gradient = [], -1
+            now = place
+            run.append(number)
+            gradient = number if part.kind in GRADIENT else gradient
+    if now is not None:
+        yield Visit(device, *now, tuple(run), gradient)
+
+
+def served(visits: Sequence[Visit], num_transfers: int) -> list[list[Visit]] | None:
+    """The visits that each of some transfers of one stage serves; None if the numbers do not fit."""
+    steps = sorted({visit.step for visit in visits})
+    if num_transfers == len(visits):
+        return [[visit] for visit in visits]
+    if num_transfers == len(steps):
+        return [[visit for visit in visits if visit.step == step] for step in steps]
+    return [list(visits)] if num_transfers == 1 and visits else None

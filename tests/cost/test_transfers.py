@@ -1,0 +1,105 @@
+"""Bytes over links, counted from actions, against the volumes the papers give."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.model import Model
+from rpbench.cost.sizes import model_bytes
+from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.lower import add_steps
+from rpbench.ir.offload import offload, shard, stream
+from rpbench.ir.partition import Partition, split_evenly, symmetric
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import entry
+
+MODEL = Model("tiny", num_layers=6, hidden=60, heads=2, vocab=60, seq_len=7)
+SIZES = model_bytes(MODEL, 14)
+# Weights and gradients are two bytes a parameter each; so bytes / 2 are the elements that papers count.
+PARAMETERS = MODEL.total_parameters
+
+
+def data_parallel(num_devices: int, num_stages: int, per_device: int = 1) -> Schedule:
+    order = [(Kind.F, stage) for stage in range(num_stages)] + [
+        (Kind.B, stage) for stage in reversed(range(num_stages))
+    ]
+    rows = [
+        tuple(
+            Action(kind, stage, device * per_device + number) for number in range(per_device) for kind, stage in order
+        )
+        for device in range(num_devices)
+    ]
+    shape = Shape(num_devices, num_stages, num_devices * per_device)
+    cut = symmetric(split_evenly(MODEL.num_layers, num_stages))
+    return add_steps(Schedule(shape, tuple(rows)).with_partition(cut), lane="host")
+
+
+METHODS = {
+    "data parallel": ({"parameters": None}, 2),
+    "zero-1": ({"parameters": "step"}, 2),
+    "zero-2": ({"parameters": "step", "gradients": "visit"}, 2),
+    "zero-3": ({"gradients": "visit"}, 3),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(deadline=None, max_examples=10)
+@given(num_devices=st.integers(2, 8), num_stages=st.integers(2, 6))
+def test_volumes_of_sharded_data_parallelism(method, num_devices, num_stages):
+    """Elements a step and device (ZeRO, SC'20, section 7), times (n - 1) / n, which the paper leaves out."""
+    options, elements = METHODS[method]
+    moved = moved_bytes(shard(data_parallel(num_devices, num_stages), **options), SIZES)
+    expected = 2 * elements * PARAMETERS * (num_devices - 1) / num_devices
+    for device in moved:
+        assert sum(device.values()) == pytest.approx(expected, abs=num_stages)
+
+
+def test_zero_3_gathers_again_for_every_microbatch_and_zero_1_does_not():
+    once, often = (data_parallel(4, 3, per_device=number) for number in (1, 5))
+    for options, factor in (({"gradients": "visit"}, 5), ({"parameters": "step"}, 1)):
+        few, many = (sum(moved_bytes(shard(schedule, **options), SIZES)[0].values()) for schedule in (once, often))
+        assert many == pytest.approx(factor * few, abs=10)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_volumes_of_zero_offload(num_devices):
+    """Two bytes a parameter down and two up, shared by the devices (ZeRO-Offload, ATC'21, section 4)."""
+    schedule = data_parallel(num_devices, 3)
+    if num_devices > 1:
+        schedule = shard(schedule, parameters="step", gradients="visit")
+    moved = moved_bytes(offload(schedule), SIZES)
+    for lane in ("h2d LOAD:P", "d2h STORE:G"):
+        assert sum(device[lane] for device in moved) == pytest.approx(2 * PARAMETERS, abs=10)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_volumes_of_roundpipe(rounds):
+    """Weights twice a round, forward and backward, less the fused layers' once; gradients home once a round."""
+    cut = Partition((2, 2), (2, 2, 2), fused=True)
+    shape = Shape(3, 2, 4 * rounds, 3, fused=True)
+    schedule = entry("roundpipe").build(shape, round_size=4).with_partition(cut)
+    moved = moved_bytes(stream(schedule), SIZES)
+    total = {what: sum(device.get(what, 0) for device in moved) for device in moved for what in device}
+    fused = 2 * SIZES.layers[0].weights + SIZES.head.weights
+    assert total["h2d LOAD:P"] == rounds * (2 * 2 * PARAMETERS - fused)
+    assert total["d2h STORE:G"] == rounds * 2 * PARAMETERS
+    assert total["d2h STORE:A"] == total["h2d LOAD:A"] == 4 * rounds * SIZES.boundary  # stage 1; 0 has its tokens
+    assert total["d2h SEND_F"] == total["h2d RECV_F"]
+
+
+def test_time_is_latency_and_bytes_at_the_pace_of_the_direction():
+    schedule = offload(data_parallel(1, 2))
+    cluster = Cluster("x", host_to_device_bytes_per_s=1e3, device_to_host_bytes_per_s=5e2, transfer_latency_s=0.25)
+    stages = StageBytes(schedule.partition, SIZES)
+    from rpbench.ir.index import Index
+    from rpbench.ir.moves import Moves
+
+    for cargo in Moves(Index(schedule)).cargo().values():
+        pace = 1e3 if cargo.lane == "h2d" else 5e2
+        assert TransferTimes(stages, cluster, 1000)(cargo) == pytest.approx(250 + 1000 * float(stages.of(cargo)) / pace)
+        free = replace(cluster, host_to_device_bytes_per_s=None, device_to_host_bytes_per_s=None)
+        assert TransferTimes(stages, free)(cargo) == 0.25
