@@ -1,16 +1,13 @@
 """The runs behind an exhibit: found by the choices that made them, or named as missing."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import OmegaConf
 
 from analysis.load import select
 from analysis.paper import PUBLISHED_MODELS
 
-EXPERIMENTS = Path(__file__).parents[1] / "conf" / "experiment"
 MODELS = tuple(PUBLISHED_MODELS)
 BASELINES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
 SCHEDULES = (*BASELINES, "roundpipe")
@@ -113,12 +110,6 @@ def closed_forms(records: pd.DataFrame, cluster: str, convention: str) -> pd.Dat
         num_devices=8,
         num_microbatches=16,
     )
-
-
-def swept(experiment: str, key: str) -> list[Any]:
-    """The values an experiment of `conf/experiment/` sweeps a key over, in its order; numbers as numbers."""
-    params = OmegaConf.load(EXPERIMENTS / f"{experiment}.yaml").hydra.sweeper.params
-    return list(OmegaConf.create(f"[{params[key]}]"))
 
 
 def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, ...]], experiment: str) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from analysis import runs, style
 from analysis.cells import label, ours, table
 from analysis.exhibit import Exhibit, Table
 from analysis.figures.timelines import draw_small, lacking_timelines, read_timeline
+from rpbench.harness.config import swept
 from rpbench.harness.drawing import COLOURS, NAMES, draw_timeline
 from rpbench.ir.action import Kind
 
@@ -44,7 +45,7 @@ def exhibit(records: pd.DataFrame, results: Path) -> Exhibit:
 
 
 def _runs(records: pd.DataFrame, results: Path) -> pd.DataFrame:
-    wanted = [(name,) for name in runs.swept(EXPERIMENT, "schedule")]
+    wanted = [(name,) for name in swept(EXPERIMENT, "schedule")]
     rows = runs.unit_work(records, num_devices=4, num_microbatches=8, config__cost__hop_ms=0)
     found = runs.index(rows, ("schedule",), wanted, EXPERIMENT)
     lacking_timelines(found, results, EXPERIMENT)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from analysis import runs, style
 from analysis.cells import label, ours, table
 from analysis.exhibit import Cell, Exhibit, Table
+from rpbench.harness.config import swept
 
 EXPERIMENT = "hop_latency"
 
@@ -43,7 +44,7 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    wanted = list(product(runs.swept(EXPERIMENT, "schedule"), runs.swept(EXPERIMENT, "cost.hop_ms")))
+    wanted = list(product(swept(EXPERIMENT, "schedule"), swept(EXPERIMENT, "cost.hop_ms")))
     rows = runs.unit_work(records, num_devices=8, num_microbatches=32)
     rows = rows.assign(hop=[config["cost"]["hop_ms"] for config in rows["config"]])  # a forward takes 1 ms
     found = runs.index(rows, ("schedule", "hop"), wanted, EXPERIMENT)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from analysis import runs, style
 from analysis.cells import label, ours, table
 from analysis.exhibit import Cell, Exhibit, Table
+from rpbench.harness.config import swept
 
 EXPERIMENT = "tradeoff"
 
@@ -47,7 +48,7 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
         MissingRuns: if a run behind it is not there.
     """
     keys = ("schedule", "num_microbatches")
-    wanted = list(product(*(runs.swept(EXPERIMENT, key) for key in keys)))
+    wanted = list(product(*(swept(EXPERIMENT, key) for key in keys)))
     rows = runs.unit_work(records, num_devices=8, config__cost__hop_ms=0)
     found = runs.index(rows, keys, wanted, EXPERIMENT)
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage

@@ -161,6 +161,12 @@ def choices(group: str) -> list[str]:
 # --- what went wrong, in a few lines -------------------------------------------------------------------------
 
 
+def swept(experiment: str, key: str) -> list[Any]:
+    """The values an experiment of `conf/experiment/` sweeps a key over, in its order; numbers as numbers."""
+    params = OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml").hydra.sweeper.params
+    return list(OmegaConf.create(f"[{params[key]}]"))
+
+
 def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Hydra's error in the words of the person who typed the overrides."""
     message = _first_line(error)
