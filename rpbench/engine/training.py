@@ -92,8 +92,12 @@ class Training:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """What runs each kind of action. Boundary tensors need no SEND or RECV: all devices share the host."""
-        moves = dict.fromkeys((Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B), _in_shared_memory)
+        """What runs each kind of action. Boundary tensors need no SEND or RECV: all devices share the host.
+
+        Nor do kept inputs that move to a partner or to the host: that is where they are at home.
+        """
+        kinds = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.LOAD, Kind.STORE, Kind.FREE)
+        moves = dict.fromkeys(kinds, _in_shared_memory)
         return moves | {
             Kind.F: self.passes.forward,
             Kind.R: self.passes.recompute,
