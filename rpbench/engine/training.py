@@ -136,14 +136,18 @@ class Training:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """What runs each kind of action. Boundary tensors need no SEND or RECV: all devices share the host."""
+        """What runs each kind of action. Boundary tensors need no SEND or RECV: all devices share the host.
+
+        Nor do kept inputs that move to a partner or to the host: that is where they are at home.
+        """
         found = self._handlers()
         if self.memory is None:
             return found
         return {kind: self._counted(handler) if kind in COMPUTE else handler for kind, handler in found.items()}
 
     def _handlers(self) -> Mapping[Kind, Handler]:
-        moves = dict.fromkeys((Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B), _in_shared_memory)
+        kinds = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.LOAD, Kind.STORE, Kind.FREE)
+        moves = dict.fromkeys(kinds, _in_shared_memory)
         return moves | {
             Kind.F: self.passes.forward,
             Kind.R: self.passes.recompute,
