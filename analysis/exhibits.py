@@ -21,6 +21,7 @@ from analysis.figures import (
     timelines,
     tradeoff,
     tuning,
+    uneven_head,
 )
 from analysis.runs import MissingRuns
 from analysis.tables import causal, plans, published_cells
@@ -38,6 +39,7 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "dispatch": dispatch.exhibit,
     "tradeoff": tradeoff.exhibit,
     "hop_latency": hop_latency.exhibit,
+    "uneven_head": uneven_head.exhibit,
     "prediction": prediction.exhibit,
     "figure2": figure2.exhibit,
     "figure5": figure5.exhibit,

@@ -172,6 +172,7 @@ def _times_of_source(config: RunConfig, cost: CostConfig, model: Model | None, e
         weight_grad_ms=cost.weight_grad_ms,
         recompute_ms=cost.recompute_ms,
         hop_ms=cost.hop_ms,
+        head_share=cost.head_share,
     )
 
 

@@ -41,6 +41,7 @@ class CostConfig:
     weight_grad_ms: float = 1.0
     recompute_ms: float = 0.0
     hop_ms: float = 0.0
+    head_share: float = 0.0
     overlap_gain: float = 0.0
     recompute_ahead: bool | None = None
     fused_ahead: bool = False
