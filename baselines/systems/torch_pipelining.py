@@ -140,8 +140,13 @@ class TorchPipeline:
                 parameter.grad = None
             losses: list[torch.Tensor] = []
             self.schedule.step(tokens, labels=labels, target=labels, losses=losses, return_outputs=False)
-            if self.optimizer is not None:
-                self.optimizer.step()
+            self._step()
+
+    def _step(self) -> None:
+        if self.optimizer is not None:
+            began = time.thread_time()
+            self.optimizer.step()
+            self.actions.append(("STEP", self.rank, 0, time.thread_time() - began))
 
     def gradients(self) -> Tensors:
         """Those of the last step, of this rank's modules."""

@@ -1,7 +1,9 @@
 """Runs on the engine: tensors on a virtual clock or on threads, or threads that sleep; record fields and timeline."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -125,9 +127,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
     if engine.name == "emulated":
         return _emulate(engine, assembled)
     settings, workload = engine.settings(config, assembled.entry), _workload(config, assembled)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more, sums are split and the last bits depend on the machine
-    try:
+    with one_thread():
         if engine.name == "virtual":
             fields, timeline, training = _on_virtual_clock(workload, settings, assembled)
         else:
@@ -135,9 +135,18 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
         if config.verify:
             fields |= verified(training)
+    return fields, timeline
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
-    return fields, timeline
 
 
 # --- the three backends -------------------------------------------------------------------------------------
@@ -194,14 +203,20 @@ def _metrics(program: Program, timeline: Timeline, costs: CostTable, assembled: 
 
 def _workload(config: RunConfig, assembled: Assembled) -> Workload:
     check_request(config, assembled)
-    model, dtype = assembled.model, DTYPES[config.dtype]
-    assert model is not None  # or the request had been refused
+    assert assembled.model is not None  # or the request had been refused
     sequences = typed(WorkloadConfig, config.workload).microbatch_sequences
+    num_microbatches = assembled.schedule.shape.num_microbatches
+    workload = workload_of(assembled.model, sequences, config.dtype, config.seed, num_microbatches)
+    return replace(workload, data=_same_batches(config, assembled, workload.data))
+
+
+def workload_of(model: Model, sequences: int, dtype: str, seed: int, num_microbatches: int) -> Workload:
+    """What is trained: the same weights and batches for whoever asks for them."""
     return Workload(
-        list(build_model(model, seed=config.seed, dtype=dtype)),
-        _same_batches(config, assembled, SyntheticTokens(model.vocab, model.seq_len, sequences, config.seed)),
-        assembled.schedule.shape.num_microbatches,
-        config.seed,
+        list(build_model(model, seed=seed, dtype=DTYPES[dtype])),
+        SyntheticTokens(model.vocab, model.seq_len, sequences, seed),
+        num_microbatches,
+        seed,
         draws_random=model.dropout > 0,
     )
 
