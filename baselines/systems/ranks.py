@@ -40,7 +40,7 @@ class Ranks:
 
     def __init__(self, num_ranks: int = 2, timeout_s: float = 120.0) -> None:
         self._timeout_s = timeout_s
-        self._words = [tempfile.TemporaryFile() for _ in range(num_ranks)]
+        self._words = [tempfile.TemporaryFile() for _ in range(num_ranks)]  # noqa: SIM115  closed by close()
         common = os.environ | {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_port()),
@@ -66,6 +66,7 @@ class Ranks:
         """What every rank says of a case.
 
         Raises:
+            ValueError: if they refuse it; they go on living.
             RankFailed: if one does not say anything, or says that it failed.
         """
         return self._ask(case.to_json())
@@ -109,10 +110,12 @@ class Ranks:
             words = self._last_words()
             self._kill()
             raise RankFailed(f"{error}{words}") from None
-        for rank, answer in enumerate(answers):
+        for answer in answers:
             if "error" in answer:
                 self._kill()
-                raise RankFailed(f"rank {rank}: {answer['error']}\n{answer['traceback']}")
+                raise RankFailed(f"{answer['error']}\n{answer['traceback']}")
+        if "refused" in answers[0]:
+            raise ValueError(answers[0]["refused"])
         return answers
 
     def _listen(self) -> list[Answer]:

@@ -77,15 +77,25 @@ def main(arguments: list[str]) -> int:
 def _answers(lines: "list[str] | TextIO") -> Iterator[dict[str, Any]]:
     system, case = None, None
     for line in filter(None, map(str.strip, lines)):
-        try:
-            if line != "again":
+        if line != "again":
+            system = None
+            try:
                 case = Case.from_json(line)
                 system = make(case)
-            assert system is not None
-            assert case is not None
-            yield _run(system, case)
-        except Exception as error:
-            yield {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+            except ValueError as error:  # every rank sees it alike
+                yield {"refused": str(error)}
+                continue
+            except Exception as error:
+                yield _failure(error)
+        if system is not None and case is not None:
+            try:
+                yield _run(system, case)
+            except Exception as error:
+                yield _failure(error)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 
 
 def make(case: Case) -> System:

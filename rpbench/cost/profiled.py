@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rpbench.cost.table import LayerTimes
 
@@ -21,10 +22,13 @@ def from_text(source: str) -> LayerTimes:
         ValueError: if it is not what `to_text` writes.
     """
     try:
-        found = json.loads(source)
+        found: dict[str, Any] = json.loads(source)
         if found.pop("schema") != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA!r}")
-        return LayerTimes(**found)
+        times: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
+        }
+        return LayerTimes(**times)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a profile of layer times ({error}); give one that cost=profiled has saved") from None
 

@@ -38,12 +38,10 @@ def profiled_times(config: RunConfig, cost: CostConfig, model: Model | None) -> 
 def _measured(
     model: Model, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
 ) -> LayerTimes:
-    import torch
-
-    from rpbench.engine.profiler import profile_layers
+    from rpbench.engine.layer_times import time_layers
     from rpbench.engine.training import Settings
     from rpbench.harness.train import one_thread, workload_of
 
     with one_thread():
         workload = workload_of(model, sequences, dtype, seed, num_microbatches=1)
-        return profile_layers(workload, Settings(), num_devices, microbatches_per_device)
+        return time_layers(workload, Settings(), num_devices, microbatches_per_device)

@@ -48,7 +48,7 @@ def _job(node: DictConfig) -> None:
     config = typed(RunConfig, node)
     try:
         if config.backend["name"] == "duel":
-            from rpbench.harness.duel import duel
+            from rpbench.harness.duel.run import duel
 
             for row in duel(config):
                 emit(row)

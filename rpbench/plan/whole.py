@@ -4,6 +4,8 @@
 candidate is the very schedule that would run: dealt by its dispatch rule, steps on the compute lanes. That takes
 milliseconds a candidate instead of microseconds, which is little for models of a dozen layers.
 
+A fused stage holds the head alone. Layers in it would not be recomputed, and schedules are compared on the same work.
+
 Best first: the best candidate whose neighbours are not known yet is changed by every move, until the budget is used.
 """
 
@@ -51,7 +53,6 @@ def plan_whole(
     *,
     dispatch: str = "round_robin",
     choices: Sequence[Options] = ({},),
-    fused_layers: int = 0,
 ) -> WholePlan:
     """The best plan found.
 
@@ -60,8 +61,6 @@ def plan_whole(
         budget: candidates to simulate, at least one of each start.
         dispatch: how the jobs of a streamed schedule find their devices; see `rpbench.sim.events`.
         choices: options of the schedule to try, such as `[{"round_size": 1}, {"round_size": 8}]`.
-        fused_layers: the most layers a fused stage holds beside the head. They are not recomputed, so only with 0
-            do all schedules do the same work.
 
     Raises:
         ValueError: if no candidate can be built.
@@ -93,7 +92,7 @@ def plan_whole(
         _, number, choice = heapq.heappop(waiting)
         cut = found[number].schedule.partition
         assert cut is not None
-        for partition in _neighbours(cut, fused_layers):
+        for partition in _neighbours(cut):
             look_at(choice, partition)
     best = min(found, key=lambda plan: plan.makespan)
     return replace(best, num_evaluated=len(found))
@@ -127,7 +126,7 @@ def _starts(problem: Problem) -> Iterator[Partition]:
             yield symmetric((*split_evenly(layers, stages - 1), 0))
 
 
-def _neighbours(partition: Partition, fused_layers: int) -> Iterator[Partition]:
+def _neighbours(partition: Partition) -> Iterator[Partition]:
     """What one move makes of a partition; stages that are cut apart are also merged and split."""
     if not partition.fused:
         for cut in _shifted(partition.forward):
@@ -138,10 +137,6 @@ def _neighbours(partition: Partition, fused_layers: int) -> Iterator[Partition]:
         yield Partition(cut, partition.backward, fused=True)
     for cut in _recut(tuple(below)):
         yield Partition(forward, (*cut, top), fused=True)
-    if top < fused_layers and forward[-1] > 1 and below[-1] > 1:
-        yield Partition((*forward[:-1], forward[-1] - 1), (*below[:-1], below[-1] - 1, top + 1), fused=True)
-    if top:
-        yield Partition((*forward[:-1], forward[-1] + 1), (*below[:-1], below[-1] + 1, top - 1), fused=True)
 
 
 def _recut(cut: Cut) -> Iterator[Cut]:
@@ -159,6 +154,4 @@ def _shifted(cut: Cut) -> Iterator[Cut]:
     pairs = [(giver, taker) for giver in range(len(cut)) for taker in range(len(cut)) if giver != taker]
     for giver, taker in sorted(pairs, key=lambda pair: abs(pair[0] - pair[1])):
         if cut[giver]:
-            yield tuple(
-                layers - (stage == giver) + (stage == taker) for stage, layers in enumerate(cut)
-            )
+            yield tuple(layers - (stage == giver) + (stage == taker) for stage, layers in enumerate(cut))

@@ -48,7 +48,7 @@ _KNOWN = (
     Contender("gpipe", "gpipe"),
     Contender("interleaved_1f1b", "interleaved_1f1b"),
     Contender("looped_bfs", "looped_bfs"),
-    Contender("pipedream", "pipedream"),
+    Contender("pipedream_2bw", "pipedream_2bw"),
     Contender("roundpipe", "roundpipe", rounds=True),
     Contender("roundpipe_async", "roundpipe", {"asynchronous": True}, rounds=True),
     Contender("roundpipe_dynamic", "roundpipe", dispatch="dynamic", rounds=True),

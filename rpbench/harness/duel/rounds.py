@@ -3,7 +3,8 @@
 import gc
 from collections.abc import Callable, Mapping
 
-from rpbench.harness.duel.team import Sample, Team
+from rpbench.harness.duel.sample import Sample
+from rpbench.harness.duel.team import Team
 
 Told = Callable[[str], None]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rpbench.harness.duel.contenders import BASE, LIMIT, TWIN
 from rpbench.harness.duel.paired import Ratio, noise, ratio
-from rpbench.harness.duel.team import Sample
+from rpbench.harness.duel.sample import Sample
 from rpbench.harness.record import Record
 from rpbench.plan.whole import WholePlan
 

@@ -106,16 +106,16 @@ class _Duel:
             fit = {name: team for name, team in teams.items() if not parities[name]["reason"]}
             emulated = emulated_makespans({name: plans[name] for name in fit})
             samples = play(fit, self._settings.num_rounds, lambda line: _tell(f"duel {self._model.name}: {line}"))
-        return [
-            self._opening(entrant, plans[entrant.name])
-            | parities[entrant.name]
-            | (
-                {"emulated_makespan_s": emulated[entrant.name], **self._timed(samples[entrant.name], plans[entrant.name])}
-                if entrant.name in fit
-                else {"status": "failed", "evidence": None}
-            )
-            for entrant in self._entrants
-        ]
+        rows = []
+        for entrant in self._entrants:
+            name, plan = entrant.name, plans[entrant.name]
+            row = self._opening(entrant, plan) | parities[name]
+            if name in fit:
+                row |= {"emulated_makespan_s": emulated[name]} | self._timed(samples[name], plan)
+            else:
+                row |= {"status": "failed", "evidence": None}
+            rows.append(row)
+        return rows
 
     def _teams(self, plans: dict[str, WholePlan], stack: ExitStack) -> Iterator[tuple[str, Team]]:
         window = self._config.num_microbatches

@@ -1,9 +1,9 @@
-"""Teams: contenders ready to run, and the sample that a run gives."""
+"""Teams: contenders ready to run."""
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from baselines.systems.case import Case
@@ -15,31 +15,13 @@ from rpbench.engine.foreign import ForeignLoad
 from rpbench.engine.program import Program
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
+from rpbench.harness.duel.sample import Sample
 from rpbench.harness.verification import verified
 from rpbench.ir.action import Kind
 from rpbench.models.data import SyntheticTokens
 from rpbench.plan.whole import WholePlan
 
 Parity = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One run of all steps, the optimizer's among them.
-
-    Args:
-        wall_s: by the clock on the wall.
-        replay_s: what the actions' processor times give on the same action graph, whatever else the machine did.
-        cpu_s: these times together.
-        foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.
-        loss: of the last step; None if it is not ours to know.
-    """
-
-    wall_s: float
-    replay_s: float
-    cpu_s: float
-    foreign_cores: float | None
-    loss: float | None = None
 
 
 class Team(Protocol):
@@ -116,9 +98,7 @@ class TorchTeam:
         short = replace(self._case, model={**self._case.model, "seq_len": sequence_tokens}, verify=True)
         answers = self._ranks.run(short)
         self._is_warm = False
-        return {
-            key: max(answer[key] for answer in answers) for key in ("grad_max_abs_diff", "weight_max_abs_diff")
-        }
+        return {key: max(answer[key] for answer in answers) for key in ("grad_max_abs_diff", "weight_max_abs_diff")}
 
     def run(self) -> Sample:
         if not self._is_warm:
@@ -141,7 +121,9 @@ class TorchTeam:
             seen[kind, stage, number] += 1
             took[kind, stage, step + 1 if kind == "STEP" else step * window + number] = cpu_s
         return [
-            took[action.kind.name, action.stage, (action.version if action.kind is Kind.STEP else action.microbatch) or 0]
+            took[
+                action.kind.name, action.stage, (action.version if action.kind is Kind.STEP else action.microbatch) or 0
+            ]
             for action in self._program.actions
         ]
 

@@ -1,4 +1,4 @@
-"""Profiler: what each layer takes on this machine, measured on the engine itself.
+"""Layer times: what each layer takes on this machine, measured on the engine itself.
 
 A layer is made a stage of its own, so that its forward, recomputation, backward and step are actions, with all that
 the engine does around them. As many threads as there are devices are at work, because they share the machine in a
@@ -21,7 +21,7 @@ from rpbench.ir.partition import symmetric
 NUM_STEPS = 4
 
 
-def profile_layers(
+def time_layers(
     workload: Workload, settings: Settings, num_devices: int, microbatches_per_device: int = 3
 ) -> LayerTimes:
     """Median times of one microbatch through each layer, in seconds.
@@ -47,12 +47,12 @@ def profile_layers(
     head = partition.num_layers
     layers = range(head)
     return LayerTimes(
-        forward=[medians[Kind.F, layer][1] for layer in layers],
-        recompute=[medians[Kind.B, layer][0] for layer in layers],
-        backward=[medians[Kind.B, layer][1] for layer in layers],
+        forward=tuple(medians[Kind.F, layer][1] for layer in layers),
+        recompute=tuple(medians[Kind.B, layer][0] for layer in layers),
+        backward=tuple(medians[Kind.B, layer][1] for layer in layers),
         head_forward=medians[Kind.F, head][1],
         head_backward=medians[Kind.B, head][1],
-        step=[medians[Kind.STEP, layer][1] for layer in layers],
+        step=tuple(medians[Kind.STEP, layer][1] for layer in layers),
         head_step=medians[Kind.STEP, head][1],
     )
 
