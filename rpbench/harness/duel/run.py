@@ -40,7 +40,7 @@ class DuelConfig:
     name: str
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
-    num_rounds: int = 4
+    num_rounds: int = 3
     search_budget: int = 400
     parity_seq_len: int = 16
     timeout_s: float = 120.0
