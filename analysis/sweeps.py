@@ -67,7 +67,7 @@ class Scope:
 _ALONE = ("cpu_duel",)
 
 # What takes longest, first; experiments that are not named here follow.
-_LONGEST = ("partitions", "steady_state", "steady_causal", "recompute_ahead", "roofline", "figure17")
+_LONGEST = ("equivalence", "partitions", "steady_state", "steady_causal", "recompute_ahead", "roofline", "figure17")
 
 
 def experiments() -> list[str]:
