@@ -10,6 +10,7 @@ from analysis.exhibit import Exhibit
 from analysis.figures import (
     atlas,
     dispatch,
+    duel,
     figure2,
     figure3,
     figure5,
@@ -24,7 +25,7 @@ from analysis.figures import (
     uneven_head,
 )
 from analysis.runs import MissingRuns
-from analysis.tables import causal, plans, published_cells
+from analysis.tables import causal, equivalence, plans, published_cells
 
 # Identity of an exhibit -> what makes it of the records; the order is that of the report.
 _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
@@ -40,6 +41,8 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "tradeoff": tradeoff.exhibit,
     "hop_latency": hop_latency.exhibit,
     "uneven_head": uneven_head.exhibit,
+    "duel": duel.exhibit,
+    "equivalence": equivalence.exhibit,
     "prediction": prediction.exhibit,
     "figure2": figure2.exhibit,
     "figure5": figure5.exhibit,

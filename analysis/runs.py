@@ -98,7 +98,7 @@ def unit_work(records: pd.DataFrame, **choices: Any) -> pd.DataFrame:
 
     Unless `choices` say otherwise, the model is nothing but equal layers, cut evenly and kept in memory.
     """
-    usual = {"model": "abstract", "partition": "even"}
+    usual: dict[str, Any] = {"model": "abstract", "partition": "even"}
     usual |= {"config__cost__recompute_ms": 0, "config__cost__head_share": 0}
     return select(records, **_UNIT_WORK, **(usual | choices))
 

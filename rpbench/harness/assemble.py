@@ -39,6 +39,7 @@ class Assembled:
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
     transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
+    profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -79,6 +80,7 @@ def assemble(config: RunConfig) -> Assembled:
         sizes,
         _tokens_per_microbatch(config, model),
         times,
+        problem.times if cost.name == "profiled" else None,
     )
 
 
@@ -158,6 +160,10 @@ def _layer_times(
 def _times_of_source(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
+    if cost.name == "profiled":
+        from rpbench.harness.layer_times import profiled_times  # torch, where a profile is not read from a file
+
+        return profiled_times(config, cost, model)
     chunks = config.chunks_per_device or entry.chunks or (2 if entry.looped else 1)
     num_layers = model.num_layers if model else config.model.get("num_layers") or config.num_devices * chunks
     if not isinstance(num_layers, int) or num_layers < 1:
@@ -241,4 +247,5 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     tokens = _tokens_per_microbatch(config, model)
     transfers = transfer_times(schedule, costs, sizes, cluster)
     costs = with_transfers(costs, transfers, boundaries=False)
-    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens, transfers)
+    profile = times if cost.name == "profiled" else None
+    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens, transfers, profile)

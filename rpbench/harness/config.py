@@ -45,6 +45,8 @@ class CostConfig:
     overlap_gain: float = 0.0
     recompute_ahead: bool | None = None
     fused_ahead: bool = False
+    profile: str | None = None
+    microbatches_per_device: int = 3
 
 
 @dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.cost.memory import device_bytes, why_infeasible
+from rpbench.cost.profiled import to_text
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
@@ -20,6 +21,8 @@ from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
+
+PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of
 
 
 def run(config: RunConfig) -> Record:
@@ -39,15 +42,17 @@ def run(config: RunConfig) -> Record:
         tracker.mirror(config, known, None)
         return known
     if config.backend["name"] == "roofline":
-        row = {"run_id": name, **_names(config), "config": subject, **_provenance()}
+        row = {"run_id": name, **names(config), "config": subject, **origin()}
         row |= {"status": "ok", "reason": None, "evidence": "derived", **closed_forms(config)}
         record.write(folder, row)
         tracker.mirror(config, row, None)
         return row
     assembled = assemble(config)
     _check_backend(config, assembled)
-    row = {"run_id": name, **_names(config), **_identity(config, assembled), "config": subject, **_provenance()}
+    row = {"run_id": name, **names(config), **_identity(config, assembled), "config": subject, **origin()}
     events = Events(folder, row["started_at"])
+    if assembled.profile is not None:
+        record.write_atomically(folder / PROFILE, to_text(assembled.profile))
     try:
         row, timeline = _carried_out(config, row, assembled, events)
         if timeline is not None and config.save_timeline:
@@ -102,7 +107,7 @@ def finished(folder: Path, config: RunConfig) -> Record | None:
     return known
 
 
-def _names(config: RunConfig) -> dict[str, Any]:
+def names(config: RunConfig) -> dict[str, Any]:
     """The choices of a run as plain names and sizes."""
     return {
         "schedule": config.schedule["name"],
@@ -136,7 +141,8 @@ def _identity(config: RunConfig, assembled: Assembled) -> dict[str, Any]:
     }
 
 
-def _provenance() -> dict[str, Any]:
+def origin() -> dict[str, Any]:
+    """Where and with what a record is made."""
     return {
         "code_version": provenance.code_version(),
         "git_commit": provenance.git_commit(),
@@ -217,6 +223,8 @@ def describe(row: Record) -> str:
     """One line for people about a record."""
     if row["backend"] == "roofline":
         return f"closed forms of {row['model']} on {row['cluster']} ({row['convention']})"
+    if row["backend"] == "duel":
+        return _describe_contender(row)
     what = f"{row['schedule']} {row['model']} {row['num_devices']}x{row['num_microbatches']} {row['partition']}"
     if row["status"] != "ok":
         return f"{what}: {row['status']}, {row['reason']}"
@@ -224,6 +232,13 @@ def describe(row: Record) -> str:
     if "grad_max_abs_diff" in row:
         text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"
     return text
+
+
+def _describe_contender(row: Record) -> str:
+    what = f"duel {row['model']} {row['contender']}"
+    if row["status"] != "ok":
+        return f"{what}: {row['status']}, {row['reason']}"
+    return f"{what}: {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['partition_layers']}"
 
 
 def emit(row: Record) -> None:

@@ -1,7 +1,9 @@
 """Runs on the engine: tensors on a virtual clock or on threads, or threads that sleep; record fields and timeline."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +149,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
         return _emulate(engine, assembled)
     settings, workload = engine.settings(config, assembled.entry), _workload(config, assembled)
     start = _start(config, assembled)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more, sums are split and the last bits depend on the machine
-    try:
+    with one_thread():
         if engine.name == "virtual":
             fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start)
         else:
@@ -162,9 +162,18 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
             checkpoint.save(Path(config.checkpoint.save_to), training.state(), _subject(config, assembled))
         if config.verify:
             fields |= verified(training)
+    return fields, timeline
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
-    return fields, timeline
 
 
 def _scales(training: Training) -> Fields:
@@ -230,13 +239,20 @@ def _metrics(program: Program, timeline: Timeline, costs: CostTable, assembled: 
 
 def _workload(config: RunConfig, assembled: Assembled) -> Workload:
     check_request(config, assembled)
-    model, dtype = assembled.model, DTYPES[config.dtype]
-    assert model is not None  # or the request had been refused
+    assert assembled.model is not None  # or the request had been refused
+    sequences = typed(WorkloadConfig, config.workload).microbatch_sequences
+    num_microbatches = assembled.schedule.shape.num_microbatches
+    workload = workload_of(assembled.model, sequences, config.dtype, config.seed, num_microbatches)
+    return replace(workload, data=_same_batches(config, assembled, _data(config, assembled)))
+
+
+def workload_of(model: Model, sequences: int, dtype: str, seed: int, num_microbatches: int) -> Workload:
+    """A model and synthetic tokens: the same weights and batches for whoever asks for them."""
     return Workload(
-        list(build_model(model, seed=config.seed, dtype=dtype)),
-        _same_batches(config, assembled, _data(config, assembled)),
-        assembled.schedule.shape.num_microbatches,
-        config.seed,
+        list(build_model(model, seed=seed, dtype=DTYPES[dtype])),
+        SyntheticTokens(model.vocab, model.seq_len, sequences, seed),
+        num_microbatches,
+        seed,
         draws_random=model.dropout > 0,
     )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.figures.duel import NAMES
 from analysis.load import load_records
 from analysis.runs import MODELS, SCHEDULES
 from rpbench.harness import record
@@ -48,7 +49,7 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("full") / "results"
     shutil.copytree(results, folder)
     for row in list(record.read_all(results)):
-        for other in _others(row):
+        for other in (*_others(row), *_real_runs(row)):
             (folder / other["run_id"]).mkdir()
             (folder / other["run_id"] / "record.json").write_text(record.dump(other))
     return folder
@@ -126,6 +127,50 @@ def _dealt(row: Record, size: int) -> Record:
     dealt["config"]["cost"]["fused_ahead"] = False
     dealt["config"]["schedule"]["round_size"] = size
     return dealt
+
+
+def _real_runs(row: Record) -> Iterator[Record]:
+    """Records of the duels and of runs compared with plain training, made up from a cell of figure 17."""
+    if (row["backend"], row["schedule"], row["model"]) != ("sim", "gpipe", MODELS[0]):
+        return
+    for model, (number, contender) in product(("mid_gpt", "fat_head_gpt"), enumerate(NAMES)):
+        yield _contender(row, model, contender, 2 - 0.1 * number)
+    for backend, dtype in product(("virtual", "cpu"), ("float64", "float32", "bfloat16")):
+        yield _verified(row, backend, dtype)
+
+
+def _contender(row: Record, model: str, contender: str, seconds: float) -> Record:
+    walls = [1.1 * seconds, 1.2 * seconds]
+    return _edited(
+        row,
+        f"duel {model} {contender}",
+        backend="duel",
+        model=model,
+        contender=contender,
+        evidence="measured",
+        round_size=8 if contender.startswith("roundpipe") else None,
+        makespan_s=1.15 * seconds,
+        replay_makespan_s=seconds,
+        simulated_makespan_s=0.98 * seconds,
+        emulated_makespan_s=0.99 * seconds,
+        foreign_cpu_share=0.5,
+        round_walls_s=walls,
+        round_replays_s=[seconds, seconds * (1 + 0.01 * len(contender) / 10)],
+        round_cpus_s=[3.0, 3.1],
+    )
+
+
+def _verified(row: Record, backend: str, dtype: str) -> Record:
+    run = _edited(
+        row,
+        f"verified {backend} {dtype}",
+        backend=backend,
+        model="tiny_gpt",
+        num_devices=4,
+        grad_max_abs_diff=0.0 if dtype != "bfloat16" else 1e-3,
+    )
+    run["config"] |= {"verify": True, "num_steps": 2, "dtype": dtype}
+    return run
 
 
 def _edited(row: Record, why: str, **fields: object) -> Record:
