@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.exhibit import Exhibit
 from analysis.figures import (
     atlas,
+    convergence,
     dispatch,
     figure2,
     figure3,
@@ -41,6 +42,7 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "hop_latency": hop_latency.exhibit,
     "uneven_head": uneven_head.exhibit,
     "prediction": prediction.exhibit,
+    "convergence": convergence.exhibit,
     "figure2": figure2.exhibit,
     "figure5": figure5.exhibit,
     "figure10_published": systems.throughput,

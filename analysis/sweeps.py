@@ -62,7 +62,16 @@ class Scope:
 
 
 # What takes longest, first; experiments that are not named here follow.
-_LONGEST = ("partitions", "uneven_head", "steady_state", "steady_causal", "recompute_ahead", "roofline", "figure17")
+_LONGEST = (
+    "convergence",
+    "partitions",
+    "uneven_head",
+    "steady_state",
+    "steady_causal",
+    "recompute_ahead",
+    "roofline",
+    "figure17",
+)
 
 
 def experiments() -> list[str]:

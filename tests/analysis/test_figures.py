@@ -44,6 +44,7 @@ ALL = (
     "plans",
     "dispatch",
     "prediction",
+    "convergence",
     "figure2",
     "figure5",
     "figure10_published",
