@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.exhibit import Exhibit
 from analysis.figures import (
     atlas,
+    convergence,
     dispatch,
     duel,
     figure2,
@@ -44,6 +45,7 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "duel": duel.exhibit,
     "equivalence": equivalence.exhibit,
     "prediction": prediction.exhibit,
+    "convergence": convergence.exhibit,
     "figure2": figure2.exhibit,
     "figure5": figure5.exhibit,
     "figure10_published": systems.throughput,

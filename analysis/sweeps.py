@@ -69,6 +69,7 @@ _ALONE = ("cpu_duel",)
 # What takes longest, first; experiments that are not named here follow.
 _LONGEST = (
     "equivalence",
+    "convergence",
     "partitions",
     "uneven_head",
     "steady_state",

@@ -53,7 +53,8 @@ class CostConfig:
 class WorkloadConfig:
     name: str = MISSING
     microbatch_sequences: int = 4
-    path: str | None = None
+    path: str | None = None  # of `name=text`: any file
+    text: str | None = None  # a file of `rpbench/models/text`, without its ending
 
 
 @dataclass

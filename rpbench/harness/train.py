@@ -29,13 +29,14 @@ from rpbench.engine.workload import Workload
 from rpbench.harness.allocator import is_tuned
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, typed
+from rpbench.harness.curve import loss_curve
 from rpbench.harness.verification import verified
 from rpbench.ir.lane_reads import lane_reads
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
-from rpbench.models.data import Data, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.data import TEXTS, Data, Regrouped, SyntheticTokens, TextTokens
 from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
 
@@ -158,6 +159,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
+        fields |= loss_curve(training, timeline, config.num_microbatches)
         if config.checkpoint.save_to is not None:
             checkpoint.save(Path(config.checkpoint.save_to), training.state(), _subject(config, assembled))
         if config.verify:
@@ -266,13 +268,14 @@ def _data(config: RunConfig, assembled: Assembled) -> Data:
     workload, model = typed(WorkloadConfig, config.workload), assembled.model
     window = assembled.schedule.shape.num_microbatches
     assert model is not None  # or the request had been refused
-    if workload.name != "text":
+    if workload.name != "text" and workload.text is None:
         return SyntheticTokens(model.vocab, model.seq_len, workload.microbatch_sequences, config.seed)
-    if workload.path is None:
+    path = workload.path if workload.text is None else TEXTS / f"{workload.text}.txt"
+    if path is None:
         raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
     try:
         return TextTokens(
-            Path(workload.path),
+            Path(path),
             vocab=model.vocab,
             seq_len=model.seq_len,
             microbatch_sequences=workload.microbatch_sequences,
@@ -280,7 +283,7 @@ def _data(config: RunConfig, assembled: Assembled) -> Data:
             seed=config.seed,
         )
     except ValueError as error:
-        raise ConfigError(f"workload.path: {error}") from None
+        raise ConfigError(f"workload.{'path' if workload.text is None else 'text'}: {error}") from None
 
 
 def _subject(config: RunConfig, assembled: Assembled) -> Fields:

@@ -16,11 +16,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.figures import convergence
 from analysis.figures.duel import NAMES
 from analysis.load import load_records
 from analysis.runs import MODELS, SCHEDULES
 from rpbench.harness import record
-from rpbench.harness.config import RunConfig, load
+from rpbench.harness.config import RunConfig, as_plain, load
 from rpbench.harness.record import Record
 from rpbench.harness.run import run
 
@@ -48,8 +49,9 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """`results` with made-up records of all other experiments."""
     folder = tmp_path_factory.mktemp("full") / "results"
     shutil.copytree(results, folder)
-    for row in list(record.read_all(results)):
-        for other in (*_others(row), *_real_runs(row)):
+    rows = list(record.read_all(results))
+    for row in rows:
+        for other in (*_others(row), *_real_runs(row), *(_trained(row) if row is rows[0] else ())):
             (folder / other["run_id"]).mkdir()
             (folder / other["run_id"] / "record.json").write_text(record.dump(other))
     return folder
@@ -96,6 +98,32 @@ def _others(row: Record) -> Iterator[Record]:
         ahead = _edited(row, "ahead", partition="search", makespan_s=0.9 * row["makespan_s"])
         ahead["config"]["cost"]["recompute_ahead"] = True
         yield ahead
+
+
+def _trained(row: Record) -> Iterator[Record]:
+    """Records of `experiment=convergence`: losses that fall, some faster."""
+    for number, method in enumerate(convergence.METHODS):
+        config = as_plain(load(["experiment=convergence", f"method={method}"]))
+        points = config["num_steps"]
+        for seed in convergence.SEEDS:
+            yield _edited(
+                row,
+                f"{method} {seed}",
+                status="ok",
+                schedule=config["schedule"]["name"],
+                workload="prose",
+                backend="virtual",
+                num_devices=4,
+                num_microbatches=config["num_microbatches"],
+                seed=seed,
+                config=config | {"seed": seed},
+                tokens_per_step=1024,
+                num_updates=points,
+                staleness_steps=1,
+                weight_versions=2,
+                loss_curve=[5.5 - (2.5 + 0.1 * number + 0.01 * seed) * point / points for point in range(points)],
+                loss_curve_s=[(1 + 0.1 * number) * (point + 1) / points for point in range(points)],
+            )
 
 
 def _back_to_back(row: Record, count: int) -> Record:

@@ -47,6 +47,7 @@ ALL = (
     "duel",
     "equivalence",
     "prediction",
+    "convergence",
     "figure2",
     "figure5",
     "figure10_published",
