@@ -17,6 +17,8 @@ from analysis.figures import (
     figure5,
     figure17,
     hop_latency,
+    predicted,
+    predicted_curves,
     prediction,
     steady_state,
     systems,
@@ -24,9 +26,10 @@ from analysis.figures import (
     tradeoff,
     tuning,
     uneven_head,
+    what_if,
 )
 from analysis.runs import MissingRuns
-from analysis.tables import causal, equivalence, plans, published_cells
+from analysis.tables import causal, equivalence, plans, prediction_score, published_cells
 
 # Identity of an exhibit -> what makes it of the records; the order is that of the report.
 _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
@@ -51,6 +54,17 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "figure10_published": systems.throughput,
     "figure11_published": systems.sequence_length,
     "cost": systems.cost,
+    "figure10_predicted": predicted.figure10,
+    "figure11_predicted": predicted.figure11,
+    "prediction_bars": prediction_score.bars,
+    "prediction_errors": prediction_score.errors,
+    "prediction_misses": prediction_score.misses,
+    "figure12_predicted": predicted.figure12,
+    "figure13_predicted": predicted.figure13,
+    "figure14_predicted": predicted_curves.cost,
+    "figure15_predicted": predicted_curves.scaling,
+    "figure16_predicted": predicted_curves.seqlen,
+    "what_if": what_if.exhibit,
 }
 
 

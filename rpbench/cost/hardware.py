@@ -1,12 +1,23 @@
 """Cluster: the devices of one host, their memory and links, and what an hour of them costs."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from math import inf, isfinite
+from typing import Any
+
+_COUNTS = (
+    "num_devices",
+    "device_memory_bytes",
+    "reserved_memory_bytes",
+    "host_memory_bytes",
+    "devices_per_root_complex",
+)
+_SHARES = ("matmul_efficiency", "wide_matmul_efficiency", "attention_efficiency", "memory_efficiency")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A host and its devices. None means *without limit* for memory and rates, *not known* for the price.
+    """A host and its devices. None means *without limit* for memory and rates, *not known* for all others.
 
     Args:
         name: as in `conf/cluster/`.
@@ -23,9 +34,23 @@ class Cluster:
         price_usd_per_hour: rent of the whole host.
         device_speeds: of devices that differ, as multiples of the device that costs were measured on; None where all
             are equal. They divide the time of work, not that of transfers.
+        published_name: the machine's name in `analysis/published/`, None for one without published numbers.
+        reserved_memory_bytes: what contexts and libraries of a process take of a device's memory.
+        wide_matmul_flops_per_s: peak where products are summed in fp32; lower than the other on consumer devices.
+        matmul_efficiency, wide_matmul_efficiency, attention_efficiency, memory_efficiency: shares of the peaks that
+            large products (of either kind), fused attention and element-wise kernels reach.
+        memory_bytes_per_s: of a device's own memory, read and write together.
+        copy_bytes_per_s: one way between a device and pinned host memory, as achieved by one device.
+        collective_bytes_per_s: what each device sends in a ring collective over all devices ("bus bandwidth").
+        host_bytes_per_s: traffic of the host's memory under an optimizer or many copies, all devices together.
+        host_memory_bytes: memory of the host.
+        launch_s: what a layer costs its device beside its operators: interpreter and launches.
+        corrections: measured over counted time of a probe's `forward`, `backward`, `head_forward`, `head_backward`
+            on this machine (`python -m rpbench calibrate`); empty where none were measured.
+        declared: for each number its origin; see `rpbench.cost.declared`.
 
     Raises:
-        ValueError: for a number that is not finite and above 0.
+        ValueError: for a number that is not finite and above 0, or a share above 1.
     """
 
     name: str
@@ -41,17 +66,34 @@ class Cluster:
     devices_per_root_complex: int | None = None
     root_complex_bytes_per_s: float | None = None
     host_memory_bytes_per_s: float | None = None
+    published_name: str | None = None
+    reserved_memory_bytes: int | None = None
+    wide_matmul_flops_per_s: float | None = None
+    matmul_efficiency: float | None = None
+    wide_matmul_efficiency: float | None = None
+    attention_efficiency: float | None = None
+    memory_bytes_per_s: float | None = None
+    memory_efficiency: float | None = None
+    copy_bytes_per_s: float | None = None
+    collective_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
+    host_memory_bytes: int | None = None
+    launch_s: float | None = None
+    corrections: Mapping[str, float] = field(default_factory=dict, hash=False)
+    declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("num_devices", "device_memory_bytes", "devices_per_root_complex"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"cluster.{name}={value!r}: a whole number of at least 1, or null for no limit")
-        rates = (field.name for field in fields(self) if field.name.endswith("_per_s"))
-        for name in (*rates, "price_usd_per_hour"):
+        for name in NUMBERS:
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and isfinite(value) and value > 0):
+            if name not in _COUNTS and value is not None and not (_is_number(value) and isfinite(value) and value > 0):
                 raise ValueError(f"cluster.{name}={value!r}: a finite number above 0, or null if there is none")
+        for name in _SHARES:
+            if (getattr(self, name) or 0) > 1:
+                raise ValueError(f"cluster.{name}={getattr(self, name)!r}: a share of the peak, at most 1")
         if self.device_speeds is not None:
             object.__setattr__(self, "device_speeds", _checked_speeds(self.device_speeds))
         if not (_is_number(self.transfer_latency_s) and 0 <= self.transfer_latency_s < inf):
@@ -77,6 +119,14 @@ class Cluster:
                 "for each, or null if all are equal"
             )
         return () if set(self.device_speeds) == {1} else self.device_speeds
+
+
+# Fields that hold one number above 0.
+NUMBERS = tuple(
+    each.name
+    for each in fields(Cluster)
+    if each.name not in ("name", "published_name", "device_speeds", "transfer_latency_s", "corrections", "declared")
+)
 
 
 def _checked_speeds(speeds: object) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 BYTES_PER_VALUE = 2  # fp16 and bf16
 
 _SIZES = ("num_layers", "hidden", "heads", "vocab", "experts_total", "experts_active", "seq_len")
-_OPTIONAL_SIZES = ("kv_heads", "head_dim", "intermediate", "sliding_window", "lora_rank")
+_OPTIONAL_SIZES = ("kv_heads", "head_dim", "intermediate", "sliding_window", "lora_rank", "context")
 
 FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others when it is not given
 
@@ -44,6 +44,7 @@ class Model:
         tied_embedding: embedding and head share one matrix.
         sliding_window: keys a query sees in every other layer, from the first layer on; None for all.
         seq_len: tokens of one sequence.
+        context: longest sequence its positions are made for; None for no limit.
         qk_norm, biases, attention_sinks: small parameters: norms of queries and keys; a bias on every linear
             map of a layer; one number a head.
         training_mode: `full`, or `lora` with adapters of rank `lora_rank` on every linear map of every layer.
@@ -72,6 +73,7 @@ class Model:
     tied_embedding: bool = False
     sliding_window: int | None = None
     seq_len: int = 2048
+    context: int | None = None
     qk_norm: bool = False
     biases: bool = False
     attention_sinks: bool = False
@@ -264,6 +266,11 @@ def _check_options(model: Model) -> None:
         raise ValueError(
             f"model.experts_active={model.experts_active}: a token cannot visit more experts than "
             f"model.experts_total={model.experts_total}; lower the first or raise the second"
+        )
+    if model.context is not None and model.seq_len > model.context:
+        raise ValueError(
+            f"model.seq_len={model.seq_len}: {model.name} has positions for {model.context} tokens; "
+            "take shorter sequences, or lift the limit with model.context=null"
         )
     if model.family not in FAMILIES:
         raise ValueError(f"model.family={model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")

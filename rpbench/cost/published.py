@@ -50,7 +50,7 @@ def published_partition(schedule: str, model: str) -> Partition:
     """
     cuts = {
         row["direction"]: tuple(int(count) for count in row["layers_per_stage"].split("-"))
-        for row in _rows("partitions.csv")
+        for row in published_rows("partitions.csv")
         if (row["scheduler"], row["model"]) == (schedule.replace("_", "-"), model)
     }
     if not cuts:
@@ -64,15 +64,16 @@ def published_partition(schedule: str, model: str) -> Partition:
 
 
 def _row(file: str, model: str) -> dict[str, str]:
-    for row in _rows(file):
+    for row in published_rows(file):
         if row["model"] == model:
             return row
-    known = ", ".join(row["model"] for row in _rows(file))
+    known = ", ".join(row["model"] for row in published_rows(file))
     raise ValueError(f"cost=published: no published timings for model {model or 'none'!r}; there are: {known}")
 
 
 @cache
-def _rows(file: str) -> tuple[dict[str, str], ...]:
+def published_rows(file: str) -> tuple[dict[str, str], ...]:
+    """The rows of a table of `analysis/published/`."""
     return tuple(_read(DATA / file))
 
 

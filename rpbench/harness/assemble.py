@@ -5,6 +5,8 @@ from pathlib import Path
 
 from rpbench import registry
 from rpbench.cost.activations import UNKNOWN, layer_activations
+from rpbench.cost.analytic import analytic_times, with_recomputed_head
+from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
@@ -40,6 +42,7 @@ class Assembled:
     tokens_per_microbatch: int | None
     transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
     profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
+    evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -80,7 +83,8 @@ def assemble(config: RunConfig) -> Assembled:
         sizes,
         _tokens_per_microbatch(config, model),
         times,
-        problem.times if cost.name == "profiled" else None,
+        profile=problem.times if cost.name == "profiled" else None,
+        evidence=_evidence(cost),
     )
 
 
@@ -153,11 +157,23 @@ def _layer_times(
     """Times of the model's layers on the cluster's devices, which may differ in speed."""
     if not 0 <= cost.overlap_gain <= 1:
         raise ConfigError(f"cost.overlap_gain={cost.overlap_gain}: a share, from 0 (nothing is hidden) to 1 (all is)")
-    times = _times_of_source(config, cost, model, entry)
+    times = _times_of_source(config, cost, model, entry, cluster)
     return replace(times, overlap_gain=cost.overlap_gain, speeds=cluster.speeds_of(config.num_devices))
 
 
-def _times_of_source(config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry) -> LayerTimes:
+def _evidence(cost: CostConfig) -> str:
+    return "predicted" if cost.name == "analytic" else "simulated"
+
+
+def _times_of_source(
+    config: RunConfig, cost: CostConfig, model: Model | None, entry: Entry, cluster: Cluster
+) -> LayerTimes:
+    if cost.name == "analytic":
+        if model is None:
+            raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
+        tokens = _tokens_per_microbatch(config, model) or 0
+        times = analytic_times(model, tokens, make_basis(cluster, cost.constants, cost.declared))
+        return with_recomputed_head(times) if cluster.corrections and not entry.separate_cuts else times
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
     if cost.name == "profiled":

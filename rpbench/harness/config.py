@@ -47,14 +47,21 @@ class CostConfig:
     fused_ahead: bool = False
     profile: str | None = None
     microbatches_per_device: int = 3
+    constants: dict[str, Any] = field(default_factory=dict)
+    declared: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class WorkloadConfig:
+    """`system`, `sequences` and `microbatches` belong to the workload `paper`."""
+
     name: str = MISSING
     microbatch_sequences: int = 4
     path: str | None = None  # of `name=text`: any file
     text: str | None = None  # a file of `rpbench/models/text`, without its ending
+    system: str | None = None
+    sequences: int | None = None
+    microbatches: int | None = None
 
 
 @dataclass

@@ -15,6 +15,7 @@ from rpbench.harness.assemble import Assembled, assemble
 from rpbench.harness.closed_form import closed_forms
 from rpbench.harness.config import ConfigError, RunConfig, as_plain, resolved
 from rpbench.harness.offloading import simulate_transfers, transfer_bytes
+from rpbench.harness.prediction import predicted
 from rpbench.harness.record import Events, Record
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph, build_graph
@@ -44,6 +45,11 @@ def run(config: RunConfig) -> Record:
     if config.backend["name"] == "roofline":
         row = {"run_id": name, **names(config), "config": subject, **origin()}
         row |= {"status": "ok", "reason": None, "evidence": "derived", **closed_forms(config)}
+        record.write(folder, row)
+        tracker.mirror(config, row, None)
+        return row
+    if config.workload["name"] == "paper":
+        row = {"run_id": name, **names(config), "config": subject, **origin(), **predicted(config)}
         record.write(folder, row)
         tracker.mirror(config, row, None)
         return row
@@ -166,7 +172,7 @@ def _carried_out(
     row |= transfer_bytes(assembled.schedule, assembled.sizes)
     if reason:
         events.add("infeasible", reason=reason)
-        return row | {"status": "infeasible", "reason": reason, "evidence": "simulated"}, None
+        return row | {"status": "infeasible", "reason": reason, "evidence": assembled.evidence}, None
     if config.backend["name"] == "sim":
         fields, timeline = _simulated(graph, assembled)
         if config.cost["name"] == "unit":
@@ -201,7 +207,7 @@ def _simulated(graph: Graph, assembled: Assembled) -> tuple[dict[str, Any], Time
     else:
         timeline, more = simulate_transfers(graph, costs, assembled.transfers)
     fields = measure(graph, timeline, costs, switch_after_last_forward=after_last)
-    return {"evidence": "simulated", **fields, **more}, timeline
+    return {"evidence": assembled.evidence, **fields, **more}, timeline
 
 
 def _slots(fields: dict[str, Any]) -> dict[str, Any]:
@@ -226,8 +232,13 @@ def describe(row: Record) -> str:
     if row["backend"] == "duel":
         return _describe_contender(row)
     what = f"{row['schedule']} {row['model']} {row['num_devices']}x{row['num_microbatches']} {row['partition']}"
+    if row["workload"] == "paper":
+        what = f"{row['system']} {row['model']} on {row['num_devices']} of {row['cluster']}, predicted"
     if row["status"] != "ok":
         return f"{what}: {row['status']}, {row['reason']}"
+    if row["workload"] == "paper":
+        rate, low, high = (row[f"tokens_per_s{end}"] for end in ("", "_low", "_high"))
+        return f"{what}: {rate:,.0f} tokens/s ({low:,.0f} to {high:,.0f}), {row['memory_margin']:.0%} of memory left"
     text = f"{what}: makespan {row['makespan_s']:.6g} s, bubble {100 * row['bubble_makespan']:.2f} %"
     if "grad_max_abs_diff" in row:
         text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"

@@ -157,7 +157,7 @@ def _num_layer_events(graph: Graph, costs: CostTable) -> int:
 # --- many steps back to back ---------------------------------------------------------------------------------
 
 
-def _step_ends(graph: Graph, timeline: Timeline) -> Floats:
+def step_ends(graph: Graph, timeline: Timeline) -> Floats:
     """End of the last backward of every step."""
     columns, shape = graph.columns, graph.schedule.shape
     backward = np.isin(columns.kind, (*_BACKWARD, Kind.W))
@@ -175,13 +175,13 @@ def _interval(ends: Floats) -> float:
 
 def _step_time(graph: Graph, timeline: Timeline) -> float:
     """Time per step: the interval between steps once the pipeline is warm, or the makespan of a single step."""
-    ends = _step_ends(graph, timeline)
+    ends = step_ends(graph, timeline)
     return _interval(ends) if len(ends) >= 3 else float(ends.max(initial=0)) / len(ends)
 
 
 def _steady_bubble(graph: Graph, timeline: Timeline, busy_per_device: float) -> float | None:
     """Idle share of a step among many; None for fewer than three steps."""
-    ends = _step_ends(graph, timeline)
+    ends = step_ends(graph, timeline)
     if len(ends) < 3:
         return None
     return 1 - busy_per_device / len(ends) / _interval(ends)

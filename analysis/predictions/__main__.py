@@ -1,0 +1,48 @@
+"""`python -m analysis.predictions [write | score | refit | holdout | misses]`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.predictions import compare, holdout, misses, refit, score, tables
+from rpbench.harness.record import write_atomically
+
+_VERBS = ("write", "score", "refit", "holdout", "misses")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the tables, or print what is asked for; the exit status is 0."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.predictions", description="Predict the paper's tables.")
+    parser.add_argument("verb", nargs="?", choices=_VERBS, default="write")
+    parser.add_argument("--out", type=Path, default=tables.FOLDER, metavar="DIR", help="folder of the tables (write)")
+    options = parser.parse_args(arguments)
+    if options.verb == "write":
+        return _write(options.out)
+    texts = {
+        "score": score.text,
+        "refit": refit.text,
+        "holdout": lambda: holdout.text(compare.throughput_cells()),
+        "misses": lambda: misses.text(compare.throughput_cells()),
+    }
+    print(texts[options.verb]())
+    return 0
+
+
+def _write(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in tables.all_tables().items():
+        _save(folder, name, rows)
+    cells = compare.throughput_cells()
+    _save(folder, "holdout", holdout.rows(cells))
+    _save(folder, "misses", misses.rows(cells))
+    return 0
+
+
+def _save(folder: Path, name: str, rows: list[tables.Row]) -> None:
+    write_atomically(folder / f"{name}.csv", tables.as_csv(rows))
+    print(f"{folder / name}.csv: {len(rows)} rows", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Cases of the paper's tables, built from the configuration files."""
+
+from functools import cache
+
+from analysis.paper import PUBLISHED_MODELS
+from rpbench.cost.basis import Basis
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.model import Model
+from rpbench.harness.config import load
+from rpbench.harness.prediction import basis_of
+from rpbench.predict import SYSTEMS
+from rpbench.predict.case import Case
+from rpbench.predict.settings import published_settings
+
+# Machines of the paper, by the name of their configuration.
+PLATFORMS = {"8x_rtx4090": "8x-rtx4090-24gb", "8x_a800": "8x-a800-80gb-sxm"}
+
+
+@cache
+def model_of(name: str) -> Model:
+    """A model by the name of its configuration."""
+    return Model(**load([f"model={name}"]).model)
+
+
+@cache
+def cluster_of(name: str) -> Cluster:
+    """A machine by the name of its configuration."""
+    return Cluster(**load([f"cluster={name}"]).cluster)
+
+
+@cache
+def declared_basis(cluster: str) -> Basis:
+    """The declared constants on a machine."""
+    return basis_of(cluster_of(cluster), load(["cost=analytic"]).cost)
+
+
+def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: Basis | None = None) -> Case:
+    """A system's published run of a model on devices of a machine."""
+    basis = basis or declared_basis(cluster)
+    shape = model_of(model)
+    memory = basis["device_memory_bytes"]
+    settings = published_settings(system, cluster_of(cluster).published_name, shape.published_name, memory)
+    return Case(system, shape, basis, settings, num_devices)
+
+
+def cells() -> list[tuple[str, str, str]]:
+    """(system, machine, model) of the throughput tables, in the order of the published one."""
+    return [(system, cluster, model) for cluster in PLATFORMS for system in SYSTEMS for model in PUBLISHED_MODELS]

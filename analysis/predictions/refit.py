@@ -1,0 +1,106 @@
+"""Constants that follow from published figures, worked out again: corrections by division, others by bisection.
+
+A fitted constant is set so that its cells are met on average (mean logarithm of predicted over published is 0).
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+from analysis.paper import PUBLISHED_MODELS
+from analysis.predictions.cases import model_of
+from analysis.predictions.compare import Cell, cell_of, declared, log_error, with_values
+from rpbench.cost.analytic import PARTS, analytic_times, correction_name
+from rpbench.cost.basis import Basis
+from rpbench.cost.model import Model
+from rpbench.cost.published import published_times, published_tokens_per_microbatch
+from rpbench.cost.table import LayerTimes
+
+# In the order of their fits: a later one may rest on an earlier.
+FITTED = (
+    "host_bytes_per_s",
+    "expert_pass_s",
+    "collective_bytes_per_s",
+    "allocator_slack",
+    "tensor_logit_bytes",
+)
+_RANGE, _HALVINGS = 4.0, 14
+
+
+def corrections(basis: Basis) -> dict[str, float]:
+    """Measured over counted time of every model's parts, and the surplus of layers with experts in bytes."""
+    expert_bytes = {"expert_bytes": 0.0, "stacked_expert_bytes": 0.0}
+    plain = with_values(basis, {name: 1.0 for name in basis.values if name.endswith("_correction")} | expert_bytes)
+    found: dict[str, float] = {}
+    for name in PUBLISHED_MODELS:
+        found |= _corrections_of(model_of(name), plain)
+    return found
+
+
+def _corrections_of(model: Model, plain: Basis) -> dict[str, float]:
+    published = model.published_name or ""
+    times = published_times(published)
+    measured = _parts(times, 1 / times.units_per_second)
+    counted = _parts(analytic_times(model, published_tokens_per_microbatch(published), plain), 1.0)
+    found = {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
+    if model.experts_total > 1:
+        for part in ("forward", "backward"):
+            del found[correction_name(published, part)]
+        rate = plain["memory_bytes_per_s"] * plain["memory_efficiency"]
+        name = "stacked_expert_bytes" if model.family == "gpt_oss" else "expert_bytes"
+        found[name] = (measured["backward"] - counted["backward"]) * rate / model.layer_parameters
+    return found
+
+
+def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
+    values = (times.forward[0], times.backward[0], times.head_forward, times.head_backward)
+    return {part: value * unit_s for part, value in zip(PARTS, values, strict=True)}
+
+
+def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
+    """The value of a constant at which the cells are met on average.
+
+    Raises:
+        ValueError: if none is within a factor of four of the declared value.
+    """
+    low, high = basis.values[name] / _RANGE, basis.values[name] * _RANGE
+
+    def off(value: float) -> float:
+        varied = with_values(basis, {name: value})
+        return sum(log_error(cell, varied) for cell in cells)
+
+    rising = off(basis.values[name] * 1.1) > off(basis.values[name] / 1.1)
+    for _ in range(_HALVINGS):
+        middle = sqrt(low * high)
+        if (off(middle) > 0) == rising:
+            high = middle
+        else:
+            low = middle
+    if high / low > 1.01:
+        raise ValueError(f"{name}: no value between {low:g} and {high:g} meets its cells")
+    return sqrt(low * high)
+
+
+def fitted(basis: Basis) -> dict[str, float]:
+    """Every fitted constant, each on the cells its declaration names."""
+    found: dict[str, float] = {}
+    for name in FITTED:
+        cells = [cell_of(key) for key in basis.declared[name].cells]
+        found[name] = fit(name, cells, with_values(basis, found))
+    return found
+
+
+def text() -> str:
+    """Declared and refitted values, a constant a line."""
+    basis = declared()
+    lines = [f"{'constant':44s} {'declared':>12s} {'again':>12s}  origin and cells"]
+    for name, value in {**corrections(basis), **fitted(basis)}.items():
+        origin = basis.declared[name]
+        cells = ", ".join(origin.cells)
+        lines.append(f"{name:44s} {basis.values[name]:12.5g} {value:12.5g}  {origin.origin} {cells}")
+    lines.append("")
+    lines += [
+        f"{name:44s} {basis.values[name]:12.5g} {'':12s}  {origin.origin}: {origin.source}"
+        for name, origin in sorted(basis.declared.items())
+        if origin.origin != "fitted" and not name.endswith("_correction") and name in basis.values
+    ]
+    return "\n".join(lines)

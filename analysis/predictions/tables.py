@@ -1,0 +1,182 @@
+"""The predicted tables, row by row, and their files."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import exp, log, sqrt
+from pathlib import Path
+from typing import Any
+
+from analysis.paper import PUBLISHED_MODELS
+from analysis.predictions.cases import PLATFORMS, case_of, cells, cluster_of
+from rpbench.cost.published import published_rows
+from rpbench.cost.roofline import cost_usd_per_billion_tokens
+from rpbench.predict import SYSTEMS, Prediction, predict
+from rpbench.predict.case import Case
+from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
+from rpbench.predict.prediction import STEP, WIDTH
+from rpbench.predict.settings import Settings
+
+FOLDER = Path(__file__).parent
+Row = dict[str, Any]
+
+# Bytes whose deviation decides a longest sequence.
+_MEMORY_CONSTANTS = (
+    "reserved_memory_bytes",
+    "kept_norm_bytes",
+    "kept_gate_bytes",
+    "kept_clamped_gate_bytes",
+    "kept_dispatch_bytes",
+    "working_gate_bytes",
+    "chunk_logit_bytes",
+    "eager_logit_bytes",
+    "pipeline_logit_bytes",
+    "tensor_logit_bytes",
+    "megatron_state_bytes",
+    "bucket_bytes",
+    "allocator_slack",
+)
+
+
+def throughput() -> list[Row]:
+    """Figures 10 and 12: every system, model and machine."""
+    return [_throughput_row(cluster, predict(case_of(system, cluster, model))) for system, cluster, model in cells()]
+
+
+def _throughput_row(cluster: str, found: Prediction) -> Row:
+    case, verdict = found.case, found.verdict
+    return {
+        "system": case.system,
+        "platform": PLATFORMS[cluster],
+        "num_gpus": case.num_devices,
+        "model": case.model.published_name,
+        "status": found.status,
+        "tokens_per_s": _number(found.tokens_per_s),
+        "tokens_per_s_low": _number(found.low),
+        "tokens_per_s_high": _number(found.high),
+        "memory_margin": f"{verdict.margin:.3f}" if verdict else "",
+        "breaks": verdict.breaks if verdict and not verdict.fits else "",
+        "settings": case.settings.source,
+    }
+
+
+def scaling() -> list[Row]:
+    """Figure 15: RoundPipe on 1 to 8 devices with the batch of 8; the interval is as wide as that of 8."""
+    rows = []
+    for cluster in PLATFORMS:
+        for model in PUBLISHED_MODELS:
+            whole = predict(case_of("roundpipe", cluster, model))
+            for devices in range(1, 9):
+                found = predict(case_of("roundpipe", cluster, model, devices), with_interval=False)
+                rows.append(_throughput_row(cluster, _as_wide_as(whole, found)))
+    return rows
+
+
+def _as_wide_as(whole: Prediction, found: Prediction) -> Prediction:
+    if not (whole.tokens_per_s and whole.high and found.tokens_per_s):
+        return found
+    factor = whole.high / whole.tokens_per_s
+    return replace(found, low=found.tokens_per_s / factor, high=found.tokens_per_s * factor)
+
+
+def max_seq_len() -> list[Row]:
+    """Figures 11 and 13: the longest sequence of every system but the synchronous one, which needs the same."""
+    return [
+        _length_row(cluster, case_of(system, cluster, model))
+        for system, cluster, model in cells()
+        if system != "roundpipe-sync"
+    ]
+
+
+def _length_row(cluster: str, case: Case) -> Row:
+    refusal = SYSTEMS[case.system].refuses(case)
+    tokens = longest_sequence(case)
+    low, high = _length_interval(case, tokens) if tokens else (0, 0)
+    return {
+        "system": case.system,
+        "platform": PLATFORMS[cluster],
+        "model": case.model.published_name,
+        "status": "N/A" if refusal else "ok" if tokens else "OOM",
+        "max_seq_len_k": tokens // STEP_TOKENS if tokens else "",
+        "max_seq_len_tokens": tokens or "",
+        "max_seq_len_k_low": low if tokens else "",
+        "max_seq_len_k_high": high if tokens else "",
+    }
+
+
+def _length_interval(case: Case, tokens: int) -> tuple[int, int]:
+    """Steps of 1,024 tokens that nine of ten errors of the memory constants leave; one step either way at least."""
+    variance = 0.0
+    case.basis.read.clear()
+    plain = longest_sequence(case, look_above=False)
+    for name in sorted(case.basis.read.intersection(_MEMORY_CONSTANTS)):
+        varied = longest_sequence(replace(case, basis=case.basis.scaled(name, STEP)), look_above=False)
+        slope = log(max(varied, 1) / max(plain, 1)) / log(STEP)
+        variance += (slope * case.basis.declared[name].within) ** 2
+    factor = exp(WIDTH * sqrt(variance))
+    steps = tokens // STEP_TOKENS
+    return min(steps - 1, int(steps / factor)), max(steps + 1, round(steps * factor))
+
+
+def seqlen_sensitivity() -> list[Row]:
+    """Figure 16: RoundPipe on Qwen3-1.7B from 512 to 65,536 tokens, with the batches of the run scripts."""
+    rows = []
+    for row in published_rows("run_settings.csv"):
+        if row["experiment"] != "seqlen_sensitivity":
+            continue
+        case = case_of("roundpipe", "8x_rtx4090", "qwen3_1p7b").of_length(int(row["seq_len_tokens"]))
+        batch, calls = int(row["global_batch_sequences"]), int(row["grad_accum_steps"])
+        num = int(row["microbatches_per_call"])
+        settings = Settings(batch, calls, num, float(row["micro_batch_sequences"]), "run scripts")
+        layer_grain = "layer" in row["recompute"]
+        found = predict(replace(case, settings=settings, grain="layer" if layer_grain else "stage"))
+        made = _throughput_row("8x_rtx4090", found)
+        rows.append({**made, "seq_len_tokens": row["seq_len_tokens"]})
+    return rows
+
+
+def cost_efficiency(rates: Iterable[Row]) -> list[Row]:
+    """Figure 14: US dollars for 1e9 tokens, of the predicted throughputs."""
+    prices = {name: cluster_of(cluster).price_usd_per_hour for cluster, name in PLATFORMS.items()}
+    rows = []
+    for row in rates:
+        price = prices[row["platform"]]
+        if row["status"] != "ok" or price is None:
+            continue
+        ends = [cost_usd_per_billion_tokens(price, float(row[f"tokens_per_s{end}"])) for end in ("", "_high", "_low")]
+        named = zip(("usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high"), ends, strict=True)
+        keys = ("system", "platform", "num_gpus", "model", "status")
+        rows.append({key: row[key] for key in keys} | {name: f"{value:.2f}" for name, value in named})
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def all_tables() -> dict[str, list[Row]]:
+    """Every table by the name of its file."""
+    rates = throughput()
+    makers: dict[str, Callable[[], list[Row]]] = {
+        "scaling": scaling,
+        "max_seq_len": max_seq_len,
+        "seqlen_sensitivity": seqlen_sensitivity,
+        "cost_efficiency": lambda: cost_efficiency(rates),
+    }
+    return {"throughput": rates} | {name: make() for name, make in makers.items()}
+
+
+def as_csv(rows: list[Row]) -> str:
+    """Rows as the text of their file."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def read(name: str) -> list[Row]:
+    """A table as it was committed."""
+    with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as source:
+        return list(csv.DictReader(source))

@@ -1,0 +1,66 @@
+"""Basis: the numbers a prediction rests on - a cluster's figures and the constants of `conf/cost/analytic.yaml`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from rpbench.cost.declared import Declared, declarations
+from rpbench.cost.hardware import NUMBERS, Cluster
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Named constants with their origins; it notes which of them a prediction has read.
+
+    Args:
+        cluster_name: for error messages.
+        values: numbers by name; a cluster's figures under their field names.
+        declared: origin of each.
+    """
+
+    cluster_name: str
+    values: Mapping[str, float]
+    declared: Mapping[str, Declared]
+    read: set[str] = field(default_factory=set, compare=False)
+
+    def __getitem__(self, name: str) -> float:
+        """The value of a constant.
+
+        Raises:
+            ValueError: if there is none, for a prediction has no silent defaults.
+        """
+        if name not in self.values:
+            raise ValueError(
+                f"cluster={self.cluster_name} has no {name}, which cost=analytic needs; give cluster.{name}=NUMBER, "
+                "take cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
+            )
+        self.read.add(name)
+        return self.values[name]
+
+    def get(self, name: str, default: float) -> float:
+        """The value of a constant, or what stands for *without limit* where there is none."""
+        return self[name] if name in self.values else default
+
+    def scaled(self, name: str, factor: float) -> "Basis":
+        """The same with one constant multiplied."""
+        return Basis(self.cluster_name, {**self.values, name: self.values[name] * factor}, self.declared)
+
+    def uncertain(self) -> list[str]:
+        """Constants read so far that may be off."""
+        return sorted(name for name in self.read if name in self.declared and self.declared[name].within > 0)
+
+
+def make_basis(cluster: Cluster, constants: Mapping[str, float], declared: Mapping[str, Mapping[str, Any]]) -> Basis:
+    """A cluster's figures and the constants of a cost model together.
+
+    Raises:
+        ValueError: for a constant that is no finite number of at least 0, or a wrong declaration.
+    """
+    for name, value in constants.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+            raise ValueError(f"cost.constants.{name}={value!r}: a finite number of at least 0")
+    figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
+    figures |= {f"measured_{part}_correction": float(value) for part, value in cluster.corrections.items()}
+    origins = declarations(cluster.declared) | declarations(declared)
+    return Basis(cluster.name, {**constants, **figures}, origins)

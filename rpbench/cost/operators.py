@@ -1,0 +1,128 @@
+"""What the kernels of one layer do: products, attention, and bytes of a device's memory moved besides.
+
+Products count 2 FLOPs a weight and token that visits it. A narrow product runs below the rate of a large one: with
+d its smallest dimension - inputs, outputs, or tokens, which experts divide among them - it counts 1 + w/d times,
+w being the width that reaches half the rate. Attention counts the keys that a causal mask and a sliding window
+leave, over the true width of the heads. Element-wise kernels are counted in bytes: each reads and writes whole
+tensors, and an eager implementation runs many of them.
+
+With tensor parallelism every device has a share of each product's weights and of the heads; norms and residuals are
+the same on all.
+"""
+
+from typing import NamedTuple
+
+from rpbench.cost.basis import Basis
+from rpbench.cost.model import BYTES_PER_VALUE, Model
+
+
+class Load(NamedTuple):
+    """FLOPs of products and of attention, and bytes moved by everything else."""
+
+    matmul_flops: float
+    attention_flops: float = 0.0
+    memory_bytes: float = 0.0
+
+
+def layer_forward(model: Model, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
+    """One decoder layer's forward over `num_tokens` tokens in sequences of `model.seq_len`.
+
+    Args:
+        shards: devices that divide the layer among them; the load is that of one.
+    """
+    products = sum(product.flops(num_tokens, basis, shards) for product in products_of(model))
+    attention = 4 * num_tokens * model.q_dim * model.keys_per_query("causal") / shards
+    return Load(products, attention, num_tokens * _token_bytes(model, basis, shards))
+
+
+class Product(NamedTuple):
+    """A linear map of a layer: one matrix, or one for each expert, with the adapter that stands beside it."""
+
+    inputs: int
+    outputs: int
+    share: float = 1.0  # of the tokens that one matrix sees: experts divide them
+    visits: float = 1.0  # matrices a token meets
+    rank: int = 0
+
+    def flops(self, num_tokens: float, basis: Basis, shards: int = 1) -> float:
+        """FLOPs over all tokens, a narrow product counted more than once."""
+        tokens = max(1.0, num_tokens * self.share)
+        half = basis["half_rate_width"]
+        narrow = 1 + half / min(self.inputs, self.outputs / shards, tokens)
+        found = 2 * num_tokens * self.visits * self.inputs * self.outputs * narrow / shards
+        if self.rank:
+            thin = 1 + half / min(self.rank, tokens)
+            found += 2 * num_tokens * self.visits * self.rank * (self.inputs + self.outputs) * thin / shards
+        return found
+
+
+def products_of(model: Model) -> list[Product]:
+    """Every linear map of one decoder layer."""
+    h, q, kv, inner, rank = model.hidden, model.q_dim, model.kv_dim, model.intermediate, model.lora_rank or 0
+    share, visits = model.experts_active / model.experts_total, float(model.experts_active)
+    maps = [Product(h, q, rank=rank), Product(h, kv, rank=rank), Product(h, kv, rank=rank), Product(q, h, rank=rank)]
+    maps += [Product(h, inner, share, visits, rank)] * (2 if model.gated_mlp else 1)
+    maps.append(Product(inner, h, share, visits, rank))
+    if model.experts_total > 1:
+        maps.append(Product(h, model.experts_total))
+    return maps
+
+
+def layer_input_grad(model: Model, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
+    """The half of a backward that the layer below waits for."""
+    forward = layer_forward(model, num_tokens, basis, shards)
+    return Load(
+        forward.matmul_flops,
+        forward.attention_flops * basis["attention_backward_factor"],
+        forward.memory_bytes * basis["backward_traffic_factor"],
+    )
+
+
+def layer_weight_grad(model: Model, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
+    """The other half: products, and adding the gradient to what has accumulated."""
+    products = products_of(model)
+    if model.lora_rank:  # the adapters alone
+        with_frozen = sum(product.flops(num_tokens, basis) for product in products)
+        flops = with_frozen - sum(product._replace(rank=0).flops(num_tokens, basis) for product in products)
+    else:
+        flops = sum(product.flops(num_tokens, basis) for product in products)
+    added = basis["accumulate_bytes"] * model.trainable_layer_parameters
+    if model.experts_total > 1:
+        added += basis["stacked_expert_bytes" if stacked(model) else "expert_bytes"] * model.layer_parameters
+    return Load(flops / shards, memory_bytes=added / shards)
+
+
+def stacked(model: Model) -> bool:
+    """Whether the experts of a layer are one tensor: the gradient of one expert's slice then has the size of all."""
+    return model.family == "gpt_oss"
+
+
+def head_forward(model: Model, num_tokens: float, basis: Basis) -> Load:
+    """Final norm, output matrix and the loss."""
+    norm = basis["norm_bytes"] * model.hidden
+    return Load(model.head_forward_flops(1) * num_tokens, 0.0, num_tokens * (norm + basis["logit_bytes"] * model.vocab))
+
+
+def head_backward(model: Model, num_tokens: float, basis: Basis) -> Load:
+    """Gradients of the hidden states and, unless frozen, of the output matrix."""
+    both = 1 if model.lora_rank else 2
+    added = 0.0 if model.lora_rank else basis["accumulate_bytes"] * model.head_parameters
+    norm = basis["norm_bytes"] * basis["backward_traffic_factor"] * model.hidden
+    logits = basis["logit_bytes"] * model.vocab
+    return Load(both * model.head_forward_flops(1) * num_tokens, 0.0, num_tokens * (norm + logits) + added)
+
+
+def _token_bytes(model: Model, basis: Basis, shards: int) -> float:
+    """Bytes the element-wise kernels of one layer's forward move for one token."""
+    heads = model.q_dim + model.kv_dim
+    rotary = basis["rope_bytes"] * heads if model.family != "gpt" else 0.0
+    head_norms = basis["norm_bytes"] * heads if model.qk_norm else 0.0
+    dispatch = basis["dispatch_bytes"] * model.experts_active * model.hidden if model.experts_total > 1 else 0.0
+    gate = basis["gate_bytes"] * model.experts_active * model.intermediate
+    whole = 2 * (basis["norm_bytes"] + basis["residual_bytes"]) * model.hidden
+    return whole + (gate + rotary + head_norms + dispatch) / shards
+
+
+def boundary_bytes(model: Model, num_tokens: float) -> float:
+    """Bytes that pass between stages for so many tokens."""
+    return BYTES_PER_VALUE * num_tokens * model.hidden

@@ -1,0 +1,225 @@
+"""Bytes of every class of tensor on a device and on the host, per system, and whether they fit.
+
+The device's total is that of its fullest moment. 16-bit weights and gradients; Adam's state in fp32. Where a system
+recomputes, it keeps the input of every layer or stage and one layer's activations at a time.
+
+Source: Rajbhandari et al., "ZeRO", SC'20, section 3.1, for bytes per parameter; the rest is read off what each
+system keeps when (see each function).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rpbench.cost.basis import Basis
+from rpbench.cost.kept import kept_bytes, working_bytes
+from rpbench.cost.model import BYTES_PER_VALUE, Model
+from rpbench.cost.operators import boundary_bytes
+from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
+from rpbench.predict.case import Bytes, Case
+from rpbench.predict.roundpipe import planned, weights_of
+
+# Tensors of a boundary's size that a streamed visit holds: two in, two out, two gradients.
+BOUNDARY_TENSORS = 6
+FP32, ADAM = 4, 8
+# DeepSpeed fills one bucket of gradients while another is sent.
+BUCKETS = 2
+# Host bytes of a parameter: 16-bit weights; if trained also fp32 master, gradient and Adam's moments, 16-bit gradient.
+HOST_TRAINED, HOST_FROZEN = 20, 2
+
+
+class Verdict(NamedTuple):
+    """Whether a run fits.
+
+    Args:
+        margin: what is left of the fuller of device and host, as a share of what it has; negative if it lacks.
+        breaks: the largest class of tensors there, and where: `logits on a device`.
+    """
+
+    fits: bool
+    margin: float
+    breaks: str
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes by class on the fullest device, and on the host."""
+
+    device: Bytes
+    host: Bytes
+
+    def verdict(self, basis: Basis) -> Verdict:
+        """Whether both have room."""
+        inf = float("inf")
+        limits = (
+            ("a device", self.device, basis.get("device_memory_bytes", inf) - basis.get("reserved_memory_bytes", 0.0)),
+            ("the host", self.host, basis.get("host_memory_bytes", inf)),
+        )
+        worst = min(limits, key=lambda limit: _margin(limit[1], limit[2]))
+        place, classes, limit = worst
+        largest = max(classes, key=lambda name: classes[name], default="nothing")
+        margin = _margin(classes, limit)
+        return Verdict(margin >= 0, margin, f"{largest} on {place}")
+
+
+def _margin(classes: Bytes, limit: float) -> float:
+    return 1.0 if limit == float("inf") else 1 - sum(classes.values()) / limit
+
+
+# --- RoundPipe and Mobius ------------------------------------------------------------------------------------
+
+
+def streamed(case: Case, basis: Basis) -> Footprint:
+    """RoundPipe: the stage that runs, the next one, one stage's (or layer's) activations, boundary tensors."""
+    model, plan = case.model, planned(case)
+    tokens, slack = case.chunk_tokens, basis["allocator_slack"]
+    boundary = slack * BOUNDARY_TENSORS * boundary_bytes(model, tokens)
+    kept_by_layer = kept_bytes(model, tokens, basis)
+    working = working_bytes(model, tokens, basis)
+    weights = weights_of(model, plan.backward, backward=True)
+    gradients = weights_of(model, plan.backward, backward=True, trained=True)
+    moments = []
+    for stage, layers in enumerate(plan.backward):
+        live = layers if case.grain == "stage" else min(1, layers)
+        moments.append(
+            {
+                "weights": weights[stage],
+                "prefetched weights": weights[stage - 1] if stage else 0.0,
+                "gradients": gradients[stage],
+                "activations": slack * (live * kept_by_layer + min(1, layers) * working),
+                "boundary tensors": boundary,
+            }
+        )
+    moments[-1]["logits"] = basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
+    moments.append(
+        {
+            "weights": 2 * max(weights_of(model, plan.forward, backward=False)),
+            "activations": slack * (kept_by_layer / 2 + working),
+            "boundary tensors": boundary,
+        }
+    )
+    inputs = len(plan.backward) if case.grain == "stage" else model.num_layers
+    kept = case.settings.chunks.num * inputs * boundary_bytes(model, tokens)
+    return Footprint(max(moments, key=lambda moment: sum(moment.values())), _host_state(model) | {"kept inputs": kept})
+
+
+def _host_state(model: Model) -> Bytes:
+    frozen = model.total_parameters if model.lora_rank else 0
+    return {
+        "weights and optimizer state": float(HOST_TRAINED * model.trainable_parameters),
+        "frozen weights": float(HOST_FROZEN * frozen),
+    }
+
+
+# --- data-parallel systems -----------------------------------------------------------------------------------
+
+
+def zero2(case: Case, basis: Basis) -> Footprint:
+    """ZeRO-2: all weights, a share of gradients and state, a bucket, and what Hugging Face's loss makes of logits."""
+    model, devices = case.model, case.num_devices
+    trained = model.trainable_parameters
+    state = {
+        "weights": float(BYTES_PER_VALUE * _all_parameters(model)),
+        "gradients": BYTES_PER_VALUE * trained / devices,
+        "optimizer state": (FP32 + ADAM) * trained / devices,
+        "buffers": BUCKETS * basis["bucket_bytes"],
+    }
+    return Footprint(_loss_or_backward(case, basis, state), {})
+
+
+def fsdp(case: Case, basis: Basis) -> Footprint:
+    """FSDP: a share of fp32 weights and Adam's moments; the root unit and two layers in 16 bits.
+
+    Sharded gradients do not exist yet at the loss, where logits are largest; they do in the last backward.
+    """
+    model, devices = case.model, case.num_devices
+    trained = model.trainable_parameters
+    root = BYTES_PER_VALUE * (model.embedding_parameters + (0 if model.tied_embedding else model.head_parameters))
+    state = {
+        "weights": FP32 * _all_parameters(model) / devices,
+        "optimizer state": ADAM * trained / devices,
+        "gathered weights": float(root + 2 * BYTES_PER_VALUE * _layer_parameters(model)),
+    }
+    gradients = {"gradients": FP32 * trained / devices}
+    return Footprint(_loss_or_backward(case, basis, state, gradients), {})
+
+
+def zero_infinity(case: Case, basis: Basis) -> Footprint:
+    """ZeRO-Infinity with weights and optimizer on the host: buckets, the head, the layers that run.
+
+    Adapters are many small tensors, which stay on the devices with their gradients.
+    """
+    model = case.model
+    resident = 2 * BYTES_PER_VALUE * model.trainable_parameters if model.lora_rank else 0
+    state = {
+        "resident adapters and gradients": float(resident),
+        "gathered weights": float(BYTES_PER_VALUE * (model.head_parameters + 2 * _layer_parameters(model))),
+        "buffers": BUCKETS * basis["bucket_bytes"],
+    }
+    gradients = {"gradients": float(BYTES_PER_VALUE * model.trainable_layer_parameters)}
+    return Footprint(_loss_or_backward(case, basis, state, gradients), _host_state(model))
+
+
+def _loss_or_backward(case: Case, basis: Basis, state: Bytes, in_backward: Bytes | None = None) -> Bytes:
+    """The fuller moment: all logits at the loss, or a layer's activations in the first backward."""
+    model, tokens = case.model, case.microbatch_tokens
+    kept = {"kept inputs": model.num_layers * boundary_bytes(model, tokens)}
+    layer = kept_bytes(model, tokens, basis) + working_bytes(model, tokens, basis)
+    loss = {**state, **kept, "logits": basis["eager_logit_bytes"] * tokens * model.vocab}
+    backward = {**state, **(in_backward or {}), **kept, "activations": layer}
+    return max(loss, backward, key=lambda moment: sum(moment.values()))
+
+
+def _all_parameters(model: Model) -> int:
+    return model.total_parameters + (model.trainable_parameters if model.lora_rank else 0)
+
+
+def _layer_parameters(model: Model) -> int:
+    return model.layer_parameters + (model.trainable_layer_parameters if model.lora_rank else 0)
+
+
+# --- Megatron ------------------------------------------------------------------------------------------------
+
+
+def pipeline_stage(case: Case, basis: Basis, stage: int, num_layers: int) -> Bytes:
+    """A stage of 1F1B: its state, an input a layer and microbatch in flight, one layer's activations, logits."""
+    model, tokens, last = case.model, case.microbatch_tokens, case.num_devices - 1
+    state = _megatron_state(model, num_layers, stage == 0, stage == last, basis)
+    in_flight = min(case.num_devices - stage, case.settings.num_calls)
+    activations = kept_bytes(model, tokens, basis, fused=True) + working_bytes(model, tokens, basis) / 2
+    return {
+        "weights, gradients and optimizer state": state,
+        "kept inputs": in_flight * max(1, num_layers) * boundary_bytes(model, tokens),
+        "activations": activations * min(1, num_layers),
+        "logits": basis["pipeline_logit_bytes"] * tokens * model.vocab * (stage == last),
+    }
+
+
+def pipeline(case: Case, basis: Basis, layers: Sequence[int]) -> Footprint:
+    """The fullest stage of a cut."""
+    stages = [pipeline_stage(case, basis, stage, count) for stage, count in enumerate(layers)]
+    return Footprint(max(stages, key=lambda classes: sum(classes.values())), {})
+
+
+def tensor_parallel(case: Case, basis: Basis) -> Footprint:
+    """Every tensor of the state divided, an undivided input of every layer, logits divided."""
+    model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
+    state = _megatron_state(model, model.num_layers, True, not model.tied_embedding, basis) / devices
+    classes = {
+        "weights, gradients and optimizer state": state,
+        "kept inputs": model.num_layers * boundary_bytes(model, tokens),
+    }
+    layer = kept_bytes(model, tokens, basis, fused=True, shards=devices)
+    layer += working_bytes(model, tokens, basis, shards=devices) / 2
+    loss = {**classes, "logits": basis["tensor_logit_bytes"] * tokens * model.vocab / devices}
+    backward = {**classes, "activations": layer}
+    return Footprint(max(loss, backward, key=lambda moment: sum(moment.values())), {})
+
+
+def _megatron_state(model: Model, num_layers: int, embedding: bool, head: bool, basis: Basis) -> float:
+    per_parameter = basis["megatron_state_bytes"]
+    ends = model.embedding_parameters * embedding + model.head_parameters * head
+    if model.lora_rank is None:
+        return per_parameter * (num_layers * model.layer_parameters + ends)
+    frozen = BYTES_PER_VALUE * (num_layers * model.layer_parameters + ends)
+    return frozen + per_parameter * num_layers * model.trainable_layer_parameters

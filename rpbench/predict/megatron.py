@@ -1,0 +1,75 @@
+"""Megatron: a pipeline in the order of 1F1B, or every product divided among all devices.
+
+    pipeline  stages bound to devices; the layers are cut so that the slowest stage is as fast as the memory of the
+              devices allows (`rpbench.predict.cuts`); the order is timed by the simulator; optimizer on the devices
+    tensor    every layer reduces its output twice on all devices in forward, recomputation and backward, behind the
+              computation; embedding and head reduce once each way
+
+Kernels are fused ones whose products are summed in fp32, and the loss is taken in fp32 over the whole vocabulary.
+
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC'21,
+section 2; Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3, for the collectives.
+"""
+
+from functools import lru_cache
+
+from rpbench import registry
+from rpbench.cost.analytic import analytic_times, head_s, seconds
+from rpbench.cost.basis import Basis
+from rpbench.cost.operators import boundary_bytes, layer_forward, layer_input_grad, layer_weight_grad
+from rpbench.cost.table import LayerTimes
+from rpbench.ir.schedule import Shape
+from rpbench.predict.case import Case, Terms
+from rpbench.predict.collectives import reduce_s, send_s
+from rpbench.predict.cuts import bound_cut
+from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.longest_path import simulate_graph
+
+GRADIENT_BYTES = 4  # gradients of a tied embedding are reduced in fp32
+
+
+def pipeline_step(case: Case, basis: Basis) -> Terms:
+    """Seconds of a step of the 1F1B pipeline."""
+    cut = bound_cut(case)
+    times = pipeline_times(case, basis)
+    timeline = simulate_graph(_graph(case.num_devices, case.settings.num_calls), times.table(cut))
+    model, most = case.model, max(cut.forward)
+    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    tied = GRADIENT_BYTES * model.embedding_parameters if model.tied_embedding and case.num_devices > 1 else 0
+    return {
+        "pipeline": float(max(timeline.end)),
+        "tied embedding": reduce_s(tied, 2, basis) if tied else 0.0,
+        "optimizer": basis["adam_bytes"] * most * model.trainable_layer_parameters / rate,
+    }
+
+
+def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
+    """Times of a microbatch through each layer, and from device to device."""
+    times = analytic_times(case.model, case.microbatch_tokens, basis, "fused")
+    hop = send_s(boundary_bytes(case.model, case.microbatch_tokens), basis) if case.num_devices > 1 else 0.0
+    return LayerTimes(times.forward, times.recompute, times.backward, times.head_forward, times.head_backward, hop=hop)
+
+
+@lru_cache(maxsize=16)
+def _graph(num_devices: int, num_microbatches: int) -> Graph:
+    return build_graph(registry.entry("1f1b").build(Shape(num_devices, num_devices, num_microbatches)))
+
+
+def tensor_step(case: Case, basis: Basis) -> Terms:
+    """Seconds of a step with every layer divided among all devices."""
+    model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
+    forward = layer_forward(model, tokens, basis, devices)
+    inputs = layer_input_grad(model, tokens, basis, devices)
+    weights = layer_weight_grad(model, tokens, basis, devices)
+    layer = 2 * seconds(forward, basis, "fused") + seconds(inputs, basis, "fused") + seconds(weights, basis, "fused")
+    head = head_s(model, tokens, basis, "fused", backward=False)
+    head += head_s(model, tokens, basis, "fused", backward=True)
+    reduced = basis["tensor_reductions"] * model.num_layers + 2
+    each = reduce_s(boundary_bytes(model, tokens), devices, basis)
+    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    calls = case.settings.num_calls
+    return {
+        "computation": calls * (model.num_layers * layer + head / devices),
+        "reductions": calls * reduced * each,
+        "optimizer": basis["adam_bytes"] * model.trainable_parameters / devices / rate,
+    }

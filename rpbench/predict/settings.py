@@ -1,0 +1,110 @@
+"""Settings of a training run: batch, microbatches and accumulation, as the artifact's scripts give them.
+
+Data: `analysis/published/run_settings.csv`, transcribed from the run scripts of the RoundPipe artifact
+(arXiv 2604.27085). A system, machine or model without a row takes the nearest one, and says so.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from rpbench.cost.published import published_rows
+
+# Devices with at least this much memory take the settings of the A800 machine, others those of the RTX 4090.
+_LARGE_MEMORY_BYTES = 48 * 2**30
+_SMALL, _LARGE = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
+
+
+class Chunks(NamedTuple):
+    """A call's microbatches: `num` of them, all of `size` sequences but the last."""
+
+    size: float
+    num: int
+    last: float
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a step is cut.
+
+    Args:
+        global_sequences: sequences of one optimizer step, over all devices.
+        num_calls: accumulation: parts of a step that follow each other (calls, or micro-steps).
+        num_microbatches: of one call; 1 where a call is not cut further.
+        microbatch_sequences: sequences of one microbatch, on one device for data-parallel systems. A mean where
+            the batch does not divide.
+        source: where they are from, for people.
+    """
+
+    global_sequences: int
+    num_calls: int
+    num_microbatches: int
+    microbatch_sequences: float
+    source: str
+
+    @property
+    def chunks(self) -> Chunks:
+        """A call cut as `torch.chunk` does: pieces of the size rounded up, the last one short, perhaps fewer.
+
+        64 sequences in ten are nine of 7 and one of 1; 51.2 on average are eight of 6 and one of 3.2.
+        """
+        sequences = self.global_sequences / self.num_calls
+        size = ceil(sequences / self.num_microbatches)
+        count = ceil(sequences / size)
+        return Chunks(size, count, sequences - size * (count - 1))
+
+
+# Mobius has neither public sources nor stated settings.
+_MOBIUS = Settings(64, 1, 16, 4.0, "assumed: 16 microbatches of 4 sequences; no settings are public")
+
+
+def published_settings(system: str, platform: str | None, model: str | None, memory_bytes: float) -> Settings:
+    """The settings of a throughput run, or the nearest there are.
+
+    Args:
+        platform, model: published names; None for others.
+        memory_bytes: of a device, to choose a platform for machines that are not in the tables.
+    """
+    if system == "mobius":
+        return _MOBIUS
+    places = [platform] if platform else []
+    places += [_LARGE, _SMALL] if memory_bytes >= _LARGE_MEMORY_BYTES else [_SMALL]
+    for place in places:
+        for row in published_rows("run_settings.csv"):
+            if (row["experiment"], row["system"], row["platform"], row["model"]) == (
+                "throughput",
+                system,
+                place,
+                model,
+            ):
+                return _read(system, row, f"run scripts, {system} on {place}")
+    return probe(system)
+
+
+def probe(system: str) -> Settings:
+    """The smallest run: one sequence a device, as the artifact tries what may not fit."""
+    pipeline = system in ("megatron-pp", "megatron-tp")
+    text = "assumed: one sequence a device, the artifact's own smallest trial"
+    return Settings(8, 1 if not pipeline else 8, 1, 1.0, text)
+
+
+def _read(system: str, row: dict[str, str], source: str) -> Settings:
+    calls, inner = int(row["grad_accum_steps"]), int(row["microbatches_per_call"])
+    if not system.startswith("roundpipe"):  # the table repeats the count of micro-steps in both columns
+        inner = 1
+    return Settings(int(row["global_batch_sequences"]), calls, inner, float(row["micro_batch_sequences"]), source)
+
+
+def given_settings(system: str, num_devices: int, sequences: int, num_microbatches: int) -> Settings:
+    """A step of so many microbatches, cut the way the system cuts one; the batch is the same for all systems.
+
+    Args:
+        sequences: of one microbatch; data-parallel systems take as many on every device at a time.
+    """
+    batch = sequences * num_microbatches
+    if system.startswith(("roundpipe", "mobius")):
+        return Settings(batch, 1, num_microbatches, float(sequences), "given")
+    if system.startswith("megatron"):
+        return Settings(batch, num_microbatches, 1, float(sequences), "given")
+    calls = ceil(batch / (num_devices * sequences))
+    return Settings(batch, calls, 1, batch / (num_devices * calls), "given")

@@ -1,0 +1,86 @@
+"""Data-parallel systems whose state is divided: ZeRO-2, ZeRO-Infinity, FSDP.
+
+Every device trains its own microbatches; a step is `num_calls` micro-steps. Psi is the number of parameters.
+
+    ZeRO-2         reduces the gradients of every micro-step on all devices (bucketed; 2 sends of Psi), gathers the
+                   updated weights once a step; behind the computation
+    ZeRO-Infinity  gathers the weights of every micro-step twice and scatters its gradients (3 Psi); fetches its
+                   share of the weights from the host twice and adds its gradients there in fp32; Adam on the host;
+                   all behind the computation
+    FSDP           gathers the weights of every micro-step twice (2 Psi), beside the computation; scatters gradients
+                   once a step
+
+Whether a system hides its transfers and how often it sends gradients is our reading of the published throughputs,
+for no profile is public: the settings allow more than one.
+
+Source: Rajbhandari et al., "ZeRO", SC'20, section 7; "ZeRO-Infinity", SC'21, sections 5 and 6; Zhao et al.,
+"PyTorch FSDP", VLDB'23, section 3.
+"""
+
+from rpbench.cost.analytic import analytic_times
+from rpbench.cost.basis import Basis
+from rpbench.cost.model import BYTES_PER_VALUE
+from rpbench.predict.case import Case, Terms
+from rpbench.predict.collectives import gather_s, host_copy_s, reduce_s
+
+
+def zero2_step(case: Case, basis: Basis) -> Terms:
+    """Seconds of a step of ZeRO-2."""
+    calls, devices = case.settings.num_calls, case.num_devices
+    gradients = BYTES_PER_VALUE * case.model.trainable_parameters
+    return {
+        "computation": calls * compute_s(case, basis),
+        "expert loop": calls * _experts_s(case, basis),
+        "gradients": calls * reduce_s(gradients, devices, basis),
+        "weights": gather_s(gradients, devices, basis),
+        "optimizer": _device_optimizer_s(case, basis),
+    }
+
+
+def fsdp_step(case: Case, basis: Basis) -> Terms:
+    """Seconds of a step of FSDP; computation counts where the gathers do not hide it, and the reverse."""
+    calls, devices = case.settings.num_calls, case.num_devices
+    gathers = calls * 2 * gather_s(BYTES_PER_VALUE * case.model.total_parameters, devices, basis)
+    computation = calls * (compute_s(case, basis) + _experts_s(case, basis))
+    return {
+        "computation": computation,
+        "weights": max(0.0, gathers - computation),
+        "gradients": gather_s(BYTES_PER_VALUE * case.model.trainable_parameters, devices, basis),
+        "optimizer": _device_optimizer_s(case, basis),
+    }
+
+
+def zero_infinity_step(case: Case, basis: Basis) -> Terms:
+    """Seconds of a step of ZeRO-Infinity with weights and optimizer on the host."""
+    calls, devices = case.settings.num_calls, case.num_devices
+    weights = BYTES_PER_VALUE * case.model.total_parameters
+    trained = case.model.trainable_parameters
+    gradients = BYTES_PER_VALUE * trained
+    return {
+        "computation": calls * compute_s(case, basis),
+        "expert loop": calls * _experts_s(case, basis),
+        "weights": calls * 2 * gather_s(weights, devices, basis),
+        "gradients": calls * gather_s(gradients, devices, basis),
+        "copies": calls * host_copy_s((2 * weights + gradients) / devices, devices, basis),
+        "adding gradients": calls * basis["host_accumulate_bytes"] * trained / basis["host_bytes_per_s"],
+        "optimizer": basis["adam_bytes"] * trained / basis["host_bytes_per_s"],
+    }
+
+
+def compute_s(case: Case, basis: Basis) -> float:
+    """Seconds of one micro-step on one device, every layer recomputed."""
+    times = analytic_times(case.model, case.microbatch_tokens, basis)
+    return sum(times.forward) + sum(times.recompute) + sum(times.backward) + times.head_forward + times.head_backward
+
+
+def _experts_s(case: Case, basis: Basis) -> float:
+    """Seconds one process loops over experts in a micro-step; the processes run side by side."""
+    if case.model.experts_total == 1:
+        return 0.0
+    return basis["expert_pass_s"] * 2 * case.model.experts_total * case.model.num_layers
+
+
+def _device_optimizer_s(case: Case, basis: Basis) -> float:
+    """Seconds Adam takes over a device's share of the state."""
+    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    return basis["adam_bytes"] * case.model.trainable_parameters / case.num_devices / rate
