@@ -42,14 +42,8 @@ def run(config: RunConfig) -> Record:
     if not config.force and config.checkpoint.save_to is None and (known := finished(folder, config)):
         tracker.mirror(config, known, None)
         return known
-    if config.backend["name"] == "roofline":
-        row = {"run_id": name, **names(config), "config": subject, **origin()}
-        row |= {"status": "ok", "reason": None, "evidence": "derived", **closed_forms(config)}
-        record.write(folder, row)
-        tracker.mirror(config, row, None)
-        return row
-    if config.workload["name"] == "paper":
-        row = {"run_id": name, **names(config), "config": subject, **origin(), **predicted(config)}
+    if (found := _from_formulas(config)) is not None:
+        row = {"run_id": name, **names(config), "config": subject, **origin(), **found}
         record.write(folder, row)
         tracker.mirror(config, row, None)
         return row
@@ -88,6 +82,13 @@ def _out_of_memory(config: RunConfig, error: Exception) -> bool:
     from rpbench.engine.device_memory import is_out_of_memory  # torch, which a simulation does not need
 
     return is_out_of_memory(error)
+
+
+def _from_formulas(config: RunConfig) -> dict[str, Any] | None:
+    """The fields of a run that is answered by formulas; None where there is a schedule to run."""
+    if config.backend["name"] == "roofline":
+        return {"status": "ok", "reason": None, "evidence": "derived", **closed_forms(config)}
+    return predicted(config) if config.workload["name"] == "paper" else None
 
 
 def _check_backend(config: RunConfig, assembled: Assembled) -> None:
