@@ -7,9 +7,9 @@ from rpbench import registry
 from rpbench.harness.assemble import pose
 from rpbench.harness.config import CONF, choices, load
 
-# Real work is for as many devices as small machines have cores; drawings and training are small;
-# the others are in the paper's setting.
-DEVICES = {"cpu_duel": 2, "equivalence": 4, "convergence": 4, "atlas": 4}
+# Real work is for as many devices as small machines have cores, drawings for as many as can be read; the others are in
+# the paper's setting.
+DEVICES = {"atlas": 4, "convergence": 4, "cpu_duel": 2, "equivalence": 4}
 
 
 @pytest.mark.parametrize("name", choices("experiment"))
