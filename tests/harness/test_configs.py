@@ -8,7 +8,7 @@ from rpbench.harness.assemble import pose
 from rpbench.harness.config import CONF, choices, load
 
 # Real work is for as many devices as small machines have cores; the others are in the paper's setting.
-DEVICES = {"cpu_duel": 2, "equivalence": 4}
+DEVICES = {"atlas": 4, "gpu_single": 1, "cpu_duel": 2, "equivalence": 4}
 
 
 @pytest.mark.parametrize("name", choices("experiment"))
