@@ -16,6 +16,7 @@ from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
 from rpbench.engine.device_memory import DeviceMemory
+from rpbench.engine.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.gradients import Gradients
 from rpbench.engine.layout import layout_of
@@ -26,6 +27,7 @@ from rpbench.engine.program import Program, StepGroups, gather_steps, make_progr
 from rpbench.engine.reads import Reads
 from rpbench.engine.shells import Shells
 from rpbench.engine.stage import GRAINS, Grain, Stages
+from rpbench.engine.transfer_handlers import Transfers
 from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
@@ -65,6 +67,8 @@ class Training:
         workload: what to train; its modules are read, never written.
         schedule: with its partition; with STEP actions if weights are to change.
         start: what to go on from; None: the modules' own weights.
+        copy: how a transfer makes the tensor at its other end.
+        pin_memory: whether the weights at home are in pinned memory, which needs a GPU.
 
     Attributes:
         schedule: what to make the program of; steps that look at other stages may stand later than they were.
@@ -81,6 +85,9 @@ class Training:
         schedule: Schedule,
         settings: Settings | None = None,
         start: State | None = None,
+        copy: Copy = copy_in_memory,
+        *,
+        pin_memory: bool = False,
     ) -> None:
         partition = schedule.partition
         if partition is None:
@@ -103,9 +110,14 @@ class Training:
                 (module, version) for module in range(len(workload.modules)) for version in self._last_stale()
             )
         begun = None if start is None else begin(workload, start, self.reads.num_stale)
-        self.weights = Weights(workload, counts, begun)
         self.groups = gradient_groups(self.schedule)
-        self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients)
+        moved = _moved(self.schedule)
+        self.weights = (
+            DeviceWeights(workload, counts, begun, self.reads, self.layout, self.schedule, copy, pin=pin_memory)
+            if moved["P"]
+            else Weights(workload, counts, begun)
+        )
+        self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"])
         self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
             workload,
@@ -133,30 +145,30 @@ class Training:
             self.scaler,
             kept_there,
         )
+        if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
+            self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
+        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """What runs each kind of action. Boundary tensors need no SEND or RECV: all devices share the host.
-
-        Nor do kept inputs that move to a partner or to the host: that is where they are at home.
-        """
+        """What runs each kind of action."""
         found = self._handlers()
         if self.memory is None:
             return found
         return {kind: self._counted(handler) if kind in COMPUTE else handler for kind, handler in found.items()}
 
     def _handlers(self) -> Mapping[Kind, Handler]:
-        kinds = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.LOAD, Kind.STORE, Kind.FREE)
-        moves = dict.fromkeys(kinds, _in_shared_memory)
-        return moves | {
+        compute: dict[Kind, Handler] = {
             Kind.F: self.passes.forward,
             Kind.R: self.passes.recompute,
             Kind.B: self.passes.backward,
             Kind.I: self.passes.backward_for_input,
             Kind.W: self.passes.backward_for_weights,
             Kind.FB: self.passes.fused,
-            Kind.STEP: self._step,
         }
+        if isinstance(self.weights, DeviceWeights):
+            compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
+        return compute | dict(self.transfers.handlers) | {Kind.STEP: self._step}
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
         """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
@@ -309,8 +321,10 @@ class Training:
         return found
 
 
-def _in_shared_memory(action: Action, number: int, gate: Gate) -> None:
-    """A boundary tensor is where its reader looks for it already."""
+def _moved(schedule: Schedule) -> dict[str, set[int]]:
+    """Object -> the stages of which it is loaded, or stored."""
+    moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
+    return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
 
 
 def _check_shape(workload: Workload, schedule: Schedule) -> None:

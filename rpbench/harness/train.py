@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,17 @@ from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable
 from rpbench.engine import checkpoint
 from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.cuda import CudaBackend, OnCurrentGpu, make_repeatable
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
 from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, check_compensation
+from rpbench.engine.device_weights import copy_in_memory
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.foreign import ForeignLoad
 from rpbench.engine.loss_scale import LossScaling
 from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.paced import PacedCopies
 from rpbench.engine.profile import measured_costs
 from rpbench.engine.program import Program, make_program
 from rpbench.engine.training import Settings, Training
@@ -30,6 +33,7 @@ from rpbench.harness.allocator import is_tuned
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, typed
 from rpbench.harness.curve import loss_curve
+from rpbench.harness.gpu_request import check_cuda
 from rpbench.harness.verification import verified
 from rpbench.ir.lane_reads import lane_reads
 from rpbench.ir.policy import STEPS_BEHIND
@@ -40,7 +44,7 @@ from rpbench.models.data import TEXTS, Data, Regrouped, SyntheticTokens, TextTok
 from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
 
-BACKENDS = ("virtual", "cpu", "emulated")
+BACKENDS = ("virtual", "cpu", "emulated", "cuda")
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Fields = dict[str, Any]
@@ -61,6 +65,7 @@ class EngineConfig:
     device_memory_bytes: int | None = None
     num_warmup_runs: int = 0
     time_scale: float = 1.0
+    paced_links: bool = False
     optimizer: str = "adamw"
     momentum: float = 0.0
 
@@ -112,6 +117,13 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
             "whole; use backend=sim or emulated"
         )
     settings = engine.settings(config, assembled.entry)
+    if engine.name == "cuda":
+        check_cuda(config, assembled.schedule, engine.recompute_grain)
+    if engine.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:
+        raise ConfigError(
+            f"backend.paced_links=true: the links of cluster {assembled.cluster.name} have no pace; set "
+            "cluster.host_to_device_bytes_per_s, or take a cluster that has it, such as cluster=8x_rtx4090"
+        )
     if assembled.model is None:
         raise ConfigError(
             f"backend={engine.name} trains tensors, which model={config.model['name']} does not have; "
@@ -153,8 +165,10 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
     with one_thread():
         if engine.name == "virtual":
             fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start)
+        elif engine.name == "cuda":
+            fields, timeline, training = _on_gpus(workload, settings, assembled, start, engine.num_warmup_runs)
         else:
-            fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine.num_warmup_runs)
+            fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine)
         fields |= _scales(training)
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
@@ -186,7 +200,7 @@ def _scales(training: Training) -> Fields:
     return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
 
 
-# --- the three backends -------------------------------------------------------------------------------------
+# --- the backends -------------------------------------------------------------------------------------------
 
 
 def _on_virtual_clock(
@@ -199,13 +213,14 @@ def _on_virtual_clock(
 
 
 def _on_cpu(
-    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, num_warmup_runs: int
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, engine: EngineConfig
 ) -> tuple[Fields, Timeline, Training]:
-    with CpuBackend() as backend:
-        for _ in range(num_warmup_runs):
-            training = Training(workload, assembled.schedule, settings, start)
+    with CpuBackend() as backend, ExitStack() as links:
+        copy = links.enter_context(PacedCopies(assembled.cluster)).copy if engine.paced_links else copy_in_memory
+        for _ in range(engine.num_warmup_runs):
+            training = Training(workload, assembled.schedule, settings, start, copy)
             run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)
-        training = Training(workload, assembled.schedule, settings, start)
+        training = Training(workload, assembled.schedule, settings, start, copy)
         program = training.program(assembled.costs, real_time=True)
         with ForeignLoad() as foreign:
             timeline = run_program(program, training.handlers, backend)
@@ -217,6 +232,29 @@ def _on_cpu(
         "replay_makespan_s": _metrics(program, replayed, costs, assembled)["makespan_s"],
         "foreign_cpu_share": foreign.cores,
         "malloc_tuned": is_tuned(),
+    }
+    return fields, timeline, training
+
+
+def _on_gpus(
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, num_warmup_runs: int
+) -> tuple[Fields, Timeline, Training]:
+    make_repeatable()
+    workload = replace(workload, data=OnCurrentGpu(workload.data))
+    gpus = range(torch.cuda.device_count())
+    with CudaBackend() as backend:
+        for _ in range(num_warmup_runs + 1):
+            for gpu in gpus:
+                torch.cuda.reset_peak_memory_stats(gpu)
+            training = Training(workload, assembled.schedule, settings, start, backend.copy, pin_memory=True)
+            program = training.program(assembled.costs, real_time=True)
+            timeline = run_program(program, training.handlers, backend)
+    costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
+    fields = {
+        "evidence": "measured",
+        **_metrics(program, timeline, costs, assembled),
+        "gpus": [torch.cuda.get_device_name(gpu) for gpu in gpus],
+        "gpu_peak_memory_bytes": [torch.cuda.max_memory_allocated(gpu) for gpu in gpus],
     }
     return fields, timeline, training
 
