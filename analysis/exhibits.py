@@ -9,7 +9,9 @@ import pandas as pd
 from analysis.exhibit import Exhibit
 from analysis.figures import (
     atlas,
+    convergence,
     dispatch,
+    duel,
     figure2,
     figure3,
     figure5,
@@ -23,10 +25,11 @@ from analysis.figures import (
     timelines,
     tradeoff,
     tuning,
+    uneven_head,
     what_if,
 )
 from analysis.runs import MissingRuns
-from analysis.tables import causal, plans, prediction_score, published_cells
+from analysis.tables import causal, equivalence, plans, prediction_score, published_cells
 
 # Identity of an exhibit -> what makes it of the records; the order is that of the report.
 _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
@@ -41,7 +44,11 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "dispatch": dispatch.exhibit,
     "tradeoff": tradeoff.exhibit,
     "hop_latency": hop_latency.exhibit,
+    "uneven_head": uneven_head.exhibit,
+    "duel": duel.exhibit,
+    "equivalence": equivalence.exhibit,
     "prediction": prediction.exhibit,
+    "convergence": convergence.exhibit,
     "figure2": figure2.exhibit,
     "figure5": figure5.exhibit,
     "figure10_published": systems.throughput,

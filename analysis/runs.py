@@ -31,8 +31,6 @@ _UNIT_WORK: dict[str, Any] = {
     "cost": "constant",
     "cluster": "local",
     "workload": "synthetic",
-    "model": "abstract",
-    "partition": "even",
     "dispatch": "round_robin",
     "num_steps": 1,
     "seed": 0,
@@ -41,7 +39,7 @@ _UNIT_WORK: dict[str, Any] = {
     "config__cost__forward_ms": 1,
     "config__cost__input_grad_ms": 1,
     "config__cost__weight_grad_ms": 1,
-    "config__cost__recompute_ms": 0,
+    "config__cost__overlap_gain": 0,
     "config__cost__recompute_ahead": None,
 }
 
@@ -96,8 +94,13 @@ def back_to_back(records: pd.DataFrame, *, causal: bool = False) -> pd.DataFrame
 
 
 def unit_work(records: pd.DataFrame, **choices: Any) -> pd.DataFrame:
-    """Runs in which forward, input gradient and weight gradient of a device's share take a millisecond each."""
-    return select(records, **_UNIT_WORK, **choices)
+    """Runs in which forward, input gradient and weight gradient of a device's share take a millisecond each.
+
+    Unless `choices` say otherwise, the model is nothing but equal layers, cut evenly and kept in memory.
+    """
+    usual: dict[str, Any] = {"model": "abstract", "partition": "even"}
+    usual |= {"config__cost__recompute_ms": 0, "config__cost__head_share": 0}
+    return select(records, **_UNIT_WORK, **(usual | choices))
 
 
 def closed_forms(records: pd.DataFrame, cluster: str, convention: str) -> pd.DataFrame:

@@ -33,11 +33,13 @@ class Sweep:
 
     Args:
         keeps: which of the experiment's runs the overrides leave, by their choices; see `claims.evidence.Need`.
+        alone: nothing runs beside it, because it measures time.
     """
 
     experiment: str
     overrides: tuple[str, ...] = ()
     keeps: Callable[[tuple[str | int, ...]], bool] = lambda choices: True
+    alone: bool = False
 
     @property
     def stem(self) -> str:
@@ -61,8 +63,21 @@ class Scope:
         return any(sweep.experiment == need.experiment and sweep.keeps(need.choices) for sweep in self.sweeps)
 
 
+# What measures time needs the machine for itself.
+_ALONE = ("cpu_duel",)
+
 # What takes longest, first; experiments that are not named here follow.
-_LONGEST = ("partitions", "steady_state", "steady_causal", "recompute_ahead", "roofline", "figure17")
+_LONGEST = (
+    "equivalence",
+    "convergence",
+    "partitions",
+    "uneven_head",
+    "steady_state",
+    "steady_causal",
+    "recompute_ahead",
+    "roofline",
+    "figure17",
+)
 
 
 def experiments() -> list[str]:
@@ -71,9 +86,11 @@ def experiments() -> list[str]:
     return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
 
 
-FULL = Scope("full", tuple(Sweep(experiment) for experiment in experiments()))
+FULL = Scope("full", tuple(Sweep(experiment, alone=experiment in _ALONE) for experiment in experiments()))
 
-# The published cells, asynchronous steps as the benchmarks take them, and the closed forms of one machine.
+# The published cells, asynchronous steps as the benchmarks take them, the closed forms of one machine, and one round
+# of a small duel.
+_SMALL_DUEL = ("model=mid_gpt", "model.seq_len=32", "num_steps=2", "backend.num_rounds=1", "backend.search_budget=100")
 QUICK = Scope(
     "quick",
     (
@@ -82,6 +99,8 @@ QUICK = Scope(
         Sweep("roofline", ("cluster=8x_rtx4090",), lambda choices: choices[1] == "8x_rtx4090"),
         Sweep("causal"),
         Sweep("hand_cuts"),
+        Sweep("equivalence", ("backend=virtual", "dtype=float64")),
+        Sweep("cpu_duel", _SMALL_DUEL, alone=True),
     ),
 )
 
@@ -119,6 +138,8 @@ def run_sweeps(
 ) -> list[Failure]:
     """Run every sweep and return those that failed; what has a record is not run again.
 
+    Sweeps that want to be alone run after the others, one by one.
+
     Args:
         say: told a line for people whenever a sweep ends.
         tick: told how far it is, several times a second.
@@ -127,13 +148,13 @@ def run_sweeps(
     known = [sweep for sweep in sweeps if _is_noted(sweep, results)]
     for sweep in known:
         say(f"{sweep.experiment}: all runs are there")
-    waiting = [sweep for sweep in sweeps if sweep not in known]
+    waiting = sorted((sweep for sweep in sweeps if sweep not in known), key=lambda sweep: sweep.alone)
     running: list[_Running] = []
     ended: list[_Running] = []
     total = len(waiting)
     try:
         while waiting or running:
-            while waiting and len(running) < _AT_ONCE:
+            while waiting and len(running) < (1 if waiting[0].alone else _AT_ONCE):
                 running.append(_start(waiting.pop(0), results))
             time.sleep(_POLL_S)
             for job in [job for job in running if job.process.poll() is not None]:

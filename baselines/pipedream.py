@@ -33,18 +33,30 @@ from rpbench.registry import schedule
 
 
 @schedule("pipedream", source="Narayanan et al., SOSP'19, section 3", steps_each_microbatch=True)
-def pipedream(shape: Shape, *, vertical_sync: bool = False, replicas: Sequence[int] | None = None) -> Schedule:
+def pipedream(
+    shape: Shape,
+    *,
+    weight_stashing: bool = True,
+    vertical_sync: bool = False,
+    replicas: Sequence[int] | None = None,
+) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, and as many versions of its weights.
 
     Args:
         shape: `num_microbatches` is the window of a step; the paper's is 1.
+        weight_stashing: backward reads what its forward read; without, what is newest, as the paper warns not to.
         vertical_sync: all stages read the version that was newest on the first one.
         replicas: ranks of each stage; None for one each.
 
     Raises:
         ValueError: if the replicas do not use up the ranks, or cannot share a window evenly.
     """
-    policy = Policy.VERTICAL if vertical_sync else Policy.STASH
+    if not weight_stashing and (vertical_sync or replicas is not None):
+        raise ValueError(
+            "schedule.weight_stashing=false: vertical_sync and replicas keep versions by name, which takes stashing; "
+            "leave them out"
+        )
+    policy = Policy.VERTICAL if vertical_sync else Policy.STASH if weight_stashing else Policy.LATEST
     if replicas is None:
         return never_flushed(shape, "pipedream", policy)
     _check_replicas(shape, replicas)

@@ -1,7 +1,7 @@
 """PipeMare: asynchronous, one copy of the weights, and three techniques that keep it stable.
 
 1F1B that is never flushed. Forward reads what is newest and so does backward, though by then it is something else:
-nothing is stashed. `num_microbatches` make a step (N in the paper). With 3 ranks and steps of 2 microbatches:
+nothing is stashed. A step has a window of N microbatches, 1 on the command line. With 3 ranks and N = 2:
 
     rank 0   0F0@0 0F1@0 0F2@0 0B0@0 0F3@0 0B1@0 0STEP@1 0F4@1 0B2@1 0F5@1 0B3@1 0STEP@2 0B4@2 0B5@2 0STEP@3
     rank 1   1F0@0 1F1@0 1B0@0 1F2@0 1B1@0 1STEP@1 1F3@1 1B2@1 1F4@1 1B3@1 1STEP@2 1F5@2 1B4@2 1B5@2 1STEP@3
@@ -27,7 +27,7 @@ from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("pipemare", source="Yang et al., MLSys'21, section 3", compensation="pipemare")
+@schedule("pipemare", source="Yang et al., MLSys'21, section 3", steps_each_microbatch=True, compensation="pipemare")
 def pipemare(
     shape: Shape,
     *,

@@ -1,13 +1,22 @@
 """`python -m rpbench`: run a configuration, or one of the verbs show, plan, compare, report."""
 
+import os
 import sys
 
-from rpbench.cli import dispatch
+from rpbench.cli import INTERRUPTED, dispatch
+from rpbench.harness.allocator import restart_tuned
 
 
 def main() -> None:
-    """Entry point; the exit status is 0, 1 (a run failed) or 2 (the request was wrong)."""
-    sys.exit(dispatch(sys.argv[1:]))
+    """Entry point; the exit status is 0, 1 (a run failed), 2 (the request was wrong) or 130 (interrupted)."""
+    restart_tuned(sys.argv[1:])
+    status = dispatch(sys.argv[1:])
+    if status == INTERRUPTED:
+        # A worker may be in the middle of a long operation. Python, on its way out, would wait for it or abort over it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

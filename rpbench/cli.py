@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+
 USAGE = """\
 python -m rpbench [key=value ...]        run one configuration; the record goes to stdout
 python -m rpbench -m key=a,b [...]       run every combination; what has a record already is not run again
@@ -50,7 +52,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         print("rpbench: interrupted; finished runs are kept", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:

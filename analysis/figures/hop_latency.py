@@ -44,9 +44,9 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    wanted = list(product(swept(EXPERIMENT, "schedule"), swept(EXPERIMENT, "cost.hop_ms")))
-    rows = runs.unit_work(records, num_devices=8, num_microbatches=32)
-    rows = rows.assign(hop=[config["cost"]["hop_ms"] for config in rows["config"]])  # a forward takes 1 ms
+    hops = swept(EXPERIMENT, "cost.hop_ms")  # a forward takes 1 ms
+    wanted = list(product(swept(EXPERIMENT, "schedule"), hops))
+    rows = pd.concat([_with_hop(records, hop) for hop in hops])
     found = runs.index(rows, ("schedule", "hop"), wanted, EXPERIMENT)
     return pd.DataFrame(
         {
@@ -57,6 +57,11 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
             "run_id": found["run_id"],
         }
     ).reset_index(drop=True)
+
+
+def _with_hop(records: pd.DataFrame, hop: float) -> pd.DataFrame:
+    found = runs.unit_work(records, num_devices=8, num_microbatches=32, config__cost__hop_ms=hop)
+    return found.assign(hop=hop)
 
 
 def answer(data: pd.DataFrame) -> str:

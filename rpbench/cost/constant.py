@@ -14,11 +14,13 @@ def constant_times(
     weight_grad_ms: Number,
     recompute_ms: Number = 0,
     hop_ms: Number = 0,
+    head_share: Number = 0,
     overlap_gain: Number = 0,
 ) -> LayerTimes:
     """Layer times such that an even share of the layers on each device takes the given times.
 
-    A chunk of a device that holds v of them costs 1/v. Times are those of one microbatch.
+    A chunk of a device that holds v of them costs 1/v. Times are those of one microbatch. Forward, input and weight
+    gradient of the head take `head_share` of the given times, on top of them.
 
     Raises:
         ValueError: if a time is negative, infinite or not a number, or forward takes none.
@@ -33,6 +35,8 @@ def constant_times(
     for name, time in given.items():
         if not (time >= 0 and math.isfinite(time)):
             raise ValueError(f"cost.{name}={time}: a time is finite and not negative; give milliseconds, such as 1.5")
+    if not (head_share >= 0 and math.isfinite(head_share)):
+        raise ValueError(f"cost.head_share={head_share}: the head's work in shares of a device's, such as 0.5, or 0")
     if not forward_ms + input_grad_ms + weight_grad_ms > 0:
         raise ValueError(
             "cost.forward_ms, cost.input_grad_ms and cost.weight_grad_ms are all 0: some work is needed; "
@@ -48,6 +52,10 @@ def constant_times(
         backward=per_layer(input_grad_ms + weight_grad_ms),
         input_grad=per_layer(input_grad_ms),
         weight_grad=per_layer(weight_grad_ms),
+        head_forward=head_share * forward_ms if head_share else 0,
+        head_backward=head_share * (input_grad_ms + weight_grad_ms) if head_share else 0,
+        head_input_grad=head_share * input_grad_ms if head_share else 0,
+        head_weight_grad=head_share * weight_grad_ms if head_share else 0,
         hop=hop_ms,
         units_per_second=1000,
         overlap_gain=overlap_gain,

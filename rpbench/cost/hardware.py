@@ -99,6 +99,11 @@ class Cluster:
         if not (_is_number(self.transfer_latency_s) and 0 <= self.transfer_latency_s < inf):
             raise ValueError(f"cluster.transfer_latency_s={self.transfer_latency_s!r}: seconds, 0 or more")
 
+    def link_bytes_per_s(self, lane: str) -> float | None:
+        """The pace of one device's link alone, by lane (h2d, d2h or net); None without limit."""
+        other = {"d2h": self.device_to_host_bytes_per_s, "net": self.device_to_device_bytes_per_s}
+        return other.get(lane) or self.host_to_device_bytes_per_s
+
     @property
     def shares_links(self) -> bool:
         """Whether transfers of different devices slow each other down."""

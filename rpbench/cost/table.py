@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
-from rpbench.ir.moves import Cargo
+from rpbench.ir.cargo import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError
 
@@ -122,6 +122,7 @@ class LayerTimes:
         forward, recompute, backward: per layer, in model order; `backward` excludes recomputation.
         head_forward, head_backward: norm, LM head and loss; never recomputed.
         input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known.
+        step, head_step: the optimizer's step for the weights of each layer and of the head; none where not known.
         hop: one boundary tensor between two devices.
         overlap_gain, speeds: as in `CostTable`.
 
@@ -142,6 +143,8 @@ class LayerTimes:
     units_per_second: int = 1
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
+    step: Sequence[Number] = ()
+    head_step: Number = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap_gain <= 1:
@@ -180,7 +183,9 @@ class LayerTimes:
         }
         if self.input_grad:
             work[Kind.I] = self._backward_works(partition, recompute_ahead, self.input_grad, self.head_input_grad)
-            work[Kind.W] = self._weight_works(partition)
+            work[Kind.W] = _plain_works(partition, self.weight_grad, self.head_weight_grad)
+        if self.step:
+            work[Kind.STEP] = _plain_works(partition, self.step, self.head_step)
         return CostTable(
             work, self.hop, recompute_ahead, fused_ahead, self.units_per_second, self.overlap_gain, self.speeds
         )
@@ -219,13 +224,6 @@ class LayerTimes:
             works.append(Work(total(gradient, layers) + head, pre, first, records))
         return tuple(works)
 
-    def _weight_works(self, partition: Partition) -> tuple[Work, ...]:
-        last = len(partition.backward) - 1
-        return tuple(
-            Work(total(self.weight_grad, layers) + (self.head_weight_grad if stage == last else 0))
-            for stage, layers in enumerate(partition.backward_ranges())
-        )
-
     def _fused_works(self, partition: Partition) -> tuple[Work, ...]:
         """Only the last backward stage is ever fused; the others stand here so that stages index the tuple."""
         works = []
@@ -234,6 +232,15 @@ class LayerTimes:
             main = total(self.backward, layers) + self.head_backward
             works.append(Work(main, pre, pre, 2 * len(layers) + (self.head_forward > 0) + (self.head_backward > 0)))
         return tuple(works)
+
+
+def _plain_works(partition: Partition, times: Sequence[Number], head: Number) -> tuple[Work, ...]:
+    """Work of every backward stage that has nothing to run ahead."""
+    last = len(partition.backward) - 1
+    return tuple(
+        Work(total(times, layers) + (head if stage == last else 0))
+        for stage, layers in enumerate(partition.backward_ranges())
+    )
 
 
 def total(times: Sequence[Number], layers: range) -> Number:

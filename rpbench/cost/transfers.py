@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import LayerSize, ModelBytes
 from rpbench.cost.table import Number
+from rpbench.ir.cargo import Cargo, cargo_of
 from rpbench.ir.index import Index
-from rpbench.ir.moves import Cargo, Moves, has_transfers
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule
 
@@ -45,7 +46,7 @@ def moved_bytes(schedule: Schedule, sizes: ModelBytes) -> list[dict[str, int]]:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
     index, stages = Index(schedule), StageBytes(schedule.partition, sizes)
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(schedule.shape.num_ranks)]
-    for number, cargo in (Moves(index).cargo() if has_transfers(schedule) else {}).items():
+    for number, cargo in (cargo_of(index) if has_transfers(schedule) else {}).items():
         action = index.actions[number]
         what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
         found[index.device(number)][f"{cargo.lane} {what}"] += stages.of(cargo)
@@ -66,15 +67,9 @@ class TransferTimes:
 
     def __call__(self, cargo: Cargo) -> float:
         """Time of one action on its link; 0 if it carries nothing."""
-        carried, pace = float(self.stages.of(cargo)), self.bytes_per_s(cargo)
+        carried, pace = float(self.stages.of(cargo)), self.cluster.link_bytes_per_s(cargo.lane)
         seconds = self.cluster.transfer_latency_s + (carried / pace if pace else 0.0)
         return seconds * self.units_per_second if carried else 0.0
-
-    def bytes_per_s(self, cargo: Cargo) -> float | None:
-        """The pace of a link alone; None without limit."""
-        up = self.cluster.host_to_device_bytes_per_s
-        other = {"d2h": self.cluster.device_to_host_bytes_per_s, "net": self.cluster.device_to_device_bytes_per_s}
-        return other.get(cargo.lane) or up
 
 
 def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool) -> list[LayerSize]:

@@ -1,6 +1,6 @@
 """Gradients: what backward stages hand to the optimizer, added up in a fixed order (`rpbench.engine.accumulation`)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -33,7 +33,8 @@ class Sum:
 class _Window:
     """The gradient of one stage for one step while it grows."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, *, at_home: bool) -> None:
+        self.away = [set() if at_home else set(group) for group in groups]  # microbatches no STORE:G has brought
         self.group_of = {microbatch: number for number, group in enumerate(groups) for microbatch in group}
         self.missing = [len(group) for group in groups]
         self.sums = [Sum() for _ in groups]
@@ -51,10 +52,24 @@ class _Window:
 
     def _fold(self) -> None:
         """Add the groups that are complete to the total, as long as none before them is missing."""
-        while self.num_folded < len(self.sums) and not self.missing[self.num_folded]:
+        while self.num_folded < len(self.sums) and self._is_home(self.num_folded):
             self.total.add(self.sums[self.num_folded].values)
             self.sums[self.num_folded] = Sum()
             self.num_folded += 1
+
+    def _is_home(self, number: int) -> bool:
+        return not self.missing[number] and not self.away[number]
+
+    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring home the groups of these microbatches that are complete."""
+        with self.lock:
+            for microbatch in microbatches:
+                number = self.group_of[microbatch]
+                self.away[number].discard(microbatch)
+                if self._is_home(number) and number >= self.num_folded:
+                    on_device = self.sums[number].values
+                    self.sums[number] = Sum({place: copy(value) for place, value in on_device.items()})
+            self._fold()
 
 
 class Gradients:
@@ -63,15 +78,24 @@ class Gradients:
     Args:
         groups: (backward stage, version) -> microbatches in groups.
         keep: keep the totals of steps that are done, to compare them.
+        on_devices: stages whose sums stay on a device until they are stored.
     """
 
-    def __init__(self, groups: Mapping[tuple[int, int], Groups], *, keep: bool = False) -> None:
-        self._windows = {place: _Window(found) for place, found in groups.items()}
+    def __init__(
+        self, groups: Mapping[tuple[int, int], Groups], *, keep: bool = False, on_devices: Container[int] = ()
+    ) -> None:
+        self._windows = {place: _Window(found, at_home=place[0] not in on_devices) for place, found in groups.items()}
         self._keep = keep
 
     def add(self, stage: int, version: int, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         """Add the gradient of one microbatch for the step to `version`."""
         self._windows[stage, version].add(microbatch, gradients)
+
+    def store(
+        self, stage: int, version: int, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Bring home what a device has added up for these microbatches."""
+        self._windows[stage, version].store(microbatches, copy)
 
     def total(self, stage: int, version: int) -> Tensors:
         """The sum over a step's microbatches; parameters that no microbatch used are missing."""

@@ -5,7 +5,7 @@ and parameters that several stages share, whose gradients are added in model ord
 by whichever step comes first; `step_groups` tells a program what those steps wait for.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from rpbench.engine.direction import direction
 from rpbench.engine.gradients import Gradients, Place, Tensors
 from rpbench.engine.layout import Layout
+from rpbench.engine.loss_scale import LossScaler, LossScaling
 from rpbench.engine.program import StepGroups
 from rpbench.engine.workload import Workload
 
@@ -29,12 +30,14 @@ class OptimizerSettings:
         momentum: of "sgd".
         num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
         clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
+        loss_scaling: for gradients in float16; None: losses are as they are.
     """
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     num_warmup_steps: int = 0
     clip_norm: float | None = None
+    loss_scaling: LossScaling | None = None
     name: str = "adamw"
     momentum: float = 0.0
 
@@ -63,7 +66,7 @@ class OptimizerSettings:
 
 def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings) -> StepGroups:
     """Backward stages whose steps need one another's gradients."""
-    if settings.clip_norm is not None:
+    if settings.clip_norm is not None or settings.loss_scaling is not None:
         return [range(len(layout.backward))] if len(layout.backward) > 1 else []
     stages = (sorted({layout.stage_of(module) for module, _ in places}) for places in workload.tied.values())
     return [group for group in stages if len(group) > 1]
@@ -83,8 +86,13 @@ class HostOptimizer:
         gradients: Gradients,
         settings: OptimizerSettings,
         pace: Pace = lambda stage, version: 1.0,
+        scaler: LossScaler | None = None,
+        read_by: Callable[[int], int] = lambda version: version - 1,
+        moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
+        """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`."""
         self.masters, self._pace = masters, pace
+        self._scaler, self._read_by = scaler, read_by
         self._workload, self._layout = workload, layout
         self._gradients, self._settings = gradients, settings
         self._tied = tuple(workload.tied)
@@ -95,11 +103,15 @@ class HostOptimizer:
         self._optimizers = {stage: self._make(places) for stage, places in self._places.items() if places}
         self._shared_optimizer = self._make(self._tied) if self._tied else None
         self._shared_version = 0
+        self._first_step = workload.first_step
+        for place, state in (moments or {}).items():
+            self._of(place).state[masters[place]] = {name: value.clone() for name, value in state.items()}
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._sharing = {layout.stage_of(module) for module in tied_modules}  # stages whose steps share something
-        if settings.clip_norm is not None:
+        if settings.clip_norm is not None or scaler is not None:
             self._sharing.update(self._places)
-        self._scale: dict[int, torch.Tensor] = {}
+        self._clipping: dict[int, torch.Tensor] = {}
+        self._skipped: set[int] = set()
         self._lock = Lock()
 
     def step(self, stage: int, version: int) -> None:
@@ -107,7 +119,7 @@ class HostOptimizer:
         if stage in self._sharing:
             with self._lock:
                 self._step_shared(version)
-        if stage in self._optimizers:
+        if stage in self._optimizers and version not in self._skipped:
             gradients = self._gradients.total(stage, version)
             pace = self._pace(stage, version)
             self._update(self._optimizers[stage], self._places[stage], gradients, version, pace)
@@ -117,6 +129,15 @@ class HostOptimizer:
         """The masters of all trainable parameters of some modules, by their own places."""
         return {place: self.masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
 
+    def moments(self) -> dict[Place, dict[str, torch.Tensor]]:
+        """The optimizer's state of every master that has been updated."""
+        states = {place: self._of(place).state.get(master) for place, master in self.masters.items()}
+        return {place: dict(state) for place, state in states.items() if state}
+
+    def _of(self, owner: Place) -> torch.optim.Optimizer:
+        shared = self._shared_optimizer if owner in self._tied else None
+        return shared or self._optimizers[self._layout.stage_of(owner[0])]
+
     def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
         """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.
 
@@ -124,7 +145,7 @@ class HostOptimizer:
         """
         if stage not in self._optimizers:
             return {}
-        optimizer, scale = self._optimizers[stage], horizon * self._settings.rate(max(1, version))
+        optimizer, scale = self._optimizers[stage], horizon * self._settings.rate(self._first_step + max(1, version))
         return {
             place: master if found is None else master - scale * found
             for place, master in ((place, self.masters[place]) for place in self._places[stage])
@@ -138,12 +159,24 @@ class HostOptimizer:
         """What steps to this version have in common, unless an earlier one has done it."""
         if self._shared_version >= version:
             return
+        self._shared_version = version
+        if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), self._all(version)):
+            self._skipped = {version}
+            return
         tied = self._tied_gradients(version)
         if self._settings.clip_norm is not None:
-            self._scale = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
+            self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
         if self._shared_optimizer is not None:
             self._update(self._shared_optimizer, self._tied, tied, version)
-        self._shared_version = version
+
+    def _all(self, version: int) -> Iterator[torch.Tensor]:
+        for stage in self._places:
+            yield from self._gradients.total(stage, version).values()
+
+    def _plain(self, owner: Place, gradient: torch.Tensor, version: int) -> torch.Tensor:
+        """A gradient in its master's type, without the scale of its loss."""
+        gradient = gradient.to(self.masters[owner].dtype)
+        return gradient if self._scaler is None else gradient / self._scaler.of(self._read_by(version))
 
     def _tied_gradients(self, version: int) -> Tensors:
         sums: Tensors = {}
@@ -158,10 +191,10 @@ class HostOptimizer:
     def _clip_scale(self, version: int, tied: Tensors, clip_norm: float) -> torch.Tensor:
         """The factor that brings the norm of all gradients down to `clip_norm`, in model order."""
         found = []
-        for owner, master in self.masters.items():
+        for owner in self.masters:
             source = tied if owner in tied else self._gradients.total(self._layout.stage_of(owner[0]), version)
             if owner in source:
-                found.append(source[owner].to(master.dtype))
+                found.append(self._plain(owner, source[owner], version))
         norm = torch.nn.utils.get_total_norm(found)
         return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
 
@@ -176,12 +209,12 @@ class HostOptimizer:
         for place in places:
             master, gradient = self.masters[place], gradients.get(place)
             if gradient is not None:
-                gradient = gradient.to(master.dtype)
-                if version in self._scale:
-                    gradient = gradient * self._scale[version]
+                gradient = self._plain(place, gradient, version)
+                if version in self._clipping:
+                    gradient = gradient * self._clipping[version]
             master.grad = gradient
         for group in optimizer.param_groups:
-            group["lr"] = self._settings.rate(version) * pace
+            group["lr"] = self._settings.rate(self._first_step + version) * pace
         optimizer.step()
         for place in places:
             self.masters[place].grad = None

@@ -11,9 +11,11 @@ from collections.abc import Callable
 import torch
 
 from rpbench.engine.adjustments import Adjustments
+from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.executor import Gate
 from rpbench.engine.gradients import Gradients, Tensors
 from rpbench.engine.layout import Layout
+from rpbench.engine.loss_scale import LossScaler
 from rpbench.engine.reads import Reads
 from rpbench.engine.segments import Segments
 from rpbench.engine.stage import (
@@ -27,7 +29,7 @@ from rpbench.engine.stage import (
     pieces,
     weight_gradients,
 )
-from rpbench.ir.action import Action
+from rpbench.ir.action import Action, Kind
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
 
@@ -42,6 +44,7 @@ class Passes:
     Attributes:
         losses: microbatch -> its share of its step's mean loss.
         read: number of an action -> the version its weights had.
+        recompute_head: run the head again in backward, because its weights leave the device in between.
     """
 
     def __init__(
@@ -52,13 +55,19 @@ class Passes:
         gradients: Gradients,
         grain: Grain,
         adjustments: Adjustments | None = None,
+        scaler: LossScaler | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         self._adjustments = adjustments
         self.losses: dict[int, float] = {}
         self.read: dict[int, int] = {}
+        self.recompute_head = False
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
+        self._scaler = scaler
+        self._memory = memory  # that counts the kept inputs; None where they are at home
         self._workload, self._segments = stages.workload, Segments(stages.num_parts)
         self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
+        self._stored: dict[tuple[int, Segment], torch.Tensor] = {}  # the same, moved off its device
         self._outputs: dict[tuple[int, Segment], torch.Tensor] = {}  # (forward stage, segment) -> its output
         self._heads: dict[Segment, Graph] = {}  # segment -> the head's graph
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
@@ -68,7 +77,7 @@ class Passes:
     @property
     def num_left(self) -> int:
         """Tensors and graphs that still wait for their reader."""
-        waiting = self._kept, self._outputs, self._heads, self._recomputed, self._slopes, self._halves
+        waiting = self._kept, self._stored, self._outputs, self._heads, self._recomputed, self._slopes, self._halves
         return sum(len(tensors) for tensors in waiting) + len(self._segments)
 
     # --- handlers ---
@@ -79,6 +88,8 @@ class Passes:
         def note(module: int, value: torch.Tensor) -> None:
             if module and (self._grain == "layer" or module in self._layout.starts):
                 self._kept[module, segment] = value
+                if self._memory is not None:
+                    self._memory.hold(value, "inputs kept to recompute from")
 
         exchange = self._segments.exchange(segment, with_graph=False)
         x, weights = self._input(action.stage, segment), version
@@ -86,7 +97,11 @@ class Passes:
             weights = self._adjustments.before_forward(action.stage, segment[0], version)
         x = self._stages.keep(self._below_head(modules), x, segment, weights, note, exchange)
         if self._layout.head in modules:
-            graph = self._heads[segment] = self._stages.graph(modules[-1:], x, segment, weights)
+            graph = self._stages.graph(modules[-1:], x, segment, weights)
+            if self.recompute_head:
+                self._kept[self._layout.head, segment] = x
+            else:
+                self._heads[segment] = graph
             self._note_loss(segment, graph.end)
         else:
             self._outputs[action.stage, segment] = x
@@ -99,7 +114,7 @@ class Passes:
         graph = self._stages.graph(modules, self._input(len(self._layout.forward), segment), segment, version)
         self._note_loss(segment, graph.end)
         gate()
-        slope, gradients = backward(graph, None)
+        slope, gradients = backward(graph, self._loss_scale(graph, version))
         self._hand_down(action.stage, segment, slope)
         self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
@@ -135,6 +150,39 @@ class Passes:
         self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
 
+    # --- transfers ---
+
+    def store_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Move what a backward stage recomputes from off the device that has it."""
+        for place in self._kept_of(action):
+            self._stored[place] = copy(self._kept.pop(place))
+
+    def load_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring it to the device that recomputes."""
+        for place in self._kept_of(action):
+            self._kept[place] = copy(self._stored.pop(place))
+
+    def _kept_of(self, action: Action) -> list[tuple[int, Segment]]:
+        segment = _segment_of(action)
+        everywhere = self._grain == "layer"
+        return [
+            (module, segment)
+            for module in self._layout.backward[action.stage]
+            if (module and (everywhere or module in self._layout.starts) and module != self._layout.head)
+            or (self.recompute_head and module == self._layout.head)
+        ]
+
+    def copy_boundary(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """A boundary tensor goes to the host with its SEND, and on to a device with its RECV."""
+        segment = _segment_of(action)
+        if action.kind in (Kind.SEND_F, Kind.RECV_F):
+            place = action.stage - (action.kind is Kind.RECV_F), segment
+            self._outputs[place] = copy(self._outputs[place])
+        else:
+            place = action.stage + (action.kind is Kind.RECV_B), segment
+            slope = self._slopes[place]
+            self._slopes[place] = None if slope is None else copy(slope)
+
     # --- what they share ---
 
     def recomputed(self, stage: int) -> list[range]:
@@ -154,7 +202,8 @@ class Passes:
         gate()
         gradients: Tensors = {}
         if self._layout.head in modules:
-            slope, gradients = differentiate(self._heads.pop(segment), None)
+            head = self._heads.pop(segment, None) or self._again(modules[-1:], segment, version)
+            slope, gradients = differentiate(head, self._loss_scale(head, version))
         else:
             slope = self._slopes.pop((stage + 1, segment))
         for run in reversed(again):
@@ -206,6 +255,10 @@ class Passes:
             raise NonFiniteLoss(
                 f"the loss of microbatch {microbatch} is {value}; lower learning_rate, or set clip_norm"
             )
+
+    def _loss_scale(self, graph: Graph, version: int) -> torch.Tensor | None:
+        """What the loss is multiplied by: its own gradient; None for 1."""
+        return None if self._scaler is None else torch.full_like(graph.end, self._scaler.of(version))
 
     def _release(self, modules: range, version: int) -> None:
         for module in modules:

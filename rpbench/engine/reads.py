@@ -4,7 +4,7 @@ from collections import Counter
 
 from rpbench.engine.layout import Layout
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
-from rpbench.ir.dependencies import version_read
+from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.versions import replay
 
@@ -12,23 +12,30 @@ from rpbench.ir.versions import replay
 class Reads:
     """Versions by the step of a microbatch where the policy says so, otherwise as the order is replayed.
 
-    Without STEP actions there is version 0 and no other.
+    Without STEP actions there is version 0 and no other. A run that goes on from another begins with version 0,
+    and with the `num_stale` versions before it: -1, -2, ...
     """
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, num_stale: int = 0) -> None:
+        self.schedule, self.num_stale = schedule, num_stale
         self.has_steps = any(action.kind is Kind.STEP for _, _, row in schedule.items() for action in row)
         self._replayed = replay(schedule).read if self.has_steps else ()
 
     def version(self, action: Action, number: int) -> int:
         """The version that a compute action reads; the number is its place in the schedule."""
-        if not self.has_steps:
-            return 0
         assert action.microbatch is not None
-        fixed = version_read(self.schedule.policy, self.schedule.shape, action.microbatch)
+        fixed = self.fixed(action.microbatch)
         found = self._replayed[number] if fixed is None else fixed
         assert found is not None
         return found
+
+    def fixed(self, microbatch: int) -> int | None:
+        """The version that whatever a microbatch goes through reads; None if that depends on the order."""
+        behind = STEPS_BEHIND.get(self.schedule.policy)
+        if behind is None:
+            return None if self.has_steps else 0
+        newest = microbatch // self.schedule.shape.num_microbatches if self.has_steps else 0
+        return max(newest - behind, -self.num_stale)
 
     def count(self, layout: Layout) -> Counter[tuple[int, int]]:
         """(module, version) -> the number of actions that read it."""

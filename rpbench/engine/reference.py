@@ -15,10 +15,12 @@ import torch
 from torch.func import functional_call
 
 from rpbench.engine.accumulation import Groups
+from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, Delays, correction_share, slowdown
 from rpbench.engine.direction import direction
 from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.layout import Layout
+from rpbench.engine.loss_scale import Scale
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.randomness import seeded
 from rpbench.engine.stage import Grain, pieces
@@ -67,11 +69,13 @@ class Trajectory:
         losses: mean loss of every optimizer step.
         gradients: per step, the sum over its microbatches, by place; tied parameters still apart, nothing clipped.
         masters: the weights after the last step.
+        scales: version -> what losses were multiplied by, where they were; gradients still are.
     """
 
     losses: list[float] = field(default_factory=list)
     gradients: list[Tensors] = field(default_factory=list)
     masters: Tensors = field(default_factory=dict)
+    scales: dict[int, float] = field(default_factory=dict)
 
 
 def train_reference(
@@ -86,6 +90,7 @@ def train_reference(
     reads: Reads | None = None,
     compensation: Compensation | None = None,
     delays: Delays | None = None,
+    start: State | None = None,
 ) -> Trajectory:
     """Train for some steps.
 
@@ -95,12 +100,19 @@ def train_reference(
         updates: whether weights change after a step.
         reads: the versions the modules have for a microbatch; None: the newest.
         compensation, delays: what is done about late gradients, and how late they are.
+        start: what to go on from; it has the versions below 0.
     """
-    masters = masters_of(workload)
+    masters = masters_of(workload, start)
     settled = compensation or Compensation()
-    optimizer, schedule = _optimizer(layout, masters, settings, settled, delays)
+    optimizer, rates = _optimizer(layout, masters, settings, settled, delays, workload.first_step)
     past = _Past(workload, layout, settings, settled, delays)
+    if start is not None:
+        past.working = {-age: tensors for age, tensors in start.stale.items()}
+        for owner, state in start.moments.items():
+            optimizer.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
     past.note(masters, optimizer)
+    rule = settings.loss_scaling
+    scales = {} if rule is None else {0: Scale(rule.initial)} | (start.scales if start else {})
     found = Trajectory(masters=masters)
     for step in range(num_steps):
 
@@ -108,19 +120,32 @@ def train_reference(
             return version
 
         past.reads = reads or Reads(newest, newest)
-        losses, gradients = _gradients(workload, layout, groups, past, step, num_parts)
+        read = past.reads.backward(len(workload.modules) - 1, step * workload.num_microbatches)
+        scale = scales[read].value if rule else None
+        losses, gradients = _gradients(workload, layout, groups, past, step, num_parts, scale)
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
-            _update(workload, masters, gradients, settings, optimizer)
-            schedule.step()
+            finite = rule is None or all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+            if rule is not None:
+                scales[step + 1] = rule.follow(scales[read], finite=finite)
+            if finite:
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate(step)
+                _update(workload, masters, gradients, settings, optimizer, scale)
             past.note(masters, optimizer)
+    found.scales = {version: scale.value for version, scale in scales.items()}
     return found
 
 
 def _optimizer(
-    layout: Layout, masters: Tensors, settings: OptimizerSettings, compensation: Compensation, delays: Delays | None
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    layout: Layout,
+    masters: Tensors,
+    settings: OptimizerSettings,
+    compensation: Compensation,
+    delays: Delays | None,
+    first_step: int,
+) -> tuple[torch.optim.Optimizer, list[Callable[[int], float]]]:
     """One optimizer over all masters, with a learning rate for each stage."""
     stages = sorted({layout.stage_of(module) for module, _ in masters})
     groups = [[master for place, master in masters.items() if layout.stage_of(place[0]) == stage] for stage in stages]
@@ -128,9 +153,9 @@ def _optimizer(
 
     def rate_of(stage: int) -> Callable[[int], float]:
         tau = delays.tau[stage] if delays else 0.0
-        return lambda step: settings.rate(step + 1) * slowdown(tau, step + 1, compensation)
+        return lambda step: settings.rate(first_step + step + 1) * slowdown(tau, step + 1, compensation)
 
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [rate_of(stage) for stage in stages])
+    return optimizer, [rate_of(stage) for stage in stages]
 
 
 class _Past:
@@ -146,7 +171,8 @@ class _Past:
     ) -> None:
         self.workload, self.layout, self.settings = workload, layout, settings
         self.compensation, self.delays = compensation, delays
-        self.working: list[Tensors] = []
+        self.working: dict[int, Tensors] = {}
+        self.newest = -1
         self.masters: list[Tensors] = []
         self.directions: list[dict[Place, torch.Tensor | None]] = []
         self.moves: list[Tensors] = []
@@ -154,7 +180,8 @@ class _Past:
 
     def note(self, masters: Tensors, optimizer: torch.optim.Optimizer) -> None:
         """Take in the version that has just come out."""
-        self.working.append(_working(self.workload, masters))
+        self.newest += 1
+        self.working[self.newest] = _working(self.workload, masters)
         if self.delays is None:
             return
         self.masters.append({place: master.clone() for place, master in masters.items()})
@@ -227,13 +254,14 @@ def _gradients(
     past: _Past,
     step: int,
     num_parts: int,
+    scale: float | None,
 ) -> tuple[float, Tensors]:
     """Loss and gradients of a step, added up stage by stage as soon as their turn comes."""
     window = range(step * workload.num_microbatches, (step + 1) * workload.num_microbatches)
     sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
-        run = _Microbatch(workload, past, microbatch, num_parts)
+        run = _Microbatch(workload, past, microbatch, num_parts, scale)
         whole = past.same_both_ways(microbatch)
         share, by_segment = run.in_one_graph() if whole else run.by_pieces(layout)
         loss += share
@@ -246,8 +274,8 @@ def _gradients(
 class _Microbatch:
     """One microbatch on its way forth and back."""
 
-    def __init__(self, workload: Workload, past: _Past, microbatch: int, num_parts: int) -> None:
-        self.workload, self.past = workload, past
+    def __init__(self, workload: Workload, past: _Past, microbatch: int, num_parts: int, scale: float | None) -> None:
+        self.workload, self.past, self.scale = workload, past, scale
         self.microbatch, self.num_parts = microbatch, num_parts
         self.head = len(workload.modules) - 1
         self.seen: list[list[KeysValues]] = [[] for _ in workload.modules]  # what earlier segments left behind
@@ -261,7 +289,9 @@ class _Microbatch:
             losses.append(loss)
             leaves.append(used)
         wanted = [(part, place) for part, used in enumerate(leaves) for place in used]
-        found = torch.autograd.grad(losses, [leaves[part][place] for part, place in wanted], allow_unused=True)
+        slopes = None if self.scale is None else [torch.full_like(loss, self.scale) for loss in losses]
+        inputs = [leaves[part][place] for part, place in wanted]
+        found = torch.autograd.grad(losses, inputs, slopes, allow_unused=True)
         gradients: list[Tensors] = [{} for _ in leaves]
         for (part, place), value in zip(wanted, found, strict=True):
             if value is not None:
@@ -328,7 +358,11 @@ class _Microbatch:
 
     def _randomness(self, number: int, part: int) -> AbstractContextManager[object]:
         workload = self.workload
-        return seeded(workload.seed, number, self.microbatch, part) if workload.draws_random else nullcontext()
+        return (
+            seeded(workload.seed, number, workload.absolute(self.microbatch), part)
+            if workload.draws_random
+            else nullcontext()
+        )
 
 
 def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
@@ -367,12 +401,15 @@ def _update(
     gradients: Tensors,
     settings: OptimizerSettings,
     optimizer: torch.optim.Optimizer,
+    scale: float | None,
 ) -> None:
     for master in masters.values():
         master.grad = None
     for place, owner in workload.owner_of.items():
         if place in gradients:
             master, gradient = masters[owner], gradients[place].to(masters[owner].dtype)
+            if scale is not None:
+                gradient = gradient / scale
             master.grad = gradient.clone() if master.grad is None else master.grad + gradient
     if settings.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
@@ -380,7 +417,15 @@ def _update(
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
-    """The largest absolute difference of two sets of tensors; infinite where one lacks what the other has."""
+    """The largest absolute difference of two sets of tensors; infinite where one lacks what the other has.
+
+    An overflow is the same as an overflow.
+    """
     if one.keys() != other.keys():
         return float("inf")
-    return max((float((one[place] - other[place]).abs().max()) for place in one if one[place].numel()), default=0.0)
+    return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    same = (one == other) | (one.isnan() & other.isnan())
+    return float((one - other).abs().masked_fill(same, 0.0).nan_to_num(nan=torch.inf).max())

@@ -122,7 +122,8 @@ class Stages:
     ) -> torch.Tensor:
         if not self.workload.draws_random:
             return self._plain_call(module, tensors, x, segment, exchange)
-        with seeded(self.workload.seed, module, *segment):
+        microbatch, part = segment
+        with seeded(self.workload.seed, module, self.workload.absolute(microbatch), part):
             return self._plain_call(module, tensors, x, segment, exchange)
 
     def _plain_call(
@@ -144,7 +145,7 @@ class Stages:
 
 
 def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-    """The gradients of a graph's input and weights, from that of its output (None: the output is the loss).
+    """The gradients of a graph's input and weights, from that of its output (None: 1, of a loss).
 
     Weights the output does not depend on have none.
     """

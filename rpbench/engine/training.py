@@ -6,26 +6,34 @@ device has is what the action it runs holds, so any device may run any stage.
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.accumulation import gradient_groups
 from rpbench.engine.adjustments import Adjustments
+from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
+from rpbench.engine.device_memory import DeviceMemory
+from rpbench.engine.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.gradients import Gradients
 from rpbench.engine.layout import layout_of
+from rpbench.engine.loss_scale import LossScaler
 from rpbench.engine.optimizer import HostOptimizer, OptimizerSettings, step_groups
 from rpbench.engine.passes import Passes
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.reads import Reads
 from rpbench.engine.shells import Shells
 from rpbench.engine.stage import GRAINS, Grain, Stages
-from rpbench.engine.weights import Weights, masters_of
+from rpbench.engine.transfer_handlers import Transfers
+from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.schedule import Weights as WeightsAre
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,16 @@ class Settings:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
         compensation: what is done about late gradients.
         keep_gradients: keep every step's gradients, to compare them with a reference.
+        device_memory_bytes: the most a device may hold; None: no matter how much.
+        keep_state: keep what a checkpoint needs of versions before the last.
     """
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     recompute_grain: Grain = "stage"
     keep_gradients: bool = False
     compensation: Compensation = field(default_factory=Compensation)
+    keep_state: bool = False
+    device_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.recompute_grain not in GRAINS:
@@ -54,6 +66,9 @@ class Training:
     Args:
         workload: what to train; its modules are read, never written.
         schedule: with its partition; with STEP actions if weights are to change.
+        start: what to go on from; None: the modules' own weights.
+        copy: how a transfer makes the tensor at its other end.
+        pin_memory: whether the weights at home are in pinned memory, which needs a GPU.
 
     Attributes:
         schedule: what to make the program of; steps that look at other stages may stand later than they were.
@@ -64,45 +79,96 @@ class Training:
             sequences into.
     """
 
-    def __init__(self, workload: Workload, schedule: Schedule, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        schedule: Schedule,
+        settings: Settings | None = None,
+        start: State | None = None,
+        copy: Copy = copy_in_memory,
+        *,
+        pin_memory: bool = False,
+    ) -> None:
         partition = schedule.partition
         if partition is None:
             raise ValueError("the schedule has no partition: give it one by with_partition()")
         partition.check_layers(len(workload.modules) - 2)
         _check_shape(workload, schedule)
-        self.workload, self.settings = workload, settings or Settings()
+        if start is not None:
+            workload = replace(workload, first_step=start.num_steps)
+        self.workload, self.settings, self.start = workload, settings or Settings(), start
         compensation = self.settings.compensation
         check_compensation(schedule, compensation, has_tied=bool(workload.tied))
         self.layout = layout_of(partition)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
         self.schedule = gather_steps(schedule) if self.step_groups else schedule
-        self.reads = Reads(self.schedule)
-        self.weights = Weights(workload, self.reads.count(self.layout))
+        self.reads = Reads(self.schedule, self._num_stale())
+        self.scaler = self._scaler()
+        counts = self.reads.count(self.layout)
+        if self.settings.keep_state:
+            counts.update(
+                (module, version) for module in range(len(workload.modules)) for version in self._last_stale()
+            )
+        begun = None if start is None else begin(workload, start, self.reads.num_stale)
         self.groups = gradient_groups(self.schedule)
-        self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients)
+        moved = _moved(self.schedule)
+        self.weights = (
+            DeviceWeights(workload, counts, begun, self.reads, self.layout, self.schedule, copy, pin=pin_memory)
+            if moved["P"]
+            else Weights(workload, counts, begun)
+        )
+        self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"])
         self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
-            workload, self.layout, masters_of(workload), self.gradients, self.settings.optimizer, self._pace
+            workload,
+            self.layout,
+            masters_of(workload, start),
+            self.gradients,
+            self.settings.optimizer,
+            self._pace,
+            self.scaler,
+            self._read_by,
+            None if start is None else start.moments,
         )
         self._adjustments = self._adjust()
         splits = any(action.kind is Kind.I for _, _, row in schedule.items() for action in row)
         stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts, splits)
-        grain = self.settings.recompute_grain
-        self.passes = Passes(stages, self.layout, self.reads, self.gradients, grain, self._adjustments)
+        self.memory = self._device_memory()
+        kept_there = None if schedule.weights is WeightsAre.STREAMED else self.memory
+        self.passes = Passes(
+            stages,
+            self.layout,
+            self.reads,
+            self.gradients,
+            self.settings.recompute_grain,
+            self._adjustments,
+            self.scaler,
+            kept_there,
+        )
+        if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
+            self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
+        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """What runs each kind of action. Boundary tensors need no SEND or RECV: all devices share the host."""
-        moves = dict.fromkeys((Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B), _in_shared_memory)
-        return moves | {
+        """What runs each kind of action."""
+        found = self._handlers()
+        if self.memory is None:
+            return found
+        return {kind: self._counted(handler) if kind in COMPUTE else handler for kind, handler in found.items()}
+
+    def _handlers(self) -> Mapping[Kind, Handler]:
+        compute: dict[Kind, Handler] = {
             Kind.F: self.passes.forward,
             Kind.R: self.passes.recompute,
             Kind.B: self.passes.backward,
             Kind.I: self.passes.backward_for_input,
             Kind.W: self.passes.backward_for_weights,
             Kind.FB: self.passes.fused,
-            Kind.STEP: self._step,
         }
+        if isinstance(self.weights, DeviceWeights):
+            compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
+        return compute | dict(self.transfers.handlers) | {Kind.STEP: self._step}
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
         """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
@@ -124,6 +190,45 @@ class Training:
         window = range(step * self.workload.num_microbatches, (step + 1) * self.workload.num_microbatches)
         return math.fsum(self.passes.losses[microbatch] for microbatch in window)
 
+    def state(self) -> State:
+        """What a later run goes on from. Needs `keep_state`.
+
+        Raises:
+            ValueError: if the schedule has no steps, or reads versions by their place in the order.
+        """
+        newest = self.schedule.shape.num_steps
+        stale = {
+            newest - version: {
+                (module, name): leaf.detach()
+                for module in range(len(self.workload.modules))
+                for name, leaf in self.weights.leaves(module, version).items()
+            }
+            for version in self._last_stale()
+        }
+        scales = self.scaler.scales if self.scaler else {}
+        return State(
+            self.workload.first_step + newest,
+            self.optimizer.masters,
+            self.optimizer.moments(),
+            stale,
+            {version - newest: scales[version] for version in (newest, *self._last_stale()) if version in scales},
+        )
+
+    def _num_stale(self) -> int:
+        """How many versions before the first one this run reads."""
+        behind = STEPS_BEHIND.get(self.schedule.policy, 0)
+        return min(behind, len(self.start.stale)) if self.start else 0
+
+    def _last_stale(self) -> range:
+        """The versions before the last one that a run which goes on from this one would read."""
+        newest, behind = self.schedule.shape.num_steps, STEPS_BEHIND.get(self.schedule.policy)
+        if behind is None or not self.reads.has_steps:
+            raise ValueError(
+                f"policy {self.schedule.policy.value} over {newest} steps leaves no state to go on from; use STEP "
+                "actions, and a schedule that flushes or is one step stale"
+            )
+        return range(newest - behind, newest)
+
     def _adjust(self) -> Adjustments | None:
         """What makes up for late gradients, if anything is to."""
         if self._delays is None:
@@ -144,6 +249,67 @@ class Training:
             self._adjustments.after_step(action.stage, before)
         self.weights.publish(modules, action.version, self.optimizer.values(modules))
 
+    def _device_memory(self) -> DeviceMemory | None:
+        if self.settings.device_memory_bytes is None:
+            return None
+        resident: list[Counter[str]] = [Counter() for _ in range(self.schedule.shape.num_ranks)]
+        if self.schedule.weights is not WeightsAre.STREAMED:
+            visits = (
+                (device, part)
+                for device, _, row in self.schedule.items()
+                for action in row
+                for part in parts_of(action)
+                if part.kind in COMPUTE
+            )
+            for device, what, module in {
+                (device, what, module)
+                for device, part in visits
+                for what in (("weights",) if part.kind is Kind.F else ("weights", "gradients"))
+                for module in self._modules(part)
+            }:
+                resident[device][what] += self._bytes_of(module)[what]
+        return DeviceMemory(self.settings.device_memory_bytes, resident)
+
+    def _counted(self, handler: Handler) -> Handler:
+        """A handler whose device's memory is counted."""
+        devices = [device for device, _, row in self.schedule.items() for _ in row]
+        memory, streamed = self.memory, self.schedule.weights is WeightsAre.STREAMED
+        assert memory is not None
+
+        def run(action: Action, number: int, gate: Gate) -> None:
+            comes: Counter[str] = Counter()
+            if streamed:
+                comes = sum((self._bytes_of(module) for module in self._modules(action)), comes)
+                if action.kind is Kind.F:
+                    del comes["gradients"]
+            with memory.visit(devices[number], comes):
+                handler(action, number, gate)
+
+        return run
+
+    def _modules(self, action: Action) -> range:
+        return (self.layout.forward if action.kind is Kind.F else self.layout.backward)[action.stage]
+
+    def _bytes_of(self, module: int) -> Counter[str]:
+        parameters = list(self.workload.modules[module].parameters())
+        trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        return Counter(weights=sum(parameter.nbytes for parameter in parameters), gradients=trained)
+
+    def _scaler(self) -> LossScaler | None:
+        rule = self.settings.optimizer.loss_scaling
+        if rule is not None and self.reads.fixed(0) is None:
+            raise ValueError(
+                f"policy {self.schedule.policy.value} lets microbatches of one step read different versions, so that "
+                "their losses would have different scales; use dtype=bfloat16, or a schedule that flushes"
+            )
+        return None if rule is None else LossScaler(rule, self.start.scales if self.start else None)
+
+    def _read_by(self, version: int) -> int:
+        """The version that made the gradients of the step to `version`."""
+        read = self.reads.fixed((version - 1) * self.workload.num_microbatches)
+        assert read is not None  # or there is no loss scaling
+        return read
+
     def _recomputed_from(self) -> dict[int, int]:
         """Backward stage -> the forward stage that went where its recomputation begins."""
         found = {}
@@ -155,8 +321,10 @@ class Training:
         return found
 
 
-def _in_shared_memory(action: Action, number: int, gate: Gate) -> None:
-    """A boundary tensor is where its reader looks for it already."""
+def _moved(schedule: Schedule) -> dict[str, set[int]]:
+    """Object -> the stages of which it is loaded, or stored."""
+    moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
+    return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
 
 
 def _check_shape(workload: Workload, schedule: Schedule) -> None:

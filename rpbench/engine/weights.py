@@ -11,6 +11,7 @@ from threading import Lock
 
 import torch
 
+from rpbench.engine.checkpoint import State
 from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.workload import Workload
 
@@ -23,17 +24,18 @@ class Weights:
     Args:
         workload: whose modules give version 0; they are copied, not touched.
         reads: (module, version) -> how often the schedule will read it.
+        start: version -> trainable weights to begin with, 0 and older ones; None: the modules' own.
     """
 
-    def __init__(self, workload: Workload, reads: Mapping[tuple[int, int], int]) -> None:
+    def __init__(
+        self, workload: Workload, reads: Mapping[tuple[int, int], int], start: Mapping[int, Tensors] | None = None
+    ) -> None:
         self._reads = Counter(reads)
         self._lock = Lock()
         self._spare: dict[int, list[Named]] = {}
         self._frozen: list[Named] = []
         self._versions: dict[tuple[int, int], Named] = {}
         self._newest = [0] * len(workload.modules)
-        self.num_live = [1] * len(workload.modules)
-        self.most_live = 1
         for layer in workload.modules:
             tensors = {
                 name: parameter.detach()
@@ -41,9 +43,13 @@ class Weights:
                 if not parameter.requires_grad
             }
             self._frozen.append(tensors | dict(layer.named_buffers()))
-        for place in workload.owner_of:
-            leaf = workload.parameter(place).detach().clone().requires_grad_()
-            self._versions.setdefault((place[0], 0), {})[place[1]] = leaf
+        begun = start or {0: {place: workload.parameter(place) for place in workload.owner_of}}
+        for version, found in begun.items():
+            for (module, name), tensor in found.items():
+                leaf = tensor.detach().clone().requires_grad_()
+                self._versions.setdefault((module, version), {})[name] = leaf
+        self.num_live = [len(begun)] * len(workload.modules)
+        self.most_live = self.num_live[0]
 
     def all_of(self, module: int, version: int) -> Named:
         """Every tensor a module needs to run, by name."""
@@ -119,8 +125,21 @@ class Weights:
             self.num_live[module] -= 1
 
 
-def masters_of(workload: Workload) -> Tensors:
-    """The optimizer's own copy of every trainable parameter, at its owner's place: float32, or float64 for it."""
+def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors]:
+    """The working weights a run goes on with: version 0 of the masters, and older ones as they were."""
+    newest = {
+        place: state.masters[owner].to(workload.parameter(place).dtype) for place, owner in workload.owner_of.items()
+    }
+    return {0: newest} | {-age: state.stale[age] for age in range(1, num_stale + 1)}
+
+
+def masters_of(workload: Workload, start: State | None = None) -> Tensors:
+    """The optimizer's own copy of every trainable parameter, at its owner's place: float32, or float64 for it.
+
+    They have the values of `start`, if there is one, and otherwise the modules'.
+    """
+    if start is not None:
+        return {owner: master.clone() for owner, master in start.masters.items()}
     return {
         owner: workload.parameter(owner).detach().to(master_dtype(workload.parameter(owner).dtype), copy=True)
         for owner in dict.fromkeys(workload.owner_of.values())

@@ -22,6 +22,7 @@ class Workload:
         num_microbatches: microbatches of one optimizer step.
         seed: decides what dropout draws.
         draws_random: whether forward draws random numbers.
+        first_step: optimizer steps done before; microbatches are counted from there.
     """
 
     modules: Sequence[nn.Module]
@@ -29,10 +30,15 @@ class Workload:
     num_microbatches: int
     seed: int = 0
     draws_random: bool = False
+    first_step: int = 0
 
     def batch(self, microbatch: int) -> Batch:
-        """The microbatch of that number, counted through over all steps."""
-        return self.data.microbatch(*divmod(microbatch, self.num_microbatches))
+        """The microbatch of that number, counted through over all steps of this run."""
+        return self.data.microbatch(*divmod(self.absolute(microbatch), self.num_microbatches))
+
+    def absolute(self, microbatch: int) -> int:
+        """The number of a microbatch since the beginning of training."""
+        return self.first_step * self.num_microbatches + microbatch
 
     def segment(self, microbatch: int, part: int, num_parts: int) -> Batch:
         """One of the parts that a microbatch's sequences are cut into, equally long if that can be."""

@@ -41,6 +41,7 @@ class Assembled:
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
     transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
+    profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
     evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
 
     @property
@@ -82,6 +83,7 @@ def assemble(config: RunConfig) -> Assembled:
         sizes,
         _tokens_per_microbatch(config, model),
         times,
+        profile=problem.times if cost.name == "profiled" else None,
         evidence=_evidence(cost),
     )
 
@@ -174,6 +176,10 @@ def _times_of_source(
         return with_recomputed_head(times) if cluster.corrections and not entry.separate_cuts else times
     if cost.name == "published":
         return published_times((model.published_name if model else None) or "")
+    if cost.name == "profiled":
+        from rpbench.harness.layer_times import profiled_times  # torch, where a profile is not read from a file
+
+        return profiled_times(config, cost, model)
     chunks = config.chunks_per_device or entry.chunks or (2 if entry.looped else 1)
     num_layers = model.num_layers if model else config.model.get("num_layers") or config.num_devices * chunks
     if not isinstance(num_layers, int) or num_layers < 1:
@@ -188,6 +194,7 @@ def _times_of_source(
         weight_grad_ms=cost.weight_grad_ms,
         recompute_ms=cost.recompute_ms,
         hop_ms=cost.hop_ms,
+        head_share=cost.head_share,
     )
 
 
@@ -256,16 +263,5 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     tokens = _tokens_per_microbatch(config, model)
     transfers = transfer_times(schedule, costs, sizes, cluster)
     costs = with_transfers(costs, transfers, boundaries=False)
-    return Assembled(
-        entry,
-        schedule,
-        versions,
-        costs,
-        choice,
-        model,
-        cluster,
-        sizes,
-        tokens,
-        transfers,
-        evidence=_evidence(cost),
-    )
+    profile = times if cost.name == "profiled" else None
+    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens, transfers, profile)

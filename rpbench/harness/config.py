@@ -41,9 +41,12 @@ class CostConfig:
     weight_grad_ms: float = 1.0
     recompute_ms: float = 0.0
     hop_ms: float = 0.0
+    head_share: float = 0.0
     overlap_gain: float = 0.0
     recompute_ahead: bool | None = None
     fused_ahead: bool = False
+    profile: str | None = None
+    microbatches_per_device: int = 3
     constants: dict[str, Any] = field(default_factory=dict)
     declared: dict[str, Any] = field(default_factory=dict)
 
@@ -54,6 +57,8 @@ class WorkloadConfig:
 
     name: str = MISSING
     microbatch_sequences: int = 4
+    path: str | None = None  # of `name=text`: any file
+    text: str | None = None  # a file of `rpbench/models/text`, without its ending
     system: str | None = None
     sequences: int | None = None
     microbatches: int | None = None
@@ -73,6 +78,14 @@ class TrackerConfig:
     project: str = "rpbench"
     group: str | None = None
     init_timeout_s: float = 10.0
+
+
+@dataclass
+class CheckpointConfig:
+    """Files: where to leave the state after the last step, and what to go on from."""
+
+    save_to: str | None = None
+    resume_from: str | None = None
 
 
 @dataclass
@@ -98,6 +111,7 @@ class RunConfig:
     seed: int = MISSING
     dtype: str = "float32"
     verify: bool = False
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     results_dir: str = MISSING
     save_timeline: bool = False
     force: bool = False

@@ -8,7 +8,8 @@ from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
 from rpbench.harness.config import ConfigError
-from rpbench.ir.moves import LINKS, has_transfers
+from rpbench.ir.cargo import LINKS
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.offload import stream
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline

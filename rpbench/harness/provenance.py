@@ -85,3 +85,12 @@ def _memory_bytes() -> int:
 def now() -> str:
     """The present moment, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def digest(path: Path) -> str | None:
+    """SHA-256 of a file; None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None

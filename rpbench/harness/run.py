@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.cost.memory import device_bytes, why_infeasible
+from rpbench.cost.profiled import to_text
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
 from rpbench.harness.closed_form import closed_forms
-from rpbench.harness.config import RunConfig, as_plain, resolved
+from rpbench.harness.config import ConfigError, RunConfig, as_plain, resolved
 from rpbench.harness.offloading import simulate_transfers, transfer_bytes
 from rpbench.harness.prediction import predicted
 from rpbench.harness.record import Events, Record
@@ -22,6 +23,8 @@ from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
 
+PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of
+
 
 def run(config: RunConfig) -> Record:
     """Run a configuration, or find its record if it has run before; the record is on disk when this returns.
@@ -30,32 +33,37 @@ def run(config: RunConfig) -> Record:
         ValueError: if the request is wrong; nothing is written then.
     """
     subject = as_plain(resolved(config))
+    for group, key in (("checkpoint", "resume_from"), ("workload", "path")):
+        if file := subject[group].get(key):  # another file by that name is another run
+            subject[group]["sha256"] = provenance.digest(Path(file))
     name = record.run_id(subject, provenance.code_version())
     folder = Path(config.results_dir) / name
     record.check_writable(Path(config.results_dir), "results_dir")
-    if not config.force and (known := finished(folder, config)):
+    if not config.force and config.checkpoint.save_to is None and (known := finished(folder, config)):
         tracker.mirror(config, known, None)
         return known
-    if config.backend["name"] == "roofline":
-        row = {"run_id": name, **_names(config), "config": subject, **_provenance()}
-        row |= {"status": "ok", "reason": None, "evidence": "derived", **closed_forms(config)}
-        record.write(folder, row)
-        tracker.mirror(config, row, None)
-        return row
-    if config.workload["name"] == "paper":
-        row = {"run_id": name, **_names(config), "config": subject, **_provenance(), **predicted(config)}
+    if (found := _from_formulas(config)) is not None:
+        row = {"run_id": name, **names(config), "config": subject, **origin(), **found}
         record.write(folder, row)
         tracker.mirror(config, row, None)
         return row
     assembled = assemble(config)
     _check_backend(config, assembled)
-    row = {"run_id": name, **_names(config), **_identity(config, assembled), "config": subject, **_provenance()}
+    row = {"run_id": name, **names(config), **_identity(config, assembled), "config": subject, **origin()}
     events = Events(folder, row["started_at"])
+    if assembled.profile is not None:
+        record.write_atomically(folder / PROFILE, to_text(assembled.profile))
     try:
         row, timeline = _carried_out(config, row, assembled, events)
         if timeline is not None and config.save_timeline:
             record.write_atomically(folder / "timeline.csv", timeline.to_csv())
     except Exception as error:
+        if _out_of_memory(config, error):
+            row |= {"status": "oom", "reason": str(error).partition("\n")[0], "evidence": None}
+            events.add("oom", reason=str(error))
+            record.write(folder, row)
+            tracker.mirror(config, row, None)
+            return row
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": None}
         events.add("failed", traceback=traceback.format_exc())
         record.write(folder, row)
@@ -67,8 +75,29 @@ def run(config: RunConfig) -> Record:
     return row
 
 
+def _out_of_memory(config: RunConfig, error: Exception) -> bool:
+    """Whether a run ended because a device or the host had no memory left: a verdict, not a failure."""
+    if config.backend["name"] == "sim":
+        return isinstance(error, MemoryError)
+    from rpbench.engine.device_memory import is_out_of_memory  # torch, which a simulation does not need
+
+    return is_out_of_memory(error)
+
+
+def _from_formulas(config: RunConfig) -> dict[str, Any] | None:
+    """The fields of a run that is answered by formulas; None where there is a schedule to run."""
+    if config.backend["name"] == "roofline":
+        return {"status": "ok", "reason": None, "evidence": "derived", **closed_forms(config)}
+    return predicted(config) if config.workload["name"] == "paper" else None
+
+
 def _check_backend(config: RunConfig, assembled: Assembled) -> None:
     """Refuse what the backend cannot run, before anything is written."""
+    asked = config.checkpoint.save_to or config.checkpoint.resume_from
+    if asked and config.backend["name"] not in ("virtual", "cpu"):
+        raise ConfigError(
+            f"checkpoint: {asked}: backend={config.backend['name']} has no state to keep; use virtual or cpu"
+        )
     if config.backend["name"] != "sim":
         from rpbench.harness.train import check_request
 
@@ -85,7 +114,7 @@ def finished(folder: Path, config: RunConfig) -> Record | None:
     return known
 
 
-def _names(config: RunConfig) -> dict[str, Any]:
+def names(config: RunConfig) -> dict[str, Any]:
     """The choices of a run as plain names and sizes."""
     return {
         "schedule": config.schedule["name"],
@@ -119,7 +148,8 @@ def _identity(config: RunConfig, assembled: Assembled) -> dict[str, Any]:
     }
 
 
-def _provenance() -> dict[str, Any]:
+def origin() -> dict[str, Any]:
+    """Where and with what a record is made."""
     return {
         "code_version": provenance.code_version(),
         "git_commit": provenance.git_commit(),
@@ -200,6 +230,8 @@ def describe(row: Record) -> str:
     """One line for people about a record."""
     if row["backend"] == "roofline":
         return f"closed forms of {row['model']} on {row['cluster']} ({row['convention']})"
+    if row["backend"] == "duel":
+        return _describe_contender(row)
     what = f"{row['schedule']} {row['model']} {row['num_devices']}x{row['num_microbatches']} {row['partition']}"
     if row["workload"] == "paper":
         what = f"{row['system']} {row['model']} on {row['num_devices']} of {row['cluster']}, predicted"
@@ -212,6 +244,13 @@ def describe(row: Record) -> str:
     if "grad_max_abs_diff" in row:
         text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"
     return text
+
+
+def _describe_contender(row: Record) -> str:
+    what = f"duel {row['model']} {row['contender']}"
+    if row["status"] != "ok":
+        return f"{what}: {row['status']}, {row['reason']}"
+    return f"{what}: {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['partition_layers']}"
 
 
 def emit(row: Record) -> None:

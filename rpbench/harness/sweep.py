@@ -47,7 +47,13 @@ def _job(node: DictConfig) -> None:
 
     config = typed(RunConfig, node)
     try:
-        emit(run(config))
+        if config.backend["name"] == "duel":
+            from rpbench.harness.duel.run import duel
+
+            for row in duel(config):
+                emit(row)
+        else:
+            emit(run(config))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     except Exception as error:

@@ -1,38 +1,51 @@
 """Runs on the engine: tensors on a virtual clock or on threads, or threads that sleep; record fields and timeline."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable
+from rpbench.engine import checkpoint
 from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.cuda import CudaBackend, OnCurrentGpu, make_repeatable
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
+from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, check_compensation
+from rpbench.engine.device_weights import copy_in_memory
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.foreign import ForeignLoad
+from rpbench.engine.loss_scale import LossScaling
 from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.paced import PacedCopies
 from rpbench.engine.profile import measured_costs
 from rpbench.engine.program import Program, make_program
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.weights import master_dtype
 from rpbench.engine.workload import Workload
+from rpbench.harness.allocator import is_tuned
 from rpbench.harness.assemble import Assembled
-from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, typed
+from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, typed
+from rpbench.harness.curve import loss_curve
+from rpbench.harness.gpu_request import check_cuda
 from rpbench.harness.verification import verified
 from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
-from rpbench.models.data import Data, Regrouped, SyntheticTokens
+from rpbench.models.data import TEXTS, Data, Regrouped, SyntheticTokens, TextTokens
 from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
 
-BACKENDS = ("virtual", "cpu", "emulated")
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+BACKENDS = ("virtual", "cpu", "emulated", "cuda")
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Fields = dict[str, Any]
 
@@ -46,21 +59,35 @@ class EngineConfig:
     weight_decay: float = 0.01
     num_warmup_steps: int = 0
     clip_norm: float | None = None
+    loss_scale: float = 65536.0
+    loss_scale_growth_steps: int = 2000
     recompute_grain: str = "stage"
+    device_memory_bytes: int | None = None
     num_warmup_runs: int = 0
     time_scale: float = 1.0
+    paced_links: bool = False
     optimizer: str = "adamw"
     momentum: float = 0.0
 
     def settings(self, config: RunConfig, entry: Entry | None) -> Settings:
+        """How to train, with loss scaling if gradients are in float16."""
+        scaling = LossScaling(self.loss_scale, self.loss_scale_growth_steps)
         optimizer = OptimizerSettings(
-            self.learning_rate, self.weight_decay, self.num_warmup_steps, self.clip_norm, self.optimizer, self.momentum
+            self.learning_rate,
+            self.weight_decay,
+            self.num_warmup_steps,
+            self.clip_norm,
+            name=self.optimizer,
+            momentum=self.momentum,
+            loss_scaling=scaling if config.dtype == "float16" else None,
         )
         return Settings(
             optimizer,
             self.recompute_grain,  # type: ignore[arg-type]  # checked there
             keep_gradients=config.verify,
             compensation=_compensation(config, entry),
+            keep_state=config.checkpoint.save_to is not None,
+            device_memory_bytes=self.device_memory_bytes,
         )
 
 
@@ -90,6 +117,13 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
             "whole; use backend=sim or emulated"
         )
     settings = engine.settings(config, assembled.entry)
+    if engine.name == "cuda":
+        check_cuda(config, assembled.schedule, engine.recompute_grain)
+    if engine.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:
+        raise ConfigError(
+            f"backend.paced_links=true: the links of cluster {assembled.cluster.name} have no pace; set "
+            "cluster.host_to_device_bytes_per_s, or take a cluster that has it, such as cluster=8x_rtx4090"
+        )
     if assembled.model is None:
         raise ConfigError(
             f"backend={engine.name} trains tensors, which model={config.model['name']} does not have; "
@@ -97,6 +131,8 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         )
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
+    _data(config, assembled)
+    _check_checkpoint(config, assembled)
     check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
     check_host_memory(assembled.model, DTYPES[config.dtype])
     if config.verify:
@@ -125,41 +161,66 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
     if engine.name == "emulated":
         return _emulate(engine, assembled)
     settings, workload = engine.settings(config, assembled.entry), _workload(config, assembled)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more, sums are split and the last bits depend on the machine
-    try:
+    start = _start(config, assembled)
+    with one_thread():
         if engine.name == "virtual":
-            fields, timeline, training = _on_virtual_clock(workload, settings, assembled)
+            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start)
+        elif engine.name == "cuda":
+            fields, timeline, training = _on_gpus(workload, settings, assembled, start, engine.num_warmup_runs)
         else:
-            fields, timeline, training = _on_cpu(workload, settings, assembled, engine.num_warmup_runs)
+            fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine)
+        fields |= _scales(training)
+        if training.memory is not None:
+            fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
+        fields |= loss_curve(training, timeline, config.num_microbatches)
+        if config.checkpoint.save_to is not None:
+            checkpoint.save(Path(config.checkpoint.save_to), training.state(), _subject(config, assembled))
         if config.verify:
             fields |= verified(training)
-    finally:
-        torch.set_num_threads(threads)
     return fields, timeline
 
 
-# --- the three backends -------------------------------------------------------------------------------------
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _scales(training: Training) -> Fields:
+    """What loss scaling came to; nothing where there is none."""
+    if training.scaler is None:
+        return {}
+    scales = training.scaler.scales
+    return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
+
+
+# --- the backends -------------------------------------------------------------------------------------------
 
 
 def _on_virtual_clock(
-    workload: Workload, settings: Settings, assembled: Assembled
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None
 ) -> tuple[Fields, Timeline, Training]:
-    training = Training(workload, assembled.schedule, settings)
+    training = Training(workload, assembled.schedule, settings, start)
     program = training.program(assembled.costs)
     timeline = run_program(program, training.handlers, VirtualBackend(assembled.costs))
     return {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}, timeline, training
 
 
 def _on_cpu(
-    workload: Workload, settings: Settings, assembled: Assembled, num_warmup_runs: int
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, engine: EngineConfig
 ) -> tuple[Fields, Timeline, Training]:
-    with CpuBackend() as backend:
-        for _ in range(num_warmup_runs):
-            training = Training(workload, assembled.schedule, settings)
+    with CpuBackend() as backend, ExitStack() as links:
+        copy = links.enter_context(PacedCopies(assembled.cluster)).copy if engine.paced_links else copy_in_memory
+        for _ in range(engine.num_warmup_runs):
+            training = Training(workload, assembled.schedule, settings, start, copy)
             run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)
-        training = Training(workload, assembled.schedule, settings)
+        training = Training(workload, assembled.schedule, settings, start, copy)
         program = training.program(assembled.costs, real_time=True)
         with ForeignLoad() as foreign:
             timeline = run_program(program, training.handlers, backend)
@@ -170,6 +231,30 @@ def _on_cpu(
         **_metrics(program, timeline, costs, assembled),
         "replay_makespan_s": _metrics(program, replayed, costs, assembled)["makespan_s"],
         "foreign_cpu_share": foreign.cores,
+        "malloc_tuned": is_tuned(),
+    }
+    return fields, timeline, training
+
+
+def _on_gpus(
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, num_warmup_runs: int
+) -> tuple[Fields, Timeline, Training]:
+    make_repeatable()
+    workload = replace(workload, data=OnCurrentGpu(workload.data))
+    gpus = range(torch.cuda.device_count())
+    with CudaBackend() as backend:
+        for _ in range(num_warmup_runs + 1):
+            for gpu in gpus:
+                torch.cuda.reset_peak_memory_stats(gpu)
+            training = Training(workload, assembled.schedule, settings, start, backend.copy, pin_memory=True)
+            program = training.program(assembled.costs, real_time=True)
+            timeline = run_program(program, training.handlers, backend)
+    costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
+    fields = {
+        "evidence": "measured",
+        **_metrics(program, timeline, costs, assembled),
+        "gpus": [torch.cuda.get_device_name(gpu) for gpu in gpus],
+        "gpu_peak_memory_bytes": [torch.cuda.max_memory_allocated(gpu) for gpu in gpus],
     }
     return fields, timeline, training
 
@@ -194,16 +279,89 @@ def _metrics(program: Program, timeline: Timeline, costs: CostTable, assembled: 
 
 def _workload(config: RunConfig, assembled: Assembled) -> Workload:
     check_request(config, assembled)
-    model, dtype = assembled.model, DTYPES[config.dtype]
-    assert model is not None  # or the request had been refused
+    assert assembled.model is not None  # or the request had been refused
     sequences = typed(WorkloadConfig, config.workload).microbatch_sequences
+    num_microbatches = assembled.schedule.shape.num_microbatches
+    workload = workload_of(assembled.model, sequences, config.dtype, config.seed, num_microbatches)
+    return replace(workload, data=_same_batches(config, assembled, _data(config, assembled)))
+
+
+def workload_of(model: Model, sequences: int, dtype: str, seed: int, num_microbatches: int) -> Workload:
+    """A model and synthetic tokens: the same weights and batches for whoever asks for them."""
     return Workload(
-        list(build_model(model, seed=config.seed, dtype=dtype)),
-        _same_batches(config, assembled, SyntheticTokens(model.vocab, model.seq_len, sequences, config.seed)),
-        assembled.schedule.shape.num_microbatches,
-        config.seed,
+        list(build_model(model, seed=seed, dtype=DTYPES[dtype])),
+        SyntheticTokens(model.vocab, model.seq_len, sequences, seed),
+        num_microbatches,
+        seed,
         draws_random=model.dropout > 0,
     )
+
+
+def _data(config: RunConfig, assembled: Assembled) -> Data:
+    """The tokens to train on.
+
+    Raises:
+        ConfigError: if they are to come from a file that does not do.
+    """
+    workload, model = typed(WorkloadConfig, config.workload), assembled.model
+    window = assembled.schedule.shape.num_microbatches
+    assert model is not None  # or the request had been refused
+    if workload.name != "text" and workload.text is None:
+        return SyntheticTokens(model.vocab, model.seq_len, workload.microbatch_sequences, config.seed)
+    path = workload.path if workload.text is None else TEXTS / f"{workload.text}.txt"
+    if path is None:
+        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
+    try:
+        return TextTokens(
+            Path(path),
+            vocab=model.vocab,
+            seq_len=model.seq_len,
+            microbatch_sequences=workload.microbatch_sequences,
+            num_microbatches=window if config.schedule_file else config.num_microbatches,
+            seed=config.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(f"workload.{'path' if workload.text is None else 'text'}: {error}") from None
+
+
+def _subject(config: RunConfig, assembled: Assembled) -> Fields:
+    """What a checkpoint is of: everything that must be the same for training to go on as if it had not stopped."""
+    return {
+        "model": as_plain(config.model),
+        "dtype": config.dtype,
+        "workload": as_plain(config.workload),
+        "num_microbatches": assembled.schedule.shape.num_microbatches,
+        "seed": config.seed,
+    }
+
+
+def _start(config: RunConfig, assembled: Assembled) -> State | None:
+    """What to go on from, if anything.
+
+    Raises:
+        ConfigError: if it is not there, torn, or of something else.
+    """
+    if config.checkpoint.resume_from is None:
+        return None
+    try:
+        return checkpoint.load(Path(config.checkpoint.resume_from), _subject(config, assembled))
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(f"checkpoint.resume_from={error}") from None
+
+
+def _check_checkpoint(config: RunConfig, assembled: Assembled) -> None:
+    _start(config, assembled)
+    if config.checkpoint.save_to is None:
+        return
+    policy, num_steps = assembled.schedule.policy, assembled.schedule.shape.num_steps
+    if policy not in STEPS_BEHIND or num_steps < 2:
+        raise ConfigError(
+            f"checkpoint.save_to: policy {policy.value} over {num_steps} steps leaves no state to go on from; use "
+            "num_steps=2 or more, and a schedule that flushes or is one step stale"
+        )
+    folder = Path(config.checkpoint.save_to).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"checkpoint.save_to={config.checkpoint.save_to}: {folder} is no folder that can be written")
 
 
 def _same_batches(config: RunConfig, assembled: Assembled, data: Data) -> Data:

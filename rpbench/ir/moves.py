@@ -17,14 +17,14 @@ LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
-from rpbench.ir.action import COMPUTE, MOVES, RECV, SEND, Action, Kind, parts_of
+from rpbench.ir.action import COMPUTE, MOVES, Kind, parts_of
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.schedule import Schedule, ScheduleError, Weights
+from rpbench.ir.kept import What, activation_edges
+from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import Visit, served, visits_of
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
@@ -37,9 +37,6 @@ LANES = {
     Kind.RESHARD: ("compute", "net"),
 }
 
-LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
-
-What = tuple[Kind, str | None]  # kind and object
 _ARRIVALS: tuple[tuple[What, What], ...] = (
     ((Kind.LOAD, "P"), (Kind.FREE, "P")),
     ((Kind.UNSHARD, None), (Kind.RESHARD, None)),
@@ -47,28 +44,12 @@ _ARRIVALS: tuple[tuple[What, What], ...] = (
 _LEAVERS: tuple[What, ...] = ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
 
 
-class Cargo(NamedTuple):
-    """What an action carries over a link.
-
-    Args:
-        object: P, G, O or A, or "boundary" for what a stage hands to its neighbour.
-        stage, backward: whose; `backward` says that backward stages are counted.
-        share: the part of it that goes over the link of this device.
-        lane: h2d, d2h or net: the link.
-    """
-
-    object: str
-    stage: int
-    backward: bool
-    share: Fraction
-    lane: str
-
-
 class Transfer(NamedTuple):
-    """One transfer of weights or gradients: its pieces, and the visits it serves."""
+    """One transfer of weights or gradients: its pieces, the visits it serves, and the FREE that ends it (or -1)."""
 
     pieces: tuple[int, ...]
     visits: tuple[Visit, ...]
+    end: int = -1
 
 
 def has_transfers(schedule: Schedule) -> bool:
@@ -82,6 +63,7 @@ class Moves:
     Attributes:
         edges: (producer, consumer) by number, for the whole schedule.
         transfers: (kind, object) -> transfers of weights and gradients, devices and stages ascending.
+        replicas: stage -> the devices that share it, for a stage that is gathered or reduced.
 
     Raises:
         ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
@@ -91,7 +73,7 @@ class Moves:
         self.index = index
         self.edges: list[tuple[int, int]] = []
         self.transfers: dict[What, list[Transfer]] = defaultdict(list)
-        self._replicas: dict[int, int] = {}  # stage -> devices that share it
+        self.replicas: dict[int, int] = {}  # stage -> devices that share it
         self._visits: dict[tuple[int, int], list[Visit]] = defaultdict(list)  # (device, stage)
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
         for device in visits_of(index):
@@ -107,44 +89,7 @@ class Moves:
             self._match_gradients(what)
         self._join()
         self._match_states()
-        self._match_activations()
-
-    def cargo(self) -> dict[int, Cargo]:
-        """What every action that uses a link carries, by number.
-
-        Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
-        all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard.
-        """
-        found: dict[int, Cargo] = {}
-        for what, transfers in self.transfers.items():
-            for transfer in transfers:
-                first = transfer.visits[0]
-                share = self._share(what, first.stage) / len(transfer.pieces)
-                name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
-                for number in transfer.pieces:
-                    found[number] = Cargo(name, first.stage, first.backward, share, LANES[what[0]][0])
-        part = Fraction(1, self.index.shape.num_parts)
-        for number, action in enumerate(self.index.actions):
-            lane = self.index.lanes[self.index.lane_of[number]].name
-            if action.kind in (Kind.LOAD, Kind.STORE) and action.object in ("O", "A"):
-                found[number] = Cargo(
-                    action.object, action.stage, True, part if action.object == "A" else Fraction(1), lane
-                )
-            elif lane in LINKS and (action.kind in SEND or action.kind in RECV):
-                found[number] = Cargo("boundary", action.stage, False, part, lane)
-        return found
-
-    def _share(self, what: What, stage: int) -> Fraction:
-        replicas = self._replicas.get(stage, 1)
-        gathered = any(transfer.visits[0].stage == stage for transfer in self.transfers[Kind.UNSHARD, None])
-        if what == (Kind.UNSHARD, None):
-            return Fraction(replicas - 1, replicas)
-        if what == (Kind.REDUCE_GRAD, None):
-            return Fraction(replicas - 1, replicas) * (1 if gathered or self._stored(stage) else 2)
-        return Fraction(1, replicas) if gathered or what == (Kind.STORE, "G") else Fraction(1)
-
-    def _stored(self, stage: int) -> bool:
-        return any(transfer.visits[0].stage == stage for transfer in self.transfers[Kind.STORE, "G"])
+        self.edges += activation_edges(index, self._numbers)
 
     # --- weights and gradients ---
 
@@ -158,9 +103,10 @@ class Moves:
             if stage in stages:
                 loads = self._pieces(self._numbers[arrive, device, stage])
                 groups = self._served(visits, loads, arrive)
-                self._match_ends(loads, self._numbers[leave, device, stage], groups, arrive, leave)
-                for pieces, group in zip(loads, groups, strict=True):
-                    self.transfers[arrive].append(Transfer(pieces, tuple(group)))
+                ends = self._numbers[leave, device, stage]
+                self._match_ends(loads, ends, groups, arrive, leave)
+                for pieces, group, end in zip(loads, groups, ends, strict=True):
+                    self.transfers[arrive].append(Transfer(pieces, tuple(group), end))
                     self.edges.append((pieces[-1], group[0].first))
                     self.edges += [(step, pieces[0]) for step in self._steps_before(group[0], pieces[0])]
         if arrive[0] is Kind.UNSHARD:
@@ -314,7 +260,7 @@ class Moves:
         devices: dict[int, set[int]] = defaultdict(set)
         for transfer in self.transfers[what]:
             devices[transfer.visits[0].stage].add(transfer.visits[0].device)
-        self._replicas |= {stage: len(found) for stage, found in devices.items()}
+        self.replicas |= {stage: len(found) for stage, found in devices.items()}
 
     # --- optimizer state and activations ---
 
@@ -328,81 +274,6 @@ class Moves:
                     rule = f"{self.index.actions[number]} is of no use: there is no {stage}STEP@{version}"
                     raise broken(self.index.schedule, rule, [number], way_out="write the version that the step makes")
                 self.edges.append((number, step) if what[0] is Kind.LOAD else (step, number))
-
-    def _match_activations(self) -> None:
-        """A FREE:A on lane d2h ends what has been stored, one elsewhere what has been loaded."""
-        index = self.index
-        moved: dict[tuple[What, int, int], int] = {}  # what, stage, place of the microbatch
-        ends: dict[tuple[Kind, int, int, int], int] = {}  # kind that is ended, stage, place, device
-        for (what, device, stage), numbers in self._numbers.items():
-            for number in numbers if what[1] == "A" else ():
-                action = index.actions[number]
-                place = index.place(0, action.microbatch or 0, action.part)
-                if what[0] is Kind.FREE:
-                    ended = Kind.STORE if index.lanes[index.lane_of[number]].name == "d2h" else Kind.LOAD
-                    before = ends.setdefault((ended, stage, place, device), number)
-                else:
-                    before = moved.setdefault((what, stage, place), number)
-                if before != number:
-                    raise broken(index.schedule, f"{action} stands twice; it moves once", [before, number])
-        for ((kind, _), stage, place), number in moved.items():
-            other = moved.get(((Kind.LOAD if kind is Kind.STORE else Kind.STORE, "A"), stage, place))
-            if other is None:
-                way = "stored, but never loaded again" if kind is Kind.STORE else "loaded, but never stored"
-                raise broken(index.schedule, f"{index.actions[number]}: these activations are {way}", [number])
-            end = ends.pop((kind, stage, place, index.device(number)), None)
-            if end is None:
-                rule = f"{index.actions[number]} is never freed: what is on its rank has one FREE:A"
-                raise broken(index.schedule, rule, [number])
-            if kind is Kind.STORE:
-                self.edges += [(self._maker(number), number), (number, end), (number, other)]
-            else:
-                reader, last = self._readers(number)
-                self._check_after_use(end, last)
-                self.edges += [(number, reader), (last, end)]
-        for end in ends.values():
-            raise broken(index.schedule, f"{index.actions[end]} frees what is not there", [end])
-
-    def _maker(self, store: int) -> int:
-        """The forward that makes what a backward stage keeps of a microbatch."""
-        action = self.index.actions[store]
-        stage = keeping_stage(self.index.schedule, action.stage)
-        maker = self.index.find(Action(Kind.F, stage, action.microbatch, action.part))
-        if maker < 0 or self.index.device(maker) != self.index.device(store):
-            rule = f"{action} stores what no forward on rank {self.index.device(store)} makes"
-            raise broken(self.index.schedule, rule, [store])
-        return maker
-
-    def _readers(self, load: int) -> tuple[int, int]:
-        """The first and the last action that read loaded activations."""
-        index, action = self.index, self.index.actions[load]
-        found = [index.find(action._replace(kind=kind, object=None)) for kind in (Kind.R, Kind.B, Kind.I, Kind.W)]
-        readers = [reader for reader in found if reader >= 0]
-        if not readers or index.device(readers[0]) != index.device(load):
-            rule = f"{action} is of no use: no backward of stage {action.stage} on rank {index.device(load)} reads it"
-            raise broken(index.schedule, rule, [load], way_out="take it out")
-        return readers[0], readers[-1]
-
-    def _check_after_use(self, end: int, reader: int) -> None:
-        lane = self.index.lanes[self.index.lane_of[end]]
-        if lane.name == "compute" and end < reader < lane.stop:
-            rule = f"{self.index.actions[reader]} uses what {self.index.actions[end]} has freed"
-            raise broken(self.index.schedule, rule, [end, reader], way_out="free it after its last use")
-
-
-def keeping_stage(schedule: Schedule, backward_stage: int) -> int:
-    """The forward stage that comes past the first layer of a backward stage, and keeps its input.
-
-    Raises:
-        ScheduleError: if forward and backward are cut apart and the layers are not known.
-    """
-    if not schedule.shape.separate_cuts:
-        return backward_stage
-    if schedule.partition is None:
-        raise ScheduleError("which forward keeps what a backward stage needs depends on the layers: give a partition")
-    start = schedule.partition.backward_ranges()[backward_stage].start
-    ranges = schedule.partition.forward_ranges()
-    return next((stage for stage, layers in enumerate(ranges) if start in layers), len(ranges) - 1)
 
 
 def all_producers(index: Index) -> list[tuple[int, ...]]:

@@ -17,23 +17,23 @@ many pieces as there are activations, and a piece follows each: activations go f
 (priority of transfers in RoundPipe, arXiv 2604.27085).
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
 from rpbench.ir.action import MOVES, Action, Kind, parts_of, receive_of
 from rpbench.ir.communication import hops
-from rpbench.ir.dependencies import version_read
 from rpbench.ir.index import Index
-from rpbench.ir.moves import TRANSFERS, keeping_stage
+from rpbench.ir.kept import keeping_stage
+from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.visits import Visit, visits_of
+from rpbench.ir.weight_lanes import After, WeightLanes
 
 Per = Literal["visit", "step"]
 _PERS: tuple[Per, ...] = get_args(Per)
-ACTIVATION_BUFFERS = 2  # for what is loaded for recomputation, on every device
 _SHARED = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
 
@@ -54,7 +54,7 @@ def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True) -
     index = _index(schedule)
     _check_prefetch(prefetch)
     uploads, downloads = _activations(index) if activations else ({}, {})
-    weights = _Weights(index, Kind.LOAD, Kind.FREE, "P", prefetch)
+    weights = WeightLanes(index, Kind.LOAD, Kind.FREE, "P", prefetch)
     rows: list[dict[str, list[Action]]] = []
     for visits in visits_of(index):
         row = weights.per_visit(visits, uploads)
@@ -90,7 +90,7 @@ def shard(
     _check_per(parameters=parameters, gradients=gradients)
     if schedule.shape.separate_cuts:
         raise ScheduleError("shards are of stages that are the same both ways; here forward and backward are cut apart")
-    weights = _Weights(index, Kind.UNSHARD, Kind.RESHARD, None, prefetch)
+    weights = WeightLanes(index, Kind.UNSHARD, Kind.RESHARD, None, prefetch)
     rows = []
     for visits in visits_of(index):
         reduced = _after_gradients(visits, gradients, _reduced)
@@ -122,7 +122,7 @@ def offload(schedule: Schedule, *, gradients: Per = "visit", parameters: Per | N
     """
     index = _index(schedule, MOVES)
     _check_per(parameters=parameters, gradients=gradients)
-    weights = _Weights(index, Kind.LOAD, Kind.FREE, "P", 1)
+    weights = WeightLanes(index, Kind.LOAD, Kind.FREE, "P", 1)
     rows = []
     for visits in visits_of(index):
         row: dict[str, list[Action]] = {}
@@ -132,138 +132,6 @@ def offload(schedule: Schedule, *, gradients: Per = "visit", parameters: Per | N
         row["d2h"] = [action for _, found in stored for action in found]
         rows.append(row)
     return _with_lanes(schedule, rows)
-
-
-# --- weights ------------------------------------------------------------------------------------------------
-
-_After = list[tuple[int, list[Action]]]  # (place of a visit on its device, what follows it)
-
-
-class _Weights:
-    """Lanes that bring weights and take them away again."""
-
-    def __init__(self, index: Index, arrive: Kind, leave: Kind, what: str | None, prefetch: int) -> None:
-        self._index, self.prefetch = index, prefetch
-        self._arrive, self._leave, self._what = arrive, leave, what
-
-    def per_visit(
-        self, visits: Sequence[Visit], uploads: Mapping[int, list[Action]], after: _After | None = None
-    ) -> list[Action]:
-        """A lane that brings weights to every visit; `uploads` come in for an action."""
-        due: dict[int, list[int]] = defaultdict(list)  # visit -> visits whose weights come while it runs
-        for place in range(len(visits)):
-            due[self._earliest(visits, place)].append(place)
-        lane = _Lane(self, visits, deque(after or []))
-        for place, visit in enumerate(visits):
-            if place in due[place]:  # nothing can come ahead of it
-                lane.follow(place - 1)
-                lane.bring(place, 1)
-            coming = [other for other in due[place] if other != place]
-            groups = [uploads[number] for number in dict.fromkeys(visit.numbers) if number in uploads]
-            lane.interleave(place, groups or [[]], coming)
-            lane.follow(place - 1)
-        lane.follow(len(visits) - 1)
-        lane.free(len(visits) - 1)
-        return lane.row
-
-    def per_step(self, visits: Sequence[Visit], after: _After) -> list[Action]:
-        """A lane that brings weights once a step, and takes them away after their last visit in it."""
-        follows, row = dict(after), list[Action]()
-        for step in sorted({visit.step for visit in visits}):
-            of_step = [(place, visit) for place, visit in enumerate(visits) if visit.step == step]
-            first = {visit.stage: visit for _, visit in reversed(of_step)}
-            last = {visit.stage: place for place, visit in of_step}
-            row += [self.arrival(visit) for visit in sorted(first.values(), key=lambda visit: visit.first)]
-            for place, visit in of_step:
-                row += follows.get(place, [])
-                row += [self.departure(visit)] * (last[visit.stage] == place)
-        return row
-
-    def arrival(self, visit: Visit, part: int = 0) -> Action:
-        """What brings the weights of a visit."""
-        version = self._version(visit) if self._index.steps else None
-        return Action(self._arrive, visit.stage, part=part, version=version, object=self._what)
-
-    def departure(self, visit: Visit) -> Action:
-        """What takes them away."""
-        return Action(self._leave, visit.stage, object=self._what)
-
-    def cut(self, visit: Visit, num_pieces: int) -> list[Action]:
-        """What brings them, in pieces; a gather is one."""
-        return [self.arrival(visit, part) for part in range(num_pieces if self._what else 1)]
-
-    def _version(self, visit: Visit) -> int:
-        action = self._index.actions[visit.first]
-        part = next(part for part in parts_of(action) if part.stage == visit.stage)
-        version = version_read(self._index.schedule.policy, self._index.shape, part.microbatch or 0)
-        assert version is not None  # policies that read what is newest have been refused
-        return version
-
-    def _earliest(self, visits: Sequence[Visit], place: int) -> int:
-        """The visit during which the weights of another may come: `prefetch` before it, but not before the work on
-        this device that their version is made of."""
-        earliest = max(0, place - self.prefetch)
-        if self._index.steps:
-            version = self._version(visits[place])
-            while any(visit.step < version for visit in visits[earliest:place]):
-                earliest += 1
-        return earliest
-
-
-class _Lane:
-    """A lane h2d or net as it grows."""
-
-    def __init__(self, weights: _Weights, visits: Sequence[Visit], after: "deque[tuple[int, list[Action]]]") -> None:
-        self.row: list[Action] = []
-        self._weights, self._visits, self._after = weights, visits, after
-        self._num_freed = 0
-        self._held: deque[tuple[int, Action]] = deque()  # (visit, activations that were loaded and not freed)
-
-    def pieces(self, place: int, number: int) -> list[Action]:
-        """The weights of a visit in pieces; a gather is in one, which comes with the first activation."""
-        return self._weights.cut(self._visits[place], number)
-
-    def bring(self, place: int, num_pieces: int) -> None:
-        """Bring the weights of a visit, when there is a buffer for them."""
-        self.free(place - 1 - self._weights.prefetch)
-        self.row += self.pieces(place, num_pieces)
-
-    def interleave(self, place: int, groups: Sequence[Sequence[Action]], coming: Sequence[int]) -> None:
-        """Let activations come in, and in the gaps the weights of visits to come."""
-        pieces = [piece for other in coming for piece in self.pieces(other, len(groups))]
-        for number, group in enumerate(groups):
-            self.take(place, group)
-            if number == 0 and coming:
-                self.free(coming[-1] - 1 - self._weights.prefetch)
-            share = len(coming) if number < len(groups) - 1 else len(pieces)
-            self.row += pieces[:share]
-            pieces = pieces[share:]
-
-    def take(self, place: int, group: Sequence[Action]) -> None:
-        """Let activations come in; what was loaded has two buffers."""
-        for action in group:
-            if action.kind is Kind.LOAD:
-                if len(self._held) == ACTIVATION_BUFFERS:
-                    self._free_held()
-                self._held.append((place, action))
-            self.row.append(action)
-
-    def free(self, last: int) -> None:
-        """Free the weights of all visits up to one, and the activations they held."""
-        while self._num_freed <= last:
-            while self._held and self._held[0][0] <= self._num_freed:
-                self._free_held()
-            self.row.append(self._weights.departure(self._visits[self._num_freed]))
-            self._num_freed += 1
-
-    def follow(self, last: int) -> None:
-        """What follows the visits up to one."""
-        while self._after and self._after[0][0] <= last:
-            self.row += self._after.popleft()[1]
-
-    def _free_held(self) -> None:
-        _, load = self._held.popleft()
-        self.row.append(load._replace(kind=Kind.FREE))
 
 
 # --- activations ---------------------------------------------------------------------------------------------
@@ -313,7 +181,7 @@ def _reduced(visit: Visit) -> list[Action]:
     return [Action(Kind.REDUCE_GRAD, visit.stage)]
 
 
-def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[Visit], list[Action]]) -> _After:
+def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[Visit], list[Action]]) -> After:
     """What `make` gives after every visit with a weight gradient, or after a stage's last one in a step."""
     if per is None:
         return []
@@ -330,6 +198,8 @@ def _index(schedule: Schedule, refused: frozenset[Kind] = TRANSFERS) -> Index:
     found = next((action for action in index.actions if action.kind in refused), None)
     if found is not None:
         raise ScheduleError(f"the schedule holds {found} already: add transfers of this kind once")
+    if schedule.shape.num_head_shards:
+        raise ScheduleError(f"the head of {schedule.name} is cut over the devices: its weights stay where they are")
     if index.steps and schedule.policy not in STEPS_BEHIND:
         raise ScheduleError(
             f"policy {schedule.policy.value} reads what is newest: which version a transfer brings is not known "

@@ -12,7 +12,7 @@ and the k-th FREE ends the k-th LOAD. A weight may come in pieces, `0LOAD:P 0LOA
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rpbench.ir.action import COMPUTE, Kind, parts_of
+from rpbench.ir.action import COMPUTE, HEAD, Kind, parts_of
 from rpbench.ir.index import GRADIENT, Index
 
 
@@ -57,7 +57,7 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
     gradient = -1
     for number in numbers:
         for part in parts_of(index.actions[number]):
-            if part.kind not in COMPUTE:
+            if part.kind not in COMPUTE or part.kind in HEAD:
                 continue
             assert part.microbatch is not None
             place = part.kind is not Kind.F, part.stage, part.microbatch // index.shape.num_microbatches

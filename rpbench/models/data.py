@@ -14,6 +14,7 @@ import torch
 from rpbench.models.seed import generator_for
 
 BYTE_VALUES = 256
+TEXTS = Path(__file__).parent / "text"
 
 
 class Batch(NamedTuple):

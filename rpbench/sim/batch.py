@@ -61,7 +61,8 @@ class PlanBatch:
             slot, on_devices = graph.slots_on_devices
         self._divisors = np.array([_divisor(graph, times, device) for _, device in on_devices])
         self._of_slot = [number for number, _ in on_devices]
-        self._is_plain = all(len(members) == 1 for members in graph.slots) and (self._divisors == 1).all()
+        as_rows = [[row] for row in range(len(self._rows))]
+        self._is_plain = self._members == as_rows and bool((self._divisors == 1).all())
         late = late_edges(graph, CostTable({}, times.hop, recompute_ahead, fused_ahead))
         delay = np.where(graph.crosses, float(times.hop), 0.0)
         self._edges = (graph.previous, graph.pred_start, graph.pred, delay, late, slot)

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
 from rpbench.ir.action import HEAD, Action, Kind
+from rpbench.ir.cargo import Cargo, cargo_of
 from rpbench.ir.index import GRADIENT, Index
-from rpbench.ir.moves import TRANSFERS, Cargo, Moves, transfer_edges
+from rpbench.ir.moves import TRANSFERS, transfer_edges
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.sim.kernels import compiled, order_lanes
@@ -162,7 +163,7 @@ def _with_cargo(
     """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
     if not np.isin(columns.kind, list(TRANSFERS)).any():
         return slots, ()
-    carried = Moves(Index(schedule)).cargo()
+    carried = cargo_of(Index(schedule))
     distinct = dict.fromkeys((Kind(columns.kind[number]), cargo) for number, cargo in sorted(carried.items()))
     numbers = {what: len(slots) + place for place, what in enumerate(distinct)}
     for number, cargo in carried.items():

@@ -14,7 +14,7 @@ from math import inf
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
-from rpbench.ir.moves import Cargo
+from rpbench.ir.cargo import Cargo
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import late_edges, works_by_slot
@@ -147,7 +147,7 @@ class _Run:
         for flow in self.left:
             cargo, device = self.cargo[flow], self.device[flow]
             assert cargo is not None
-            pace = self.times.bytes_per_s(cargo)
+            pace = self.times.cluster.link_bytes_per_s(cargo.lane)
             if pace is not None:
                 capacity[cargo.lane, device] = pace
             uses[flow] = _links(cargo, device, self.times.cluster)

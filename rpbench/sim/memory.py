@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import Kind
+from rpbench.ir.residency import moves_activations, peak_resident
 from rpbench.ir.schedule import Weights
 from rpbench.sim.graph import Columns, Graph
 
@@ -14,8 +15,11 @@ _RELEASE = (Kind.B, Kind.W, Kind.FB)
 def peak_in_flight(graph: Graph) -> list[int]:
     """Most stage activations each device holds at once: one more at F, one less at the end of B or W.
 
-    Streamed schedules keep activations on the host, so a device holds those of the action it runs.
+    Streamed schedules keep activations on the host, so a device holds those of the action it runs. Where bound
+    schedules move activations away and back, what is away does not count (`rpbench.ir.residency`).
     """
+    if graph.schedule.weights is Weights.BOUND and moves_activations(graph.schedule):
+        return peak_resident(graph.schedule)
     return [int(level.max(initial=0)) for level in in_flight(graph)]
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.figures import convergence
+from analysis.figures.duel import NAMES
 from analysis.load import load_records
 from analysis.runs import MODELS, SCHEDULES
 from rpbench.harness import record
-from rpbench.harness.config import RunConfig, load
+from rpbench.harness.config import RunConfig, as_plain, load
 from rpbench.harness.record import Record
 from rpbench.harness.run import run
 
@@ -47,8 +49,9 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """`results` with made-up records of all other experiments."""
     folder = tmp_path_factory.mktemp("full") / "results"
     shutil.copytree(results, folder)
-    for row in list(record.read_all(results)):
-        for other in _others(row):
+    rows = list(record.read_all(results))
+    for row in rows:
+        for other in (*_others(row), *_real_runs(row), *(_trained(row) if row is rows[0] else ())):
             (folder / other["run_id"]).mkdir()
             (folder / other["run_id"] / "record.json").write_text(record.dump(other))
     return folder
@@ -97,6 +100,32 @@ def _others(row: Record) -> Iterator[Record]:
         yield ahead
 
 
+def _trained(row: Record) -> Iterator[Record]:
+    """Records of `experiment=convergence`: losses that fall, some faster."""
+    for number, method in enumerate(convergence.METHODS):
+        config = as_plain(load(["experiment=convergence", f"method={method}"]))
+        points = config["num_steps"]
+        for seed in convergence.SEEDS:
+            yield _edited(
+                row,
+                f"{method} {seed}",
+                status="ok",
+                schedule=config["schedule"]["name"],
+                workload="prose",
+                backend="virtual",
+                num_devices=4,
+                num_microbatches=config["num_microbatches"],
+                seed=seed,
+                config=config | {"seed": seed},
+                tokens_per_step=1024,
+                num_updates=points,
+                staleness_steps=1,
+                weight_versions=2,
+                loss_curve=[5.5 - (2.5 + 0.1 * number + 0.01 * seed) * point / points for point in range(points)],
+                loss_curve_s=[(1 + 0.1 * number) * (point + 1) / points for point in range(points)],
+            )
+
+
 def _back_to_back(row: Record, count: int) -> Record:
     bubble = 0.4 / count
     step_time_s = sum(row["busy_s"]) / row["num_devices"] * count / row["num_microbatches"] / (1 - bubble)
@@ -126,6 +155,50 @@ def _dealt(row: Record, size: int) -> Record:
     dealt["config"]["cost"]["fused_ahead"] = False
     dealt["config"]["schedule"]["round_size"] = size
     return dealt
+
+
+def _real_runs(row: Record) -> Iterator[Record]:
+    """Records of the duels and of runs compared with plain training, made up from a cell of figure 17."""
+    if (row["backend"], row["schedule"], row["model"]) != ("sim", "gpipe", MODELS[0]):
+        return
+    for model, (number, contender) in product(("mid_gpt", "fat_head_gpt"), enumerate(NAMES)):
+        yield _contender(row, model, contender, 2 - 0.1 * number)
+    for backend, dtype in product(("virtual", "cpu"), ("float64", "float32", "bfloat16")):
+        yield _verified(row, backend, dtype)
+
+
+def _contender(row: Record, model: str, contender: str, seconds: float) -> Record:
+    walls = [1.1 * seconds, 1.2 * seconds]
+    return _edited(
+        row,
+        f"duel {model} {contender}",
+        backend="duel",
+        model=model,
+        contender=contender,
+        evidence="measured",
+        round_size=8 if contender.startswith("roundpipe") else None,
+        makespan_s=1.15 * seconds,
+        replay_makespan_s=seconds,
+        simulated_makespan_s=0.98 * seconds,
+        emulated_makespan_s=0.99 * seconds,
+        foreign_cpu_share=0.5,
+        round_walls_s=walls,
+        round_replays_s=[seconds, seconds * (1 + 0.01 * len(contender) / 10)],
+        round_cpus_s=[3.0, 3.1],
+    )
+
+
+def _verified(row: Record, backend: str, dtype: str) -> Record:
+    run = _edited(
+        row,
+        f"verified {backend} {dtype}",
+        backend=backend,
+        model="tiny_gpt",
+        num_devices=4,
+        grad_max_abs_diff=0.0 if dtype != "bfloat16" else 1e-3,
+    )
+    run["config"] |= {"verify": True, "num_steps": 2, "dtype": dtype}
+    return run
 
 
 def _edited(row: Record, why: str, **fields: object) -> Record:

@@ -15,6 +15,7 @@ from analysis import exhibits, runs, style
 from analysis.exhibit import Exhibit
 from analysis.figures import (
     dispatch,
+    duel,
     figure2,
     figure3,
     figure5,
@@ -43,7 +44,10 @@ ALL = (
     "lead",
     "plans",
     "dispatch",
+    "duel",
+    "equivalence",
     "prediction",
+    "convergence",
     "figure2",
     "figure5",
     "figure10_published",
@@ -76,7 +80,10 @@ def test_every_number_says_where_it_comes_from(made: dict[str, Exhibit], name: s
                 assert bool(cell.run_ids) != bool(cell.source), cell
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in ("published_cells", "causal", "lead", "plans")])
+TABLES = ("published_cells", "causal", "lead", "plans", "equivalence")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in TABLES])
 def test_texts_stay_on_the_page_and_apart(made: dict[str, Exhibit], name: str) -> None:
     draw = made[name].draw
     assert draw is not None
@@ -399,3 +406,39 @@ def test_one_page_and_25_files(made: dict[str, Exhibit]) -> None:
 def test_a_missing_timeline_is_named(records: pd.DataFrame, tmp_path: Path) -> None:
     with pytest.raises(MissingRuns, match=r"timeline\.csv of 25 of 25 runs"):
         timelines.exhibit(records, tmp_path)
+
+
+# --- the duel ------------------------------------------------------------------------------------------------
+
+
+def test_the_duel_shows_every_contender_of_the_duel_with_most_rounds(full_records: pd.DataFrame) -> None:
+    duels = duel.found_duels(full_records)
+    assert {model: list(rows) for model, rows in duels.items()} == {model: list(duel.NAMES) for model in duel.MODELS}
+    longer = full_records[full_records["backend"] == "duel"].copy()
+    longer["config"] = [{**config, "seed": 1} for config in longer["config"]]
+    longer["run_id"] = [f"more {run}" for run in longer["run_id"]]
+    longer["round_walls_s"] = [[*walls, walls[0]] for walls in longer["round_walls_s"]]
+    both = pd.concat([longer, full_records])
+    assert all(row["run_id"].startswith("more") for rows in duel.found_duels(both).values() for row in rows.values())
+
+
+def test_a_difference_within_that_of_the_twins_is_marked(made: dict[str, Exhibit], full_records: pd.DataFrame) -> None:
+    table = made["duel"].table
+    assert table is not None
+    column = table.columns.index("speed-up over 1F1B by processor time (95 % interval)")
+    cells = {row[1].text: row[column] for row in table.rows[: len(duel.NAMES)]}
+    assert cells["1F1B"].text == "1.000 (1.000–1.000) ~"
+    assert cells["1F1B, its twin"].text.endswith("~")
+    assert not cells["RoundPipe"].text.endswith("~")
+    rows = duel.found_duels(full_records)["mid_gpt"]
+    expected = [
+        a / b for a, b in zip(rows["1f1b"]["round_replays_s"], rows["roundpipe"]["round_replays_s"], strict=True)
+    ]
+    assert cells["RoundPipe"].value == pytest.approx(sum(expected) / 2)
+
+
+def test_one_gradient_that_differs_is_shown(made: dict[str, Exhibit]) -> None:
+    table = made["equivalence"].table
+    assert table is not None
+    assert [cell.text for cell in table.rows[0]] == ["GPipe", "0", "0", "1.0e-03", "0", "0", "1.0e-03"]
+    assert "4 of 6 runs agree in every bit" in made["equivalence"].caption

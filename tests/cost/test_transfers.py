@@ -95,10 +95,10 @@ def test_time_is_latency_and_bytes_at_the_pace_of_the_direction():
     schedule = offload(data_parallel(1, 2))
     cluster = Cluster("x", host_to_device_bytes_per_s=1e3, device_to_host_bytes_per_s=5e2, transfer_latency_s=0.25)
     stages = StageBytes(schedule.partition, SIZES)
+    from rpbench.ir.cargo import cargo_of
     from rpbench.ir.index import Index
-    from rpbench.ir.moves import Moves
 
-    for cargo in Moves(Index(schedule)).cargo().values():
+    for cargo in cargo_of(Index(schedule)).values():
         pace = 1e3 if cargo.lane == "h2d" else 5e2
         assert TransferTimes(stages, cluster, 1000)(cargo) == pytest.approx(250 + 1000 * float(stages.of(cargo)) / pace)
         free = replace(cluster, host_to_device_bytes_per_s=None, device_to_host_bytes_per_s=None)

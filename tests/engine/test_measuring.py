@@ -32,7 +32,7 @@ def test_foreign_load_is_what_is_busy_less_what_is_ours(monkeypatch):
     monkeypatch.setattr(foreign.time, "perf_counter", lambda: next(times))
     busy, own = iter([100.0, 118.0]), iter([50.0, 53.0])
     monkeypatch.setattr(foreign, "_busy_s", lambda: next(busy))
-    monkeypatch.setattr(foreign, "_own_s", lambda: next(own))
+    monkeypatch.setattr(foreign, "_own_s", lambda pids: next(own))
     with ForeignLoad() as load:
         pass
     assert load.cores == pytest.approx((18 - 3) / 10)

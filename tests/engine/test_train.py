@@ -98,7 +98,7 @@ def test_the_emulated_backend_sleeps():
 def test_requests_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="backend=virtual trains tensors, which model=abstract does not have"):
         run("virtual", "num_devices=2")
-    with pytest.raises(ConfigError, match="dtype=float8: one of float64, float32, bfloat16"):
+    with pytest.raises(ConfigError, match="dtype=float8: one of float64, float32, bfloat16, float16"):
         run("virtual", "num_devices=2", "dtype=float8", "model=tiny_gpt")
     with pytest.raises(ConfigError, match=r"GB of host memory .* free"):
         run("cpu", "num_devices=2", "model=qwen3_235b_lora")

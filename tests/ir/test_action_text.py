@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.ir.action import MOVES, OBJECTS, RECV, SEND, Action, Kind, overlap, parse, text
+from rpbench.ir.action import HEAD, MOVES, OBJECTS, RECV, SEND, Action, Kind, overlap, parse, text
 
 NUMBERS = st.integers(0, 10**6)
-PER_MICROBATCH = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB} | SEND | RECV
+PER_MICROBATCH = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD} | SEND | RECV
 
 
 @st.composite
@@ -58,6 +58,7 @@ def test_a_changed_token_is_refused_or_means_what_it_says(token, data):
         ("2F5", Action(Kind.F, 2, 5)),
         ("2F5.1@4", Action(Kind.F, 2, 5, part=1, version=4)),
         ("12FB0", Action(Kind.FB, 12, 0)),
+        ("3HF7", Action(Kind.HF, 3, 7)),
         ("7LOAD:P@3", Action(Kind.LOAD, 7, version=3, object="P")),
         ("0STORE:A5>host", Action(Kind.STORE, 0, 5, object="A", peer="host")),
         ("3SEND_F1>2", Action(Kind.SEND_F, 3, 1, peer=2)),

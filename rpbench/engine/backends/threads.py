@@ -11,7 +11,7 @@ from rpbench.engine.program import Program
 from rpbench.ir.timeline import Timeline
 
 POLL_S = 0.1  # how often to look whether a worker has died
-GRACE_S = 1.0  # how long to wait, after an error, for actions that are running
+GRACE_S = 0.6  # how long to wait, after an error, for actions that are running
 
 
 class ThreadBackend:

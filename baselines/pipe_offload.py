@@ -1,0 +1,57 @@
+"""PipeOffload: interleaved 1F1B whose activations wait for their backward on the host.
+
+What a forward leaves goes out as soon as it has run (STORE:A, lane d2h) and comes back shortly before it is used
+(LOAD:A, lane h2d, at most two ahead). With several chunks on a rank the first ones wait longest, so where only a share
+is to go, they go first: memory falls faster than traffic grows. What is needed again too soon stays: a transfer both
+ways must fit into the time between. With 2 ranks, 4 microbatches and a least gap of 2, on rank 0 with one chunk:
+
+    compute  0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3
+    d2h      0STORE:A1 0FREE:A1 0STORE:A2 0FREE:A2
+    h2d      0LOAD:A1 0LOAD:A2 0FREE:A1 0FREE:A2
+
+Source: Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization" (arXiv
+2503.01328), sections 3 and 4: offloading, and its selection by how long activations live. Its own orders, which delay
+forwards to shorten lives, are not here: the order is `interleaved_1f1b`, or 1F1B for one chunk.
+"""
+
+from baselines.bpipe import with_moved_activations
+from baselines.interleaved_1f1b import interleaved_1f1b
+from baselines.one_f_one_b import one_f_one_b
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.registry import schedule
+
+# Activations that may be back and not used yet: one comes while another is read.
+BUFFERS = 2
+
+
+@schedule("pipe_offload", source="arXiv 2503.01328, sections 3 and 4", looped=True)
+def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4) -> Schedule:
+    """Interleaved 1F1B with activations on the host.
+
+    Args:
+        share: of the activations to offload, the longest-lived first.
+        least_gap: actions that must stand between a forward and its backward, or its activations stay.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"schedule.share={share}: a share of the activations, from 0 to 1; try 0.5")
+    if least_gap < 1:
+        raise ValueError(f"schedule.least_gap={least_gap}: at least 1 action must stand between; try 4")
+    base = one_f_one_b(shape) if shape.num_stages == shape.num_ranks else interleaved_1f1b(shape)
+    rows = tuple(
+        with_moved_activations(row, _longest_lived(row, share, least_gap), peer=None, buffers=BUFFERS)
+        for row in map(base.compute, range(shape.num_ranks))
+    )
+    return Schedule(shape, rows, name="pipe_offload", placement=base.placement)
+
+
+def _longest_lived(row: Row, share: float, least_gap: int) -> list[Action]:
+    """The forwards whose activations go, in the order of the row."""
+    ends = {(action.stage, action.microbatch): place for place, action in enumerate(row) if action.kind is Kind.B}
+    lives = [
+        (place - ends[action.stage, action.microbatch], place)  # the longest first
+        for place, action in enumerate(row)
+        if action.kind is Kind.F
+    ]
+    chosen = [place for life, place in sorted(lives)[: round(share * len(lives))] if -life > least_gap]
+    return [row[place] for place in sorted(chosen)]

@@ -1,0 +1,154 @@
+"""Worker: one rank of a system; RANK, WORLD_SIZE and MASTER_ADDR in the environment, as torchrun sets them.
+
+With a file, its cases are run and rank 0 prints a line of JSON for each. With `-`, cases come a line at a time on
+stdin and every rank answers each on stdout, until stdin ends: `rpbench` feeds long-lived ranks that way. A line
+`again` runs the last case once more, prepared as it is.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import torch
+import torch.distributed as dist
+
+from baselines.systems.case import Case
+from rpbench.engine.gradients import Tensors
+from rpbench.engine.layout import layout_of
+from rpbench.engine.reference import largest_difference, train_reference
+from rpbench.ir.partition import symmetric
+
+# A collective that takes longer has lost a rank.
+TIMEOUT_S = 120
+
+# System -> its module and class; imported when asked for.
+SYSTEMS: Mapping[str, tuple[str, str]] = {
+    "torch_pipelining": ("baselines.systems.torch_pipelining", "TorchPipeline"),
+    "fsdp2": ("baselines.systems.fsdp2", "Fsdp2"),
+}
+
+
+class System(Protocol):
+    """A rank that trains a case."""
+
+    modules: set[int]
+    actions: list[tuple[str, int, int, float]]
+
+    def prepare(self) -> None:
+        """What is not timed."""
+
+    def train(self) -> None:
+        """All steps of the case."""
+
+    def gradients(self) -> Tensors:
+        """Those of the last step."""
+
+    def weights(self) -> Tensors:
+        """As they are now."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run cases; 0 if all ended, 2 if the request was wrong."""
+    if len(arguments) != 1:
+        print("usage: torchrun --nproc-per-node 2 -m baselines.systems CASE.json", file=sys.stderr)
+        return 2
+    if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]:
+        print(f"{', '.join(missing)} not set: start this under torchrun", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    try:
+        served = arguments[0] == "-"
+        for answer in _answers(sys.stdin if served else Path(arguments[0]).read_text().splitlines()):
+            if served or dist.get_rank() == 0:
+                print(json.dumps(answer), flush=True)
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+def _answers(lines: "list[str] | TextIO") -> Iterator[dict[str, Any]]:
+    system, case = None, None
+    for line in filter(None, map(str.strip, lines)):
+        if line != "again":
+            system = None
+            try:
+                case = Case.from_json(line)
+                system = make(case)
+            except ValueError as error:  # every rank sees it alike
+                yield {"refused": str(error)}
+                continue
+            except Exception as error:
+                yield _failure(error)
+        if system is not None and case is not None:
+            try:
+                yield _run(system, case)
+            except Exception as error:
+                yield _failure(error)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+def make(case: Case) -> System:
+    """This rank's part of a system.
+
+    Raises:
+        ValueError: for an unknown system, or a case that does not fit.
+    """
+    if case.system not in SYSTEMS:
+        raise ValueError(f"system={case.system!r}: one of {', '.join(SYSTEMS)}")
+    module, name = SYSTEMS[case.system]
+    system: System = getattr(import_module(module), name)(case)
+    return system
+
+
+def _run(system: System, case: Case) -> dict[str, Any]:
+    system.prepare()
+    dist.barrier()
+    began, used = time.perf_counter(), time.process_time()
+    system.train()
+    answer: dict[str, Any] = {
+        "wall_s": time.perf_counter() - began,
+        "cpu_s": time.process_time() - used,
+        "actions": system.actions,
+    }
+    if case.verify:
+        answer |= _verified(system, case)
+    return answer
+
+
+def _verified(system: System, case: Case) -> dict[str, float]:
+    """How far this rank's modules are from plain training of the whole model, in this very process."""
+    workload = case.workload()
+    partition = symmetric((len(workload.modules) - 2,))
+    groups = {(0, step + 1): (_window(step, case.num_microbatches),) for step in range(case.num_steps)}
+    reference = train_reference(
+        workload,
+        layout_of(partition),
+        groups,
+        case.settings(),
+        num_steps=case.num_steps,
+        updates=case.optimizer is not None,
+    )
+    own = system.modules
+
+    def differ(found: Tensors, expected: Tensors) -> float:
+        return largest_difference(found, {place: value for place, value in expected.items() if place[0] in own})
+
+    return {
+        "grad_max_abs_diff": differ(system.gradients(), reference.gradients[-1]),
+        "weight_max_abs_diff": differ(system.weights(), reference.masters),
+    }
+
+
+def _window(step: int, num_microbatches: int) -> tuple[int, ...]:
+    return tuple(range(step * num_microbatches, (step + 1) * num_microbatches))

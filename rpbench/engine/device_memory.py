@@ -1,0 +1,124 @@
+"""Device memory: what the devices of a run hold, counted, and the end of a run that holds more than they have.
+
+CPU threads and virtual devices have no memory of their own, so a cap is kept by counting. A device holds
+
+* the weights of its stages and a gradient of the same size for those that train; where weights are streamed, only
+  those of the stage it is running;
+* activations: what autograd saves, from the action that saves it until its graph is gone;
+* where weights are bound, the inputs it keeps to recompute from; streamed ones are at home on the host.
+
+A storage counts once a device. What an operation needs for a moment only is not seen, nor is the optimizer, which
+is at home on the host.
+"""
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+
+class OutOfDeviceMemory(MemoryError):
+    """A device holds more than its cap."""
+
+
+class DeviceMemory:
+    """The ledger of all devices.
+
+    Args:
+        limit_bytes: the cap of each.
+        resident: device -> bytes of weights and gradients that stay there.
+
+    Attributes:
+        peak_bytes: device -> the most it held.
+
+    Raises:
+        OutOfDeviceMemory: if what stays on a device does not fit; so does whatever counts.
+    """
+
+    def __init__(self, limit_bytes: int, resident: Sequence[Counter[str]]) -> None:
+        self._limit = limit_bytes
+        self._held = [Counter(classes) for classes in resident]
+        self.peak_bytes = [0] * len(resident)
+        self._holders: Counter[tuple[int, int]] = Counter()  # (device, storage) -> who has it
+        self._lock = threading.RLock()  # a tensor may die, and be freed, while the ledger is written
+        self._device = threading.local()
+        for device in range(len(resident)):
+            self._check(device)
+
+    @contextmanager
+    def visit(self, device: int, stage_bytes: Counter[str]) -> Iterator[None]:
+        """The calling thread runs an action on a device, to which a stage has come for that time."""
+        self._device.number = device
+        with self._lock:
+            self._held[device].update(stage_bytes)
+        try:
+            self._check(device)
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+                yield
+        finally:
+            with self._lock:
+                self._held[device].subtract(stage_bytes)
+
+    def hold(self, tensor: torch.Tensor, what: str) -> None:
+        """Count a tensor on the device of the action that runs, until nobody has it any more."""
+        self._take(self._device.number, tensor, tensor, what)
+
+    def _pack(self, tensor: torch.Tensor) -> "_Saved | torch.Tensor":
+        if tensor.is_leaf and tensor.requires_grad:
+            return tensor  # a weight: counted with its stage
+        saved = _Saved(tensor.detach())
+        self._take(self._device.number, saved.tensor, saved, "activations")
+        return saved
+
+    def _take(self, device: int, tensor: torch.Tensor, owner: object, what: str) -> None:
+        storage = tensor.untyped_storage()
+        key, size = (device, storage.data_ptr()), storage.nbytes()
+        with self._lock:
+            self._holders[key] += 1
+            if self._holders[key] == 1:
+                self._held[device][what] += size
+        weakref.finalize(owner, self._free, key, size, what).atexit = False
+        self._check(device)
+
+    def _free(self, key: tuple[int, int], size: int, what: str) -> None:
+        with self._lock:
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
+                self._held[key[0]][what] -= size
+
+    def _check(self, device: int) -> None:
+        with self._lock:
+            classes = self._held[device]
+            held = sum(classes.values())
+            self.peak_bytes[device] = max(self.peak_bytes[device], held)
+        if held > self._limit:
+            largest, size = max(classes.items(), key=lambda item: item[1])
+            raise OutOfDeviceMemory(
+                f"device {device} holds {held} bytes and has {self._limit}; {size} of them are {largest}"
+            )
+
+
+class _Saved:
+    """A tensor that a graph has saved, alive as long as the graph."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def _unpack(saved: _Saved | torch.Tensor) -> torch.Tensor:
+    return saved.tensor if isinstance(saved, _Saved) else saved
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is that there was no memory: a cap's, Python's or torch's."""
+    while error is not None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch's allocator on the host
+            return True
+        error = error.__cause__
+    return False

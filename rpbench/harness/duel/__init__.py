@@ -1,0 +1,1 @@
+"""The duel: every contender in real time on this machine, in turn, on the same work."""

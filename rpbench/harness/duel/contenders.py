@@ -1,0 +1,62 @@
+"""Contenders: what takes part in a duel."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rpbench import registry
+
+BASE = "1f1b"  # what the others are compared with
+TWIN = "1f1b_twin"  # the same under another name: their difference is the noise
+LIMIT = "limit"
+
+Engine = Literal["rpbench", "torch", "side by side"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One of them.
+
+    Args:
+        schedule: registered name.
+        options: of the schedule.
+        dispatch: how the jobs of a streamed schedule find their devices.
+        engine: ours; torch's, on processes; or ours without any scheduling, every device for itself.
+        plan_of: the contender whose plan is taken; its own is searched where this is empty.
+        rounds: whether the number of microbatches a round is searched as well.
+    """
+
+    name: str
+    schedule: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dispatch: str = "round_robin"
+    engine: Engine = "rpbench"
+    plan_of: str = ""
+    rounds: bool = False
+
+    def choices(self, num_microbatches: int) -> Sequence[Mapping[str, Any]]:
+        """Options of the schedule among which its search chooses."""
+        if not self.rounds:
+            return ({},)
+        halves = [num_microbatches >> shift for shift in range(num_microbatches.bit_length())]
+        return [{"round_size": size} for size in dict.fromkeys(halves)]
+
+
+_KNOWN = (
+    Contender(BASE, "1f1b"),
+    Contender(TWIN, "1f1b", plan_of=BASE),
+    Contender("gpipe", "gpipe"),
+    Contender("interleaved_1f1b", "interleaved_1f1b"),
+    Contender("looped_bfs", "looped_bfs"),
+    Contender("pipedream_2bw", "pipedream_2bw"),
+    Contender("roundpipe", "roundpipe", rounds=True),
+    Contender("roundpipe_async", "roundpipe", {"asynchronous": True}, rounds=True),
+    Contender("roundpipe_dynamic", "roundpipe", dispatch="dynamic", rounds=True),
+    Contender("torch_1f1b", "1f1b", engine="torch", plan_of=BASE),
+    Contender(LIMIT, "roundpipe", engine="side by side", plan_of="roundpipe"),
+)
+
+
+def contenders() -> list[Contender]:
+    """All whose schedule is registered."""
+    return [contender for contender in _KNOWN if contender.schedule in registry.entries()]

@@ -1,0 +1,58 @@
+"""Tuning: the same search with the same budget for every contender, on times profiled in this very run."""
+
+from dataclasses import replace
+
+from rpbench.engine.side_by_side import side_by_side
+from rpbench.harness.assemble import pose
+from rpbench.harness.config import RunConfig
+from rpbench.harness.duel.contenders import Contender
+from rpbench.ir.check import check
+from rpbench.plan.problem import Problem
+from rpbench.plan.whole import WholePlan, plan_whole
+from rpbench.registry import entry
+from rpbench.sim.longest_path import simulate
+
+
+def problem_of(config: RunConfig, contender: Contender) -> Problem:
+    """What is to be planned for a contender.
+
+    Raises:
+        ValueError: as of `pose`.
+    """
+    options = {**entry(contender.schedule).options, **contender.options}
+    problem, _, _ = pose(replace(config, schedule={"name": contender.schedule, **options}))
+    return problem
+
+
+def tuned(config: RunConfig, entrants: list[Contender], budget: int) -> dict[str, WholePlan]:
+    """The plan of every contender, checked.
+
+    Raises:
+        ValueError: if a schedule cannot be built for these sizes.
+    """
+    plans: dict[str, WholePlan] = {}
+    for contender in entrants:
+        if contender.engine == "side by side":
+            plans[contender.name] = _unscheduled(plans[contender.plan_of])
+            continue
+        if contender.plan_of:
+            plans[contender.name] = plans[contender.plan_of]
+            continue
+        plans[contender.name] = plan_whole(
+            problem_of(config, contender),
+            budget,
+            dispatch=contender.dispatch,
+            choices=contender.choices(config.num_microbatches),
+        )
+        check(plans[contender.name].schedule)
+    return plans
+
+
+def _unscheduled(plan: WholePlan) -> WholePlan:
+    """The actions of a plan dealt evenly, each device for itself; its makespan is that of perfect balance."""
+    shape, partition = plan.schedule.shape, plan.schedule.partition
+    assert partition is not None
+    schedule = side_by_side(partition, shape.num_ranks, shape.num_microbatches, shape.num_steps)
+    timeline = simulate(schedule, plan.costs)
+    busy = sum(float(span.end - span.start) for span in timeline.spans())
+    return WholePlan(schedule, plan.costs, {}, busy / shape.num_ranks)

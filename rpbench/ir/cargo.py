@@ -1,0 +1,67 @@
+"""Cargo: what every action of a schedule carries over the link of its device."""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+from rpbench.ir.action import RECV, SEND, Kind
+from rpbench.ir.index import Index
+from rpbench.ir.kept import What
+from rpbench.ir.moves import LANES, Moves
+
+LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
+
+
+class Cargo(NamedTuple):
+    """What an action carries over a link.
+
+    Args:
+        object: P, G, O or A, or "boundary" for what a stage hands to its neighbour.
+        stage, backward: whose; `backward` says that backward stages are counted.
+        share: the part of it that goes over the link of this device.
+        lane: h2d, d2h or net: the link.
+    """
+
+    object: str
+    stage: int
+    backward: bool
+    share: Fraction
+    lane: str
+
+
+def cargo_of(index: Index) -> dict[int, Cargo]:
+    """What every action that uses a link carries, by number.
+
+    Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
+    all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard.
+    """
+    moves, found = Moves(index), dict[int, Cargo]()
+    for what, transfers in moves.transfers.items():
+        for transfer in transfers:
+            first = transfer.visits[0]
+            share = _share(moves, what, first.stage) / len(transfer.pieces)
+            name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
+            for number in transfer.pieces:
+                found[number] = Cargo(name, first.stage, first.backward, share, LANES[what[0]][0])
+    part = Fraction(1, index.shape.num_parts)
+    for number, action in enumerate(index.actions):
+        lane = index.lanes[index.lane_of[number]].name
+        if action.kind in (Kind.LOAD, Kind.STORE) and action.object in ("O", "A"):
+            found[number] = Cargo(
+                action.object, action.stage, True, part if action.object == "A" else Fraction(1), lane
+            )
+        elif lane in LINKS and (action.kind in SEND or action.kind in RECV):
+            found[number] = Cargo("boundary", action.stage, False, part, lane)
+    return found
+
+
+def _share(moves: Moves, what: What, stage: int) -> Fraction:
+    replicas = moves.replicas.get(stage, 1)
+    gathered, stored = (
+        any(transfer.visits[0].stage == stage for transfer in moves.transfers[other])
+        for other in ((Kind.UNSHARD, None), (Kind.STORE, "G"))
+    )
+    if what == (Kind.UNSHARD, None):
+        return Fraction(replicas - 1, replicas)
+    if what == (Kind.REDUCE_GRAD, None):
+        return Fraction(replicas - 1, replicas) * (1 if gathered or stored else 2)
+    return Fraction(1, replicas) if gathered or what == (Kind.STORE, "G") else Fraction(1)

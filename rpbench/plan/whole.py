@@ -1,0 +1,157 @@
+"""The plan that simulates best as a whole: cuts, stages per device and options such as the round size together.
+
+`rpbench.plan.search` times the order a generator writes, without the optimizer, for given options. Here every
+candidate is the very schedule that would run: dealt by its dispatch rule, steps on the compute lanes. That takes
+milliseconds a candidate instead of microseconds, which is little for models of a dozen layers.
+
+A fused stage holds the head alone. Layers in it would not be recomputed, and schedules are compared on the same work.
+
+Best first: the best candidate whose neighbours are not known yet is changed by every move, until the budget is used.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from rpbench.cost.table import CostTable
+from rpbench.ir.lower import add_steps
+from rpbench.ir.partition import Partition, split_evenly, symmetric
+from rpbench.ir.schedule import Schedule
+from rpbench.plan.problem import Problem
+from rpbench.sim.events import deal
+from rpbench.sim.longest_path import simulate
+
+# Where forward and backward are cut apart: stages per direction to start from.
+STARTS = range(1, 5)
+
+Cut = tuple[int, ...]
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """A schedule with its costs, and what simulation says of it.
+
+    Args:
+        options: those of the schedule that were chosen.
+        makespan: first start to last end, steps included, in the unit of the costs.
+        num_evaluated: candidates simulated to find it.
+    """
+
+    schedule: Schedule
+    costs: CostTable
+    options: Options
+    makespan: float
+    num_evaluated: int = 1
+
+
+def plan_whole(
+    problem: Problem,
+    budget: int,
+    *,
+    dispatch: str = "round_robin",
+    choices: Sequence[Options] = ({},),
+) -> WholePlan:
+    """The best plan found.
+
+    Args:
+        problem: what is cut; its own partition does not matter.
+        budget: candidates to simulate, at least one of each start.
+        dispatch: how the jobs of a streamed schedule find their devices; see `rpbench.sim.events`.
+        choices: options of the schedule to try, such as `[{"round_size": 1}, {"round_size": 8}]`.
+
+    Raises:
+        ValueError: if no candidate can be built.
+    """
+    found: list[WholePlan] = []
+    seen: set[tuple[int, Partition]] = set()
+    waiting: list[tuple[float, int, int]] = []  # makespan, number in `found`, choice: a heap
+    refused = ""
+
+    def look_at(choice: int, partition: Partition) -> None:
+        nonlocal refused
+        if (choice, partition) in seen or len(found) >= budget:
+            return
+        seen.add((choice, partition))
+        try:
+            plan = evaluate_whole(problem, partition, dispatch, choices[choice])
+        except ValueError as error:  # some schedules take only some numbers of stages
+            refused = str(error)
+            return
+        heapq.heappush(waiting, (plan.makespan, len(found), choice))
+        found.append(plan)
+
+    starts = list(_starts(problem))
+    for choice, partition in product(range(len(choices)), starts):
+        look_at(choice, partition)
+    if not found:
+        raise ValueError(refused or f"budget={budget}: at least 1 candidate is simulated")
+    while waiting and len(found) < budget:
+        _, number, choice = heapq.heappop(waiting)
+        cut = found[number].schedule.partition
+        assert cut is not None
+        for partition in _neighbours(cut):
+            look_at(choice, partition)
+    best = min(found, key=lambda plan: plan.makespan)
+    return replace(best, num_evaluated=len(found))
+
+
+def evaluate_whole(problem: Problem, partition: Partition, dispatch: str, options: Options) -> WholePlan:
+    """A partition as the schedule that would run, simulated.
+
+    Raises:
+        ValueError: if the partition or the options do not fit the schedule.
+    """
+    posed = replace(problem, options={**problem.options, **options})
+    costs = posed.costs(partition)
+    schedule = add_steps(deal(posed.order(partition), costs, dispatch), lane="compute")
+    return WholePlan(schedule, costs, options, float(simulate(schedule, costs).makespan))
+
+
+def _starts(problem: Problem) -> Iterator[Partition]:
+    """Even cuts, the head alone in its stage or not, for each number of stages."""
+    layers, ranks = problem.num_layers, problem.num_ranks
+    if problem.entry.separate_cuts:
+        for forward, backward in product(STARTS, STARTS):
+            if max(forward, backward) <= layers:
+                below = split_evenly(layers, backward)
+                yield Partition(split_evenly(layers, forward), (*below, 0), fused=True)
+        return
+    chunks = range(2, max(2, (layers + 1) // ranks) + 1) if problem.entry.looped else range(1, 2)
+    for stages in (ranks * number for number in chunks):
+        yield symmetric(split_evenly(layers, stages))
+        if stages > 1:
+            yield symmetric((*split_evenly(layers, stages - 1), 0))
+
+
+def _neighbours(partition: Partition) -> Iterator[Partition]:
+    """What one move makes of a partition; stages that are cut apart are also merged and split."""
+    if not partition.fused:
+        for cut in _shifted(partition.forward):
+            yield symmetric(cut)
+        return
+    forward, (*below, top) = partition.forward, partition.backward
+    for cut in _recut(forward):
+        yield Partition(cut, partition.backward, fused=True)
+    for cut in _recut(tuple(below)):
+        yield Partition(forward, (*cut, top), fused=True)
+
+
+def _recut(cut: Cut) -> Iterator[Cut]:
+    """A layer moved, two neighbours merged, or a stage split in two; no stage is left empty."""
+    yield from (other for other in _shifted(cut) if min(other) > 0)
+    for stage in range(len(cut) - 1):
+        yield (*cut[:stage], cut[stage] + cut[stage + 1], *cut[stage + 2 :])
+    for stage, layers in enumerate(cut):
+        for first in range(1, layers):
+            yield (*cut[:stage], first, layers - first, *cut[stage + 1 :])
+
+
+def _shifted(cut: Cut) -> Iterator[Cut]:
+    """The cuts in which a layer went from one stage to another, near stages first."""
+    pairs = [(giver, taker) for giver in range(len(cut)) for taker in range(len(cut)) if giver != taker]
+    for giver, taker in sorted(pairs, key=lambda pair: abs(pair[0] - pair[1])):
+        if cut[giver]:
+            yield tuple(layers - (stage == giver) + (stage == taker) for stage, layers in enumerate(cut))

@@ -1,0 +1,80 @@
+"""Checkpoints through the command line, and how bad ones are refused."""
+
+import json
+
+import pytest
+
+from rpbench.cli import dispatch
+
+SIZES = (
+    "model=tiny_gpt",
+    "model.num_layers=4",
+    "num_devices=2",
+    "num_microbatches=2",
+    "workload.microbatch_sequences=1",
+)
+
+
+@pytest.fixture
+def rpbench(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        status = dispatch((*SIZES, *arguments))
+        out, err = capsys.readouterr()
+        return status, [json.loads(line) for line in out.splitlines()], err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "backend, schedule",
+    [("virtual", ("schedule=1f1b",)), ("cpu", ("schedule=roundpipe", "schedule.asynchronous=true"))],
+    ids=["1f1b", "roundpipe-asynchronous"],
+)
+def test_a_run_goes_on_bit_for_bit(backend, schedule, rpbench):
+    common = (*schedule, f"backend={backend}", "backend.learning_rate=0.01")
+    _, (straight,), _ = rpbench(*common, "num_steps=5")
+    status, _, _ = rpbench(*common, "num_steps=2", "checkpoint.save_to=c.pt")
+    assert status == 0
+    status, (resumed,), _ = rpbench(*common, "num_steps=3", "checkpoint.resume_from=c.pt", "verify=true")
+    assert status == 0
+    assert resumed["loss"] == straight["loss"]
+    assert resumed["grad_max_abs_diff"] == resumed["weight_max_abs_diff"] == 0.0
+    assert resumed["versions_as_reference"]
+    _, (fresh,), _ = rpbench(*common, "num_steps=3")
+    assert fresh["loss"] != resumed["loss"]
+
+
+def test_another_file_by_the_same_name_is_another_run(rpbench):
+    rpbench("backend=virtual", "num_steps=2", "checkpoint.save_to=c.pt")
+    resume = ("backend=virtual", "num_steps=2", "checkpoint.resume_from=c.pt")
+    _, (one,), _ = rpbench(*resume)
+    rpbench("backend=virtual", "num_steps=3", "checkpoint.save_to=c.pt")
+    _, (other,), _ = rpbench(*resume)
+    assert one["run_id"] != other["run_id"]
+    assert one["loss"] != other["loss"]
+
+
+def test_bad_checkpoints_are_refused_before_any_work(rpbench, tmp_path):
+    rpbench("backend=virtual", "num_steps=2", "checkpoint.save_to=c.pt")
+    whole = (tmp_path / "c.pt").read_bytes()
+    (tmp_path / "torn.pt").write_bytes(whole[: len(whole) // 2])
+    before = set((tmp_path / "results").iterdir())
+    for arguments, words in [
+        (("checkpoint.resume_from=none.pt",), "none.pt: there is no such checkpoint"),
+        (("checkpoint.resume_from=torn.pt",), "torn.pt is torn"),
+        (("checkpoint.resume_from=c.pt", "model.hidden=64"), "c.pt was saved with model="),
+        (("checkpoint.resume_from=c.pt", "dtype=float64"), "saved with dtype=float32, this run has dtype=float64"),
+        (("checkpoint.resume_from=c.pt", "num_microbatches=4"), "saved with num_microbatches=2"),
+        (("checkpoint.save_to=d.pt",), "num_steps=2 or more"),
+        (("checkpoint.save_to=nowhere/d.pt", "num_steps=2"), "is no folder that can be written"),
+    ]:
+        status, rows, err = rpbench("backend=virtual", *arguments)
+        assert (status, rows) == (2, []), arguments
+        assert words in err
+        assert len(err.splitlines()) <= 3
+    status, _, err = rpbench("backend=sim", "checkpoint.resume_from=c.pt")
+    assert status == 2
+    assert "backend=sim has no state" in err
+    assert set((tmp_path / "results").iterdir()) == before

@@ -1,0 +1,90 @@
+"""Other people's engines train as plain training does. One start of two processes serves all cases."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from baselines.systems import worker
+from baselines.systems.case import Case
+from baselines.systems.ranks import RankFailed, Ranks
+
+TINY = {"name": "tiny", "num_layers": 6, "hidden": 16, "heads": 2, "vocab": 37, "seq_len": 5}
+ONE_STAGE, TWO_STAGES = (4, 2), (1, 2, 2, 1)  # layers of each stage, with as many a rank
+
+BASE = Case("torch_pipelining", TINY, 8, microbatch_sequences=2, num_steps=2, dtype="float64", verify=True)
+
+CASES = {
+    "GPipe": replace(BASE, schedule="GPipe", partition=ONE_STAGE),
+    "1F1B": replace(BASE, schedule="1F1B", partition=ONE_STAGE),
+    "1F1B, float32": replace(BASE, schedule="1F1B", partition=ONE_STAGE, dtype="float32"),
+    "Interleaved1F1B": replace(BASE, schedule="Interleaved1F1B", partition=TWO_STAGES),
+    "LoopedBFS": replace(BASE, schedule="LoopedBFS", partition=TWO_STAGES),
+    "InterleavedZeroBubble": replace(BASE, schedule="InterleavedZeroBubble", partition=TWO_STAGES, recompute=False),
+    "ZBVZeroBubble": replace(BASE, schedule="ZBVZeroBubble", partition=TWO_STAGES, recompute=False),
+    "DualPipeV": replace(BASE, schedule="DualPipeV", partition=TWO_STAGES, recompute=False),
+    "FSDP2 with offload": replace(BASE, system="fsdp2"),
+}
+TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2, timeout_s=90) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_and_weights_are_those_of_plain_training(ranks, name):
+    answers = ranks.run(CASES[name])
+    assert len(answers) == 2
+    for answer in answers:
+        assert answer["grad_max_abs_diff"] < TOLERANCE[CASES[name].dtype]
+        assert answer["weight_max_abs_diff"] < 10 * TOLERANCE[CASES[name].dtype]
+
+
+def test_what_is_run_again_starts_from_the_same_weights(ranks):
+    ranks.run(CASES["1F1B"])
+    first, second = ranks.again(), ranks.again()
+    assert [a["weight_max_abs_diff"] for a in first] == [a["weight_max_abs_diff"] for a in second] == [0.0, 0.0]
+    assert sorted(kind for kind, *_ in first[0]["actions"]) == ["B"] * 16 + ["F"] * 16 + ["STEP"] * 2
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"schedule": "2F2B"}, "schedule='2F2B': torch has GPipe, 1F1B"),
+        ({"schedule": "1F1B", "partition": (2, 2, 2)}, "1F1B on 2 ranks takes 2 stages"),
+        ({"schedule": "DualPipeV", "partition": TWO_STAGES}, "splits backward, which torch cannot recompute for"),
+        ({"system": "fsdp2", "num_microbatches": 5}, "num_microbatches=5: 2 ranks take an equal number each"),
+        ({"system": "zero"}, "system='zero': one of torch_pipelining"),
+    ],
+)
+def test_a_case_that_cannot_be_is_refused_and_the_ranks_live_on(ranks, changed, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ranks.run(replace(BASE, **changed))
+    assert ranks.run(CASES["GPipe"])[0]["grad_max_abs_diff"] == 0.0
+
+
+def test_a_rank_that_is_lost_is_an_error():
+    with Ranks(1, timeout_s=20) as ranks:
+        process = ranks._processes[0]
+        process.kill()
+        with pytest.raises(RankFailed, match=r"rank 0 has died|Broken pipe"):
+            ranks.run(CASES["1F1B"])
+
+
+def test_a_rank_that_does_not_answer_in_time_is_ended():
+    with Ranks(1, timeout_s=0.05) as ranks:
+        process = ranks._processes[0]
+        with pytest.raises(RankFailed, match=r"rank 0 has not answered within 0\.05 s"):
+            ranks.run(CASES["1F1B"])
+        assert process.poll() is not None
+
+
+def test_without_torchrun_it_says_how_to_start(capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert worker.main(["case.json"]) == 2
+    assert "RANK" in capsys.readouterr().err
+    assert worker.main([]) == 2
+    assert "torchrun --nproc-per-node 2 -m baselines.systems" in capsys.readouterr().err
