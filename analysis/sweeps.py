@@ -80,9 +80,13 @@ _LONGEST = (
 )
 
 
+# Only for a machine with a GPU.
+_ON_GPUS = ("gpu_single",)
+
+
 def experiments() -> list[str]:
-    """Every experiment of `conf/experiment/`, those that take long first."""
-    names = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+    """Every experiment of `conf/experiment/` that any machine can run, those that take long first."""
+    names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - set(_ON_GPUS))
     return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
 
 

@@ -7,14 +7,9 @@ from rpbench import registry
 from rpbench.harness.assemble import pose
 from rpbench.harness.config import CONF, choices, load
 
-<<<<<<< HEAD
 # Real work is for as many devices as small machines have cores, drawings for as many as can be read; the others are in
 # the paper's setting.
-DEVICES = {"atlas": 4, "convergence": 4, "cpu_duel": 2, "equivalence": 4}
-=======
-# Real work is for as many devices as small machines have cores; the others are in the paper's setting.
-DEVICES = {"atlas": 4, "gpu_single": 1, "cpu_duel": 2, "equivalence": 4}
->>>>>>> lanes
+DEVICES = {"atlas": 4, "convergence": 4, "cpu_duel": 2, "equivalence": 4, "gpu_single": 1}
 
 
 @pytest.mark.parametrize("name", choices("experiment"))
