@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.figures import convergence
+from analysis.figures import convergence, what_if
 from analysis.figures.duel import NAMES
 from analysis.load import load_records
 from analysis.runs import MODELS, SCHEDULES
@@ -50,8 +50,9 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("full") / "results"
     shutil.copytree(results, folder)
     rows = list(record.read_all(results))
+    first = next(row for row in rows if row["backend"] == "sim")
     for row in rows:
-        for other in (*_others(row), *_real_runs(row), *(_trained(row) if row is rows[0] else ())):
+        for other in (*_others(row), *_real_runs(row), *(_made_once(row) if row is first else ())):
             (folder / other["run_id"]).mkdir()
             (folder / other["run_id"] / "record.json").write_text(record.dump(other))
     return folder
@@ -98,6 +99,42 @@ def _others(row: Record) -> Iterator[Record]:
         ahead = _edited(row, "ahead", partition="search", makespan_s=0.9 * row["makespan_s"])
         ahead["config"]["cost"]["recompute_ahead"] = True
         yield ahead
+
+
+def _made_once(row: Record) -> Iterator[Record]:
+    """Records that need no more of a row than its form."""
+    yield from _trained(row)
+    yield from _what_if(row)
+
+
+def _what_if(row: Record) -> Iterator[Record]:
+    """Records of the two what-if experiments: the copies decide on the left, the devices on the right."""
+    for x, y, (rank, system) in product(what_if.COPY_RATES, what_if.VOCABULARIES, enumerate(what_if.SYSTEMS)):
+        point = _predicted(row, system, f"{x} {y}", 1000.0 * (4 - rank if x > 1e9 else 1 + rank))
+        point["config"]["cluster"]["copy_bytes_per_s"], point["config"]["model"]["vocab"] = x, y
+        point["config"]["workload"] |= {"sequences": 1, "microbatches": 16}
+        yield point
+    for x, y, (rank, system) in product(what_if.DEVICES, what_if.MICROBATCHES, enumerate(what_if.SYSTEMS)):
+        point = _predicted(row, system, f"{x} devices {y}", 1000.0 * (4 - rank), num_devices=x)
+        point["config"]["num_devices"] = x
+        point["config"]["workload"] |= {"sequences": 4, "microbatches": y}
+        yield point
+
+
+def _predicted(row: Record, system: str, why: str, rate: float, **fields: object) -> Record:
+    return _edited(
+        row,
+        f"what if {system} {why}",
+        workload="paper",
+        cost="analytic",
+        evidence="predicted",
+        system=system,
+        tokens_per_s=rate,
+        tokens_per_s_low=0.9 * rate,
+        tokens_per_s_high=1.1 * rate,
+        memory_margin=0.5,
+        **fields,
+    )
 
 
 def _trained(row: Record) -> Iterator[Record]:

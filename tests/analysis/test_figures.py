@@ -53,6 +53,17 @@ ALL = (
     "figure10_published",
     "figure11_published",
     "cost",
+    "figure10_predicted",
+    "figure11_predicted",
+    "prediction_bars",
+    "prediction_errors",
+    "prediction_misses",
+    "figure12_predicted",
+    "figure13_predicted",
+    "figure14_predicted",
+    "figure15_predicted",
+    "figure16_predicted",
+    "what_if",
     "timelines",
 )
 
@@ -80,7 +91,16 @@ def test_every_number_says_where_it_comes_from(made: dict[str, Exhibit], name: s
                 assert bool(cell.run_ids) != bool(cell.source), cell
 
 
-TABLES = ("published_cells", "causal", "lead", "plans", "equivalence")
+TABLES = (
+    "published_cells",
+    "causal",
+    "lead",
+    "plans",
+    "equivalence",
+    "prediction_bars",
+    "prediction_errors",
+    "prediction_misses",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in TABLES])
