@@ -68,7 +68,7 @@ def assemble(config: RunConfig) -> Assembled:
     problem, model, cluster = pose(config)
     choice = choose(config.partition, problem)
     costs = problem.costs(choice.partition)
-    schedule = build_schedule(problem, choice.partition, costs, config.dispatch)
+    schedule = build_schedule(problem, choice, costs, config.dispatch)
     schedule = with_offload(config.offload, config.prefetch, schedule)
     sizes = _model_bytes(config, model)
     times = transfer_times(schedule, costs, sizes, cluster)
@@ -136,9 +136,9 @@ def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model |
         return None
 
 
-def build_schedule(problem: Problem, partition: Partition, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
+def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The schedule of a partition, dealt as asked, with optimizer steps where several follow each other."""
-    schedule = deal(problem.order(partition), costs, dispatch)
+    schedule = deal(choice.schedule or problem.order(choice.partition), costs, dispatch)
     if schedule.shape.num_steps > 1:
         schedule = add_steps(schedule)
     return schedule

@@ -43,7 +43,7 @@ def compare_plans(config: RunConfig) -> dict[str, Any]:
 
 def _facts(problem: Problem, choice: Choice) -> dict[str, Any]:
     costs = problem.costs(choice.partition)
-    schedule = build_schedule(problem, choice.partition, costs)
+    schedule = build_schedule(problem, choice, costs)
     check(schedule)
     graph = build_graph(schedule)
     after_last = problem.entry.switch_after_last_forward

@@ -13,6 +13,7 @@ from rpbench.cost.sizes import DeviceMemory
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
 from rpbench.harness.closed_form import closed_forms
+from rpbench.harness.collection import collection_paused
 from rpbench.harness.config import ConfigError, RunConfig, as_plain, resolved
 from rpbench.harness.offloading import simulate_transfers, transfer_bytes
 from rpbench.harness.prediction import predicted
@@ -47,7 +48,8 @@ def run(config: RunConfig) -> Record:
         record.write(folder, row)
         tracker.mirror(config, row, None)
         return row
-    assembled = assemble(config)
+    with collection_paused():
+        assembled = assemble(config)
     _check_backend(config, assembled)
     row = {"run_id": name, **names(config), **_identity(config, assembled), "config": subject, **origin()}
     events = Events(folder, row["started_at"])
@@ -167,7 +169,8 @@ def _carried_out(
     versions = assembled.versions
     row = row | {"status": "ok", "reason": None, **_plan_facts(assembled)}
     row |= {"weight_versions": versions.max_live, "staleness_steps": versions.max_staleness}
-    graph = build_graph(assembled.schedule)
+    with collection_paused():
+        graph = build_graph(assembled.schedule)
     memory, reason = _memory(assembled, graph)
     row["peak_memory_bytes"] = memory
     row |= transfer_bytes(assembled.schedule, assembled.sizes)

@@ -47,9 +47,10 @@ def check_communication(index: Index, *, required: bool = False) -> None:
     Raises:
         ScheduleError: naming the first action that is missing, misplaced or superfluous.
     """
-    present = {number for number, action in enumerate(index.actions) if action.kind in SEND or action.kind in RECV}
-    if not present and not required:
+    kinds = [kind for kind in (*SEND, *RECV) if index.holds(kind)]
+    if not kinds and not required:
         return
+    present = {number for kind in kinds for number in index.numbers(kind) if number >= 0}
     for hop in hops(index):
         for action, user in ((hop.send, hop.producer), (hop.receive, hop.consumer)):
             number = index.find(action)

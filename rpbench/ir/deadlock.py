@@ -25,7 +25,11 @@ def execution_order(index: Index, *, rendezvous: bool = False) -> list[int]:
     Raises:
         ScheduleError: if no lane can move; it shows a shortest circle of lanes that wait for each other.
     """
-    rounds = execution_rounds(index, rendezvous=rendezvous)
+    return in_rounds(execution_rounds(index, rendezvous=rendezvous))
+
+
+def in_rounds(rounds: Sequence[int]) -> list[int]:
+    """The actions in the order of their rounds, those of one round in the order of their numbers."""
     return sorted(range(len(rounds)), key=rounds.__getitem__)
 
 
@@ -61,11 +65,13 @@ def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tup
         while number < stop:
             blocker = -1
             for producer in producers[number]:
-                if not rounds[producer]:
+                ran = rounds[producer]
+                if not ran:
                     blocker = producer
                     break
-                latest = max(latest, rounds[producer])
-            partner = partners.get(number, -1)
+                if ran > latest:
+                    latest = ran
+            partner = partners.get(number, -1) if partners else -1
             if blocker < 0 <= partner:
                 if heads[lane_of[partner]] == partner:
                     first = partner == index.lanes[lane_of[partner]].start
@@ -77,7 +83,8 @@ def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tup
                 break
             latest += 1
             rounds[number] = latest
-            ready += waiting.pop(number, ())
+            if number in waiting:
+                ready += waiting.pop(number)
             if partner >= 0:
                 rounds[partner] = latest + 1
                 heads[lane_of[partner]] = partner + 1

@@ -61,13 +61,24 @@ class Index:
         self._numbers: dict[Kind, list[int]] = {}
         self._rules: dict[tuple[Kind, int, int, bool], list[tuple[str, _Options]]] = {}
         for number, action in enumerate(self.actions):
-            for part in action.sub or (action,):
-                self._enter(part, number)
+            kind, stage, microbatch, part, _, _, _, sub = action
+            numbers = self._numbers.get(kind)
+            if numbers is not None and not sub and microbatch is not None and stage in self._stages[kind]:
+                place = (stage * self._microbatches + microbatch) * self._parts + part
+                if 0 <= microbatch < self._microbatches and 0 <= part < self._parts and numbers[place] < 0:
+                    numbers[place] = number  # as nearly all do; what follows also says what is wrong
+                    continue
+            for inside in sub or (action,):
+                self._enter(inside, number)
 
     # --- where actions stand ---
 
     def device(self, number: int) -> int:
         return self.lanes[self.lane_of[number]].device
+
+    def holds(self, kind: Kind) -> bool:
+        """Whether any action is of a kind that is counted by microbatch."""
+        return kind in self._numbers
 
     def numbers(self, kind: Kind) -> list[int]:
         """Numbers of the actions of a kind, at `place(stage, microbatch, part)`; -1 where there is none."""
@@ -133,13 +144,43 @@ class Index:
     @cached_property
     def producers(self) -> list[tuple[int, ...]]:
         """For each action those it waits for, without the ones its lane puts before it anyway."""
-        found: list[tuple[int, ...]] = []
+        found: list[tuple[int, ...]] = [()] * len(self.actions)
+        for kind, numbers in self._numbers.items():
+            if not (self.steps and kind in (Kind.F, Kind.FB)):  # which may wait for a step as well
+                self._find_producers(kind, numbers, found)
         for lane in self.lanes:
             for number in range(lane.start, lane.stop):
-                action, before = self.actions[number], range(lane.start, number)
-                waits = [wait for part in action.sub or (action,) for wait in self.waits_for(part)]
-                found.append(tuple([producer for producer, _ in waits if producer not in before]))
+                action = self.actions[number]
+                if action.sub or action.kind is Kind.STEP or (self.steps and action.kind in (Kind.F, Kind.FB)):
+                    waits = (wait for part in action.sub or (action,) for wait, _ in self.waits_for(part))
+                    found[number] = tuple([wait for wait in waits if not lane.start <= wait < number])
         return found
+
+    def _find_producers(self, kind: Kind, numbers: list[int], found: list[tuple[int, ...]]) -> None:
+        """Enter the producers of all actions of a kind, a stage at a time: in a large schedule every call counts."""
+        lane_of = self.lane_of
+        for stage in self._stages[kind]:
+            for part in range(self._parts):
+                own = self._of_stage(numbers, self.place(stage, 0, part))
+                for _, options in self._rules_of(kind, stage, part, receives=True):
+                    for number, producer in zip(own, self._best(options), strict=False):
+                        if number >= 0 <= producer and (producer >= number or lane_of[producer] != lane_of[number]):
+                            found[number] += (producer,)
+
+    def _of_stage(self, numbers: list[int], first: int) -> list[int]:
+        """The numbers of all microbatches of a stage and part, of which `first` is the first one's place."""
+        return numbers[first : first + self._microbatches * self._parts : self._parts]
+
+    def _best(self, options: _Options) -> list[int]:
+        """For every microbatch the first of the options that is there, or -1; empty without options."""
+        if not options:
+            return []
+        best = self._of_stage(*options[0])
+        for numbers, first in options[1:]:
+            if -1 in best:
+                others = self._of_stage(numbers, first)
+                best = [number if number >= 0 else other for number, other in zip(best, others, strict=True)]
+        return best
 
     def waits_for(self, action: Action, *, receives: bool = True) -> list[tuple[int, str]]:
         """What a plain action waits for, each with "activation", "gradient" or "order" for what moves.
@@ -154,11 +195,8 @@ class Index:
             return found + [(number, "gradient") for number in self.gradients(stage, version)]
         if microbatch is None:
             return []
-        rules = self._rules.get((kind, stage, part, receives))
-        if rules is None:
-            rules = self._rules[kind, stage, part, receives] = self._read_rules(kind, stage, part, receives)
         found, offset = [], microbatch * self._parts
-        for moved, options in rules:
+        for moved, options in self._rules_of(kind, stage, part, receives):
             for numbers, start in options:
                 if numbers[start + offset] >= 0:
                     found.append((numbers[start + offset], moved))
@@ -168,9 +206,12 @@ class Index:
             found += [(number, "order") for number in self._steps_read(kind, stage, microbatch, named)]
         return found
 
-    def _read_rules(self, kind: Kind, stage: int, part: int, receives: bool) -> list[tuple[str, _Options]]:
+    def _rules_of(self, kind: Kind, stage: int, part: int, receives: bool) -> list[tuple[str, _Options]]:
         """The rules of `dependencies.needs` as numbers to look up."""
-        return [
+        known = self._rules.get((kind, stage, part, receives))
+        if known is not None:
+            return known
+        self._rules[kind, stage, part, receives] = found = [
             (
                 need.input,
                 tuple(
@@ -181,6 +222,7 @@ class Index:
             )
             for need in needs(self.shape, kind, stage, part)
         ]
+        return found
 
     def _steps_read(self, kind: Kind, stage: int, microbatch: int, named: int | None) -> Iterator[int]:
         """The STEPs that publish what a forward must read; none under a policy that reads what is newest."""

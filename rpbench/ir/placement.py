@@ -1,8 +1,8 @@
 """Placement: every action stands on a device and lane that may run it."""
 
-from rpbench.ir.action import COMPUTE, HEAD, Action, Kind
+from rpbench.ir.action import COMPUTE, HEAD, Action, Kind, parts_of
 from rpbench.ir.excerpt import broken
-from rpbench.ir.index import Index
+from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import ScheduleError, Weights
 
 
@@ -36,12 +36,27 @@ def _check_holders(index: Index) -> None:
             f"placement lists {len(placement)} stages, the shape has {shape.num_stages} forward and "
             f"{shape.num_backward_stages} backward: one list serves stages that are the same both ways"
         )
-    for number, action in enumerate(index.actions):
-        if action.kind in COMPUTE or action.kind is Kind.STEP:
-            for part in action.sub or (action,):
-                holders = (part.stage,) if part.kind in HEAD else placement[part.stage]
-                if index.device(number) not in holders:
-                    raise _not_placed(index, number, part, holders)
+    for lane in index.lanes:
+        row = index.actions[lane.start : lane.stop]
+        names = {(action[0], action[1]) for action in row}  # kind and stage: few, where the actions are many
+        if any(kind is Kind.OVERLAP or lane.device not in _holders(index, kind, stage) for kind, stage in names):
+            _find_misplaced(index, lane)
+
+
+def _holders(index: Index, kind: Kind, stage: int) -> tuple[int, ...]:
+    """The devices that may run an action of a kind and stage."""
+    if kind in HEAD:
+        return (stage,)
+    placed = kind in COMPUTE or kind is Kind.STEP
+    return index.schedule.placement[stage] if placed else tuple(range(index.shape.num_ranks))
+
+
+def _find_misplaced(index: Index, lane: Lane) -> None:
+    for number in range(lane.start, lane.stop):
+        for part in parts_of(index.actions[number]):
+            holders = _holders(index, part.kind, part.stage)
+            if lane.device not in holders:
+                raise _not_placed(index, number, part, holders)
 
 
 def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, ...]) -> ScheduleError:
@@ -54,14 +69,22 @@ def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, .
 def _check_bound(index: Index) -> None:
     """One microbatch's forward, recompute and backward of a stage meet on one device, its weights' home."""
     kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-    home: dict[int, int] = {}  # stage and microbatch -> the first action found
+    parts = index.shape.num_parts
+    rank_of = [index.lanes[place].device for place in index.lane_of]
+    home: list[int] = []  # by stage and microbatch, the first action found, or -1
     for kind in kinds[index.shape.separate_cuts :]:
-        for place, number in enumerate(index.numbers(kind)):
-            if number < 0:
-                continue
-            first = home.setdefault(place // index.shape.num_parts, number)
-            if index.device(first) != index.device(number):
-                raise _torn(index, first, number)
+        if not index.holds(kind):
+            continue
+        numbers = index.numbers(kind)
+        home = home or [-1] * (len(numbers) // parts)
+        for part in range(parts):
+            for place, (number, first) in enumerate(zip(numbers[part::parts], home, strict=True)):
+                if number < 0:
+                    continue
+                if first < 0:
+                    home[place] = number
+                elif rank_of[first] != rank_of[number]:
+                    raise _torn(index, first, number)
 
 
 def _torn(index: Index, first: int, number: int) -> ScheduleError:

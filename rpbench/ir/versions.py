@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, product
 from operator import sub
 
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
-from rpbench.ir.deadlock import execution_order
+from rpbench.ir.deadlock import execution_rounds, in_rounds
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
@@ -70,12 +71,12 @@ def replay(schedule: Schedule) -> Versions:
     if not any(action.kind is Kind.STEP for _, _, row in schedule.items() for action in row):
         return _implied(schedule)
     index = Index(schedule)
-    return replay_in(index, execution_order(index))
+    return replay_in(index, execution_rounds(index))
 
 
-def replay_in(index: Index, order: Sequence[int]) -> Versions:
-    """`replay` for an order in which the actions can run."""
-    return _Replay(index).run(order) if index.steps else _implied(index.schedule)
+def replay_in(index: Index, rounds: Sequence[int]) -> Versions:
+    """`replay` for the rounds in which the actions can run."""
+    return _Replay(index).run(in_rounds(rounds)) if index.steps else _implied(index.schedule)
 
 
 def _implied(schedule: Schedule) -> Versions:
@@ -85,15 +86,18 @@ def _implied(schedule: Schedule) -> Versions:
     reads = [0 if behind is None else max(0, window - behind) for window in windows]
     stale = [0] * len(reads) if behind is None else list(map(sub, windows, reads))
     stages = range(shape.num_backward_stages)
+    places = list(product(stages, range(len(stale))))
     return Versions(
         tuple(
-            reads[action.microbatch] if action.kind in COMPUTE and action.microbatch is not None else None
-            for _, _, row in schedule.items()
-            for action in row
+            [
+                reads[microbatch] if microbatch is not None and kind in COMPUTE else None
+                for _, _, row in schedule.items()
+                for kind, _, microbatch, _, _, _, _, _ in row
+            ]
         ),
         (0,) * len(stages),
-        {(stage, microbatch): steps for stage in stages for microbatch, steps in enumerate(stale)},
-        {(stage, microbatch): 0 for stage in stages for microbatch in range(len(stale))},
+        dict(zip(places, cycle(stale), strict=False)),
+        dict.fromkeys(places, 0),
         (1,) * len(stages),
     )
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from rpbench.ir.partition import Partition, parse
+from rpbench.ir.schedule import Schedule
 from rpbench.plan.even import plan_even
 from rpbench.plan.greedy import plan_greedy
 from rpbench.plan.problem import Problem
@@ -25,11 +26,12 @@ Progress = Callable[[int, float], None]
 
 
 class Choice(NamedTuple):
-    """A partition, the method that gave it, and how many partitions were simulated to find it."""
+    """A partition, the method that gave it, how many were simulated to find it; and its schedule, where it was made."""
 
     partition: Partition
     method: str
     num_evaluated: int = 0
+    schedule: Schedule | None = None
 
 
 def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Progress | None = None) -> Choice:
@@ -75,8 +77,7 @@ def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Pr
 
 
 def _checked(problem: Problem, partition: Partition, method: str) -> Choice:
-    problem.order(partition)
-    return Choice(partition, method)
+    return Choice(partition, method, schedule=problem.order(partition))
 
 
 def _seeds(problem: Problem) -> list[Partition]:

@@ -1,5 +1,6 @@
 """The simulator's graph, built for all microbatches at once, has the edges that `ir` finds one by one."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from nearby import nearby
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.index import Index
 from rpbench.ir.lower import add_steps, lower_communication, split_backward
+from rpbench.ir.moves import transfer_edges
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entries
@@ -41,11 +43,14 @@ def schedules(draw):
 @given(schedule=schedules())
 def test_edges_are_those_found_one_by_one(schedule):
     index = Index(schedule)
+    transfers = defaultdict(list)
+    for producer, consumer in transfer_edges(index):
+        transfers[consumer].append((producer, "order"))
     one_by_one = {
         (producer, consumer, moved != "order")
         for consumer, action in enumerate(index.actions)
         for part in parts_of(action)
-        for producer, moved in index.waits_for(part)
+        for producer, moved in [*index.waits_for(part), *transfers[consumer]]
         if (index.lane_of[producer] != index.lane_of[consumer] or producer > consumer)
         # A step's gradients stay where they are: the graph charges no transfer for them.
         and index.actions[consumer].kind is not Kind.STEP
