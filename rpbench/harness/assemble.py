@@ -68,15 +68,15 @@ def assemble(config: RunConfig) -> Assembled:
     problem, model, cluster = pose(config)
     choice = choose(config.partition, problem)
     costs = problem.costs(choice.partition)
-    schedule = build_schedule(problem, choice, costs, config.dispatch)
+    schedule = build_schedule(problem, choice, costs, config.dispatch, config.prefetch)
     schedule = with_offload(config.offload, config.prefetch, schedule)
     sizes = _model_bytes(config, model)
-    times = transfer_times(schedule, costs, sizes, cluster)
+    times = transfer_times(schedule, costs, sizes, cluster, asked=config.offload != "none")
     return Assembled(
         problem.entry,
         schedule,
         check(schedule),
-        with_transfers(costs, times, boundaries=config.offload == "all"),
+        with_transfers(costs, times, boundaries=config.offload == "all" or problem.entry.lower is not None),
         choice,
         model,
         cluster,
@@ -136,9 +136,16 @@ def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model |
         return None
 
 
-def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
-    """The schedule of a partition, dealt as asked, with optimizer steps where several follow each other."""
+def build_schedule(
+    problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin", prefetch: int = 1
+) -> Schedule:
+    """The schedule of a partition, dealt as asked, with optimizer steps where several follow each other.
+
+    Methods that move weights or gradients get their steps and transfers; `prefetch` is for these.
+    """
     schedule = deal(choice.schedule or problem.order(choice.partition), costs, dispatch)
+    if problem.entry.lower is not None:
+        return problem.entry.lower(schedule, prefetch=prefetch, **problem.options)
     if schedule.shape.num_steps > 1:
         schedule = add_steps(schedule)
     return schedule

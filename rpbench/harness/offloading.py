@@ -32,6 +32,8 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
         raise ConfigError(f"prefetch={prefetch}: stages whose weights come ahead, 0 for none")
     if offload == "none":
         return schedule
+    if has_transfers(schedule):
+        raise ConfigError(f"offload={offload}: {schedule.name} says by itself what it moves; leave offload=none")
     if schedule.weights is not Weights.STREAMED:
         raise ConfigError(
             f"offload={offload}: the weights of {schedule.name} stay on their devices; use offload=none, or a schedule "
@@ -41,14 +43,14 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
 
 
 def transfer_times(
-    schedule: Schedule, costs: CostTable, sizes: ModelBytes | None, cluster: Cluster
+    schedule: Schedule, costs: CostTable, sizes: ModelBytes | None, cluster: Cluster, *, asked: bool = True
 ) -> TransferTimes | None:
-    """Seconds of a schedule's transfers on a cluster; None for a schedule without.
+    """Seconds of a schedule's transfers on a cluster; None for a schedule without, or where they take no time.
 
     Raises:
-        ConfigError: if there are transfers and nobody knows of how many bytes.
+        ConfigError: if transfers were asked for and nobody knows of how many bytes.
     """
-    if not has_transfers(schedule):
+    if not has_transfers(schedule) or (sizes is None and not asked):
         return None
     if sizes is None or schedule.partition is None:
         raise ConfigError(

@@ -18,7 +18,7 @@ many pieces as there are activations, and a piece follows each: activations go f
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -104,7 +104,14 @@ def shard(
     return _with_lanes(schedule, rows)
 
 
-def offload(schedule: Schedule, *, gradients: Per = "visit", parameters: Per | None = "step") -> Schedule:
+def offload(
+    schedule: Schedule,
+    *,
+    gradients: Per = "visit",
+    parameters: Per | None = "step",
+    prefetch: int = 1,
+    stages: Collection[int] | None = None,
+) -> Schedule:
     """The optimizer works on the host: gradients go there as they are made, new weights come back.
 
     Steps belong on lane host (`add_steps(schedule, lane="host")`). Lane d2h gets STORE:G and FREE:G, lane h2d
@@ -114,17 +121,22 @@ def offload(schedule: Schedule, *, gradients: Per = "visit", parameters: Per | N
         gradients: stored after every backward visit, or after the last of a step.
         parameters: "step": loaded once a step, and kept on the device for all of it; "visit": as `stream` does;
             None: kept on the device, and never refreshed.
+        prefetch: visits whose weights come ahead, where they come for every visit.
+        stages: those whose optimizer works on the host; None for all.
 
     Raises:
         ScheduleError: if the schedule has LOAD, STORE or FREE already, or a policy whose versions are not known.
+        ValueError: for another word, or a negative prefetch.
 
     Source: Ren et al., "ZeRO-Offload", ATC'21, section 4.
     """
     index = _index(schedule, MOVES)
+    _check_prefetch(prefetch)
     _check_per(parameters=parameters, gradients=gradients)
-    weights = WeightLanes(index, Kind.LOAD, Kind.FREE, "P", 1)
+    weights = WeightLanes(index, Kind.LOAD, Kind.FREE, "P", prefetch)
     rows = []
-    for visits in visits_of(index):
+    for device in visits_of(index):
+        visits = [visit for visit in device if stages is None or visit.stage in stages]
         row: dict[str, list[Action]] = {}
         if parameters:
             row["h2d"] = weights.per_visit(visits, {}) if parameters == "visit" else weights.per_step(visits, [])

@@ -1,0 +1,84 @@
+"""Data parallelism: every device holds the whole model, runs its share of the microbatches, and gradients are summed.
+
+A device runs a microbatch forth and back before the next one; the gradients of its microbatches add up where they are
+made, and those of all devices in device order, as an all-reduce after the last of a step. With 3 devices, 2 stages
+and 6 microbatches:
+
+    device 0   0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1      net   1REDUCE_GRAD 0REDUCE_GRAD
+    device 1   0F2 1F2 1B2 0B2 0F3 1F3 1B3 0B3      net   1REDUCE_GRAD 0REDUCE_GRAD
+    device 2   0F4 1F4 1B4 0B4 0F5 1F5 1B5 0B5      net   1REDUCE_GRAD 0REDUCE_GRAD
+
+A stage is what is reduced at a time (a bucket); its all-reduce runs beside the backward of the stages below. With n
+devices a step moves 2 (n - 1) / n elements a parameter and device, and a device holds 16 bytes a parameter.
+
+The order is that of every method whose devices run whole microbatches: `zero_2`, `zero_3`, `zero_offload` and
+`zero_infinity` move other things beside it.
+
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB'20, section 3.
+"""
+
+from collections.abc import Collection
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.offload import shard
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.registry import schedule
+
+
+def whole_microbatches(shape: Shape, name: str, policy: Policy = Policy.FLUSH) -> Schedule:
+    """Device d of p runs microbatches d m/p to (d + 1) m/p - 1 of every step, each through all stages and back.
+
+    Raises:
+        ValueError: if the devices cannot share the microbatches of a step evenly.
+    """
+    p, m = shape.num_ranks, shape.num_microbatches
+    if m % p:
+        raise ValueError(
+            f"{name} deals {m} microbatches to {p} replicas: they must be a multiple of {p}; "
+            f"take num_microbatches={m + -m % p}"
+        )
+    everywhere = (tuple(range(p)),) * shape.num_stages
+    rows = tuple(_row(shape, device) for device in range(p))
+    return Schedule(shape, rows, name=name, policy=policy, placement=everywhere)
+
+
+def _row(shape: Shape, device: int) -> Row:
+    stages, share = range(shape.num_stages), shape.num_microbatches // shape.num_ranks
+    both_ways = [(Kind.F, stage) for stage in stages] + [(Kind.B, stage) for stage in reversed(stages)]
+    return tuple(
+        Action(kind, stage, microbatch)
+        for step in range(shape.num_steps)
+        for first in [step * shape.num_microbatches + device * share]
+        for microbatch in range(first, first + share)
+        for kind, stage in both_ways
+    )
+
+
+def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
+    """The order with a STEP of every stage: on device s mod p behind its work of the step, or on its host lane.
+
+    Who keeps a shard of the optimizer state updates that shard; one STEP stands for all of them.
+    """
+    shape = order.shape
+    rows: list[dict[str, Row]] = []
+    for device in range(shape.num_ranks):
+        own = [stage for stage in reversed(range(shape.num_stages)) if stage % shape.num_ranks == device]
+        per_step = len(order.compute(device)) // shape.num_steps
+        compute, host = list[Action](), list[Action]()
+        for step in range(shape.num_steps):
+            compute += order.compute(device)[step * per_step : (step + 1) * per_step]
+            for stage in own:
+                (host if stage in on_host else compute).append(Action(Kind.STEP, stage, version=step + 1))
+        rows.append({"compute": tuple(compute)} | ({"host": tuple(host)} if host else {}))
+    return Schedule(shape, tuple(rows), order.name, order.policy, order.weights, order.placement, order.partition)
+
+
+def _lower(order: Schedule, *, prefetch: int) -> Schedule:
+    return shard(with_steps(order), parameters=None, gradients="step")
+
+
+@schedule("data_parallel", source="Li et al., VLDB'20, section 3", looped=True, lower=_lower)
+def data_parallel(shape: Shape) -> Schedule:
+    """A device holds the inputs of all stages of one microbatch."""
+    return whole_microbatches(shape, "data_parallel")
