@@ -5,6 +5,8 @@
     streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, its
                recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
 
+What replicas share, or keep on the host while stages are bound, is counted in `rpbench.cost.replicas`.
+
 Both recompute everything from the input of a stage. Mixed precision: weights and gradients in 16 bits; the
 optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on the host when
 streamed; so are the kept inputs of streamed stages. Working memory of kernels and allocator is left out.
@@ -21,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost import replicas
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
 from rpbench.ir.schedule import Schedule, Weights
@@ -65,6 +68,8 @@ def classes_of(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) 
     cut = schedule.partition
     if cut is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
+    if schedule.weights is Weights.BOUND and replicas.shares_or_offloads(schedule):
+        return replicas.classes_of(schedule, sizes, in_flight)
     tables = Footprint(schedule, sizes, in_flight).classes(np.array([cut.forward]), np.array([cut.backward]))
     devices = range(schedule.shape.num_ranks)
     return [{name: int(table[0, device]) for name, table in tables.items()} for device in devices]
@@ -200,6 +205,8 @@ def _columns(pair: tuple[Visit | None, Visit | None], num_up: int, none: int) ->
 
 _WAYS_OUT = {
     "weights": "take more devices, or schedule=roundpipe, which streams the weights",
+    "gathered weights": "take more and smaller stages, or schedule=zero_3, which gathers them stage by stage",
+    "gradients on their way": "take more and smaller stages",
     "gradients": "take more devices, or schedule=roundpipe, which holds one stage's gradients at a time",
     "optimizer state": "take more devices, or schedule=roundpipe, which keeps it on the host",
     "prefetched weights": "take more stages, or let partition=search find smaller ones",

@@ -32,8 +32,12 @@ class StageBytes:
         """Bytes that an action carries over the link of its device."""
         if cargo.object in ("A", "boundary"):
             return self._sizes.boundary * cargo.share
-        stage = (self._backward if cargo.backward else self._forward)[cargo.stage]
+        stage = self.stage(cargo.stage, backward=cargo.backward)
         return {"P": stage.weights, "G": stage.gradients, "O": stage.optimizer}[cargo.object] * cargo.share
+
+    def stage(self, number: int, *, backward: bool) -> LayerSize:
+        """Bytes of a forward or a backward stage."""
+        return (self._backward if backward else self._forward)[number]
 
 
 def moved_bytes(schedule: Schedule, sizes: ModelBytes) -> list[dict[str, int]]:

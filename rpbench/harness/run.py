@@ -9,6 +9,7 @@ from typing import Any
 
 from rpbench.cost.memory import device_bytes, why_infeasible
 from rpbench.cost.profiled import to_text
+from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.assemble import Assembled, assemble
@@ -174,6 +175,8 @@ def _carried_out(
     memory, reason = _memory(assembled, graph)
     row["peak_memory_bytes"] = memory
     row |= transfer_bytes(assembled.schedule, assembled.sizes)
+    if assembled.sizes is not None:
+        row["host_memory_bytes"] = host_bytes(assembled.schedule, assembled.sizes)
     if reason:
         events.add("infeasible", reason=reason)
         return row | {"status": "infeasible", "reason": reason, "evidence": assembled.evidence}, None
