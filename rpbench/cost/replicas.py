@@ -67,11 +67,13 @@ class _Replicas:
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
             for number in self._index.steps.values()
         }
+        self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))}
+        self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
         self._arrivals = {  # number -> bytes of weights it brings for a while
             number: Fraction(self._stages.of(cargo))
             for number, cargo in self._moves.cargo().items()
             if self._index.actions[number].kind is Kind.UNSHARD
-            or (cargo.object == "P" and self._loaded_for_visits(cargo.stage))
+            or (cargo.object == "P" and cargo.stage in self._loaded)
         }
 
     def size(self, stage: int) -> LayerSize:
@@ -107,7 +109,7 @@ class _Replicas:
     # --- what stays on a device ---
 
     def _kept_weights(self, stage: int) -> Fraction:
-        if self._loaded_for_visits(stage):
+        if stage in self._loaded:
             return Fraction(0)
         gathered = self._moves.moves((Kind.UNSHARD, None), stage)
         return Fraction(1, self._moves.replicas(stage)) if gathered else Fraction(1)
@@ -125,22 +127,16 @@ class _Replicas:
         shared = self._moves.moves((Kind.UNSHARD, None), stage)
         return Fraction(1, self._moves.replicas(stage)) if shared else Fraction(1)
 
-    def _loaded_for_visits(self, stage: int) -> bool:
-        """Whether weights come from the host for every visit; those that come once a step are refreshed in place."""
-        loads = [found for found in self._moves.transfers[Kind.LOAD, "P"] if found.visits[0].stage == stage]
-        return bool(loads) and all(len(load.visits) == 1 for load in loads)
-
     def _leaves_after_visits(self, device: int, stage: int) -> bool:
         """Whether a gradient is scattered or stored after every visit that makes it; sums of replicas stay whole."""
         shared = self._moves.moves((Kind.UNSHARD, None), stage) or self._moves.moves((Kind.STORE, "G"), stage)
-        leaving = [
-            found
-            for what in ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
-            for found in self._moves.transfers[what]
-            if (found.visits[0].device, found.visits[0].stage) == (device, stage)
-        ]
-        made = [visit for visit in self._visits[device] if visit.stage == stage and visit.last_gradient >= 0]
-        return shared and len(leaving) >= len(made) and all(len(found.visits) == 1 for found in leaving)
+        return shared and (device, stage) in self._leaving
+
+    def _served_by_visit(self, *kinds: tuple[Kind, str | None]) -> set[tuple[int, int]]:
+        """(device, stage) whose transfers of some kinds all serve one visit."""
+        found = {(move.visits[0].device, move.visits[0].stage) for what in kinds for move in self._moves.transfers[what]}
+        shared = (move.visits[0] for what in kinds for move in self._moves.transfers[what] if len(move.visits) > 1)
+        return found - {(visit.device, visit.stage) for visit in shared}
 
     # --- what comes and goes ---
 

@@ -201,7 +201,7 @@ def _memory(assembled: Assembled, graph: Graph) -> tuple[list[int] | None, str]:
         return None, ""
     in_flight, limit = peak_in_flight(graph), assembled.cluster.device_memory_bytes
     needed = device_bytes(assembled.schedule, assembled.sizes, in_flight)
-    if limit is None:
+    if limit is None or max(needed) <= limit:
         return needed, ""
     return needed, why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight)
 
