@@ -29,7 +29,7 @@ from analysis.figures import (
     what_if,
 )
 from analysis.runs import MissingRuns
-from analysis.tables import causal, equivalence, plans, prediction_score, published_cells
+from analysis.tables import causal, comparison, equivalence, plans, prediction_score, published_cells
 
 # Identity of an exhibit -> what makes it of the records; the order is that of the report.
 _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
@@ -47,6 +47,8 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "uneven_head": uneven_head.exhibit,
     "duel": duel.exhibit,
     "equivalence": equivalence.exhibit,
+    "figure10": comparison.simulated,
+    "baselines_cpu": comparison.measured,
     "prediction": prediction.exhibit,
     "convergence": convergence.exhibit,
     "figure2": figure2.exhibit,

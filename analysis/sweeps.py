@@ -64,7 +64,7 @@ class Scope:
 
 
 # What measures time needs the machine for itself.
-_ALONE = ("cpu_duel",)
+_ALONE = ("cpu_duel", "baselines_cpu")
 
 # What takes longest, first; experiments that are not named here follow.
 _LONGEST = (
