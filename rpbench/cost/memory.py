@@ -84,6 +84,7 @@ class Footprint:
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
         self._visits = [tuple(_visits(schedule.compute(device))) for device in devices]
+        self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
 
     @property
@@ -108,7 +109,13 @@ class Footprint:
         """
         below = self._stages(backward, has_head=True)
         if not self._streamed:
-            return self._bound_classes(below)
+            found = self._bound_classes(below)
+            if self._tensor_shares > 1:  # all but the kept inputs is cut over the devices
+                return {
+                    name: table if name == "kept stage inputs" else -(-table // self._tensor_shares)
+                    for name, table in found.items()
+                }
+            return found
         return self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
 
     def _stages(self, counts: Ints, *, has_head: bool) -> _StageSizes:

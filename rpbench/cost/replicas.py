@@ -30,7 +30,9 @@ _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 
 def shares_or_offloads(schedule: Schedule) -> bool:
     """Whether anything but activations moves between devices, or to the host."""
-    return any(action.kind in _SHARING or action.object in ("P", "G") for _, _, row in schedule.items() for action in row)
+    return any(
+        action.kind in _SHARING or action.object in ("P", "G") for _, _, row in schedule.items() for action in row
+    )
 
 
 def classes_of(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[dict[str, int]]:
@@ -72,8 +74,7 @@ class _Replicas:
         self._arrivals = {  # number -> bytes of weights it brings for a while
             number: Fraction(self._stages.of(cargo))
             for number, cargo in self._moves.cargo().items()
-            if self._index.actions[number].kind is Kind.UNSHARD
-            or (cargo.object == "P" and cargo.stage in self._loaded)
+            if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
         }
 
     def size(self, stage: int) -> LayerSize:
@@ -134,7 +135,9 @@ class _Replicas:
 
     def _served_by_visit(self, *kinds: tuple[Kind, str | None]) -> set[tuple[int, int]]:
         """(device, stage) whose transfers of some kinds all serve one visit."""
-        found = {(move.visits[0].device, move.visits[0].stage) for what in kinds for move in self._moves.transfers[what]}
+        found = {
+            (move.visits[0].device, move.visits[0].stage) for what in kinds for move in self._moves.transfers[what]
+        }
         shared = (move.visits[0] for what in kinds for move in self._moves.transfers[what] if len(move.visits) > 1)
         return found - {(visit.device, visit.stage) for visit in shared}
 
@@ -163,8 +166,6 @@ class _Replicas:
     def _passing(self, device: int, visits: Sequence[Visit]) -> Fraction:
         """Gradients of backward visits that follow each other, where they leave after each."""
         made = [visit for visit in visits if visit.last_gradient >= 0]
-        bytes_ = [
-            self.size(visit.stage).gradients * (self._kept_gradients(device, visit.stage) < 1) for visit in made
-        ]
+        bytes_ = [self.size(visit.stage).gradients * (self._kept_gradients(device, visit.stage) < 1) for visit in made]
         pairs = [first + second for first, second in pairwise([*bytes_, 0])]
         return Fraction(max(pairs, default=0))

@@ -30,7 +30,7 @@ class StageBytes:
 
     def of(self, cargo: Cargo) -> Number:
         """Bytes that an action carries over the link of its device."""
-        if cargo.object in ("A", "boundary"):
+        if cargo.object in ("A", "boundary", "sum"):
             return self._sizes.boundary * cargo.share
         stage = self.stage(cargo.stage, backward=cargo.backward)
         return {"P": stage.weights, "G": stage.gradients, "O": stage.optimizer}[cargo.object] * cargo.share

@@ -111,6 +111,11 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         if not engine.time_scale > 0:
             raise ConfigError(f"backend.time_scale={engine.time_scale}: a factor above 0; 1 is real time")
         return
+    if assembled.schedule.shape.tensor_parallel:
+        raise ConfigError(
+            f"schedule={assembled.schedule.name} cuts every matrix over the devices, and backend={engine.name} runs "
+            "layers whole; use backend=sim or emulated"
+        )
     if assembled.schedule.shape.num_head_shards:
         raise ConfigError(
             f"schedule={assembled.schedule.name} cuts the head over the devices, and backend={engine.name} runs it "

@@ -46,6 +46,8 @@ class Kind(IntEnum):
     OVERLAP = 22
     HF = 23  # a device's share of the head, forward: logits of its part of the vocabulary, their maximum and sum
     HB = 24  # the same, backward, once the sums of all shares are known
+    SUM_F = 25  # all-reduces of a stage's forward, where every device has a share of its matrices
+    SUM_B = 26  # the same of its backward, recomputation included
 
 
 HEAD = (Kind.HF, Kind.HB)  # kinds whose stage is the number of a share of the head, and of the device it is on
@@ -53,10 +55,11 @@ COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.OVERL
 BACKWARD = (Kind.B, Kind.I, Kind.FB)  # kinds that hand an input gradient to the stage below
 SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV = frozenset({Kind.RECV_F, Kind.RECV_B})
+SUMS = frozenset({Kind.SUM_F, Kind.SUM_B})
 MOVES = frozenset({Kind.LOAD, Kind.STORE, Kind.FREE})  # kinds that name an object: P, G, O or A
 OBJECTS = "PGOA"  # parameters, gradients, optimizer state, activations
 
-_PER_MICROBATCH = (COMPUTE | SEND | RECV) - {Kind.OVERLAP}
+_PER_MICROBATCH = (COMPUTE | SEND | RECV | SUMS) - {Kind.OVERLAP}
 
 
 class Action(NamedTuple):

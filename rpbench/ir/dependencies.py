@@ -41,7 +41,7 @@ def key(action: Action) -> Key:
 @cache
 def needs(shape: Shape, kind: Kind, stage: int, part: int = 0) -> tuple[Need, ...]:
     """What an action of this kind, stage and part waits for within its own microbatch."""
-    rule = _RULES.get(kind)
+    rule = (_TENSOR_RULES if shape.tensor_parallel else _RULES).get(kind)
     return tuple(rule(shape, stage, part)) if rule else ()
 
 
@@ -121,6 +121,43 @@ _RULES = {
     Kind.RECV_F: _receive_forward,
     Kind.SEND_B: _send_backward,
     Kind.RECV_B: _receive_backward,
+}
+
+
+# --- where every device has a share of every matrix ----------------------------------------------------------
+
+
+def _of_all(shape: Shape, part: int, *options: tuple[Kind, int]) -> Iterator[Need]:
+    """The shares of all devices; what they add up is on every device then, so that no tensor is sent."""
+    yield from (Need(options, "order", other - part) for other in range(shape.num_parts))
+
+
+def _shared_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    if stage > 0:
+        yield from _of_all(shape, part, (Kind.SUM_F, stage - 1), (Kind.F, stage - 1))
+
+
+def _shared_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _of_all(shape, part, (Kind.SUM_F, stage), (Kind.F, stage))
+    if stage < shape.num_backward_stages - 1:
+        yield from _of_all(shape, part, (Kind.SUM_B, stage + 1), (Kind.B, stage + 1), (Kind.I, stage + 1))
+
+
+def _sum_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _of_all(shape, part, (Kind.F, stage))
+
+
+def _sum_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _of_all(shape, part, (Kind.B, stage), (Kind.I, stage))
+
+
+_TENSOR_RULES = {
+    Kind.F: _shared_forward,
+    Kind.B: _shared_backward,
+    Kind.I: _shared_backward,
+    Kind.W: _weight_gradient,
+    Kind.SUM_F: _sum_forward,
+    Kind.SUM_B: _sum_backward,
 }
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from rpbench.ir.action import HEAD, RECV, SEND, Action, Kind
+from rpbench.ir.action import HEAD, RECV, SEND, SUMS, Action, Kind
 from rpbench.ir.dependencies import names_versions, needs, stages_updated, version_read, window
 from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
-_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV
+_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV | SUMS
 _Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
 
 

@@ -28,6 +28,9 @@ from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import Visit, served, visits_of
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
+CARRIERS = TRANSFERS | SUMS  # kinds that go over a link whenever they stand in a schedule
+# All-reduces a layer: two of its forward, two of its recomputation and two of its backward.
+_SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
 LANES = {
     Kind.LOAD: ("h2d",),
     Kind.STORE: ("d2h",),
@@ -54,7 +57,7 @@ class Transfer(NamedTuple):
 
 def has_transfers(schedule: Schedule) -> bool:
     """Whether a schedule moves anything between host, devices and shards."""
-    return any(action.kind in TRANSFERS for _, _, row in schedule.items() for action in row)
+    return any(action.kind in CARRIERS for _, _, row in schedule.items() for action in row)
 
 
 class Moves:

@@ -46,17 +46,23 @@ class Shape:
     num_parts: int = 1
     fused: bool = False  # the last backward stage runs forward, loss and backward in one visit
     num_head_shards: int = 0  # shares the head is cut into, one for each device; 0: it belongs to the last stage
+    tensor_parallel: bool = False  # parts are shares of every matrix, one for each device, not segments of a sequence
 
     def __post_init__(self) -> None:
         if not self.num_backward_stages:
             object.__setattr__(self, "num_backward_stages", self.num_stages)
         for name, value in vars(self).items():
-            if name not in ("fused", "num_head_shards") and (
+            if name not in ("fused", "num_head_shards", "tensor_parallel") and (
                 not isinstance(value, int) or isinstance(value, bool) or value < 1
             ):
                 raise ValueError(f"{name}={value!r}: sizes are whole numbers of at least 1")
         if self.num_head_shards not in (0, self.num_ranks):
             raise ValueError(f"num_head_shards={self.num_head_shards}: one for each of {self.num_ranks} ranks, or 0")
+
+        if self.tensor_parallel and self.num_parts != self.num_ranks:
+            raise ValueError(
+                f"num_parts={self.num_parts}: every matrix has one share on each of {self.num_ranks} ranks"
+            )
 
     @property
     def separate_cuts(self) -> bool:
@@ -196,6 +202,7 @@ def _header(schedule: Schedule) -> str:
         "parts": shape.num_parts,
         "fused": int(shape.fused),
         **({"head_shards": shape.num_head_shards} if shape.num_head_shards else {}),
+        **({"tensor_parallel": 1} if shape.tensor_parallel else {}),
         "policy": schedule.policy.value,
         "weights": schedule.weights.value,
         "placement": ",".join("+".join(map(str, holders)) for holders in schedule.placement) or "-",
@@ -233,6 +240,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             int(header["parts"]),
             header["fused"] == "1",
             int(header.get("head_shards", 0)),
+            header.get("tensor_parallel") == "1",
         )
         if shape.num_ranks > num_rows:
             raise ValueError(f"{shape.num_ranks} ranks but {num_rows} rows")

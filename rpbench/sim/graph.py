@@ -161,7 +161,7 @@ def _with_cargo(
     schedule: Schedule, columns: Columns, slot: Ints, slots: tuple[Members, ...]
 ) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
     """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
-    if not np.isin(columns.kind, list(TRANSFERS)).any():
+    if not np.isin(columns.kind, list(CARRIERS)).any():
         return slots, ()
     carried = cargo_of(Index(schedule))
     distinct = dict.fromkeys((Kind(columns.kind[number]), cargo) for number, cargo in sorted(carried.items()))

@@ -1,4 +1,4 @@
-"""Methods that move weights and gradients, in time: closed forms where nothing overlaps, contention where links meet."""
+"""Methods that move weights and gradients, in time: closed forms, and contention where links meet."""
 
 from dataclasses import replace
 
@@ -77,18 +77,15 @@ def test_a_delayed_update_hides_what_an_update_in_time_waits_for():
 
 def test_stages_of_mobius_go_to_root_complexes_in_turn():
     schedule = entry("mobius").build(Shape(4, 4, 1), num_root_complexes=2)
-    assert [device for stage in range(4) for device in range(4) if Action(Kind.F, stage, 0) in schedule.compute(device)] == [
-        0, 2, 1, 3,
-    ]  # fmt: skip
+    first = [schedule.compute(device)[0] for device in (0, 2, 1, 3)]
+    assert first == [Action(Kind.F, stage, 0) for stage in range(4)]
     check(built("mobius", Shape(4, 8, 3, num_steps=2), num_root_complexes=2))
 
 
 @pytest.mark.parametrize("pace", [2e7, 2e8, 4e8])
 def test_cross_mapping_lessens_contention(pace):
     """Loads of consecutive stages follow each other closely; on one root complex they get in each other's way."""
-    pairs = Cluster(
-        "x", 4, host_to_device_bytes_per_s=pace, devices_per_root_complex=2, root_complex_bytes_per_s=pace
-    )
+    pairs = Cluster("x", 4, host_to_device_bytes_per_s=pace, devices_per_root_complex=2, root_complex_bytes_per_s=pace)
     apart = replace(pairs, devices_per_root_complex=None, root_complex_bytes_per_s=None)
     shape = Shape(4, 16, 4, num_steps=1)
     in_order, crossed = (timed(built("mobius", shape, num_root_complexes=n), pairs) for n in (1, 2))
@@ -124,3 +121,23 @@ def test_what_cannot_be_is_refused_with_a_way_out(name, options, message):
 def test_replicas_that_do_not_divide_are_refused(name):
     with pytest.raises(ValueError, match=r"deals 6 microbatches to 4 replicas: .* take num_microbatches=8"):
         entry(name).build(Shape(4, 4, 6))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_tensor_parallelism_divides_work_and_hides_no_sum(devices):
+    schedule = built("megatron_tp", Shape(devices, 4, 3))
+    pace = 1e6
+    sums = moved_bytes(schedule, SIZES)[0]
+    found = last_backward(timed(schedule, Cluster("x", devices, collective_bytes_per_s=pace)))
+    last = sums["net SUM_B"] / (4 * 3)  # nothing waits for the sum behind the last backward
+    talking = (sum(sums.values()) - last) / pace * 1000
+    beside = 2 * 0.25 / devices * (devices > 1)  # the next microbatch's first forward runs beside one's last sum
+    assert found == pytest.approx(3 * 3.0 / devices + talking - beside)
+
+
+def test_the_engine_says_why_it_cannot_cut_matrices(capsys, tmp_path):
+    from rpbench.cli import dispatch
+
+    sizes = ("model=tiny_gpt", "num_devices=2", "num_microbatches=2", f"results_dir={tmp_path}")
+    assert dispatch(("schedule=megatron_tp", "backend=cpu", *sizes)) == 2
+    assert "cuts every matrix over the devices" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""Megatron-LM's tensor parallelism: every device has a share of every matrix and works on every microbatch.
+
+A layer's first matrix of attention and of the MLP is cut by columns, the second by rows; the partial sums of all devices
+are added by an all-reduce after each of the two, forth and back. A part of an action is the share of the device of the
+same number. With 2 devices, 2 stages and 2 microbatches (device 0; device 1 has `.1`):
+
+    compute   0F0          1F0          1B0          0B0          0F1 ...
+    net           0SUM_F0      1SUM_F0      1SUM_B0      0SUM_B0      0SUM_F1 ...
+
+Everybody waits for every sum, so that a device idles while it talks; only a microbatch's last sum runs beside the next
+one's first forward. SUM_F stands for the two
+all-reduces a layer of a stage's forward, SUM_B for the two of recomputation and the two of backward: six of n s h
+elements a layer and microbatch, of which a device sends 2 (p - 1) / p. Weights, gradients, optimizer state and inner
+activations are 1/p on each device; kept stage inputs are whole. Sums at embedding and head are left out, norms count as
+shared.
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", arXiv
+1909.08053, section 3.
+"""
+
+from dataclasses import replace
+
+from baselines.data_parallel import with_steps
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.registry import schedule
+
+_SUM_OF = {Kind.F: Kind.SUM_F, Kind.B: Kind.SUM_B}
+
+
+def _lower(order: Schedule, *, prefetch: int) -> Schedule:
+    stepped = with_steps(order)
+    rows = [
+        {**lanes, "net": tuple(_sum(action) for action in lanes["compute"] if action.kind in _SUM_OF)}
+        for lanes in stepped.lanes
+    ]
+    return replace(stepped, rows=tuple(rows))
+
+
+def _sum(action: Action) -> Action:
+    return action._replace(kind=_SUM_OF[action.kind])
+
+
+@schedule(
+    "megatron_tp", source="Shoeybi et al., arXiv 1909.08053, section 3", looped=True, tensor_parallel=True, lower=_lower
+)
+def megatron_tp(shape: Shape) -> Schedule:
+    """All devices run the same actions, each its share of them, a microbatch forth and back before the next."""
+    joint = replace(shape, num_parts=shape.num_ranks, tensor_parallel=True)
+    everywhere = (tuple(range(shape.num_ranks)),) * shape.num_stages
+    rows = tuple(_row(shape, device) for device in range(shape.num_ranks))
+    return Schedule(joint, rows, name="megatron_tp", placement=everywhere)
+
+
+def _row(shape: Shape, device: int) -> Row:
+    stages = range(shape.num_stages)
+    both_ways = [(Kind.F, stage) for stage in stages] + [(Kind.B, stage) for stage in reversed(stages)]
+    return tuple(
+        Action(kind, stage, microbatch, device)
+        for microbatch in range(shape.total_microbatches)
+        for kind, stage in both_ways
+    )
