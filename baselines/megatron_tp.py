@@ -1,8 +1,8 @@
 """Megatron-LM's tensor parallelism: every device has a share of every matrix and works on every microbatch.
 
-A layer's first matrix of attention and of the MLP is cut by columns, the second by rows; the partial sums of all devices
-are added by an all-reduce after each of the two, forth and back. A part of an action is the share of the device of the
-same number. With 2 devices, 2 stages and 2 microbatches (device 0; device 1 has `.1`):
+A layer's first matrix of attention and of the MLP is cut by columns, the second by rows; the partial sums of all
+devices are added by an all-reduce after each of the two, forth and back. A part of an action is the share of the device
+of the same number. With 2 devices, 2 stages and 2 microbatches (device 0; device 1 has `.1`):
 
     compute   0F0          1F0          1B0          0B0          0F1 ...
     net           0SUM_F0      1SUM_F0      1SUM_B0      0SUM_B0      0SUM_F1 ...

@@ -20,6 +20,7 @@ from itertools import pairwise
 from rpbench.cost.sizes import LayerSize, ModelBytes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
+from rpbench.ir.cargo import cargo_of
 from rpbench.ir.index import Index
 from rpbench.ir.moves import Moves
 from rpbench.ir.schedule import Schedule, Weights
@@ -73,7 +74,7 @@ class _Replicas:
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
         self._arrivals = {  # number -> bytes of weights it brings for a while
             number: Fraction(self._stages.of(cargo))
-            for number, cargo in self._moves.cargo().items()
+            for number, cargo in cargo_of(self._index).items()
             if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
         }
 
@@ -113,20 +114,20 @@ class _Replicas:
         if stage in self._loaded:
             return Fraction(0)
         gathered = self._moves.moves((Kind.UNSHARD, None), stage)
-        return Fraction(1, self._moves.replicas(stage)) if gathered else Fraction(1)
+        return Fraction(1, self._moves.replicas.get(stage, 1)) if gathered else Fraction(1)
 
     def _kept_gradients(self, device: int, stage: int) -> Fraction:
         if not self._leaves_after_visits(device, stage):
             return Fraction(1)
         if self._moves.moves((Kind.STORE, "G"), stage):
             return Fraction(0)
-        return Fraction(1, self._moves.replicas(stage))
+        return Fraction(1, self._moves.replicas.get(stage, 1))
 
     def _kept_state(self, stage: int) -> Fraction:
         if self._steps.get(stage, False):
             return Fraction(0)
         shared = self._moves.moves((Kind.UNSHARD, None), stage)
-        return Fraction(1, self._moves.replicas(stage)) if shared else Fraction(1)
+        return Fraction(1, self._moves.replicas.get(stage, 1)) if shared else Fraction(1)
 
     def _leaves_after_visits(self, device: int, stage: int) -> bool:
         """Whether a gradient is scattered or stored after every visit that makes it; sums of replicas stay whole."""

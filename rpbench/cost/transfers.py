@@ -71,9 +71,15 @@ class TransferTimes:
 
     def __call__(self, cargo: Cargo) -> float:
         """Time of one action on its link; 0 if it carries nothing."""
-        carried, pace = float(self.stages.of(cargo)), self.cluster.link_bytes_per_s(cargo.lane)
+        carried, pace = float(self.stages.of(cargo)), self.bytes_per_s(cargo)
         seconds = self.cluster.transfer_latency_s + (carried / pace if pace else 0.0)
         return seconds * self.units_per_second if carried else 0.0
+
+    def bytes_per_s(self, cargo: Cargo) -> float | None:
+        """The pace of a link alone; None without limit. What all devices exchange goes at that of collectives."""
+        if cargo.lane == "net" and cargo.object != "boundary" and self.cluster.collective_bytes_per_s:
+            return self.cluster.collective_bytes_per_s
+        return self.cluster.link_bytes_per_s(cargo.lane)
 
 
 def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool) -> list[LayerSize]:

@@ -67,6 +67,7 @@ class DeviceWeights(Weights):
             for visit in transfer.visits
             for number in visit.numbers
         }
+        self._streamed = {visit.stage for transfer in transfers for visit in transfer.visits}
         self._copies: dict[Transfer, dict[int, Named]] = {}
         self._now = threading.local()
 
@@ -85,7 +86,7 @@ class DeviceWeights(Weights):
 
     def all_of(self, module: int, version: int) -> Named:
         action = getattr(self._now, "action", None)
-        if action is None:  # nobody computes: what is at home
+        if action is None or action.stage not in self._streamed:  # nobody computes, or the stage is at home here
             return self._at_home(module, version)
         found = None if self._now.transfer is None else self._copies.get(self._now.transfer, {}).get(module)
         if found is None:

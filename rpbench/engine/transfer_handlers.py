@@ -34,12 +34,20 @@ class Transfers:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """One for each kind that moves something; shards are not moved here."""
-        return dict.fromkeys(SEND | RECV, self._hop) | {
-            Kind.LOAD: self._load,
-            Kind.STORE: self._store,
-            Kind.FREE: self._free,
-        }
+        """One for each kind that moves something.
+
+        Shards need do nothing: weights are at home in one piece, and gradients of replicas add up as they are made.
+        """
+        shards = dict.fromkeys((Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD), _in_one_piece)
+        return (
+            dict.fromkeys(SEND | RECV, self._hop)
+            | shards
+            | {
+                Kind.LOAD: self._load,
+                Kind.STORE: self._store,
+                Kind.FREE: self._free,
+            }
+        )
 
     def _load(self, action: Action, number: int, gate: Gate) -> None:
         if action.object == "A":
@@ -78,3 +86,7 @@ class Transfers:
 
     def _lane(self, number: int) -> str:
         return self._index.lanes[self._index.lane_of[number]].name
+
+
+def _in_one_piece(action: Action, number: int, gate: Gate) -> None:
+    """What all share is where its reader looks for it."""

@@ -3,19 +3,21 @@
 from fractions import Fraction
 from typing import NamedTuple
 
-from rpbench.ir.action import RECV, SEND, Kind
+from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.kept import What
 from rpbench.ir.moves import LANES, Moves
 
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
+# All-reduces a layer: two of its forward, two of its recomputation and two of its backward.
+_SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
 
 
 class Cargo(NamedTuple):
     """What an action carries over a link.
 
     Args:
-        object: P, G, O or A, or "boundary" for what a stage hands to its neighbour.
+        object: P, G, O or A, or "boundary" for what a stage hands to its neighbour, or "sum": all-reduces of as much.
         stage, backward: whose; `backward` says that backward stages are counted.
         share: the part of it that goes over the link of this device.
         lane: h2d, d2h or net: the link.
@@ -51,15 +53,21 @@ def cargo_of(index: Index) -> dict[int, Cargo]:
             )
         elif lane in LINKS and (action.kind in SEND or action.kind in RECV):
             found[number] = Cargo("boundary", action.stage, False, part, lane)
+        elif action.kind in SUMS:
+            found[number] = Cargo("sum", action.stage, False, _summed(index, action), lane)
     return found
+
+
+def _summed(index: Index, action: Action) -> Fraction:
+    """Boundary tensors that a device sends for the all-reduces of a stage: 2 (n - 1) / n each."""
+    schedule, n = index.schedule, index.shape.num_parts
+    layers = 1 if schedule.partition is None else schedule.partition.forward[action.stage]
+    return Fraction(2 * (n - 1) * _SUMS_A_LAYER[action.kind] * layers, n)
 
 
 def _share(moves: Moves, what: What, stage: int) -> Fraction:
     replicas = moves.replicas.get(stage, 1)
-    gathered, stored = (
-        any(transfer.visits[0].stage == stage for transfer in moves.transfers[other])
-        for other in ((Kind.UNSHARD, None), (Kind.STORE, "G"))
-    )
+    gathered, stored = (moves.moves(other, stage) for other in ((Kind.UNSHARD, None), (Kind.STORE, "G")))
     if what == (Kind.UNSHARD, None):
         return Fraction(replicas - 1, replicas)
     if what == (Kind.REDUCE_GRAD, None):

@@ -17,9 +17,10 @@ LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
-from rpbench.ir.action import COMPUTE, MOVES, Kind, parts_of
+from rpbench.ir.action import COMPUTE, MOVES, SUMS, Kind, parts_of
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
@@ -29,8 +30,6 @@ from rpbench.ir.visits import Visit, served, visits_of
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
 CARRIERS = TRANSFERS | SUMS  # kinds that go over a link whenever they stand in a schedule
-# All-reduces a layer: two of its forward, two of its recomputation and two of its backward.
-_SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
 LANES = {
     Kind.LOAD: ("h2d",),
     Kind.STORE: ("d2h",),
@@ -93,6 +92,14 @@ class Moves:
         self._join()
         self._match_states()
         self.edges += activation_edges(index, self._numbers)
+
+    def moves(self, what: What, stage: int) -> bool:
+        """Whether a stage has transfers of a kind."""
+        return (what, stage) in self._moved
+
+    @cached_property
+    def _moved(self) -> set[tuple[What, int]]:
+        return {(what, found.visits[0].stage) for what, transfers in self.transfers.items() for found in transfers}
 
     # --- weights and gradients ---
 

@@ -69,7 +69,8 @@ def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, .
 def _check_bound(index: Index) -> None:
     """One microbatch's forward, recompute and backward of a stage meet on one device, its weights' home."""
     kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-    parts = index.shape.num_parts
+    # The parts of a sequence meet on one rank; shares of a matrix are on different ones.
+    parts = 1 if index.shape.tensor_parallel else index.shape.num_parts
     rank_of = [index.lanes[place].device for place in index.lane_of]
     home: list[int] = []  # by stage and microbatch, the first action found, or -1
     for kind in kinds[index.shape.separate_cuts :]:

@@ -14,7 +14,7 @@ from rpbench.ir import dependencies
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.cargo import Cargo, cargo_of
 from rpbench.ir.index import GRADIENT, Index
-from rpbench.ir.moves import TRANSFERS, transfer_edges
+from rpbench.ir.moves import CARRIERS, TRANSFERS, transfer_edges
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.sim.kernels import compiled, order_lanes

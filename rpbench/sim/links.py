@@ -147,7 +147,7 @@ class _Run:
         for flow in self.left:
             cargo, device = self.cargo[flow], self.device[flow]
             assert cargo is not None
-            pace = self.times.cluster.link_bytes_per_s(cargo.lane)
+            pace = self.times.bytes_per_s(cargo)
             if pace is not None:
                 capacity[cargo.lane, device] = pace
             uses[flow] = _links(cargo, device, self.times.cluster)

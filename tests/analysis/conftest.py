@@ -21,7 +21,7 @@ from analysis.figures.duel import NAMES
 from analysis.load import load_records
 from analysis.runs import MODELS, SCHEDULES
 from rpbench.harness import record
-from rpbench.harness.config import RunConfig, as_plain, load
+from rpbench.harness.config import RunConfig, as_plain, load, swept
 from rpbench.harness.record import Record
 from rpbench.harness.run import run
 
@@ -52,7 +52,7 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     rows = list(record.read_all(results))
     first = next(row for row in rows if row["backend"] == "sim")
     for row in rows:
-        for other in (*_others(row), *_real_runs(row), *(_made_once(row) if row is first else ())):
+        for other in (*_others(row), *_compared(row), *_real_runs(row), *(_made_once(row) if row is first else ())):
             (folder / other["run_id"]).mkdir()
             (folder / other["run_id"] / "record.json").write_text(record.dump(other))
     return folder
@@ -202,6 +202,39 @@ def _real_runs(row: Record) -> Iterator[Record]:
         yield _contender(row, model, contender, 2 - 0.1 * number)
     for backend, dtype in product(("virtual", "cpu"), ("float64", "float32", "bfloat16")):
         yield _verified(row, backend, dtype)
+
+
+def _compared(row: Record) -> Iterator[Record]:
+    """Records of `experiment=figure10` and `experiment=baselines_cpu`, made up from cells of figure 17."""
+    if (row["backend"], row["schedule"]) != ("sim", "1f1b"):
+        return
+    for number, name in enumerate(swept("figure10", "schedule")):
+        yield _system(row, name, f"on eight {name}", cluster="8x_rtx4090", num_steps=3, tokens_per_s=1000.0 + number)
+    if row["model"] == MODELS[0]:
+        for number, name in enumerate(("1f1b", "pipedream", "zero_3")):
+            cpu = _system(row, name, f"on two {name}", backend="cpu", model="tiny_gpt", num_devices=2, num_steps=4)
+            cpu["config"] |= {"verify": True}
+            yield cpu | {"loss": 5.0, "staleness_steps": number, "grad_max_abs_diff": 0.0 if number < 2 else 1e-9}
+
+
+def _system(row: Record, name: str, why: str, *, num_steps: int, **fields: object) -> Record:
+    moved = {"h2d_bytes": [3 * 10**9] * 8, "net_bytes": [6 * 10**9] * 8, "d2h_bytes": [0] * 8}
+    found = _edited(
+        row,
+        why,
+        schedule=name,
+        num_steps=num_steps,
+        bubble_steady=0.25,
+        host_memory_bytes=10**9,
+        **{"evidence": "measured" if "backend" in fields else "simulated"},
+        **(moved if name.startswith("zero") else {}),
+        **fields,
+    )
+    found["config"] |= {"num_steps": num_steps}
+    if name == "data_parallel":
+        reason = "device 0 needs 41.6 GB and has 25.8 GB; 24.4 GB of it are optimizer state: take more devices"
+        found |= {"status": "infeasible", "reason": reason, "tokens_per_s": None, "bubble_steady": None}
+    return found
 
 
 def _contender(row: Record, model: str, contender: str, seconds: float) -> Record:

@@ -9,7 +9,7 @@ from rpbench.harness.config import CONF, choices, load
 
 # Real work is for as many devices as small machines have cores, drawings for as many as can be read; the others are in
 # the paper's setting.
-DEVICES = {"atlas": 4, "convergence": 4, "cpu_duel": 2, "equivalence": 4, "gpu_single": 1}
+DEVICES = {"atlas": 4, "baselines_cpu": 2, "convergence": 4, "cpu_duel": 2, "equivalence": 4, "gpu_single": 1}
 
 
 @pytest.mark.parametrize("name", choices("experiment"))
