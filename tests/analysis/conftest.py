@@ -226,7 +226,7 @@ def _system(row: Record, name: str, why: str, *, num_steps: int, **fields: objec
         num_steps=num_steps,
         bubble_steady=0.25,
         host_memory_bytes=10**9,
-        **{"evidence": "measured" if "backend" in fields else "simulated"},
+        evidence="measured" if "backend" in fields else "simulated",
         **(moved if name.startswith("zero") else {}),
         **fields,
     )
