@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.ir.action import HEAD, MOVES, OBJECTS, RECV, SEND, Action, Kind, overlap, parse, text
+from rpbench.ir.action import HEAD, MOVES, OBJECTS, RECV, SEND, SUMS, Action, Kind, overlap, parse, text
 
 NUMBERS = st.integers(0, 10**6)
-PER_MICROBATCH = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD} | SEND | RECV
+PER_MICROBATCH = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD} | SEND | RECV | SUMS
 
 
 @st.composite
