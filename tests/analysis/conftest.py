@@ -212,7 +212,7 @@ def _compared(row: Record) -> Iterator[Record]:
         yield _system(row, name, f"on eight {name}", cluster="8x_rtx4090", num_steps=3, tokens_per_s=1000.0 + number)
     if row["model"] == MODELS[0]:
         for number, name in enumerate(("1f1b", "pipedream", "zero_3")):
-            cpu = _system(row, name, f"on two {name}", backend="cpu", model="tiny_gpt", num_devices=2, num_steps=4)
+            cpu = _system(row, name, f"on two {name}", backend="cpu", model="tiny_gpt", num_devices=2, num_steps=3)
             cpu["config"] |= {"verify": True}
             yield cpu | {"loss": 5.0, "staleness_steps": number, "grad_max_abs_diff": 0.0 if number < 2 else 1e-9}
 

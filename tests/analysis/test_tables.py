@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from analysis.cells import NOTHING, label, ours, short_cut, table, theirs
 from analysis.load import published
 from analysis.paper import look_up
-from analysis.tables import causal, plans, published_cells
+from analysis.tables import causal, comparison, plans, published_cells
 from analysis.tables.files import frame, latex, save_table
 
 
@@ -108,3 +108,20 @@ def _spelled_out(short: str) -> str:
             counts += [count] * int(times or 1)
         halves.append("-".join(counts))
     return "|".join(halves)
+
+
+def test_every_system_says_why_it_cannot_run(full_records: pd.DataFrame) -> None:
+    shown = frame(comparison.simulated(full_records).table).set_index(["model", "system"])
+    row = shown.loc[("Qwen3-1.7B", "Data parallel")]
+    assert row["why it cannot run"].startswith("infeasible: device 0 needs 41.6 GB")
+    row = shown.loc[("Qwen3-1.7B", "ZeRO-3")]
+    assert (row["host links (GB a step)"], row["between devices (GB a step)"]) == ("8", "16")
+    assert row["why it cannot run"] == "–"
+    assert len(shown) == 5 * 17
+
+
+def test_a_stale_step_is_not_a_full_one(full_records: pd.DataFrame) -> None:
+    shown = frame(comparison.measured(full_records).table).set_index("system")
+    assert shown["steps late"].to_list() == ["0", "1", "2"]
+    assert shown.loc["ZeRO-3", "largest difference"] == "1.0e-09"
+    assert "2 of 3 systems agree in every bit" in comparison.measured(full_records).caption
