@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from rpbench.harness.allocator import is_tuned
 from rpbench.harness.duel.contenders import BASE, LIMIT, TWIN
 from rpbench.harness.duel.paired import Ratio, noise, ratio
 from rpbench.harness.duel.sample import Sample
@@ -42,6 +43,7 @@ def sample_fields(samples: Sequence[Sample], plan: WholePlan) -> dict[str, Any]:
             0.0, 1 - median(cpu / (shape.num_ranks * replay) for cpu, replay in zip(cpus, replays, strict=True))
         ),
         "foreign_cpu_share": median(known) if known else None,
+        "malloc_tuned": is_tuned(),
         "round_walls_s": walls,
         "round_replays_s": replays,
         "round_cpus_s": cpus,
