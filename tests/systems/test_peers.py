@@ -18,11 +18,12 @@ CASES = {
     "GPipe": replace(BASE, schedule="GPipe", partition=ONE_STAGE),
     "1F1B": replace(BASE, schedule="1F1B", partition=ONE_STAGE),
     "1F1B, float32": replace(BASE, schedule="1F1B", partition=ONE_STAGE, dtype="float32"),
+    "1F1B, last stage kept": replace(BASE, schedule="1F1B", partition=ONE_STAGE, recompute="except_last"),
     "Interleaved1F1B": replace(BASE, schedule="Interleaved1F1B", partition=TWO_STAGES),
     "LoopedBFS": replace(BASE, schedule="LoopedBFS", partition=TWO_STAGES),
-    "InterleavedZeroBubble": replace(BASE, schedule="InterleavedZeroBubble", partition=TWO_STAGES, recompute=False),
-    "ZBVZeroBubble": replace(BASE, schedule="ZBVZeroBubble", partition=TWO_STAGES, recompute=False),
-    "DualPipeV": replace(BASE, schedule="DualPipeV", partition=TWO_STAGES, recompute=False),
+    "InterleavedZeroBubble": replace(BASE, schedule="InterleavedZeroBubble", partition=TWO_STAGES, recompute="none"),
+    "ZBVZeroBubble": replace(BASE, schedule="ZBVZeroBubble", partition=TWO_STAGES, recompute="none"),
+    "DualPipeV": replace(BASE, schedule="DualPipeV", partition=TWO_STAGES, recompute="none"),
     "FSDP2 with offload": replace(BASE, system="fsdp2"),
 }
 TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
@@ -56,6 +57,11 @@ def test_what_is_run_again_starts_from_the_same_weights(ranks):
         ({"schedule": "2F2B"}, "schedule='2F2B': torch has GPipe, 1F1B"),
         ({"schedule": "1F1B", "partition": (2, 2, 2)}, "1F1B on 2 ranks takes 2 stages"),
         ({"schedule": "DualPipeV", "partition": TWO_STAGES}, "splits backward, which torch cannot recompute for"),
+        (
+            {"schedule": "1F1B", "partition": ONE_STAGE, "recompute": "some"},
+            "recompute='some': one of all, except_last",
+        ),
+        ({"system": "fsdp2", "recompute": "except_last"}, "recompute='except_last': all or none"),
         ({"system": "fsdp2", "num_microbatches": 5}, "num_microbatches=5: 2 ranks take an equal number each"),
         ({"system": "zero"}, "system='zero': one of torch_pipelining"),
     ],

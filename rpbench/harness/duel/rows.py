@@ -23,6 +23,7 @@ def plan_fields(plan: WholePlan) -> dict[str, Any]:
         "num_stages": shape.num_stages,
         "num_backward_stages": shape.num_backward_stages,
         "round_size": plan.options.get("round_size"),
+        "recompute": "except_last" if plan.keeps_last else "all",
         "num_plans_evaluated": plan.num_evaluated,
         "num_actions": plan.schedule.num_actions,
         "simulated_makespan_s": plan.makespan,
