@@ -24,7 +24,7 @@ class Case:
         microbatch_sequences, num_microbatches, num_steps, seed: of the workload.
         dtype: a name of torch's, such as `float32`.
         partition: layers of each stage, for systems that cut.
-        recompute: layers run again in backward: `all`, not the last stage's (`except_last`), or `none`. The head never is.
+        recompute: layers run again in backward: `all`, `except_last` stage's, or `none`; the head never.
         verify: compare with plain training.
         optimizer: the fields of `OptimizerSettings`; None leaves the weights alone.
     """
