@@ -83,7 +83,8 @@ def test_all_do_the_same_work(rows):
     schedules = {row["contender"]: row for row in rows}
     assert schedules[TWIN]["partition_layers"] == schedules[BASE]["partition_layers"]
     assert schedules["torch_1f1b"]["partition_layers"] == schedules[BASE]["partition_layers"]
-    assert schedules[LIMIT]["partition_layers"] == schedules["roundpipe"]["partition_layers"]
+    streamed = [row for name, row in schedules.items() if name.startswith("roundpipe")]
+    assert schedules[LIMIT]["partition_layers"] in {row["partition_layers"] for row in streamed}
     assert schedules["torch_1f1b"]["recompute"] == schedules[BASE]["recompute"] == "except_last"
     assert schedules["gpipe"]["recompute"] == schedules["looped_bfs"]["recompute"] == "all"
     for row in rows:

@@ -42,7 +42,8 @@ def tuned(
     plans: dict[str, WholePlan] = {}
     for contender in entrants:
         if contender.engine == "side by side":
-            plans[contender.name] = _unscheduled(plans[contender.plan_of])
+            streamed = [plan for plan in plans.values() if plan.schedule.shape.fused]
+            plans[contender.name] = min(map(_unscheduled, streamed), key=lambda plan: plan.makespan)
             continue
         if contender.plan_of:
             plans[contender.name] = plans[contender.plan_of]
