@@ -155,8 +155,6 @@ class Training:
         )
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
-            if self.passes.recompute_head and self.settings.recompute == "except_last":
-                raise ValueError("recompute=except_last: the last stage's weights leave between forward and backward")
         self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy)
 
     @property
@@ -343,6 +341,8 @@ def _check_keeps_last(schedule: Schedule, compensation: Compensation) -> None:
             f"recompute=except_last: the last stage of {schedule.name} does other work between a forward and its "
             "backward; use recompute=all, or a schedule such as 1f1b"
         )
+    if any(_moved(schedule).values()) or any(action.object == "A" for _, _, row in schedule.items() for action in row):
+        raise ValueError("recompute=except_last: nothing may leave the devices in between; use recompute=all")
     if compensation.is_needed:
         raise ValueError("recompute=except_last: what makes up for late gradients changes weights; use recompute=all")
 
