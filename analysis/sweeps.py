@@ -103,7 +103,7 @@ QUICK = Scope(
         Sweep("roofline", ("cluster=8x_rtx4090",), lambda choices: choices[1] == "8x_rtx4090"),
         Sweep("causal"),
         Sweep("hand_cuts"),
-        Sweep("equivalence", ("backend=virtual", "dtype=float64")),
+        Sweep("equivalence", ("backend=virtual",)),
         Sweep("cpu_duel", _SMALL_DUEL, alone=True),
     ),
 )

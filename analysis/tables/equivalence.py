@@ -1,5 +1,7 @@
 """Which engine computes what plain training computes: every schedule, backend and precision."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from analysis import style
@@ -19,7 +21,9 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
         MissingRuns: if no run was compared with plain training.
     """
     data = numbers(records)
-    columns = ("schedule", *(f"{backend}, {dtype}" for backend in BACKENDS for dtype in DTYPES))
+    known = set(zip(data["backend"], data["dtype"], strict=True))
+    places = [(backend, dtype) for backend in BACKENDS for dtype in DTYPES if (backend, dtype) in known]
+    columns = ("schedule", *(f"{backend}, {dtype}" for backend, dtype in places))
     names = sorted(set(data["name"]))
     cells = data.drop_duplicates(["name", "backend", "dtype"], keep="last").set_index(["name", "backend", "dtype"])
     return Exhibit(
@@ -33,7 +37,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
         ),
         evidence=("simulated", "measured"),
         command="python -m rpbench -m experiment=equivalence",
-        table=table(columns, ((label(name), *_row(cells, name)) for name in names)),
+        table=table(columns, ((label(name), *_row(cells, name, places)) for name in names)),
     )
 
 
@@ -63,8 +67,8 @@ def _name(schedule: dict) -> str:
     return ", ".join((style.method_name(schedule["name"]), *on))
 
 
-def _row(cells: pd.DataFrame, name: str) -> list[Cell]:
-    places = [(name, backend, dtype) for backend in BACKENDS for dtype in DTYPES]
+def _row(cells: pd.DataFrame, name: str, columns: Sequence[tuple[str, str]]) -> list[Cell]:
+    places = [(name, *column) for column in columns]
     return [_cell(cells.loc[place]) if place in cells.index else NOTHING for place in places]
 
 

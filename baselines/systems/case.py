@@ -24,7 +24,7 @@ class Case:
         microbatch_sequences, num_microbatches, num_steps, seed: of the workload.
         dtype: a name of torch's, such as `float32`.
         partition: layers of each stage, for systems that cut.
-        recompute: run the layers again in backward; the head never.
+        recompute: layers run again in backward: `all`, `except_last` stage's, or `none`; the head never.
         verify: compare with plain training.
         optimizer: the fields of `OptimizerSettings`; None leaves the weights alone.
     """
@@ -38,7 +38,7 @@ class Case:
     seed: int = 0
     dtype: str = "float32"
     partition: tuple[int, ...] = ()
-    recompute: bool = True
+    recompute: str = "all"
     verify: bool = False
     optimizer: dict[str, Any] | None = field(default_factory=dict)
 

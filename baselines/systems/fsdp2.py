@@ -27,6 +27,8 @@ class Fsdp2:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        if case.recompute not in ("all", "none"):
+            raise ValueError(f"recompute={case.recompute!r}: all or none, because there are no stages")
         if case.num_microbatches % self.num_ranks:
             raise ValueError(
                 f"num_microbatches={case.num_microbatches}: {self.num_ranks} ranks take an equal number each"
@@ -77,7 +79,7 @@ class Fsdp2:
         x, labels = self.workload.batch(microbatch)
         *layers, head = self.workload.modules
         for layer in layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.case.recompute else layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if self.case.recompute == "all" else layer(x)
         loss: torch.Tensor = head(x, labels)
         return loss
 

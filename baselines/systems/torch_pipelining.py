@@ -33,6 +33,7 @@ SCHEDULES = (
     "ZBVZeroBubble",
     "DualPipeV",
 )
+RECOMPUTES = ("all", "except_last", "none")
 _ONE_STAGE = ("GPipe", "1F1B")  # a rank
 _V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two stages a rank, the second in reverse order
 # Weights' gradients after inputs': torch goes through the graph twice, and a recomputed graph only stands once.
@@ -82,8 +83,12 @@ class TorchPipeline:
                 f"partition={case.partition}: {case.schedule} on {self.num_ranks} ranks takes "
                 f"{self.num_ranks * per_rank} stages"
             )
-        if case.recompute and case.schedule in SPLITS_BACKWARD:
-            raise ValueError(f"recompute=true: {case.schedule} splits backward, which torch cannot recompute for")
+        if case.recompute not in RECOMPUTES:
+            raise ValueError(f"recompute={case.recompute!r}: one of {', '.join(RECOMPUTES)}")
+        if case.recompute != "none" and case.schedule in SPLITS_BACKWARD:
+            raise ValueError(
+                f"recompute={case.recompute}: {case.schedule} splits backward, which torch cannot recompute for"
+            )
         self.actions: list[tuple[str, int, int, float]] = []  # kind, stage, microbatch, processor seconds
         self.workload = case.workload()
         layout = layout_of(symmetric(case.partition))
@@ -166,8 +171,10 @@ class TorchPipeline:
         tokens, _ = self.workload.batch(0)
         shape = *tokens.shape, self.case.model["hidden"]
         x = torch.empty(shape, dtype=getattr(torch, self.case.dtype), requires_grad=True)  # or no gradient comes back
+        kept = {"all": range(0), "except_last": range(num_stages - 1, num_stages), "none": range(num_stages)}
+        recompute = index not in kept[self.case.recompute]
         stage = PipelineStage(
-            _Stage(self.workload, modules, self.case.recompute),
+            _Stage(self.workload, modules, recompute),
             index,
             num_stages,
             torch.device("cpu"),

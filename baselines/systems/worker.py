@@ -32,6 +32,7 @@ TIMEOUT_S = 120
 SYSTEMS: Mapping[str, tuple[str, str]] = {
     "torch_pipelining": ("baselines.systems.torch_pipelining", "TorchPipeline"),
     "fsdp2": ("baselines.systems.fsdp2", "Fsdp2"),
+    "deepspeed": ("baselines.systems.deepspeed", "DeepSpeed"),
 }
 
 
@@ -63,15 +64,23 @@ def main(arguments: list[str]) -> int:
         print(f"{', '.join(missing)} not set: start this under torchrun", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
+    out = _answers_only()
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     try:
         served = arguments[0] == "-"
         for answer in _answers(sys.stdin if served else Path(arguments[0]).read_text().splitlines()):
             if served or dist.get_rank() == 0:
-                print(json.dumps(answer), flush=True)
+                print(json.dumps(answer), file=out, flush=True)
     finally:
         dist.destroy_process_group()
     return 0
+
+
+def _answers_only() -> TextIO:
+    """This process's stdout; whatever else a system prints goes to stderr."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
 
 
 def _answers(lines: "list[str] | TextIO") -> Iterator[dict[str, Any]]:

@@ -167,8 +167,12 @@ class LayerTimes:
         recompute_ahead: bool = False,
         fused_ahead: bool = False,
         num_head_shards: int = 0,
+        keeps_last: bool = False,
     ) -> CostTable:
         """Times per stage of a partition; of the head's equal shares, if it is cut over the devices.
+
+        Args:
+            keeps_last: the last stage's backward recomputes nothing.
 
         Raises:
             ValueError: if the partition does not cover the layers.
@@ -184,6 +188,10 @@ class LayerTimes:
         if self.input_grad:
             work[Kind.I] = self._backward_works(partition, recompute_ahead, self.input_grad, self.head_input_grad)
             work[Kind.W] = _plain_works(partition, self.weight_grad, self.head_weight_grad)
+        if keeps_last:
+            for kind in work.keys() & {Kind.B, Kind.I}:
+                *below, last = work[kind]
+                work[kind] = (*below, last._replace(pre=0, first_gradient=last.first_gradient - last.pre))
         if self.step:
             work[Kind.STEP] = _plain_works(partition, self.step, self.head_step)
         return CostTable(

@@ -57,6 +57,7 @@ class Passes:
         adjustments: Adjustments | None = None,
         scaler: LossScaler | None = None,
         memory: DeviceMemory | None = None,
+        keeps_last: bool = False,
     ) -> None:
         self._adjustments = adjustments
         self.losses: dict[int, float] = {}
@@ -65,11 +66,12 @@ class Passes:
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
         self._scaler = scaler
         self._memory = memory  # that counts the kept inputs; None where they are at home
+        self._keeps_last = keeps_last  # the graph of the last stage, from its forward to its backward
         self._workload, self._segments = stages.workload, Segments(stages.num_parts)
         self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
         self._stored: dict[tuple[int, Segment], torch.Tensor] = {}  # the same, moved off its device
         self._outputs: dict[tuple[int, Segment], torch.Tensor] = {}  # (forward stage, segment) -> its output
-        self._heads: dict[Segment, Graph] = {}  # segment -> the head's graph
+        self._heads: dict[Segment, Graph] = {}  # segment -> the graph of the head, and of what is kept with it
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
         self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
         self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
@@ -95,9 +97,10 @@ class Passes:
         x, weights = self._input(action.stage, segment), version
         if self._adjustments is not None:
             weights = self._adjustments.before_forward(action.stage, segment[0], version)
-        x = self._stages.keep(self._below_head(modules), x, segment, weights, note, exchange)
+        again = self._run_again(modules)
+        x = self._stages.keep(again, x, segment, weights, note, exchange)
         if self._layout.head in modules:
-            graph = self._stages.graph(modules[-1:], x, segment, weights)
+            graph = self._stages.graph(modules[len(again) :], x, segment, weights)
             if self.recompute_head:
                 self._kept[self._layout.head, segment] = x
             else:
@@ -187,7 +190,7 @@ class Passes:
 
     def recomputed(self, stage: int) -> list[range]:
         """The modules a backward stage runs again, piece by piece; its last piece is run first."""
-        return pieces(self._below_head(self._layout.backward[stage]), self._grain)
+        return pieces(self._run_again(self._layout.backward[stage]), self._grain)
 
     def _go_back(self, action: Action, number: int, gate: Gate, differentiate: Differentiate) -> Tensors:
         """Backward through a stage, recomputing what is not there; its weights' gradients."""
@@ -236,8 +239,11 @@ class Passes:
     def _tokens(self, segment: Segment) -> torch.Tensor:
         return self._workload.segment(*segment, self._segments.num_parts).tokens
 
-    def _below_head(self, modules: range) -> range:
-        return modules[:-1] if self._layout.head in modules else modules
+    def _run_again(self, modules: range) -> range:
+        """Of a stage's modules, those whose graph does not live from forward to backward."""
+        if self._layout.head not in modules:
+            return modules
+        return modules[:0] if self._keeps_last else modules[:-1]
 
     def _hand_down(self, stage: int, segment: Segment, slope: torch.Tensor | None) -> None:
         if stage:

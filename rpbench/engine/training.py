@@ -26,7 +26,7 @@ from rpbench.engine.passes import Passes
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.reads import Reads
 from rpbench.engine.shells import Shells
-from rpbench.engine.stage import GRAINS, Grain, Stages
+from rpbench.engine.stage import GRAINS, RECOMPUTES, Grain, Recompute, Stages
 from rpbench.engine.transfer_handlers import Transfers
 from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
@@ -34,6 +34,7 @@ from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
+from rpbench.ir.turn import turns_at_once
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Settings:
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
+        recompute: `except_last` keeps the last stage's activations, in schedules that go back from there at once.
         compensation: what is done about late gradients.
         keep_gradients: keep every step's gradients, to compare them with a reference.
         device_memory_bytes: the most a device may hold; None: no matter how much.
@@ -50,6 +52,7 @@ class Settings:
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     recompute_grain: Grain = "stage"
+    recompute: Recompute = "all"
     keep_gradients: bool = False
     compensation: Compensation = field(default_factory=Compensation)
     keep_state: bool = False
@@ -58,6 +61,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.recompute_grain not in GRAINS:
             raise ValueError(f"recompute_grain={self.recompute_grain!r}: one of {', '.join(GRAINS)}")
+        if self.recompute not in RECOMPUTES:
+            raise ValueError(f"recompute={self.recompute!r}: one of {', '.join(RECOMPUTES)}")
 
 
 class Training:
@@ -98,6 +103,8 @@ class Training:
             workload = replace(workload, first_step=start.num_steps)
         self.workload, self.settings, self.start = workload, settings or Settings(), start
         compensation = self.settings.compensation
+        if self.settings.recompute == "except_last":
+            _check_keeps_last(schedule, compensation)
         check_compensation(schedule, compensation, has_tied=bool(workload.tied))
         self.layout = layout_of(partition)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
@@ -144,6 +151,7 @@ class Training:
             self._adjustments,
             self.scaler,
             kept_there,
+            self.settings.recompute == "except_last",
         )
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
@@ -325,6 +333,18 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
     """Object -> the stages of which it is loaded, or stored."""
     moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
     return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
+
+
+def _check_keeps_last(schedule: Schedule, compensation: Compensation) -> None:
+    if not turns_at_once(schedule):
+        raise ValueError(
+            f"recompute=except_last: the last stage of {schedule.name} does other work between a forward and its "
+            "backward; use recompute=all, or a schedule such as 1f1b"
+        )
+    if any(_moved(schedule).values()) or any(action.object == "A" for _, _, row in schedule.items() for action in row):
+        raise ValueError("recompute=except_last: nothing may leave the devices in between; use recompute=all")
+    if compensation.is_needed:
+        raise ValueError("recompute=except_last: what makes up for late gradients changes weights; use recompute=all")
 
 
 def _check_shape(workload: Workload, schedule: Schedule) -> None:

@@ -7,13 +7,19 @@ more, as the same process, before a run that is measured.
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES = (
     "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456"
 )
+REAL_TIME = frozenset({"cpu", "duel"})  # backends
+_EXPERIMENTS = Path(__file__).parents[2] / "conf" / "experiment"
+# `backend: duel` of a defaults list (with "override /" before it) or of a sweep; what heads a section has no value.
+_CHOICE = re.compile(r"^[ \t]*(?:- override /)?backend:[ \t]*([^\s#][^\n#]*)", re.MULTILINE)
 
 
 def is_tuned(environment: Mapping[str, str] = os.environ) -> bool:
@@ -26,8 +32,24 @@ def restart_tuned(arguments: Sequence[str]) -> None:
 
     Does not return if it does. Settings of the user's own are left alone.
     """
-    if "backend=cpu" not in arguments or is_tuned() or platform.libc_ver()[0] != "glibc":
+    if not measures(arguments) or is_tuned() or platform.libc_ver()[0] != "glibc":
         return
     others = os.environ.get(VARIABLE)
     environment = os.environ | {VARIABLE: f"{others}:{TUNABLES}" if others else TUNABLES}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def measures(arguments: Sequence[str]) -> bool:
+    """Whether a command runs anything in real time: as it says itself, or else as its experiments say.
+
+    Told from the text, because reading a configuration takes longer than starting again.
+    """
+    chosen = dict(argument.lstrip("+").split("=", 1) for argument in arguments if "=" in argument)
+    if "backend" in chosen:
+        return _is_real(chosen["backend"])
+    files = (_EXPERIMENTS / f"{name}.yaml" for name in re.findall(r"\w+", chosen.get("experiment", "")))
+    return any(_is_real(found) for file in files if file.is_file() for found in _CHOICE.findall(file.read_text()))
+
+
+def _is_real(choice: str) -> bool:
+    return not REAL_TIME.isdisjoint(re.findall(r"\w+", choice))

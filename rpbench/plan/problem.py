@@ -30,6 +30,7 @@ class Problem:
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
         memory: of a device, and the model's sizes; None for no limit.
+        keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`rpbench.ir.turn`).
         activations: of one layer, for schedules that order by what stages hold.
     """
 
@@ -44,6 +45,7 @@ class Problem:
     fused_ahead: bool = False
     published: Partition | None = None
     memory: DeviceMemory | None = None
+    keeps_last: bool = False
     activations: LayerActivations = UNKNOWN
 
     def __post_init__(self) -> None:
@@ -105,6 +107,7 @@ class Problem:
             recompute_ahead=self.recompute_ahead,
             fused_ahead=self.fused_ahead,
             num_head_shards=self.num_ranks if self.entry.shards_head else 0,
+            keeps_last=self.keeps_last,
         )
 
     @property

@@ -4,7 +4,9 @@
 candidate is the very schedule that would run: dealt by its dispatch rule, steps on the compute lanes. That takes
 milliseconds a candidate instead of microseconds, which is little for models of a dozen layers.
 
-A fused stage holds the head alone. Layers in it would not be recomputed, and schedules are compared on the same work.
+Either everybody recomputes every layer, and a fused stage holds the head alone, so that schedules are compared on
+the same work. Or (`Problem.keeps_last`) the last stage recomputes nothing where its backward directly follows its
+forward (`rpbench.ir.turn`), and a fused stage, which never does, may hold layers as well.
 
 Best first: the best candidate whose neighbours are not known yet is changed by every move, until the budget is used.
 """
@@ -19,6 +21,7 @@ from rpbench.cost.table import CostTable
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.turn import turns_at_once
 from rpbench.plan.problem import Problem
 from rpbench.sim.events import deal
 from rpbench.sim.longest_path import simulate
@@ -38,6 +41,7 @@ class WholePlan:
         options: those of the schedule that were chosen.
         makespan: first start to last end, steps included, in the unit of the costs.
         num_evaluated: candidates simulated to find it.
+        keeps_last: whether the last stage's layers are not recomputed.
     """
 
     schedule: Schedule
@@ -45,6 +49,7 @@ class WholePlan:
     options: Options
     makespan: float
     num_evaluated: int = 1
+    keeps_last: bool = False
 
 
 def plan_whole(
@@ -92,7 +97,7 @@ def plan_whole(
         _, number, choice = heapq.heappop(waiting)
         cut = found[number].schedule.partition
         assert cut is not None
-        for partition in _neighbours(cut):
+        for partition in _neighbours(cut, problem.keeps_last):
             look_at(choice, partition)
     best = min(found, key=lambda plan: plan.makespan)
     return replace(best, num_evaluated=len(found))
@@ -105,9 +110,13 @@ def evaluate_whole(problem: Problem, partition: Partition, dispatch: str, option
         ValueError: if the partition or the options do not fit the schedule.
     """
     posed = replace(problem, options={**problem.options, **options})
+    order = posed.order(partition)
+    if posed.keeps_last and not turns_at_once(order):
+        posed = replace(posed, keeps_last=False)
     costs = posed.costs(partition)
-    schedule = add_steps(deal(posed.order(partition), costs, dispatch), lane="compute")
-    return WholePlan(schedule, costs, options, float(simulate(schedule, costs).makespan))
+    schedule = add_steps(deal(order, costs, dispatch), lane="compute")
+    makespan = float(simulate(schedule, costs).makespan)
+    return WholePlan(schedule, costs, options, makespan, keeps_last=posed.keeps_last)
 
 
 def _starts(problem: Problem) -> Iterator[Partition]:
@@ -126,8 +135,12 @@ def _starts(problem: Problem) -> Iterator[Partition]:
             yield symmetric((*split_evenly(layers, stages - 1), 0))
 
 
-def _neighbours(partition: Partition) -> Iterator[Partition]:
-    """What one move makes of a partition; stages that are cut apart are also merged and split."""
+def _neighbours(partition: Partition, opens_top: bool) -> Iterator[Partition]:
+    """What one move makes of a partition; stages that are cut apart are also merged and split.
+
+    Args:
+        opens_top: whether layers may go into a fused stage.
+    """
     if not partition.fused:
         for cut in _shifted(partition.forward):
             yield symmetric(cut)
@@ -137,6 +150,15 @@ def _neighbours(partition: Partition) -> Iterator[Partition]:
         yield Partition(cut, partition.backward, fused=True)
     for cut in _recut(tuple(below)):
         yield Partition(forward, (*cut, top), fused=True)
+    if opens_top and sum(forward) > 1:
+        yield Partition(_one_less(forward), (*_one_less(tuple(below)), top + 1), fused=True)
+    if opens_top and top:
+        yield Partition((*forward[:-1], forward[-1] + 1), (*below[:-1], below[-1] + 1, top - 1), fused=True)
+
+
+def _one_less(cut: Cut) -> Cut:
+    """Without the last layer, and without the stage that held it alone."""
+    return (*cut[:-1], cut[-1] - 1) if cut[-1] > 1 else cut[:-1]
 
 
 def _recut(cut: Cut) -> Iterator[Cut]:

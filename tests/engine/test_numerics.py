@@ -292,3 +292,39 @@ def test_batches_do_not_depend_on_the_schedule():
         one, other = (workload.batch(microbatch) for workload in workloads)
         assert torch.equal(one.tokens, other.tokens)
         assert torch.equal(one.labels, other.labels)
+
+
+# --- the last stage's graph kept -------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=6)
+@given(data=st.data())
+def test_a_kept_last_stage_is_not_run_again_and_trains_the_same(data):
+    draw = data.draw
+    name = draw(st.sampled_from(["1f1b", "interleaved_1f1b", "pipedream_2bw"]))
+    devices, seed, chunks = draw(st.integers(1, 4)), draw(st.integers(0, 99)), 2 if "inter" in name else 1
+    schedule = build(name, devices, draw(st.integers(1, 6)), seed=seed, num_layers=5, num_steps=2, chunks=chunks)
+    workload = workload_of(schedule, replace(TINY, dropout=0.1))
+    run = train(schedule, workload, recompute="except_last")
+    assert not run.training.passes.recomputed(schedule.shape.num_stages - 1)
+    assert run.training.passes.num_left == 0
+    assert_same(run, reference_of(run))
+
+
+def test_a_kept_last_stage_holds_what_running_it_again_would():
+    """One microbatch's activations, so no more than its backward needs anyhow."""
+    schedule = build("1f1b", 2, 4, num_layers=4, chunks=1)
+    peaks = {}
+    for recompute in ("all", "except_last"):
+        run = train(schedule, workload_of(schedule), recompute=recompute, device_memory_bytes=10**9)
+        peaks[recompute] = run.training.memory.peak_bytes
+    assert peaks["except_last"][0] == peaks["all"][0]
+    assert peaks["except_last"][1] <= peaks["all"][1]
+
+
+def test_a_last_stage_that_does_not_go_back_at_once_cannot_be_kept():
+    schedule = build("gpipe", 2, 4, chunks=1)
+    with pytest.raises(ValueError, match="recompute=except_last: the last stage of gpipe does other work"):
+        train(schedule, workload_of(schedule), recompute="except_last")
+    with pytest.raises(ValueError, match="recompute='last': one of all, except_last"):
+        Settings(recompute="last")

@@ -40,7 +40,33 @@ def test_other_settings_of_the_user_are_kept(started, monkeypatch):
     assert started[0][2][allocator.VARIABLE] == f"glibc.pthread.rseq=0:{allocator.TUNABLES}"
 
 
-@pytest.mark.parametrize("arguments", [[], ["backend=virtual"], ["report"], ["-m", "backend=sim"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["backend=duel"],
+        ["-m", "backend=virtual,cpu"],
+        ["-m", "experiment=cpu_duel"],
+        ["-m", "+experiment=dispatch,cpu_duel", "num_steps=1"],
+        ["-m", "experiment=equivalence"],  # whose sweep names it
+    ],
+)
+def test_so_does_whatever_runs_in_real_time(arguments, started):
+    allocator.restart_tuned(arguments)
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["backend=virtual"],
+        ["report"],
+        ["-m", "backend=sim"],
+        ["-m", "experiment=convergence"],  # which has a section of that name
+        ["experiment=cpu_duel", "backend=sim"],
+        ["experiment=unheard_of"],
+    ],
+)
 def test_nothing_else_starts_again(arguments, started):
     allocator.restart_tuned(arguments)
     assert not started

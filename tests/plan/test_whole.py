@@ -1,5 +1,7 @@
 """Whole plans: simulated as they would run, searched over cuts and options together, all with the same budget."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +51,20 @@ def test_steps_are_on_the_compute_lanes_and_take_their_time(dispatch):
 
 def test_the_fused_stage_holds_the_head_alone():
     assert plan_whole(problem("roundpipe", head=0.5), 40).schedule.partition.num_layers_fused == 0
+
+
+def test_only_a_last_stage_that_goes_back_at_once_is_kept():
+    for name in NAMES:
+        found = plan_whole(replace(problem(name), keeps_last=True), 40)
+        again = [work.pre for work in found.costs.work[Kind.B]]
+        layers = found.schedule.partition.backward
+        assert found.keeps_last is ("1f1b" in name), name
+        assert again == [*layers[:-1], 0 if found.keeps_last else layers[-1]]
+
+
+def test_a_fused_stage_may_then_hold_layers():
+    posed = replace(problem("roundpipe", head=0.5), keeps_last=True)
+    assert plan_whole(posed, 200).schedule.partition.num_layers_fused > 0
 
 
 def test_the_round_size_is_searched_with_the_cuts():

@@ -8,6 +8,7 @@ import pytest
 from baselines.systems import worker
 from baselines.systems.case import Case
 from baselines.systems.ranks import RankFailed, Ranks
+from baselines.systems.requirement import why_missing
 
 TINY = {"name": "tiny", "num_layers": 6, "hidden": 16, "heads": 2, "vocab": 37, "seq_len": 5}
 ONE_STAGE, TWO_STAGES = (4, 2), (1, 2, 2, 1)  # layers of each stage, with as many a rank
@@ -18,13 +19,15 @@ CASES = {
     "GPipe": replace(BASE, schedule="GPipe", partition=ONE_STAGE),
     "1F1B": replace(BASE, schedule="1F1B", partition=ONE_STAGE),
     "1F1B, float32": replace(BASE, schedule="1F1B", partition=ONE_STAGE, dtype="float32"),
+    "1F1B, last stage kept": replace(BASE, schedule="1F1B", partition=ONE_STAGE, recompute="except_last"),
     "Interleaved1F1B": replace(BASE, schedule="Interleaved1F1B", partition=TWO_STAGES),
     "LoopedBFS": replace(BASE, schedule="LoopedBFS", partition=TWO_STAGES),
-    "InterleavedZeroBubble": replace(BASE, schedule="InterleavedZeroBubble", partition=TWO_STAGES, recompute=False),
-    "ZBVZeroBubble": replace(BASE, schedule="ZBVZeroBubble", partition=TWO_STAGES, recompute=False),
-    "DualPipeV": replace(BASE, schedule="DualPipeV", partition=TWO_STAGES, recompute=False),
+    "InterleavedZeroBubble": replace(BASE, schedule="InterleavedZeroBubble", partition=TWO_STAGES, recompute="none"),
+    "ZBVZeroBubble": replace(BASE, schedule="ZBVZeroBubble", partition=TWO_STAGES, recompute="none"),
+    "DualPipeV": replace(BASE, schedule="DualPipeV", partition=TWO_STAGES, recompute="none"),
     "FSDP2 with offload": replace(BASE, system="fsdp2"),
 }
+DEEPSPEED = replace(BASE, system="deepspeed", dtype="float32")
 TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
 
 
@@ -43,6 +46,27 @@ def test_gradients_and_weights_are_those_of_plain_training(ranks, name):
         assert answer["weight_max_abs_diff"] < 10 * TOLERANCE[CASES[name].dtype]
 
 
+@pytest.mark.peers
+@pytest.mark.skipif(why_missing("deepspeed") is not None, reason=str(why_missing("deepspeed")))
+def test_zero_offload_trains_as_plain_training_does():
+    with Ranks(1, timeout_s=300) as ranks:  # it compiles its operators at first
+        (answer,) = ranks.run(DEEPSPEED)
+    assert answer["grad_max_abs_diff"] < 1e-6
+    assert answer["weight_max_abs_diff"] < 1e-5
+
+
+@pytest.mark.skipif(why_missing("deepspeed") is None, reason="deepspeed is installed")
+def test_a_system_that_is_not_installed_says_so(ranks):
+    with pytest.raises(ValueError, match="system=deepspeed: deepspeed is not installed: pip install deepspeed"):
+        ranks.run(DEEPSPEED)
+
+
+def test_a_package_that_needs_cuda_says_so_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert why_missing("torch", needs_cuda=True) == "torch needs a CUDA device, and torch sees none"
+    assert why_missing("torch") is None
+
+
 def test_what_is_run_again_starts_from_the_same_weights(ranks):
     ranks.run(CASES["1F1B"])
     first, second = ranks.again(), ranks.again()
@@ -56,6 +80,11 @@ def test_what_is_run_again_starts_from_the_same_weights(ranks):
         ({"schedule": "2F2B"}, "schedule='2F2B': torch has GPipe, 1F1B"),
         ({"schedule": "1F1B", "partition": (2, 2, 2)}, "1F1B on 2 ranks takes 2 stages"),
         ({"schedule": "DualPipeV", "partition": TWO_STAGES}, "splits backward, which torch cannot recompute for"),
+        (
+            {"schedule": "1F1B", "partition": ONE_STAGE, "recompute": "some"},
+            "recompute='some': one of all, except_last",
+        ),
+        ({"system": "fsdp2", "recompute": "except_last"}, "recompute='except_last': all or none"),
         ({"system": "fsdp2", "num_microbatches": 5}, "num_microbatches=5: 2 ranks take an equal number each"),
         ({"system": "zero"}, "system='zero': one of torch_pipelining"),
     ],

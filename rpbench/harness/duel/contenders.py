@@ -21,7 +21,8 @@ class Contender:
         schedule: registered name.
         options: of the schedule.
         dispatch: how the jobs of a streamed schedule find their devices.
-        engine: ours; torch's, on processes; or ours without any scheduling, every device for itself.
+        engine: ours; torch's, on processes; or ours without any scheduling, every device for itself, on the work of
+            the streamed plan that has least.
         plan_of: the contender whose plan is taken; its own is searched where this is empty.
         rounds: whether the number of microbatches a round is searched as well.
     """
@@ -53,7 +54,7 @@ _KNOWN = (
     Contender("roundpipe_async", "roundpipe", {"asynchronous": True}, rounds=True),
     Contender("roundpipe_dynamic", "roundpipe", dispatch="dynamic", rounds=True),
     Contender("torch_1f1b", "1f1b", engine="torch", plan_of=BASE),
-    Contender(LIMIT, "roundpipe", engine="side by side", plan_of="roundpipe"),
+    Contender(LIMIT, "roundpipe", engine="side by side"),
 )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from rpbench.harness.allocator import is_tuned
 from rpbench.harness.duel.contenders import BASE, LIMIT, TWIN
 from rpbench.harness.duel.paired import Ratio, noise, ratio
 from rpbench.harness.duel.sample import Sample
@@ -22,6 +23,7 @@ def plan_fields(plan: WholePlan) -> dict[str, Any]:
         "num_stages": shape.num_stages,
         "num_backward_stages": shape.num_backward_stages,
         "round_size": plan.options.get("round_size"),
+        "recompute": "except_last" if plan.keeps_last else "all",
         "num_plans_evaluated": plan.num_evaluated,
         "num_actions": plan.schedule.num_actions,
         "simulated_makespan_s": plan.makespan,
@@ -42,6 +44,7 @@ def sample_fields(samples: Sequence[Sample], plan: WholePlan) -> dict[str, Any]:
             0.0, 1 - median(cpu / (shape.num_ranks * replay) for cpu, replay in zip(cpus, replays, strict=True))
         ),
         "foreign_cpu_share": median(known) if known else None,
+        "malloc_tuned": is_tuned(),
         "round_walls_s": walls,
         "round_replays_s": replays,
         "round_cpus_s": cpus,

@@ -16,6 +16,7 @@ from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.executor import ActionFailed
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.program import make_program
+from rpbench.engine.stage import RECOMPUTES
 from rpbench.engine.training import Settings
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, resolved, typed
@@ -42,6 +43,7 @@ class DuelConfig:
     weight_decay: float = 0.01
     num_rounds: int = 3
     search_budget: int = 400
+    recompute: str = "except_last"
     parity_seq_len: int = 16
     timeout_s: float = 120.0
 
@@ -49,6 +51,8 @@ class DuelConfig:
         for name in ("num_rounds", "search_budget", "parity_seq_len"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"backend.{name}={getattr(self, name)}: a whole number of at least 1")
+        if self.recompute not in RECOMPUTES:
+            raise ConfigError(f"backend.recompute={self.recompute}: one of {', '.join(RECOMPUTES)}")
 
 
 def duel(config: RunConfig) -> list[Record]:
@@ -99,7 +103,12 @@ class _Duel:
 
     def rows(self) -> list[Record]:
         """The record of every contender, in order."""
-        plans = tuned(self._config, self._entrants, self._settings.search_budget)
+        plans = tuned(
+            self._config,
+            self._entrants,
+            self._settings.search_budget,
+            keeps_last=self._settings.recompute == "except_last",
+        )
         with ExitStack() as stack:
             teams = dict(self._teams(plans, stack))
             parities = {name: self._parity(name, team) for name, team in teams.items()}
@@ -121,7 +130,6 @@ class _Duel:
         window = self._config.num_microbatches
         workload = workload_of(self._model, self._sequences, self._config.dtype, self._config.seed, window)
         backend = stack.enter_context(CpuBackend())
-        settings = Settings(self._optimizer)
         for entrant in self._entrants:
             plan = plans[entrant.name]
             if entrant.engine == "torch":
@@ -129,6 +137,7 @@ class _Duel:
                 yield entrant.name, TorchTeam(plan, self._case(plan), ranks, make_program(plan.schedule, plan.costs))
             else:
                 kind = LimitTeam if entrant.engine == "side by side" else EngineTeam
+                settings = Settings(self._optimizer, recompute="except_last" if plan.keeps_last else "all")
                 yield entrant.name, kind(plan, workload, settings, backend)
 
     def _case(self, plan: WholePlan) -> Case:
@@ -143,6 +152,7 @@ class _Duel:
             self._config.seed,
             self._config.dtype,
             plan.schedule.partition.forward,
+            recompute="except_last" if plan.keeps_last else "all",
             optimizer={
                 "learning_rate": self._optimizer.learning_rate,
                 "weight_decay": self._optimizer.weight_decay,

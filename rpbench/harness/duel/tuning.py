@@ -13,19 +13,28 @@ from rpbench.registry import entry
 from rpbench.sim.longest_path import simulate
 
 
-def problem_of(config: RunConfig, contender: Contender) -> Problem:
+def problem_of(config: RunConfig, contender: Contender, *, keeps_last: bool = False) -> Problem:
     """What is to be planned for a contender.
+
+    Args:
+        keeps_last: as in `Problem`.
 
     Raises:
         ValueError: as of `pose`.
     """
     options = {**entry(contender.schedule).options, **contender.options}
     problem, _, _ = pose(replace(config, schedule={"name": contender.schedule, **options}))
-    return problem
+    return replace(problem, keeps_last=keeps_last)
 
 
-def tuned(config: RunConfig, entrants: list[Contender], budget: int) -> dict[str, WholePlan]:
+def tuned(
+    config: RunConfig, entrants: list[Contender], budget: int, *, keeps_last: bool = False
+) -> dict[str, WholePlan]:
     """The plan of every contender, checked.
+
+    Args:
+        budget: plans simulated for each.
+        keeps_last: as in `Problem`.
 
     Raises:
         ValueError: if a schedule cannot be built for these sizes.
@@ -33,13 +42,14 @@ def tuned(config: RunConfig, entrants: list[Contender], budget: int) -> dict[str
     plans: dict[str, WholePlan] = {}
     for contender in entrants:
         if contender.engine == "side by side":
-            plans[contender.name] = _unscheduled(plans[contender.plan_of])
+            streamed = [plan for plan in plans.values() if plan.schedule.shape.fused]
+            plans[contender.name] = min(map(_unscheduled, streamed), key=lambda plan: plan.makespan)
             continue
         if contender.plan_of:
             plans[contender.name] = plans[contender.plan_of]
             continue
         plans[contender.name] = plan_whole(
-            problem_of(config, contender),
+            problem_of(config, contender, keeps_last=keeps_last),
             budget,
             dispatch=contender.dispatch,
             choices=contender.choices(config.num_microbatches),

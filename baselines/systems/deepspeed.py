@@ -1,0 +1,113 @@
+"""DeepSpeed's ZeRO-Offload: ZeRO stage 2 with gradients and AdamW on the host.
+
+Data parallel: rank r trains the microbatches r, r + p, ... of every step, and their gradients are averaged over the
+ranks at the last of them. Runs on CUDA devices, or, through DeepSpeed's CPU accelerator, over gloo on any machine.
+
+DeepSpeed holds gradients by its own partition and clears them in its step, so they are read before it.
+
+Source: DeepSpeed 0.19; Ren et al., "ZeRO-Offload", USENIX ATC'21 (arXiv 2101.06840).
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from baselines.systems.case import Case
+from baselines.systems.requirement import require
+from rpbench.engine.gradients import Tensors
+
+
+class _Whole(nn.Module):
+    """All modules of a workload in a row; the output is the loss."""
+
+    def __init__(self, modules: list[nn.Module], recompute: bool) -> None:
+        super().__init__()
+        *layers, self.head = modules
+        self.layers, self.recompute = nn.ModuleList(layers), recompute
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+        loss: torch.Tensor = self.head(x, labels)
+        return loss
+
+
+class DeepSpeed:
+    """One rank of it.
+
+    Raises:
+        ValueError: if DeepSpeed is not installed, or the case does not fit.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._deepspeed = require("deepspeed")
+        self.case, self.rank, self.num_ranks = case, dist.get_rank(), dist.get_world_size()
+        if case.num_microbatches % self.num_ranks:
+            raise ValueError(
+                f"num_microbatches={case.num_microbatches}: {self.num_ranks} ranks take an equal number each"
+            )
+        if case.recompute not in ("all", "none"):
+            raise ValueError(f"recompute={case.recompute!r}: all or none, because there are no stages")
+        if case.optimizer is None or case.dtype == "float64":
+            raise ValueError(
+                "deepspeed: give an optimizer and dtype=float32; ZeRO-Offload has float32 masters and steps"
+            )
+        self.workload = case.workload()
+        self.modules = set(range(len(self.workload.modules)))
+        self.actions: list[tuple[str, int, int, float]] = []
+        self._gradients: Tensors = {}
+        whole = _Whole(list(self.workload.modules), case.recompute == "all")
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        settings = case.settings()
+        optimizer = torch.optim.AdamW(whole.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self.engine, *_ = self._deepspeed.initialize(model=whole, optimizer=optimizer, config=self._config())
+
+    def prepare(self) -> None:
+        """Nothing is laid out beforehand."""
+
+    def train(self) -> None:
+        """All steps."""
+        for step in range(self.case.num_steps):
+            first = step * self.case.num_microbatches
+            for microbatch in range(first, first + self.case.num_microbatches)[self.rank :: self.num_ranks]:
+                tokens, labels = (tensor.to(self.device) for tensor in self.workload.batch(microbatch))
+                self.engine.backward(self.engine(tokens, labels))
+                if self.case.verify and self.engine.is_gradient_accumulation_boundary():
+                    self._gradients = self._read_gradients()
+                self.engine.step()
+
+    def gradients(self) -> Tensors:
+        """Those of the last step; kept if the case is to be verified."""
+        return self._gradients
+
+    def weights(self) -> Tensors:
+        """As they are now."""
+        return {
+            (number, name): parameter.detach().cpu()
+            for number, module in enumerate(self.workload.modules)
+            for name, parameter in module.named_parameters()
+        }
+
+    def _read_gradients(self) -> Tensors:
+        whole = self._deepspeed.utils.safe_get_full_grad
+        return {
+            (number, name): whole(parameter).detach().cpu().clone()
+            for number, module in enumerate(self.workload.modules)
+            for name, parameter in module.named_parameters()
+        }
+
+    def _config(self) -> dict[str, object]:
+        share = self.case.num_microbatches // self.num_ranks
+        return {
+            "train_micro_batch_size_per_gpu": self.case.microbatch_sequences,
+            "gradient_accumulation_steps": share,
+            "zero_optimization": {
+                "stage": 2,
+                "offload_optimizer": {"device": "cpu", "pin_memory": self.device == "cuda"},
+            },
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_allow_untested_optimizer": True,
+            "bf16": {"enabled": self.case.dtype == "bfloat16"},
+            "fp16": {"enabled": self.case.dtype == "float16"},
+        }
