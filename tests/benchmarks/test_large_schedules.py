@@ -6,6 +6,7 @@ python -m pytest tests/benchmarks/test_large_schedules.py -m benchmarks -n 0 -s
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from resource import RUSAGE_CHILDREN, getrusage
 
 import pytest
@@ -26,8 +27,7 @@ BAR_S = 5.0
 
 
 def partition_of(entry):
-    """One layer a stage, as many stages as the schedule asks for; where the directions are cut apart, 3 backward ones
-    for 2 forward ones."""
+    """One layer a stage; where the directions are cut apart, 3 backward stages for 2 forward ones."""
     if entry.separate_cuts:
         return Partition(split_evenly(3 * DEVICES, 2 * DEVICES), (*(1,) * (3 * DEVICES), 0), fused=True)
     chunks = entry.chunks or (2 if entry.looped else 1)
@@ -37,9 +37,8 @@ def partition_of(entry):
 def seconds_of(entry):
     """Processor seconds of each part, and the number of actions."""
     partition = partition_of(entry)
-    shape = Shape(
-        DEVICES, len(partition.forward), MICROBATCHES, len(partition.backward), fused=partition.fused
-    )  # fmt: skip
+    stages = len(partition.forward), len(partition.backward)
+    shape = Shape(DEVICES, stages[0], MICROBATCHES, stages[1], fused=partition.fused)
     marks = [time.process_time()]
     with collection_paused():
         schedule = entry.build(shape).with_partition(partition)
@@ -50,7 +49,7 @@ def seconds_of(entry):
     shards = DEVICES if entry.shards_head else 0
     simulate_graph(graph, unit_times(partition.num_layers).table(partition, num_head_shards=shards))
     marks.append(time.process_time())
-    return [after - before for before, after in zip(marks, marks[1:], strict=False)], schedule.num_actions
+    return [after - before for before, after in pairwise(marks)], schedule.num_actions
 
 
 def test_every_schedule():
