@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
-from torch.func import functional_call
 
 from rpbench.engine.deferred import Deferring, Linear, defer
 from rpbench.engine.gradients import Place, Tensors
@@ -136,14 +135,14 @@ class Stages:
         output: torch.Tensor
         last = len(self.workload.modules) - 1
         if exchange is not None and 0 < module < last:
-            output, own = functional_call(shell, tensors, (x, exchange.read(module)), tie_weights=False)
+            output, own = shell(tensors, x, exchange.read(module))
             exchange.made(module, own)
             return output
         if module < last:
-            output = functional_call(shell, tensors, (x,), tie_weights=False)
+            output = shell(tensors, x)
             return output
         labels = self.workload.segment(*segment, self.num_parts).labels
-        loss: torch.Tensor = functional_call(shell, tensors, (x, labels), tie_weights=False)
+        loss: torch.Tensor = shell(tensors, x, labels)
         return self.workload.share(loss, *segment, self.num_parts)
 
 

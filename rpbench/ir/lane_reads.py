@@ -60,7 +60,7 @@ def lane_reads(schedule: Schedule) -> LaneReads:
 
 
 def _has_steps(schedule: Schedule) -> bool:
-    return any(action.kind is Kind.STEP for _, _, row in schedule.items() for action in row)
+    return Kind.STEP in schedule.kinds
 
 
 def _computing(schedule: Schedule) -> Iterator[Action]:

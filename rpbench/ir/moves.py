@@ -56,7 +56,7 @@ class Transfer(NamedTuple):
 
 def has_transfers(schedule: Schedule) -> bool:
     """Whether a schedule moves anything between host, devices and shards."""
-    return any(action.kind in CARRIERS for _, _, row in schedule.items() for action in row)
+    return not CARRIERS.isdisjoint(schedule.kinds)
 
 
 class Moves:
@@ -301,7 +301,7 @@ def all_producers(index: Index) -> list[tuple[int, ...]]:
 
 def transfer_edges(index: Index) -> list[tuple[int, int]]:
     """(producer, consumer) of every dependency that transfers add; none for a schedule without."""
-    return Moves(index).edges if any(action.kind in TRANSFERS for action in index.actions) else []
+    return Moves(index).edges if has_transfers(index.schedule) else []
 
 
 def _name(what: What) -> str:

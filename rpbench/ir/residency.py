@@ -16,6 +16,8 @@ _RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})
 
 def moves_activations(schedule: Schedule) -> bool:
     """Whether activations of bound stages leave their device before their backward."""
+    if Kind.STORE not in schedule.kinds:
+        return False
     return any(action.kind is Kind.STORE and action.object == "A" for _, _, row in schedule.items() for action in row)
 
 

@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from rpbench.ir import partition as partitions
-from rpbench.ir.action import Action, parse, text
+from rpbench.ir.action import Action, Kind, parse, text
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
 
@@ -145,6 +147,11 @@ class Schedule:
     @property
     def num_actions(self) -> int:
         return sum(len(actions) for _, _, actions in self.items())
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of its actions; OVERLAP stands for what it holds."""
+        return frozenset(kind for _, _, row in self.items() for kind in set(map(itemgetter(0), row)))
 
     def with_partition(self, partition: Partition) -> "Schedule":
         """The same order with the layers behind its stages; the stage counts must agree."""

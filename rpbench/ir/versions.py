@@ -68,7 +68,7 @@ def replay(schedule: Schedule) -> Versions:
         ScheduleError: if the schedule cannot run, reads a version before it is published, or pairs a policy
             that reads what is newest with separate forward and backward cuts.
     """
-    if not any(action.kind is Kind.STEP for _, _, row in schedule.items() for action in row):
+    if Kind.STEP not in schedule.kinds:
         return _implied(schedule)
     index = Index(schedule)
     return replay_in(index, execution_rounds(index))
