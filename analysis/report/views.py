@@ -219,7 +219,7 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
             "reason": row.get("reason") or "",
             "command": line,
             "metrics": [(key, readable(value)) for key, value in row.items() if _is_metric(key, value)],
-            "config": json.dumps(row["config"], indent=1),
+            "config": json.dumps(_chosen(row["config"]), indent=1),
             "started_at": row["started_at"],
             "code_version": row.get("code_version") or "",
             "git_commit": row.get("git_commit") or "not a git checkout",
@@ -229,6 +229,12 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
         }
         for row, line in zip(rows, lines, strict=True)
     ]
+
+
+def _chosen(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what is unset, and without the sources of constants, which their files tell."""
+    kept = {key: _chosen(value) if isinstance(value, dict) else value for key, value in config.items()}
+    return {key: value for key, value in kept.items() if value is not None and key != "declared"}
 
 
 def _is_metric(key: str, value: Any) -> bool:

@@ -33,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results folder of figure 17, with timelines, and of the closed forms; parallel workers share it."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "analysis_results"
-    for config in (*_figure17(), *_roofline()):
+    for config in (*_figure17(), *_roofline(), *_atlas()):
         run(replace(config, results_dir=str(folder)))
     return folder
 
@@ -50,7 +50,7 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("full") / "results"
     shutil.copytree(results, folder)
     rows = list(record.read_all(results))
-    first = next(row for row in rows if row["backend"] == "sim")
+    first = next(row for row in rows if row["cost"] == "published")
     for row in rows:
         for other in (*_others(row), *_compared(row), *_real_runs(row), *(_made_once(row) if row is first else ())):
             (folder / other["run_id"]).mkdir()
@@ -83,9 +83,15 @@ def _roofline() -> Iterator[RunConfig]:
         yield replace(base, model=dict(models[model]), cluster=dict(clusters[cluster]), backend=backend)
 
 
+def _atlas() -> Iterator[RunConfig]:
+    base = load(["experiment=atlas"])
+    for name in swept("atlas", "schedule"):
+        yield replace(base, schedule=load([f"schedule={name}"]).schedule)
+
+
 def _others(row: Record) -> Iterator[Record]:
     """Records of the other experiments, made up from one of figure 17."""
-    if row["backend"] != "sim":
+    if row["cost"] != "published":
         return
     for number, cut in enumerate(("even", "greedy", "search"), start=1):
         yield _edited(row, f"{cut}", partition=cut, makespan_s=row["makespan_s"] * (1 - 0.01 * number))
@@ -105,6 +111,32 @@ def _made_once(row: Record) -> Iterator[Record]:
     """Records that need no more of a row than its form."""
     yield from _trained(row)
     yield from _what_if(row)
+    yield from _of_unit_work(row)
+
+
+def _of_unit_work(row: Record) -> Iterator[Record]:
+    """Records of the experiments that compare schedules as such; the later its name, the larger a bubble."""
+    axes = {"tradeoff": "num_microbatches", "hop_latency": "cost.hop_ms", "uneven_head": "cost.head_share"}
+    for name, axis in axes.items():
+        base = load([f"experiment={name}"])
+        for (rank, schedule), value in product(enumerate(swept(name, "schedule")), swept(name, axis)):
+            config = as_plain(base)
+            fields = {"model": base.model["name"], "num_microbatches": base.num_microbatches}
+            of_costs = axis.startswith("cost.")
+            (config["cost"] if of_costs else fields)[axis.removeprefix("cost.")] = value
+            yield _edited(
+                row,
+                f"{name} {schedule} {value}",
+                schedule=schedule,
+                config=config,
+                cost="constant",
+                cluster="local",
+                partition=base.partition,
+                peak_in_flight=[8 + rank] * 8,
+                bubble_makespan=0.01 * (rank + value),
+                bubble_span=0.005 * (rank + value),
+                **fields,
+            )
 
 
 def _what_if(row: Record) -> Iterator[Record]:
@@ -196,7 +228,7 @@ def _dealt(row: Record, size: int) -> Record:
 
 def _real_runs(row: Record) -> Iterator[Record]:
     """Records of the duels and of runs compared with plain training, made up from a cell of figure 17."""
-    if (row["backend"], row["schedule"], row["model"]) != ("sim", "gpipe", MODELS[0]):
+    if (row["cost"], row["schedule"], row["model"]) != ("published", "gpipe", MODELS[0]):
         return
     for model, (number, contender) in product(("mid_gpt", "fat_head_gpt"), enumerate(NAMES)):
         yield _contender(row, model, contender, 2 - 0.1 * number)
@@ -206,7 +238,7 @@ def _real_runs(row: Record) -> Iterator[Record]:
 
 def _compared(row: Record) -> Iterator[Record]:
     """Records of `experiment=figure10` and `experiment=baselines_cpu`, made up from cells of figure 17."""
-    if (row["backend"], row["schedule"]) != ("sim", "1f1b"):
+    if (row["cost"], row["schedule"]) != ("published", "1f1b"):
         return
     for number, name in enumerate(swept("figure10", "schedule")):
         yield _system(row, name, f"on eight {name}", cluster="8x_rtx4090", num_steps=3, tokens_per_s=1000.0 + number)

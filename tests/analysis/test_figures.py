@@ -44,6 +44,9 @@ ALL = (
     "lead",
     "plans",
     "dispatch",
+    "tradeoff",
+    "hop_latency",
+    "uneven_head",
     "duel",
     "equivalence",
     "figure10",
@@ -66,6 +69,7 @@ ALL = (
     "figure15_predicted",
     "figure16_predicted",
     "what_if",
+    "atlas",
     "timelines",
 )
 

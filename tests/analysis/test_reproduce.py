@@ -44,7 +44,7 @@ def test_the_full_scope_runs_every_experiment_that_needs_no_gpu() -> None:
 
 
 def test_what_measures_time_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [sweep.experiment for sweep in FULL.sweeps if sweep.alone] == ["cpu_duel"]
+    assert [sweep.experiment for sweep in FULL.sweeps if sweep.alone] == ["baselines_cpu", "cpu_duel"]
     running: list[subprocess.Popen[bytes]] = []
     beside: dict[str, int] = {}
     begin = _instead("import time; time.sleep(0.3)")
