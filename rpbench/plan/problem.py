@@ -138,16 +138,23 @@ class Problem:
 
     def _stage_costs(self, partition: Partition) -> StageCosts:
         table, speeds = self.costs(partition), self.stage_speeds(len(partition.forward))
+        whole = Kind.I not in table.work  # costs that do not split backward: nothing of it can wait
 
         def times(kind: Kind) -> tuple[float, ...]:
             works = (table.of(kind, stage) for stage in range(len(speeds)))
             return tuple(float((work.pre + work.main) / speed) for work, speed in zip(works, speeds, strict=True))
 
+        def share(kind: Kind) -> float:
+            works = table.work.get(kind, ())
+            return float(max((work.main for work in works), default=0) / min(self.times.speeds or (1,)))
+
         return StageCosts(
             times(Kind.F),
-            times(Kind.I),
-            times(Kind.W),
+            times(Kind.B if whole else Kind.I),
+            (0.0,) * len(speeds) if whole else times(Kind.W),
             float(self.times.hop),
             tuple(float(layers * self.activations.whole) for layers in partition.forward),
             tuple(float(layers * self.activations.for_weights) for layers in partition.forward),
+            share(Kind.HF),
+            share(Kind.HB),
         )

@@ -1,0 +1,73 @@
+"""Orders that repeat: one forward and one backward of every chunk in each period, wherever the ranks lie.
+
+Every rank alternates blocks: room for a forward, then room for a backward. Pipelines (one that turns, or several in
+opposite directions) are laid through the blocks from the first forward to the last backward, each pass in the first
+block that is free in every period. What a pass waits for its block depends on how the blocks of neighbouring ranks
+lie to each other. From a rank to the next they begin a forward later, so that forwards that go this way never wait,
+or a forward earlier, so that those on the way back never do: in both cases what goes with 1F1B's grain does not
+wait, and what goes against it waits the same on every rank.
+
+Like 1F1B a repeated order waits only while it fills and drains, however many microbatches follow. Its rows are made
+for equal stages; they are then run with the times that stages have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import ceil
+
+from rpbench.ir.action import Kind
+from rpbench.ir.list_order import ROUNDING
+
+
+class Grain(IntEnum):
+    """Which way forwards go without waiting."""
+
+    DOWN = 1  # from a rank to the next
+    UP = -1
+
+
+@dataclass(frozen=True)
+class Period:
+    """When the passes of the first microbatch of every pipeline start, and after how long the next one follows.
+
+    Args:
+        starts: by pipeline, of (kind, stage), kinds being F and B.
+        length: of the period.
+    """
+
+    starts: tuple[dict[tuple[Kind, int], float], ...]
+    length: float
+
+
+def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float, backward: float, grain: Grain) -> Period:
+    """A period with one microbatch of every pipeline.
+
+    Args:
+        routes: of every pipeline, the rank of each stage; together they meet every rank equally often.
+        forward, backward: times of a pass on a stage.
+    """
+    block = forward + backward or 1.0
+    num_blocks = sum(map(len, routes)) // num_ranks
+    used: dict[tuple[int, Kind], set[int]] = {}
+
+    def place(rank: int, kind: Kind, ready: float) -> float:
+        first = rank * grain * forward + (forward if kind is Kind.B else 0.0)
+        number = ceil((ready - first) / block - ROUNDING)
+        taken = used.setdefault((rank, kind), set())
+        while number % num_blocks in taken:
+            number += 1
+        taken.add(number % num_blocks)
+        return first + number * block
+
+    starts: list[dict[tuple[Kind, int], float]] = []
+    for route in routes:
+        passes, now = {}, 0.0
+        for stage, rank in enumerate(route):
+            passes[Kind.F, stage] = now = place(rank, Kind.F, now)
+            now += forward
+        for stage, rank in reversed(list(enumerate(route))):
+            passes[Kind.B, stage] = now = place(rank, Kind.B, now)
+            now += backward
+        starts.append(passes)
+    return Period(tuple(starts), num_blocks * block)
