@@ -91,6 +91,13 @@ def as_many_as_fit(trials: Iterable[Timed], num_passes: int) -> Iterator[Timed]:
     return islice(trials, max(1, PASSES_TO_TRY // num_passes))
 
 
+def shortest(made: Timed, trials: Iterable[Timed], limit: int) -> Timed:
+    """The order that ends first: `made`, or a trial that ends before it and holds no more than the limit or than it."""
+    limit = max(limit, made.peak)
+    sound = (trial for trial in as_many_as_fit(trials, sum(map(len, made.rows))) if trial.peak <= limit)
+    return min((made, *sound), key=lambda trial: round(trial.makespan / (made.makespan or 1.0), 9))
+
+
 # --- an order as it is --------------------------------------------------------------------------------------
 
 
@@ -106,6 +113,7 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
     run.head = any(what.kind is Kind.HB for what in rows[0])
     following, unfinished = [0] * len(rows), list(range(len(rows)))
     while unfinished:
+        num_taken = sum(following)
         for rank in unfinished:
             row = rows[rank]
             while following[rank] < len(row):
@@ -116,6 +124,7 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
                 run.place(rank, what, arrives)
                 following[rank] += 1
         unfinished = [rank for rank in unfinished if following[rank] < len(rows[rank])]
+        assert not unfinished or sum(following) > num_taken, "rows that wait for each other"
     return run.finish()
 
 

@@ -17,6 +17,7 @@ from enum import IntEnum
 from math import ceil
 
 from rpbench.ir.action import Kind
+from rpbench.ir.costs import StageCosts
 from rpbench.ir.list_order import ROUNDING
 
 
@@ -71,3 +72,17 @@ def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float,
             now += backward
         starts.append(passes)
     return Period(tuple(starts), num_blocks * block)
+
+
+def grids(costs: StageCosts) -> list[tuple[float, float, Grain]]:
+    """Times of a forward and a backward, and grains, that periods are worth making of.
+
+    They are the means over the stages; where hops take time, also with a hop to every pass, so that it is waited for
+    before the next one needs what it brings.
+    """
+    forward, backward = (sum(times) / costs.num_stages for times in (costs.forward, costs.backward))
+    return [
+        (forward + hop, backward + hop, grain)
+        for hop in dict.fromkeys([costs.hop, 0.0])
+        for grain in (Grain.UP, Grain.DOWN)
+    ]
