@@ -35,7 +35,6 @@ from rpbench.ir.periodic import Grain, grids, make_period
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
-
 PULLS = (Pull(16, 0.0), Pull(48, 1.0))
 
 

@@ -30,7 +30,6 @@ from rpbench.ir.list_order import Pass, Rows, Timed, shortest, time_rows
 from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
-
 PAPERS_SLACK = 2  # one for each barrier
 
 

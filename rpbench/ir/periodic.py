@@ -41,7 +41,9 @@ class Period:
     length: float
 
 
-def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float, backward: float, grain: Grain) -> Period:
+def make_period(
+    routes: Sequence[Sequence[int]], num_ranks: int, forward: float, backward: float, grain: Grain
+) -> Period:
     """A period with one microbatch of every pipeline.
 
     Args:

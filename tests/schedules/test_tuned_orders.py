@@ -1,4 +1,4 @@
-"""Orders that times choose: sound, within their memory, never worse than those made for equal passes; published rates."""
+"""Orders that times choose: sound, within their memory, no worse than those for equal passes; published rates."""
 
 from itertools import pairwise
 
@@ -113,9 +113,7 @@ def test_chimera_fills_the_gaps_between_its_units(m, share):
 
 def test_more_room_is_used_where_hops_take_time():
     costs = alike(16, 1.0, 1.0, 1.0, 0.2)
-    makespans = [
-        measured(entry("hanayo").build(Shape(8, 16, 32), costs, in_flight=room), costs)[1] for room in (8, 16)
-    ]
+    makespans = [measured(entry("hanayo").build(Shape(8, 16, 32), costs, in_flight=room), costs)[1] for room in (8, 16)]
     assert makespans[1] <= makespans[0]
 
 
