@@ -11,7 +11,8 @@ That is the order on a grid of equal slots. For F = B and m a multiple of p its 
 share (p - 1) / (2Wm + p - 1); for B = 2F and m = p the same order waits (2p - 2) / (3Wp + 2p - 2) of the time. With
 more microbatches and B = 2F it would wait in every round of p. So the order is looked for by times: among the grid's,
 one that repeats (`rpbench.ir.periodic`; W > 1: groups of microbatches go through one wave after another), and both
-with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F, m >= p.
+with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F and m a multiple
+of p.
 
 A rank holds p microbatches' activations at most, 2Wp of its chunks; `in_flight` allows more.
 
@@ -35,7 +36,7 @@ from rpbench.registry import schedule
 PULLS = (Pull(16, 0.0), Pull(48, 0.5))
 
 
-@schedule("hanayo", source="Liu et al., SC'23, section 3", looped=True, chunks=2, needs_costs=True)
+@schedule("hanayo", source="Liu et al., SC'23, section 3", looped=True, chunks=2, more_chunks=True, needs_costs=True)
 def hanayo(
     shape: Shape, costs: StageCosts, *, backward_slots: int | None = None, in_flight: int | None = None
 ) -> Schedule:

@@ -2,12 +2,12 @@
 
 Every device has an equal part of the vocabulary. When a microbatch leaves the last stage, all devices make the logits
 of their part with their maximum and sum (HF), and once all sums are known the gradients (HB); then the last stage goes
-back. What is exchanged, hidden states, sums and their gradients, crosses between all devices. With 3 ranks and
-4 microbatches:
+back. What is exchanged, hidden states, sums and their gradients, crosses between all devices. With 3 ranks,
+4 microbatches and B = 2F:
 
-    rank 0   0F0 0F1 0HF0 0F2 0HB0 0HF1 0F3 0HB1 0HF2 0HB2 0B0 0HF3 0HB3 0B1 0B2 0B3
-    rank 1   1F0 1F1 1HF0 1HB0 1F2 1HF1 1HB1 1F3 1HF2 1B0 1HB2 1HF3 1B1 1HB3 1B2 1B3
-    rank 2   2F0 2HF0 2F1 2HB0 2HF1 2F2 2HB1 2B0 2HF2 2F3 2HB2 2B1 2HF3 2HB3 2B2 2B3
+    rank 0   0F0 0F1 0HF0 0F2 0HF1 0HB0 0F3 0HF2 0HB1 0HF3 0HB2 0B0 0HB3 0B1 0B2 0B3
+    rank 1   1F0 1F1 1HF0 1F2 1HF1 1HB0 1F3 1HF2 1HB1 1HF3 1HB2 1B0 1HB3 1B1 1B2 1B3
+    rank 2   2F0 2HF0 2F1 2HF1 2HB0 2F2 2HF2 2HB1 2F3 2B0 2HF3 2HB2 2B1 2HB3 2B2 2B3
 
 The two waits between a forward of the last stage and its backward keep two (`slack`) more microbatches in flight than
 1F1B: p - s + 2 on rank s. The order is that of slots as long as a forward and a backward of a mean stage: on slots of

@@ -24,7 +24,7 @@ class Problem:
         num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
         chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
             `greedy` take that of the published partition, or 2. Schedules that are not looped have 1, and
-            some looped ones take one number only. Where the directions are cut apart it only says how many
+            some looped ones take one number only (`Entry.chunks`). Where the directions are cut apart it only says how many
             backward stages `even` makes.
         options: keyword options of the schedule.
         recompute_ahead, fused_ahead: as in `CostTable`.
@@ -51,7 +51,7 @@ class Problem:
     def __post_init__(self) -> None:
         if self.num_layers < 1:
             raise ValueError(f"num_layers={self.num_layers}: a model to cut has at least 1 layer")
-        if self.chunks_per_rank is None and self.entry.chunks is not None:
+        if self.chunks_per_rank is None and self.entry.chunks is not None and not self.entry.more_chunks:
             object.__setattr__(self, "chunks_per_rank", self.entry.chunks)
         if self.chunks_per_rank is not None and self.chunks_per_rank < 1:
             raise ValueError(f"chunks_per_device={self.chunks_per_rank}: a device holds at least 1 stage")
@@ -70,6 +70,8 @@ class Problem:
         """Stages per device where nobody looks for the best number."""
         if self.chunks_per_rank is not None:
             return self.chunks_per_rank
+        if self.entry.chunks is not None:
+            return self.entry.chunks
         if not self.entry.looped:
             return 1
         if self.published and len(self.published.forward) % self.num_ranks == 0:
@@ -121,9 +123,17 @@ class Problem:
         Raises:
             ValueError: if the partition does not cover the layers or does not fit the schedule.
         """
+        return self.order_like(partition).with_partition(partition)
+
+    def order_like(self, partition: Partition) -> Schedule:
+        """The same order without the layers behind its stages: what partitions like it can be timed on.
+
+        Raises:
+            ValueError: as `order`.
+        """
         partition.check_layers(self.num_layers)
         costs = self._stage_costs(partition) if self.entry.needs_costs else None
-        return self.schedule(len(partition.forward), len(partition.backward), costs).with_partition(partition)
+        return self.schedule(len(partition.forward), len(partition.backward), costs)
 
     def stage_speeds(self, num_stages: int) -> tuple[Number, ...]:
         """The speed of the device each bound stage is on, the slowest where there are several; 1 where all are equal.
