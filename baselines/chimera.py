@@ -16,7 +16,7 @@ holds p/2 + 1 (ends) to p (middle) stage activations.
 
 With B = 2F units do not fit into each other. So for m > p the order is looked for by times: among the units', one
 that repeats a microbatch of each direction (`rpbench.ir.periodic`), and both with passes pulled forward, as long as
-no rank holds more than p.
+no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
 
 Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
 SC'21, sections 3.1 to 3.3. The merged order is found by a list schedule on unit slots: backward first, then the
@@ -31,7 +31,7 @@ from baselines.dualpipe import bidirectional_placement
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.list_order import Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
-from rpbench.ir.periodic import Grain, grids, make_period
+from rpbench.ir.periodic import grids, make_period
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
@@ -94,10 +94,10 @@ def _batches(p: int, m: int) -> list[list[int]]:
     return [[mb for mb in range(m) if _goes_down(mb, p) == down] for down in (True, False)]
 
 
-def _repeat(p: int, m: int, forward: float, backward: float, grain: Grain) -> Rows:
+def _repeat(p: int, m: int, forward: float, backward: float) -> Rows:
     """A microbatch of each direction a period."""
     routes = [list(range(p)), list(reversed(range(p)))]
-    period = make_period(routes, p, forward, backward, grain)
+    period = make_period(routes, p, forward, backward)
     rows: list[list[tuple[float, Pass]]] = [[] for _ in range(p)]
     for route, batch, starts in zip(routes, _batches(p, m), period.starts, strict=True):
         for number, microbatch in enumerate(batch):

@@ -11,8 +11,8 @@ That is the order on a grid of equal slots. For F = B and m a multiple of p its 
 share (p - 1) / (2Wm + p - 1); for B = 2F and m = p the same order waits (2p - 2) / (3Wp + 2p - 2) of the time. With
 more microbatches and B = 2F it would wait in every round of p. So the order is looked for by times: among the grid's,
 one that repeats (`rpbench.ir.periodic`; W > 1: groups of microbatches go through one wave after another), and both
-with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F and m a multiple
-of p.
+with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F and m a
+multiple of p.
 
 A rank holds p microbatches' activations at most, 2Wp of its chunks; `in_flight` allows more.
 
@@ -29,7 +29,7 @@ from math import ceil
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.list_order import ROUNDING, Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
-from rpbench.ir.periodic import Grain, grids, make_period
+from rpbench.ir.periodic import grids, make_period
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
@@ -99,14 +99,14 @@ def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
     return shortest(made, trials(), limit).rows
 
 
-def _repeat(shape: Shape, forward: float, backward: float, grain: Grain) -> Rows:
+def _repeat(shape: Shape, forward: float, backward: float) -> Rows:
     """A wave a period. Groups of microbatches go through a wave, then through the next.
 
     A group is as large as it must be, so that its first microbatch is back when its last has set off.
     """
     p, waves = shape.num_ranks, shape.chunks_per_rank // 2
     wave = range(2 * p)
-    period = make_period([[_rank_of(stage, p) for stage in wave]], p, forward, backward, grain)
+    period = make_period([[_rank_of(stage, p) for stage in wave]], p, forward, backward)
     starts, length = period.starts[0], period.length
     there = starts[Kind.F, 2 * p - 1] + forward - starts[Kind.F, 0]
     back = starts[Kind.B, 0] + backward - starts[Kind.B, 2 * p - 1]

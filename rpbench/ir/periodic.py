@@ -1,11 +1,8 @@
 """Orders that repeat: one forward and one backward of every chunk in each period, wherever the ranks lie.
 
-Every rank alternates blocks: room for a forward, then room for a backward. Pipelines (one that turns, or several in
-opposite directions) are laid through the blocks from the first forward to the last backward, each pass in the first
-block that is free in every period. What a pass waits for its block depends on how the blocks of neighbouring ranks
-lie to each other. From a rank to the next they begin a forward later, so that forwards that go this way never wait,
-or a forward earlier, so that those on the way back never do: in both cases what goes with 1F1B's grain does not
-wait, and what goes against it waits the same on every rank.
+Every rank alternates blocks: room for a forward, then room for a backward, on all ranks at the same time. Pipelines
+(one that turns, or several in opposite directions) are laid through the blocks from the first forward to the last
+backward, each pass in the first block that is free in every period.
 
 Like 1F1B a repeated order waits only while it fills and drains, however many microbatches follow. Its rows are made
 for equal stages; they are then run with the times that stages have.
@@ -13,19 +10,11 @@ for equal stages; they are then run with the times that stages have.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from math import ceil
 
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.list_order import ROUNDING
-
-
-class Grain(IntEnum):
-    """Which way forwards go without waiting."""
-
-    DOWN = 1  # from a rank to the next
-    UP = -1
 
 
 @dataclass(frozen=True)
@@ -41,9 +30,7 @@ class Period:
     length: float
 
 
-def make_period(
-    routes: Sequence[Sequence[int]], num_ranks: int, forward: float, backward: float, grain: Grain
-) -> Period:
+def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float, backward: float) -> Period:
     """A period with one microbatch of every pipeline.
 
     Args:
@@ -55,7 +42,7 @@ def make_period(
     used: dict[tuple[int, Kind], set[int]] = {}
 
     def place(rank: int, kind: Kind, ready: float) -> float:
-        first = rank * grain * forward + (forward if kind is Kind.B else 0.0)
+        first = forward if kind is Kind.B else 0.0
         number = ceil((ready - first) / block - ROUNDING)
         taken = used.setdefault((rank, kind), set())
         while number % num_blocks in taken:
@@ -76,15 +63,11 @@ def make_period(
     return Period(tuple(starts), num_blocks * block)
 
 
-def grids(costs: StageCosts) -> list[tuple[float, float, Grain]]:
-    """Times of a forward and a backward, and grains, that periods are worth making of.
+def grids(costs: StageCosts) -> list[tuple[float, float]]:
+    """Times of a forward and a backward that periods are worth making of.
 
     They are the means over the stages; where hops take time, also with a hop to every pass, so that it is waited for
     before the next one needs what it brings.
     """
     forward, backward = (sum(times) / costs.num_stages for times in (costs.forward, costs.backward))
-    return [
-        (forward + hop, backward + hop, grain)
-        for hop in dict.fromkeys([costs.hop, 0.0])
-        for grain in (Grain.UP, Grain.DOWN)
-    ]
+    return [(forward + hop, backward + hop) for hop in dict.fromkeys([costs.hop, 0.0])]

@@ -51,7 +51,7 @@ class Climb:
     and a layer moved elsewhere changes nothing.
 
     Args:
-        seeds: partitions with the same numbers of stages; a schedule that orders by costs keeps the first one's order.
+        seeds: partitions with the same numbers of stages.
         tally: counts the work.
 
     Raises:
@@ -61,7 +61,7 @@ class Climb:
     def __init__(self, problem: Problem, seeds: Sequence[Partition], tally: Tally) -> None:
         self.counts: Counts = len(seeds[0].forward), len(seeds[0].backward)
         self._separate = problem.entry.separate_cuts
-        graph = build_graph(problem.order_like(seeds[0]))
+        graph = build_graph(problem.schedule(*self.counts))
         self._num_actions = graph.num_actions
         self._batch = PlanBatch(
             graph, problem.times, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead

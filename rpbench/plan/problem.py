@@ -24,8 +24,8 @@ class Problem:
         num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
         chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
             `greedy` take that of the published partition, or 2. Schedules that are not looped have 1, and
-            some looped ones take one number only (`Entry.chunks`). Where the directions are cut apart it only says how many
-            backward stages `even` makes.
+            some looped ones take one number only (`Entry.chunks`). Where the directions are cut apart it only says how
+            many backward stages `even` makes.
         options: keyword options of the schedule.
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
@@ -123,17 +123,9 @@ class Problem:
         Raises:
             ValueError: if the partition does not cover the layers or does not fit the schedule.
         """
-        return self.order_like(partition).with_partition(partition)
-
-    def order_like(self, partition: Partition) -> Schedule:
-        """The same order without the layers behind its stages: what partitions like it can be timed on.
-
-        Raises:
-            ValueError: as `order`.
-        """
         partition.check_layers(self.num_layers)
         costs = self._stage_costs(partition) if self.entry.needs_costs else None
-        return self.schedule(len(partition.forward), len(partition.backward), costs)
+        return self.schedule(len(partition.forward), len(partition.backward), costs).with_partition(partition)
 
     def stage_speeds(self, num_stages: int) -> tuple[Number, ...]:
         """The speed of the device each bound stage is on, the slowest where there are several; 1 where all are equal.

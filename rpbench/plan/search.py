@@ -44,7 +44,7 @@ def plan_search(
     tally = Tally()
     few_steps = replace(problem, num_steps=_steps_to_simulate(problem, seeds[0]))
     found, *others = _search(few_steps, seeds, tally, budget, on_progress)
-    # A few steps without their optimizer have found it, or another partition's order; let the real run decide.
+    # A few steps without their optimizer have found it, or an order made for equal stages; let the real run decide.
     if problem.num_steps > 1 or problem.entry.needs_costs:
         more = others if problem.entry.needs_costs else []
         plans = [evaluate(problem, partition, method="search") for partition in (found, *more, *seeds)]

@@ -86,10 +86,10 @@ def test_chimera_waits_p_minus_2_slots_where_forward_is_as_long_as_backward(half
 
 
 @settings(deadline=None, max_examples=20)
-@given(half=HALVES, time=TIMES)
-def test_chimera_with_backward_twice_as_long(half, time):
-    """Idle share (D - 2) / (3N/2 + D - 2) at N = D."""
-    p = m = 2 * half
+@given(half=HALVES, units=st.integers(1, 4), time=TIMES)
+def test_chimera_with_backward_twice_as_long(half, units, time):
+    """Idle share (D - 2) / (3N/2 + D - 2): the paper's for N = D, and kept for its multiples by orders that repeat."""
+    p, m = 2 * half, 2 * half * units
     makespan = timed(build("chimera", p, m, costs=equal(p, time, 2 * time)), time, 2 * time)
     assert 1 - 3 * m * time / makespan == Fraction(p - 2) / (Fraction(3 * m, 2) + p - 2)
 
