@@ -30,8 +30,9 @@ from functools import lru_cache
 from baselines.dualpipe import bidirectional_placement
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
+from rpbench.ir.list_order import Pass, Rows, Timed, shortest, time_rows
 from rpbench.ir.periodic import grids, make_period
+from rpbench.ir.pull import Pull, pull_rows
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 

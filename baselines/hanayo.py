@@ -28,8 +28,9 @@ from math import ceil
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import ROUNDING, Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
+from rpbench.ir.list_order import ROUNDING, Pass, Rows, Timed, shortest, time_rows
 from rpbench.ir.periodic import grids, make_period
+from rpbench.ir.pull import Pull, pull_rows
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 

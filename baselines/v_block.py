@@ -36,7 +36,8 @@ from typing import NamedTuple
 from rpbench.ir import list_order
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts, unit_costs
-from rpbench.ir.list_order import PULLS, ROUNDING, Fill, Rows, Timed, as_many_as_fit, pull_rows, time_rows
+from rpbench.ir.list_order import ROUNDING, Fill, Rows, Timed, as_many_as_fit, time_rows
+from rpbench.ir.pull import PULLS, pull_rows
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
