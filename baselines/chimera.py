@@ -14,20 +14,33 @@ A unit is p microbatches; more of them are units one after another, each filling
 F = B the makespan is 2m + p - 2 slots; with B = 2F and m = p the idle share is (p - 2) / (3m/2 + p - 2). A rank
 holds p/2 + 1 (ends) to p (middle) stage activations.
 
+With B = 2F units do not fit into each other. So for m > p the order is looked for by times: among the units', one
+that repeats a microbatch of each direction (`rpbench.ir.periodic`), and both with passes pulled forward, as long as
+no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
+
 Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
 SC'21, sections 3.1 to 3.3. The merged order is found by a list schedule on unit slots: backward first, then the
-forward of the deeper stage, with at most min(p - s, p/2) microbatches in flight per direction at stage s. Forward
-doubling and backward halving, its variants for more units, are not here.
+forward of the deeper stage, with at most min(p - s, p/2) microbatches in flight per direction at stage s. The paper's
+cures for more units, forward doubling and backward halving, are not here: ours need no more memory.
 """
+
+from collections.abc import Iterator
+from functools import lru_cache
 
 from baselines.dualpipe import bidirectional_placement
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.costs import StageCosts
+from rpbench.ir.list_order import Pass, Rows, Timed, shortest, time_rows
+from rpbench.ir.periodic import grids, make_period
+from rpbench.ir.pull import Pull, pull_rows
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
+PULLS = (Pull(16, 0.0), Pull(48, 1.0))
 
-@schedule("chimera", source="Li and Hoefler, SC'21, section 3")
-def chimera(shape: Shape) -> Schedule:
+
+@schedule("chimera", source="Li and Hoefler, SC'21, section 3", needs_costs=True)
+def chimera(shape: Shape, costs: StageCosts) -> Schedule:
     """Of the p microbatches of a unit, the first half goes down and the second up."""
     p, m = shape.num_ranks, shape.num_microbatches
     if shape.num_stages != p:
@@ -47,17 +60,56 @@ def chimera(shape: Shape) -> Schedule:
         )
     rows: list[list[Action]] = [[] for _ in range(p)]
     for step in range(shape.num_steps):
-        for rank, row in enumerate(_merge(p, m)):
-            rows[rank] += [action._replace(microbatch=(action.microbatch or 0) + step * m) for action in row]
+        for rank, row in enumerate(_by_times(p, m, costs)):
+            rows[rank] += [Action(kind, stage, microbatch + step * m) for kind, stage, microbatch in row]
     return Schedule(shape, tuple(map(tuple, rows)), name="chimera", placement=bidirectional_placement(shape))
 
 
-def _merge(p: int, m: int) -> list[list[Action]]:
-    """The rows of one step, found on a grid of equal slots."""
-    half = p // 2
-    # In a unit of p microbatches the first half goes down and the second up.
-    batches = [[mb for mb in range(m) if (mb % p < half) == down] for down in (True, False)]
-    grid = _Grid(p, batches)
+@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+def _by_times(p: int, m: int, costs: StageCosts) -> Rows:
+    """The rows of one step that end first."""
+
+    def rank_of(stage: int, microbatch: int) -> int:
+        return stage if _goes_down(microbatch, p) else p - 1 - stage
+
+    def timed(rows: Rows) -> Timed:
+        return time_rows(rows, rank_of, costs)
+
+    def trials() -> Iterator[Timed]:
+        repeated = [timed(_repeat(p, m, *grid)) for grid in grids(costs)]
+        yield from repeated
+        for base in (made, *repeated):
+            for how in PULLS:
+                yield timed(pull_rows(base.rows, rank_of, costs, max(p, base.peak), how))
+
+    made = timed(_merge(p, m))
+    return shortest(made, trials(), p).rows if m > p else made.rows
+
+
+def _goes_down(microbatch: int, p: int) -> bool:
+    """In a unit of p microbatches the first half goes down and the second up."""
+    return microbatch % p < p // 2
+
+
+def _batches(p: int, m: int) -> list[list[int]]:
+    return [[mb for mb in range(m) if _goes_down(mb, p) == down] for down in (True, False)]
+
+
+def _repeat(p: int, m: int, forward: float, backward: float) -> Rows:
+    """A microbatch of each direction a period."""
+    routes = [list(range(p)), list(reversed(range(p)))]
+    period = make_period(routes, p, forward, backward)
+    rows: list[list[tuple[float, Pass]]] = [[] for _ in range(p)]
+    for route, batch, starts in zip(routes, _batches(p, m), period.starts, strict=True):
+        for number, microbatch in enumerate(batch):
+            for (kind, stage), start in starts.items():
+                rows[route[stage]].append((start + number * period.length, Pass(kind, stage, microbatch)))
+    return [[what for _, what in sorted(row)] for row in rows]
+
+
+def _merge(p: int, m: int) -> Rows:
+    """Units one after another, found on a grid of equal slots."""
+    grid = _Grid(p, _batches(p, m))
     while grid.left:
         grid.run_slot()
     return grid.rows
@@ -68,7 +120,7 @@ class _Grid:
 
     def __init__(self, p: int, batches: list[list[int]]) -> None:
         self.p, self.batches = p, batches
-        self.rows: list[list[Action]] = [[] for _ in range(p)]
+        self.rows: list[list[Pass]] = [[] for _ in range(p)]
         self.left = 2 * p * sum(map(len, batches))
         self.over = {kind: [[0] * p for _ in batches] for kind in (Kind.F, Kind.B)}  # by direction and stage
 
@@ -82,7 +134,7 @@ class _Grid:
         for rank, found in enumerate(chosen):
             if found is not None:
                 kind, stage, way = found
-                self.rows[rank].append(Action(kind, stage, self.batches[way][self.over[kind][way][stage]]))
+                self.rows[rank].append(Pass(kind, stage, self.batches[way][self.over[kind][way][stage]]))
                 self.over[kind][way][stage] += 1
                 self.left -= 1
 

@@ -7,48 +7,121 @@ of the first microbatch; else the forward that is deepest. With 2 ranks, 2 micro
     rank 0   0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1
     rank 1   1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1
 
-On the grid of equal slots that orders are made on (`backward_slots` 1), the bubble is 2(p - 1) chunk slots for F = B
-and m a multiple of p, so its share is (p - 1) / (2Wm + p - 1); a rank holds p microbatches' activations at most,
-2Wp of its chunks. For B = 2F and m = p the same order waits (2p - 2) / (3Wp + 2p - 2) of the time. Being greedy with
-backwards of two slots (`backward_slots` 2) waits a little longer for W > 1, and holds more for m > p.
+That is the order on a grid of equal slots. For F = B and m a multiple of p its bubble is 2(p - 1) chunk slots, its
+share (p - 1) / (2Wm + p - 1); for B = 2F and m = p the same order waits (2p - 2) / (3Wp + 2p - 2) of the time. With
+more microbatches and B = 2F it would wait in every round of p. So the order is looked for by times: among the grid's,
+one that repeats (`rpbench.ir.periodic`; W > 1: groups of microbatches go through one wave after another), and both
+with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F and m a
+multiple of p.
+
+A rank holds p microbatches' activations at most, 2Wp of its chunks; `in_flight` allows more.
 
 Source: Liu et al., "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency",
-SC'23, section 3.
+SC'23, section 3. Orders for more than p microbatches and given times are ours.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 from heapq import heappop, heappush
+from math import ceil
 
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.costs import StageCosts
+from rpbench.ir.list_order import ROUNDING, Pass, Rows, Timed, shortest, time_rows
+from rpbench.ir.periodic import grids, make_period
+from rpbench.ir.pull import Pull, pull_rows
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
+PULLS = (Pull(16, 0.0), Pull(48, 0.5))
 
-@schedule("hanayo", source="Liu et al., SC'23, section 3", looped=True, chunks=2)
-def hanayo(shape: Shape, *, backward_slots: int = 1) -> Schedule:
-    """Waves of greedy ranks.
+
+@schedule("hanayo", source="Liu et al., SC'23, section 3", looped=True, chunks=2, more_chunks=True, needs_costs=True)
+def hanayo(
+    shape: Shape, costs: StageCosts, *, backward_slots: int | None = None, in_flight: int | None = None
+) -> Schedule:
+    """Waves of greedy ranks, or repeated ones, whichever ends first.
 
     Args:
         shape: with an even number of stages on every rank, two a wave.
-        backward_slots: how many times as long as a forward a backward is taken to be while the order is made.
+        backward_slots: take the greedy order of a grid on which a backward is so many times as long as a forward.
+        in_flight: microbatches whose activations a rank has room for, where times choose; p if not given.
     """
-    if shape.num_stages % (2 * shape.num_ranks):
+    p = shape.num_ranks
+    if shape.num_stages % (2 * p):
         raise ValueError(
-            f"hanayo's waves go over {shape.num_ranks} ranks and back: the {shape.num_stages} stages must be a "
-            f"multiple of {2 * shape.num_ranks}; set chunks_per_device=2 for one wave, 4 for two"
+            f"hanayo's waves go over {p} ranks and back: the {shape.num_stages} stages must be a "
+            f"multiple of {2 * p}; set chunks_per_device=2 for one wave, 4 for two"
         )
-    if backward_slots < 1:
+    if backward_slots is not None and backward_slots < 1:
         raise ValueError(f"schedule.backward_slots={backward_slots}: a backward takes at least 1 slot; try 1 or 2")
-    placement = tuple((_rank_of(stage, shape.num_ranks),) for stage in range(shape.num_stages))
-    step = _Greedy(shape, backward_slots).rows()
+    if in_flight is not None and (in_flight < p or backward_slots):
+        raise ValueError(
+            f"schedule.in_flight={in_flight}: room for the activations of at least as many microbatches as ranks, {p}, "
+            "and only where times choose the order; leave out backward_slots"
+        )
+    one = replace(shape, num_steps=1)
+    step = _grid(one, backward_slots) if backward_slots else _by_times(one, costs, in_flight or p)
     rows = tuple(
         tuple(
-            action._replace(microbatch=first + (action.microbatch or 0))
+            Action(kind, stage, first + microbatch)
             for first in range(0, shape.total_microbatches, shape.num_microbatches)
-            for action in row
+            for kind, stage, microbatch in row
         )
         for row in step
     )
+    placement = tuple((_rank_of(stage, p),) for stage in range(shape.num_stages))
     return Schedule(shape, rows, name="hanayo", placement=placement)
+
+
+def _grid(shape: Shape, backward_slots: int) -> Rows:
+    rows = _Greedy(shape, backward_slots).rows()
+    return [[Pass(action.kind, action.stage, action.microbatch or 0) for action in row] for row in rows]
+
+
+@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
+    p, limit = shape.num_ranks, shape.chunks_per_rank * in_flight
+
+    def timed(rows: Rows) -> Timed:
+        return time_rows(rows, lambda stage, _: _rank_of(stage, p), costs)
+
+    def trials() -> Iterator[Timed]:
+        repeated = [_repeat(shape, *grid) for grid in grids(costs)]
+        yield from map(timed, repeated)
+        yield timed(_grid(shape, 2))
+        for base in (made, *map(timed, repeated)):
+            room = max(limit, base.peak)
+            for how in PULLS:
+                yield timed(pull_rows(base.rows, lambda stage, _: _rank_of(stage, p), costs, room, how))
+
+    made = timed(_grid(shape, 1))
+    return shortest(made, trials(), limit).rows
+
+
+def _repeat(shape: Shape, forward: float, backward: float) -> Rows:
+    """A wave a period. Groups of microbatches go through a wave, then through the next.
+
+    A group is as large as it must be, so that its first microbatch is back when its last has set off.
+    """
+    p, waves = shape.num_ranks, shape.chunks_per_rank // 2
+    wave = range(2 * p)
+    period = make_period([[_rank_of(stage, p) for stage in wave]], p, forward, backward)
+    starts, length = period.starts[0], period.length
+    there = starts[Kind.F, 2 * p - 1] + forward - starts[Kind.F, 0]
+    back = starts[Kind.B, 0] + backward - starts[Kind.B, 2 * p - 1]
+    group = 1 if waves == 1 else ceil(max(there, back) / length - ROUNDING)
+    rows: list[list[tuple[float, Pass]]] = [[] for _ in range(p)]
+    for microbatch in range(shape.num_microbatches):
+        number, member = divmod(microbatch, group)
+        first = number * group * waves + member
+        for chunk in range(waves):
+            later = {Kind.F: first + chunk * group, Kind.B: first + (2 * (waves - 1) - chunk) * group}
+            for (kind, stage), start in starts.items():
+                what = Pass(kind, chunk * 2 * p + stage, microbatch)
+                rows[_rank_of(stage, p)].append((start + later[kind] * length, what))
+    return [[what for _, what in sorted(row)] for row in rows]
 
 
 def _rank_of(stage: int, p: int) -> int:

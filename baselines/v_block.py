@@ -11,6 +11,10 @@ later. How long a block holds its activations is how much memory the schedule ta
     weights   W when a rank would wait, or when it needs the room
     squeeze   keep each rank's order, drop the empty slots
 
+That is the order for F = I = W. For other times, the last two steps are taken with them, W filling gaps by several
+rules, before and after ranks that would wait have pulled later passes forward; the order with the shortest
+device-local span is taken that holds no more and ends later, if at all, by less than the span gets shorter.
+
 V-Min with 3 ranks and 4 microbatches:
 
     rank 0   0F0 0F1 0F2 5F0 5I0 5W0 5F1 0I0 5I1 0W0 5W1 5F2 0F3 0I1 5I2 0W1 5W2 5F3 5I3 0I2 5W3 0W2 0I3 0W3
@@ -24,12 +28,16 @@ Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (
 The paper writes B for what is I here.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
+from rpbench.ir import list_order
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.costs import StageCosts, unit_costs
+from rpbench.ir.list_order import ROUNDING, Fill, Rows, Timed, as_many_as_fit, time_rows
+from rpbench.ir.pull import PULLS, pull_rows
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
@@ -51,22 +59,22 @@ PASSES = ((Kind.F, 0), (Kind.F, 1), (Kind.I, 1), (Kind.I, 0))
 Slots = dict[Pass, int]  # where the passes of a rank stand
 
 
-@schedule("v_min", source="Qi et al., NeurIPS'24, sections 3 and 4", looped=True, chunks=2)
-def v_min(shape: Shape) -> Schedule:
+@schedule("v_min", source="Qi et al., NeurIPS'24, sections 3 and 4", looped=True, chunks=2, needs_costs=True)
+def v_min(shape: Shape, costs: StageCosts) -> Schedule:
     """Every rank keeps at most 2 * ((p + 4) // 3) chunk activations."""
     p = shape.num_ranks
     shift = 0 if p % 3 else 2  # without it, two passes of a rank would meet in one slot
     blocks = [(rank, 2 * p - 1 - rank, 2 * p + shift + rank, 4 * p + shift - 1 - rank) for rank in range(p)]
-    return _block_schedule("v_min", shape, blocks)
+    return _block_schedule("v_min", shape, costs, tuple(blocks))
 
 
-@schedule("v_half", source="Qi et al., NeurIPS'24, sections 3 and 4", looped=True, chunks=2)
-def v_half(shape: Shape) -> Schedule:
+@schedule("v_half", source="Qi et al., NeurIPS'24, sections 3 and 4", looped=True, chunks=2, needs_costs=True)
+def v_half(shape: Shape, costs: StageCosts) -> Schedule:
     """Every rank keeps at most 2 * ((p + 2) // 2) chunk activations."""
     p = shape.num_ranks
     shift = 0 if p % 2 else 3
     blocks = [(2 * rank, 3 * p - 2 - rank, 3 * p + shift - 1 + 2 * rank, 6 * p + shift - 2 - rank) for rank in range(p)]
-    return _block_schedule("v_half", shape, blocks)
+    return _block_schedule("v_half", shape, costs, tuple(blocks))
 
 
 def check_v(name: str, shape: Shape) -> None:
@@ -78,24 +86,73 @@ def check_v(name: str, shape: Shape) -> None:
         )
 
 
-def v_schedule(name: str, shape: Shape, orders: Sequence[Sequence[Pass]]) -> Schedule:
-    """The passes of one step on every rank as actions of stages in V placement, repeated for every step."""
+def v_schedule(name: str, shape: Shape, rows: Rows) -> Schedule:
+    """The passes of one step on every rank as actions in V placement, repeated for every step."""
     top = shape.num_stages - 1
 
     def row(rank: int) -> Row:
-        stages = rank, top - rank
         return tuple(
-            Action(kind, stages[chunk], step * shape.num_microbatches + microbatch)
+            Action(kind, stage, step * shape.num_microbatches + microbatch)
             for step in range(shape.num_steps)
-            for kind, chunk, microbatch in orders[rank]
+            for kind, stage, microbatch in rows[rank]
         )
 
     placement = tuple((min(stage, top - stage),) for stage in range(shape.num_stages))
     return Schedule(shape, tuple(map(row, range(shape.num_ranks))), name=name, placement=placement)
 
 
-def _block_schedule(name: str, shape: Shape, blocks: list[Block]) -> Schedule:
+def stage_passes(orders: Sequence[Sequence[Pass]]) -> list[list[list_order.Pass]]:
+    """Passes of chunks as those of stages in V placement."""
+    top = 2 * len(orders) - 1
+    return [
+        [list_order.Pass(kind, top - rank if chunk else rank, microbatch) for kind, chunk, microbatch in order]
+        for rank, order in enumerate(orders)
+    ]
+
+
+def tune(made: Timed, costs: StageCosts, limit: int) -> Timed:
+    """The order with the shortest span that these times lead to.
+
+    Args:
+        made: the order for F = I = W; what is found spans no more, ends later by no more than it spans less, and
+            holds no more than the limit.
+        limit: chunk activations on a rank.
+    """
+    if {*costs.forward, *costs.input_grad, *costs.weight_grad} == {costs.forward[0]} and not costs.hop:
+        return made
+    limit = max(limit, made.peak)
+    found = made
+    for trial in as_many_as_fit(_trials(made, costs, limit), sum(map(len, made.rows))):
+        later = trial.makespan - made.makespan
+        sound = trial.peak <= limit and later <= made.span - trial.span + ROUNDING * made.span
+        if sound and trial.span < found.span * (1 - ROUNDING):
+            found = trial
+    return found
+
+
+def _trials(made: Timed, costs: StageCosts, limit: int) -> Iterator[Timed]:
+    rank_of = v_rank_of(costs.num_stages)
+    rows: Rows = [[what for what in row if what.kind is not Kind.W] for row in made.rows]
+    for fill in (Fill.SPARE, Fill.MOST, Fill.NONE, Fill.ANY):
+        yield time_rows(rows, rank_of, costs, fill=fill, limit=limit)
+    for how in PULLS:
+        pulled = pull_rows(rows, rank_of, costs, limit, how)
+        for fill in (Fill.NONE, Fill.SPARE, Fill.MOST):
+            yield time_rows(pulled, rank_of, costs, fill=fill, limit=limit)
+
+
+def v_rank_of(num_stages: int) -> list_order.RankOf:
+    """Down the ranks and up again."""
+    return lambda stage, _: min(stage, num_stages - 1 - stage)
+
+
+def _block_schedule(name: str, shape: Shape, costs: StageCosts, blocks: tuple[Block, ...]) -> Schedule:
     check_v(name, shape)
+    return v_schedule(name, shape, _rows(shape, costs, blocks))
+
+
+@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...]) -> Rows:
     m = shape.num_microbatches
     slots = [
         {Pass(*what, mb): first + SLOTS * mb for what, first in zip(PASSES, block, strict=True) for mb in range(m)}
@@ -104,7 +161,10 @@ def _block_schedule(name: str, shape: Shape, blocks: list[Block]) -> Schedule:
     held = [_held(rank) for rank in slots]
     limit = max(map(max, held))
     _reorder(slots, held, limit, blocks)
-    return v_schedule(name, shape, _squeeze([sorted(rank, key=rank.__getitem__) for rank in slots], limit))
+    orders = stage_passes([sorted(rank, key=rank.__getitem__) for rank in slots])
+    rank_of = v_rank_of(shape.num_stages)
+    squeezed = time_rows(orders, rank_of, unit_costs(shape), fill=Fill.ANY, limit=limit)
+    return tune(time_rows(squeezed.rows, rank_of, costs), costs, limit).rows
 
 
 def _needs(what: Pass, rank: int, last: int) -> tuple[int, Pass] | None:
@@ -142,7 +202,7 @@ def _held(slots: Slots) -> list[int]:
     return list(accumulate(change.get(moment, 0) for moment in range(slot)))
 
 
-def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: list[Block]) -> None:
+def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: Sequence[Block]) -> None:
     """Move passes, first come first served, to free slots before a rank's first turn or after its newest microbatch."""
     used = [set(rank.values()) for rank in slots]
     standing = [(slot, rank, what) for rank, row in enumerate(slots) for what, slot in row.items()]
@@ -162,42 +222,3 @@ def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: list
             used[rank].add(earlier)
             slots[rank][what] = earlier
             break
-
-
-# --- weights and squeeze ------------------------------------------------------------------------------------
-
-
-def _squeeze(orders: list[list[Pass]], limit: int) -> list[list[Pass]]:
-    """Run every rank's F and I in order, as soon as unit times allow, with W in between."""
-    ranks = range(len(orders))
-    rows: list[list[Pass]] = [[] for _ in ranks]
-    waiting: list[deque[Pass]] = [deque() for _ in ranks]
-    ended: list[dict[Pass, int]] = [{} for _ in ranks]
-    now, in_flight, following = [0 for _ in ranks], [0 for _ in ranks], [0 for _ in ranks]
-
-    def weight_grad(rank: int) -> None:
-        rows[rank].append(waiting[rank].popleft())
-        now[rank] += 1
-        in_flight[rank] -= 1
-
-    stuck = False
-    while not stuck:
-        stuck = True
-        for rank in ranks:
-            while following[rank] < len(orders[rank]):
-                what = orders[rank][following[rank]]
-                need = _needs(what, rank, len(orders) - 1)
-                arrives = ended[need[0]].get(need[1]) if need else 0
-                if arrives is None:
-                    break
-                while waiting[rank] and (now[rank] < arrives or (what.kind is Kind.F and in_flight[rank] >= limit)):
-                    weight_grad(rank)
-                now[rank] = ended[rank][what] = max(now[rank], arrives) + 1
-                rows[rank].append(what)
-                if what.kind is Kind.F:
-                    in_flight[rank] += 1
-                else:
-                    waiting[rank].append(what._replace(kind=Kind.W))
-                following[rank] += 1
-                stuck = False
-    return [[*row, *left] for row, left in zip(rows, waiting, strict=True)]

@@ -31,7 +31,8 @@ class Entry:
         generate: shape in, schedule out; keyword-only parameters are the schedule's options.
         separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
         looped: whether it takes several stages per device.
-        chunks: the number of stages per device where none is asked for; most that have one take no other.
+        chunks: the number of stages per device where none is asked for; those that have one take no other, unless
+            `more_chunks` says so: then a search tries others as well.
         needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
         shards_head: whether every device runs a share of the head, not the last stage all of it.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
@@ -51,6 +52,7 @@ class Entry:
     separate_cuts: bool = False
     looped: bool = False
     chunks: int | None = None
+    more_chunks: bool = False
     needs_costs: bool = False
     shards_head: bool = False
     recompute_ahead: bool = False

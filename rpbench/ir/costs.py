@@ -4,8 +4,10 @@ Most orders are made of counts alone. Those that a heuristic or a search finds n
 takes and what it holds. Nothing of this stays in the schedule.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Shape
 
 
@@ -18,6 +20,7 @@ class StageCosts:
         hop: of one transfer between devices, in the same unit.
         activations: per stage, held from F on, in any one unit of memory.
         kept_for_weights: per stage, the part of them that only W lets go; the rest goes at I.
+        head_forward, head_backward: of a device's share of the head, where it is cut over the devices.
 
     Raises:
         ValueError: if the lists differ in length, or more is kept than there is.
@@ -29,6 +32,8 @@ class StageCosts:
     hop: float
     activations: tuple[float, ...]
     kept_for_weights: tuple[float, ...]
+    head_forward: float = 0.0
+    head_backward: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = {len(value) for value in vars(self).values() if isinstance(value, tuple)}
@@ -40,6 +45,22 @@ class StageCosts:
     @property
     def num_stages(self) -> int:
         return len(self.forward)
+
+    @property
+    def backward(self) -> tuple[float, ...]:
+        """Of whole backwards, I and W together."""
+        return tuple(map(sum, zip(self.input_grad, self.weight_grad, strict=True)))
+
+    def times(self, num_ranks: int) -> Mapping[Kind, tuple[float, ...]]:
+        """By kind, of every stage, or of every rank's share of the head."""
+        return {
+            Kind.F: self.forward,
+            Kind.B: self.backward,
+            Kind.I: self.input_grad,
+            Kind.W: self.weight_grad,
+            Kind.HF: (self.head_forward,) * num_ranks,
+            Kind.HB: (self.head_backward,) * num_ranks,
+        }
 
 
 def unit_costs(shape: Shape) -> StageCosts:

@@ -24,8 +24,8 @@ class Problem:
         num_ranks, num_microbatches, num_steps: as in `Shape`; see `Entry.steps` for schedules that step more often.
         chunks_per_rank: stages per device (v). None leaves it open: `search` tries every number, `even` and
             `greedy` take that of the published partition, or 2. Schedules that are not looped have 1, and
-            some looped ones take one number only. Where the directions are cut apart it only says how many
-            backward stages `even` makes.
+            some looped ones take one number only (`Entry.chunks`). Where the directions are cut apart it only says how
+            many backward stages `even` makes.
         options: keyword options of the schedule.
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
@@ -51,7 +51,7 @@ class Problem:
     def __post_init__(self) -> None:
         if self.num_layers < 1:
             raise ValueError(f"num_layers={self.num_layers}: a model to cut has at least 1 layer")
-        if self.chunks_per_rank is None and self.entry.chunks is not None:
+        if self.chunks_per_rank is None and self.entry.chunks is not None and not self.entry.more_chunks:
             object.__setattr__(self, "chunks_per_rank", self.entry.chunks)
         if self.chunks_per_rank is not None and self.chunks_per_rank < 1:
             raise ValueError(f"chunks_per_device={self.chunks_per_rank}: a device holds at least 1 stage")
@@ -70,6 +70,8 @@ class Problem:
         """Stages per device where nobody looks for the best number."""
         if self.chunks_per_rank is not None:
             return self.chunks_per_rank
+        if self.entry.chunks is not None:
+            return self.entry.chunks
         if not self.entry.looped:
             return 1
         if self.published and len(self.published.forward) % self.num_ranks == 0:
@@ -138,16 +140,23 @@ class Problem:
 
     def _stage_costs(self, partition: Partition) -> StageCosts:
         table, speeds = self.costs(partition), self.stage_speeds(len(partition.forward))
+        whole = Kind.I not in table.work  # costs that do not split backward: nothing of it can wait
 
         def times(kind: Kind) -> tuple[float, ...]:
             works = (table.of(kind, stage) for stage in range(len(speeds)))
             return tuple(float((work.pre + work.main) / speed) for work, speed in zip(works, speeds, strict=True))
 
+        def share(kind: Kind) -> float:
+            works = table.work.get(kind, ())
+            return float(max((work.main for work in works), default=0) / min(self.times.speeds or (1,)))
+
         return StageCosts(
             times(Kind.F),
-            times(Kind.I),
-            times(Kind.W),
+            times(Kind.B if whole else Kind.I),
+            (0.0,) * len(speeds) if whole else times(Kind.W),
             float(self.times.hop),
             tuple(float(layers * self.activations.whole) for layers in partition.forward),
             tuple(float(layers * self.activations.for_weights) for layers in partition.forward),
+            share(Kind.HF),
+            share(Kind.HB),
         )

@@ -43,10 +43,11 @@ def plan_search(
     """
     tally = Tally()
     few_steps = replace(problem, num_steps=_steps_to_simulate(problem, seeds[0]))
-    found = _search(few_steps, seeds, tally, budget, on_progress)
-    # A few steps without their optimizer, or an order made for equal stages, have found it; let the real run decide.
+    found, *others = _search(few_steps, seeds, tally, budget, on_progress)
+    # A few steps without their optimizer have found it, or an order made for equal stages; let the real run decide.
     if problem.num_steps > 1 or problem.entry.needs_costs:
-        plans = [evaluate(problem, partition, method="search") for partition in (found, *seeds)]
+        more = others if problem.entry.needs_costs else []
+        plans = [evaluate(problem, partition, method="search") for partition in (found, *more, *seeds)]
         found = min(plans, key=lambda plan: (plan.infeasible != "", plan.makespan)).partition
     return found, tally.num_evaluated
 
@@ -59,17 +60,18 @@ def _steps_to_simulate(problem: Problem, seed: Partition) -> int:
 
 def _search(
     problem: Problem, seeds: Sequence[Partition], tally: Tally, budget: int, on_progress: Progress | None
-) -> Partition:
-    climbs = _open_climbs(problem, seeds, tally, budget)
+) -> list[Partition]:
+    """What the climbs found, the best first."""
+    every = climbs = _open_climbs(problem, seeds, tally, budget)
     while True:
         if on_progress:
             on_progress(tally.num_evaluated, climbs[0].best_score)
         share = max(0, budget - tally.work) // len(climbs).bit_length() // len(climbs)
         for climb in climbs:
             climb.run(share)
-        climbs.sort(key=_score)
+        climbs = sorted(climbs, key=_score)
         if len(climbs) == 1:
-            return climbs[0].best
+            return [climbs[0].best, *(climb.best for climb in every if climb is not climbs[0])]
         climbs = climbs[: len(climbs) // 2]
 
 

@@ -70,6 +70,17 @@ def test_numbers_of_chunks_are_free_unless_they_are_given():
     assert len(plan("search", problem, budget=QUICK).partition.forward) != 16
 
 
+def test_waves_are_free_unless_they_are_given():
+    """Hanayo has one wave unless more are asked for; a search looks at others, and passes over odd chunks."""
+    problem = small("hanayo", uniform(16, hop=0.01), 4, num_microbatches=8)
+    assert len(plan("even", problem).partition.forward) == 8
+    one = plan("search", small("hanayo", uniform(16, hop=0.01), 4, num_microbatches=8, chunks_per_rank=2), budget=QUICK)
+    found = plan("search", problem, budget=QUICK)
+    assert len(one.partition.forward) == 8
+    assert len(found.partition.forward) == 16
+    assert found.makespan < one.makespan
+
+
 def test_search_gives_the_same_answer_twice_and_reports_progress():
     calls = []
     problem = published("roundpipe", "qwen3-1.7b")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.constant import constant_times
 from rpbench.ir.check import check
+from rpbench.ir.costs import StageCosts
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
@@ -28,8 +29,14 @@ def timed(schedule: Schedule, f, i, w=Fraction(0), *, gain=Fraction(0)) -> Fract
     return simulate(schedule, times.table(symmetric((1,) * stages))).makespan
 
 
-def build(name: str, p: int, m: int, v: int = 1, **options) -> Schedule:
-    return entry(name).build(Shape(p, p * v, m), **options)
+def build(name: str, p: int, m: int, v: int = 1, *, costs: StageCosts | None = None, **options) -> Schedule:
+    return entry(name).build(Shape(p, p * v, m), costs, **options)
+
+
+def equal(stages: int, forward=1.0, backward=1.0, hop=0.0) -> StageCosts:
+    """Whole backwards on stages that are all alike."""
+    each = [(float(time),) * stages for time in (forward, backward, 0, 1, 1)]
+    return StageCosts(each[0], each[1], each[2], float(hop), each[3], each[4])
 
 
 # --- DualPipe -----------------------------------------------------------------------------------------------
@@ -71,7 +78,7 @@ def test_a_full_gain_hides_forwards_behind_backwards():
 @given(half=HALVES, units=st.integers(1, 3), time=TIMES)
 def test_chimera_waits_p_minus_2_slots_where_forward_is_as_long_as_backward(half, units, time):
     p, m = 2 * half, 2 * half * units
-    schedule = build("chimera", p, m)
+    schedule = build("chimera", p, m, costs=equal(p, time, time))
     assert timed(schedule, time, time) == (2 * m + p - 2) * time
     peaks = peak_in_flight(build_graph(schedule))
     assert peaks == [min(p, half + 1 + min(rank, p - 1 - rank)) for rank in range(p)]
@@ -79,11 +86,11 @@ def test_chimera_waits_p_minus_2_slots_where_forward_is_as_long_as_backward(half
 
 
 @settings(deadline=None, max_examples=20)
-@given(half=HALVES, time=TIMES)
-def test_chimera_with_backward_twice_as_long(half, time):
-    """Idle share (D - 2) / (3N/2 + D - 2) at N = D."""
-    p = m = 2 * half
-    makespan = timed(build("chimera", p, m), time, 2 * time)
+@given(half=HALVES, units=st.integers(1, 4), time=TIMES)
+def test_chimera_with_backward_twice_as_long(half, units, time):
+    """Idle share (D - 2) / (3N/2 + D - 2): the paper's for N = D, and kept for its multiples by orders that repeat."""
+    p, m = 2 * half, 2 * half * units
+    makespan = timed(build("chimera", p, m, costs=equal(p, time, 2 * time)), time, 2 * time)
     assert 1 - 3 * m * time / makespan == Fraction(p - 2) / (Fraction(3 * m, 2) + p - 2)
 
 
@@ -116,12 +123,27 @@ def test_waves_in_unit_slots(p):
 @given(p=st.integers(1, 8), waves=st.integers(1, 3), groups=st.integers(1, 3), time=TIMES)
 def test_waves_wait_two_slots_for_every_rank_but_one(p, waves, groups, time):
     m, v = groups * p, 2 * waves
-    schedule = build("hanayo", p, m, v)
+    schedule = build("hanayo", p, m, v, costs=equal(v * p, time, time))
     assert timed(schedule, time, time) == (2 * v * m + 2 * (p - 1)) * time
     check(schedule, max_in_flight=v * p)
-    if groups == 1:
-        makespan = timed(schedule, time, 2 * time)
-        assert 1 - 3 * v * p * time / makespan == Fraction(2 * p - 2, 3 * waves * p + 2 * p - 2)
+
+
+@settings(deadline=None, max_examples=20)
+@given(p=st.integers(1, 8), waves=st.integers(1, 3), groups=st.integers(1, 3), time=TIMES)
+def test_waves_with_backward_twice_as_long(p, waves, groups, time):
+    """Idle share (2p - 2) / (3Wm + 2p - 2) for any multiple of p, at the memory of the order for m = p."""
+    m, v = groups * p, 2 * waves
+    schedule = build("hanayo", p, m, v, costs=equal(v * p, time, 2 * time))
+    check(schedule, max_in_flight=v * p)
+    makespan = timed(schedule, time, 2 * time)
+    assert 1 - 3 * v * m * time / makespan == Fraction(2 * p - 2, 3 * waves * m + 2 * p - 2)
+
+
+def test_room_for_more_microbatches_must_be_room_for_p():
+    build("hanayo", 4, 8, 2, in_flight=6)
+    for options in ({"in_flight": 3}, {"in_flight": 6, "backward_slots": 1}):
+        with pytest.raises(ValueError, match=r"in_flight=\d: room for .* at least as many microbatches as ranks, 4"):
+            build("hanayo", 4, 8, 2, **options)
 
 
 def test_turns_stay_on_their_rank():
