@@ -7,10 +7,11 @@ import pytest
 
 from analysis.load import load_records, published, select
 from rpbench.harness import record
+from rpbench.harness.config import swept
 
 
 def test_every_run_is_a_row(records: pd.DataFrame) -> None:
-    assert len(records) == 25 + 40
+    assert len(records) == 25 + 40 + len(swept("atlas", "schedule"))
     assert (records["status"] == "ok").all()
 
 
@@ -54,7 +55,7 @@ def test_select_looks_into_records_and_their_configs(records: pd.DataFrame) -> N
 
 
 def test_select_finds_what_is_unset(records: pd.DataFrame) -> None:
-    assert len(select(records, backend="sim", config__cost__recompute_ahead=None)) == 25
+    assert len(select(records, cost="published", backend="sim", config__cost__recompute_ahead=None)) == 25
     assert select(records, backend="sim", config__cost__name=None).empty
 
 

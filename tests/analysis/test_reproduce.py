@@ -202,7 +202,7 @@ def test_a_lost_record_turns_it_red(
 ) -> None:
     fewer = tmp_path / "results"
     shutil.copytree(results, fewer)
-    lost = next(row for row in record.read_all(fewer) if row["schedule"] == "gpipe" and row["backend"] == "sim")
+    lost = next(row for row in record.read_all(fewer) if row["schedule"] == "gpipe" and row["cost"] == "published")
     shutil.rmtree(fewer / lost["run_id"])
     assert reproduce(AT_HAND, fewer, tmp_path) == 1
     out, _ = capsys.readouterr()
