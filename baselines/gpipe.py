@@ -10,7 +10,7 @@ Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using 
 NeurIPS'19, section 2.2. Backward runs in ascending order here, as in torch and in the RoundPipe artifact.
 """
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind, actions
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
@@ -29,8 +29,5 @@ def gpipe(shape: Shape) -> Schedule:
 
 def _rank_order(shape: Shape, rank: int) -> Row:
     return tuple(
-        Action(kind, rank, step * shape.num_microbatches + mb)
-        for step in range(shape.num_steps)
-        for kind in (Kind.F, Kind.B)
-        for mb in range(shape.num_microbatches)
+        action for batch in shape.batches for kind in (Kind.F, Kind.B) for action in actions(kind, rank, batch)
     )

@@ -12,7 +12,7 @@ for m a multiple of p both agree.
 
 from itertools import chain
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Action, Kind, actions
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
@@ -64,8 +64,8 @@ def visits(shape: Shape, rank: int, step: int, kind: Kind) -> list[Action]:
     stages = range(rank, shape.num_stages, shape.num_ranks)
     first = step * shape.num_microbatches
     return [
-        Action(kind, stage, mb)
+        action
         for start in range(first, first + shape.num_microbatches, group)
         for stage in (stages if kind is Kind.F else reversed(stages))
-        for mb in range(start, start + group)
+        for action in actions(kind, stage, range(start, start + group))
     ]

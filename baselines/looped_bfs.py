@@ -11,7 +11,7 @@ A chunk's weights are needed once per direction, which is why sharded data paral
 Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys'23 (arXiv 2211.05953), section 4.
 """
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Action, Kind, actions
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
@@ -30,6 +30,6 @@ def _rank_order(shape: Shape, rank: int) -> Row:
     for step in range(shape.num_steps):
         first = step * shape.num_microbatches
         microbatches = range(first, first + shape.num_microbatches)
-        order += [Action(Kind.F, stage, mb) for stage in stages for mb in microbatches]
-        order += [Action(Kind.B, stage, mb) for stage in reversed(stages) for mb in reversed(microbatches)]
+        order += [action for stage in stages for action in actions(Kind.F, stage, microbatches)]
+        order += [action for stage in reversed(stages) for action in actions(Kind.B, stage, reversed(microbatches))]
     return tuple(order)

@@ -14,7 +14,7 @@ SC'21, section 2.2.1, figure 4.
 from collections.abc import Sequence
 from itertools import chain
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind, actions
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
@@ -37,8 +37,7 @@ def one_f_one_b(shape: Shape) -> Schedule:
 
 def alternate(stage: int, microbatches: Sequence[int], num_warmup: int) -> Row:
     """`num_warmup` forwards of a stage, then one forward and one backward in turn, then the backwards left."""
-    forwards = [Action(Kind.F, stage, mb) for mb in microbatches]
-    backwards = [Action(Kind.B, stage, mb) for mb in microbatches]
+    forwards, backwards = actions(Kind.F, stage, microbatches), actions(Kind.B, stage, microbatches)
     num_warmup = min(num_warmup, len(forwards))
     num_steady = len(forwards) - num_warmup
 

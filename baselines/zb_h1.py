@@ -16,7 +16,7 @@ for what is I here.
 
 from itertools import chain
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind, actions
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
@@ -48,11 +48,7 @@ def split_schedule(name: str, shape: Shape, counts: list[tuple[int, int]]) -> Sc
 
 
 def _step(shape: Shape, rank: int, step: int, num_warmup: int, lag: int) -> Row:
-    first = step * shape.num_microbatches
-    forwards, inputs, weights = (
-        [Action(kind, rank, mb) for mb in range(first, first + shape.num_microbatches)]
-        for kind in (Kind.F, Kind.I, Kind.W)
-    )
+    forwards, inputs, weights = (actions(kind, rank, shape.batches[step]) for kind in (Kind.F, Kind.I, Kind.W))
     order = forwards[:num_warmup]
     for number, action in enumerate(inputs):
         order.append(action)

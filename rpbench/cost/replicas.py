@@ -22,7 +22,6 @@ from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.cargo import cargo_of
 from rpbench.ir.index import Index
-from rpbench.ir.moves import Moves
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import Visit, visits_of
 
@@ -63,7 +62,7 @@ class _Replicas:
     def __init__(self, schedule: Schedule, sizes: ModelBytes) -> None:
         assert schedule.partition is not None
         self._index, self._sizes = Index(schedule), sizes
-        self._moves = Moves(self._index)
+        self._moves = self._index.moves
         self._stages = StageBytes(schedule.partition, sizes)
         self._visits = visits_of(self._index)
         self._steps = {  # stage -> whether the host updates it

@@ -16,7 +16,6 @@ from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.transfers import TransferTimes
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
 from rpbench.harness.offloading import transfer_times, with_offload, with_transfers
-from rpbench.ir.check import check
 from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, from_text
@@ -24,7 +23,9 @@ from rpbench.ir.versions import Versions
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
+from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
+from rpbench.sim.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Assembled:
 
     entry: Entry | None  # None for a schedule read from a file
     schedule: Schedule
+    graph: Graph
     versions: Versions
     costs: CostTable
     choice: Choice
@@ -72,10 +74,12 @@ def assemble(config: RunConfig) -> Assembled:
     schedule = with_offload(config.offload, config.prefetch, schedule)
     sizes = _model_bytes(config, model)
     times = transfer_times(schedule, costs, sizes, cluster, asked=config.offload != "none")
+    graph, versions = checked_graph(schedule)
     return Assembled(
         problem.entry,
         schedule,
-        check(schedule),
+        graph,
+        versions,
         with_transfers(costs, times, boundaries=config.offload == "all" or problem.entry.lower is not None),
         choice,
         model,
@@ -242,7 +246,7 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
         ) from None
     except ValueError as error:
         raise ConfigError(f"schedule_file={path}: {error}") from None
-    versions = check(schedule)
+    graph, versions = checked_graph(schedule)
     if schedule.partition is None:
         if schedule.shape.separate_cuts:
             raise ConfigError(
@@ -271,4 +275,5 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     transfers = transfer_times(schedule, costs, sizes, cluster)
     costs = with_transfers(costs, transfers, boundaries=False)
     profile = times if cost.name == "profiled" else None
-    return Assembled(entry, schedule, versions, costs, choice, model, cluster, sizes, tokens, transfers, profile)
+    graph = replace(graph, schedule=schedule)
+    return Assembled(entry, schedule, graph, versions, costs, choice, model, cluster, sizes, tokens, transfers, profile)

@@ -4,10 +4,9 @@ from typing import Any
 
 from rpbench.harness.assemble import build_schedule, pose
 from rpbench.harness.config import RunConfig
-from rpbench.ir.check import check
 from rpbench.plan import METHODS, Choice, choose
 from rpbench.plan.problem import Problem
-from rpbench.sim.graph import build_graph
+from rpbench.sim.checked import checked_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
 
@@ -44,8 +43,7 @@ def compare_plans(config: RunConfig) -> dict[str, Any]:
 def _facts(problem: Problem, choice: Choice) -> dict[str, Any]:
     costs = problem.costs(choice.partition)
     schedule = build_schedule(problem, choice, costs)
-    check(schedule)
-    graph = build_graph(schedule)
+    graph, _ = checked_graph(schedule)
     after_last = problem.entry.switch_after_last_forward
     metrics = measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=after_last)
     return {

@@ -20,7 +20,7 @@ from rpbench.harness.offloading import simulate_transfers, transfer_bytes
 from rpbench.harness.prediction import predicted
 from rpbench.harness.record import Events, Record
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
@@ -170,8 +170,7 @@ def _carried_out(
     versions = assembled.versions
     row = row | {"status": "ok", "reason": None, **_plan_facts(assembled)}
     row |= {"weight_versions": versions.max_live, "staleness_steps": versions.max_staleness}
-    with collection_paused():
-        graph = build_graph(assembled.schedule)
+    graph = assembled.graph
     memory, reason = _memory(assembled, graph)
     row["peak_memory_bytes"] = memory
     row |= transfer_bytes(assembled.schedule, assembled.sizes)

@@ -14,7 +14,10 @@ The zero-bubble papers write B for what is I here.
 """
 
 import re
+from collections.abc import Iterable
 from enum import IntEnum
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 
@@ -76,6 +79,17 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return text(self)
+
+
+_from_fields = partial(tuple.__new__, Action)
+
+
+def actions(kind: Kind, stage: int, microbatches: Iterable[int], part: int = 0) -> list[Action]:
+    """The actions of one kind, stage and part, a microbatch after another; large schedules are made of these."""
+    empty = repeat(None)
+    return list(
+        map(_from_fields, zip(repeat(kind), repeat(stage), microbatches, repeat(part), empty, empty, empty, repeat(())))
+    )
 
 
 def text(action: Action) -> str:

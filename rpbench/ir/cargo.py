@@ -36,7 +36,7 @@ def cargo_of(index: Index) -> dict[int, Cargo]:
     Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
     all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard.
     """
-    moves, found = Moves(index), dict[int, Cargo]()
+    moves, found = index.moves, dict[int, Cargo]()
     for what, transfers in moves.transfers.items():
         for transfer in transfers:
             first = transfer.visits[0]

@@ -5,6 +5,7 @@ the rows around it with the action marked, and a way out where there is one.
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.communication import check_communication, check_pair_order
@@ -38,6 +39,19 @@ def check(
     Raises:
         ScheduleError: eight lines at most.
     """
+    index = checked_index(schedule, rendezvous=rendezvous)
+    rounds = execution_rounds(index, rendezvous=rendezvous)
+    if max_in_flight is not None:
+        check_in_flight(index, max_in_flight)
+    return checked_versions(index, rounds, max_versions)
+
+
+def checked_index(schedule: Schedule, *, rendezvous: bool = False) -> Index:
+    """The index of a schedule that passes every check but those of the order in which its lanes run.
+
+    Raises:
+        ScheduleError: as `check`.
+    """
     _check_size(schedule)
     index = Index(schedule)  # indices in range, nothing twice
     check_complete(index)
@@ -47,9 +61,15 @@ def check(
     if rendezvous:
         check_pair_order(index)
     check_windows(index)
-    rounds = execution_rounds(index, rendezvous=rendezvous)
-    if max_in_flight is not None:
-        check_in_flight(index, max_in_flight)
+    return index
+
+
+def checked_versions(index: Index, rounds: Sequence[int], max_versions: int | None = None) -> Versions:
+    """The versions read where actions run in these rounds (`rpbench.ir.deadlock.execution_rounds`).
+
+    Raises:
+        ScheduleError: as `check`.
+    """
     versions = replay_in(index, rounds)
     check_versions(index, versions, max_versions)
     return versions
@@ -197,8 +217,8 @@ def _check_window(index: Index, stage: int, version: int) -> None:
 
 def check_versions(index: Index, versions: Versions, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
-    written = [number for number, action in enumerate(index.actions) if action.version is not None]
-    for number in written:
+    written = map(itemgetter(4), index.actions)
+    for number in [number for number, version in enumerate(written) if version is not None]:
         action, read = index.actions[number], versions.read[number]
         if read is not None and action.version != read:
             rule = f"{action} reads version {read} here, by policy {index.schedule.policy.value}"

@@ -301,7 +301,7 @@ def all_producers(index: Index) -> list[tuple[int, ...]]:
 
 def transfer_edges(index: Index) -> list[tuple[int, int]]:
     """(producer, consumer) of every dependency that transfers add; none for a schedule without."""
-    return Moves(index).edges if has_transfers(index.schedule) else []
+    return index.moves.edges if has_transfers(index.schedule) else []
 
 
 def _name(what: What) -> str:

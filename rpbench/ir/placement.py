@@ -1,5 +1,7 @@
 """Placement: every action stands on a device and lane that may run it."""
 
+from operator import itemgetter
+
 from rpbench.ir.action import COMPUTE, HEAD, Action, Kind, parts_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index, Lane
@@ -38,7 +40,7 @@ def _check_holders(index: Index) -> None:
         )
     for lane in index.lanes:
         row = index.actions[lane.start : lane.stop]
-        names = {(action[0], action[1]) for action in row}  # kind and stage: few, where the actions are many
+        names = set(map(itemgetter(0, 1), row))  # kind and stage: few, where the actions are many
         if any(kind is Kind.OVERLAP or lane.device not in _holders(index, kind, stage) for kind, stage in names):
             _find_misplaced(index, lane)
 
@@ -68,6 +70,9 @@ def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, .
 
 def _check_bound(index: Index) -> None:
     """One microbatch's forward, recompute and backward of a stage meet on one device, its weights' home."""
+    placement = index.schedule.placement
+    if placement and all(len(holders) == 1 for holders in placement):
+        return  # each stands on the only holder of its stage
     kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
     # The parts of a sequence meet on one rank; shares of a matrix are on different ones.
     parts = 1 if index.shape.tensor_parallel else index.shape.num_parts

@@ -1,8 +1,8 @@
 """Versions: which weights each action reads, how stale and how many, measured by replaying an order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from itertools import cycle, product
+from itertools import chain, product, repeat
 from operator import sub
 
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
@@ -33,8 +33,8 @@ class Versions:
 
     read: tuple[int | None, ...]
     published: tuple[int, ...]
-    staleness_steps: dict[tuple[int, int], int]
-    drift: dict[tuple[int, int], int]
+    staleness_steps: Mapping[tuple[int, int], int]
+    drift: Mapping[tuple[int, int], int]
     live: tuple[int, ...]
 
     @property
@@ -86,20 +86,54 @@ def _implied(schedule: Schedule) -> Versions:
     reads = [0 if behind is None else max(0, window - behind) for window in windows]
     stale = [0] * len(reads) if behind is None else list(map(sub, windows, reads))
     stages = range(shape.num_backward_stages)
-    places = list(product(stages, range(len(stale))))
-    return Versions(
-        tuple(
+    read: tuple[int | None, ...]
+    if any(reads) or not schedule.kinds <= COMPUTE:
+        read = tuple(
             [
                 reads[microbatch] if microbatch is not None and kind in COMPUTE else None
                 for _, _, row in schedule.items()
                 for kind, _, microbatch, _, _, _, _, _ in row
             ]
-        ),
-        (0,) * len(stages),
-        dict(zip(places, cycle(stale), strict=False)),
-        dict.fromkeys(places, 0),
-        (1,) * len(stages),
-    )
+        )
+    else:
+        read = (0,) * schedule.num_actions
+    drift = _OfEveryStage([0] * len(stale), len(stages))
+    return Versions(read, (0,) * len(stages), _OfEveryStage(stale, len(stages)), drift, (1,) * len(stages))
+
+
+class _OfEveryStage(Mapping[tuple[int, int], int]):
+    """By stage and microbatch, what is the same of all stages."""
+
+    def __init__(self, by_microbatch: list[int], num_stages: int) -> None:
+        self._by_microbatch, self._num_stages = by_microbatch, num_stages
+
+    def __getitem__(self, place: tuple[int, int]) -> int:
+        stage, microbatch = place
+        if not (0 <= stage < self._num_stages and 0 <= microbatch < len(self._by_microbatch)):
+            raise KeyError(place)
+        return self._by_microbatch[microbatch]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return product(range(self._num_stages), range(len(self._by_microbatch)))
+
+    def __len__(self) -> int:
+        return self._num_stages * len(self._by_microbatch)
+
+    def values(self) -> ValuesView[int]:
+        return _Repeated(self._by_microbatch, self._num_stages)
+
+
+class _Repeated(ValuesView[int]):
+    """Values over and over, without looking up any of them."""
+
+    def __init__(self, values: list[int], times: int) -> None:
+        self._values, self._times = values, times
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(repeat(self._values, self._times))
+
+    def __len__(self) -> int:
+        return len(self._values) * self._times
 
 
 class _Replay:

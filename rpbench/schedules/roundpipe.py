@@ -18,7 +18,7 @@ released library, rounds of at most p microbatches as in the artifact's simulato
 
 from collections.abc import Iterator
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Action, Kind, actions
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import schedule
@@ -48,7 +48,7 @@ def roundpipe(shape: Shape, *, round_size: int | None = None, asynchronous: bool
     rotation = 0
     for microbatches in _rounds(shape, size):
         for job, (kind, stage) in enumerate(_jobs(shape)):
-            rows[(rotation + job) % shape.num_ranks] += [Action(kind, stage, mb) for mb in microbatches]
+            rows[(rotation + job) % shape.num_ranks] += actions(kind, stage, microbatches)
         rotation += shape.num_stages + shape.num_backward_stages
     return Schedule(
         shape,

@@ -1,8 +1,8 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
 from operator import itemgetter
 
@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
-from rpbench.ir.action import HEAD, Action, Kind
+from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.cargo import Cargo, cargo_of
 from rpbench.ir.index import GRADIENT, Index
 from rpbench.ir.moves import CARRIERS, TRANSFERS, transfer_edges
 from rpbench.ir.policy import STEPS_BEHIND
-from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.sim.kernels import compiled, order_lanes
 
 Ints = npt.NDArray[np.int32]
@@ -37,6 +37,15 @@ class Columns:
     index: Ints  # microbatch, or version of a STEP, or -1
     part: Ints
     sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
+
+    @cached_property
+    def kinds(self) -> frozenset[int]:
+        """The kinds that stand in a lane; OVERLAP stands for what it holds."""
+        return frozenset(np.flatnonzero(np.bincount(self.kind, minlength=len(Kind))).tolist())
+
+    def holds(self, kinds: Collection[int]) -> bool:
+        """Whether any action is of one of these kinds."""
+        return not self.kinds.isdisjoint(kinds)
 
     def plain(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Kind, stage, index and part of every plain action, and the number of the action it belongs to."""
@@ -100,14 +109,19 @@ class Graph:
         return int(self.crosses.sum())
 
 
-def build_graph(schedule: Schedule) -> Graph:
+def build_graph(schedule: Schedule, index: Index | None = None) -> Graph:
     """The graph of a schedule.
+
+    Args:
+        index: of this schedule, if there is one already; it is made where something needs it.
 
     Raises:
         ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
     """
     columns = read_columns(schedule)
-    producer, consumer, moved = _edges(schedule, columns)
+    if index is None and columns.holds(CARRIERS):
+        index = Index(schedule)
+    producer, consumer, moved = _edges(schedule, columns, index)
     order = _order(schedule, columns, producer, consumer)
 
     num = len(columns.kind)
@@ -123,17 +137,17 @@ def build_graph(schedule: Schedule) -> Graph:
 
     # Separate cuts hold back only the main phase: recomputation needs no more than its own kept input.
     kind = columns.kind[consumer]
-    backward = np.isin(kind, (Kind.B, Kind.I))
+    backward = (kind == Kind.B) | (kind == Kind.I)
     computed = moved != _MOVED["transfer"]
     gradient = backward & ((moved == 2) | (schedule.shape.separate_cuts & computed))
     slots, slot = _slots(columns)
-    slots, cargo = _with_cargo(schedule, columns, slot, slots)
+    slots, cargo = _with_cargo(index, columns, slot, slots)
     return Graph(
         schedule,
         columns,
         order,
         previous,
-        np.searchsorted(rank[consumer], np.arange(num + 1)).astype(np.int32),
+        _starts(consumer, num, order),
         rank[producer],
         (columns.device[producer] != columns.device[consumer]) & computed,
         (moved > 0) & computed,
@@ -151,19 +165,22 @@ def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
     what = columns.stage.astype(np.int64)
     for number, parts in columns.sub.items():
         what[number] = pairs.setdefault(members_of(Action(Kind.OVERLAP, 0, sub=parts)), len(pairs))
-    codes, slot = np.unique(columns.kind.astype(np.int64) << 32 | what, return_inverse=True)
+    width = int(what.max(initial=0)) + 1
+    codes = columns.kind * width + what
+    distinct = np.bincount(codes) > 0
+    slot = (np.cumsum(distinct) - 1)[codes]
     fused = list(pairs)
-    found = [(Kind(code >> 32), code & 0xFFFFFFFF) for code in codes.tolist()]
+    found = [(Kind(code // width), code % width) for code in np.flatnonzero(distinct).tolist()]
     return tuple(fused[what] if kind is Kind.OVERLAP else ((kind, what),) for kind, what in found), slot
 
 
 def _with_cargo(
-    schedule: Schedule, columns: Columns, slot: Ints, slots: tuple[Members, ...]
+    index: Index | None, columns: Columns, slot: Ints, slots: tuple[Members, ...]
 ) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
     """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
-    if not np.isin(columns.kind, list(CARRIERS)).any():
+    if index is None or not columns.holds(CARRIERS):
         return slots, ()
-    carried = cargo_of(Index(schedule))
+    carried = cargo_of(index)
     distinct = dict.fromkeys((Kind(columns.kind[number]), cargo) for number, cargo in sorted(carried.items()))
     numbers = {what: len(slots) + place for place, what in enumerate(distinct)}
     for number, cargo in carried.items():
@@ -197,9 +214,13 @@ def read_columns(schedule: Schedule) -> Columns:
     )
 
 
+# Kinds that need not name a microbatch.
+_WITHOUT_MICROBATCH = [kind for kind in Kind if kind not in (COMPUTE - {Kind.OVERLAP})]
+
+
 def _indices(actions: list[Action], kind: Ints) -> Ints:
     """Microbatch of each action; version of a STEP; -1 for what has neither."""
-    if np.isin(kind, (Kind.F, Kind.B, Kind.I, Kind.W, Kind.FB, Kind.R, *HEAD)).all():
+    if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
         return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
     return np.fromiter((dependencies.key(action)[2] for action in actions), dtype=np.int32, count=len(actions))
 
@@ -207,21 +228,21 @@ def _indices(actions: list[Action], kind: Ints) -> Ints:
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
-def _edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
+def _edges(schedule: Schedule, columns: Columns, index: Index | None) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    producer, consumer, moved = _with_transfers(schedule, columns, *_edges_by_stage(schedule, columns))
-    lane = np.searchsorted(columns.lane_start, np.arange(len(columns.kind)), side="right")
+    producer, consumer, moved = _with_transfers(index, columns, *_edges_by_stage(schedule, columns))
+    lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
 
 
 def _with_transfers(
-    schedule: Schedule, columns: Columns, producer: Ints, consumer: Ints, moved: Ints
+    index: Index | None, columns: Columns, producer: Ints, consumer: Ints, moved: Ints
 ) -> tuple[Ints, Ints, Ints]:
     """The edges, and those that LOAD, STORE, FREE and their like add; these take no hop."""
-    if not np.isin(columns.kind, list(TRANSFERS)).any():
+    if index is None or not columns.holds(TRANSFERS):
         return producer, consumer, moved
-    more = np.asarray(transfer_edges(Index(schedule)), np.int32).reshape(-1, 2)
+    more = np.asarray(transfer_edges(index), np.int32).reshape(-1, 2)
     return (
         np.concatenate([producer, more[:, 0]]),
         np.concatenate([consumer, more[:, 1]]),
@@ -232,23 +253,20 @@ def _with_transfers(
 def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
     """Edges of plain actions, all microbatches of a (kind, stage, part) at once."""
     shape = schedule.shape
-    kinds, stages = len(Kind), max(shape.num_stages, shape.num_backward_stages) + 1
-    # The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
-    where = np.full((kinds, stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
-    kind_of, stage_of, index_of, part_of, owner = columns.plain()
-    alone = ~np.isin(kind_of, list(TRANSFERS))  # transfers are matched by order
-    where[kind_of[alone], stage_of[alone], part_of[alone], index_of[alone]] = owner[alone]
-
+    where = _places(shape, columns)
     found: list[tuple[Ints, Ints, int]] = []
-    exists: Bools = np.any(where >= 0, axis=3)
-    for kind, stage, part in np.argwhere(exists).tolist():
-        for need in dependencies.needs(shape, Kind(kind), stage, part):
-            produced = np.full(where.shape[3], -1, np.int32)
-            for option, other in need.options:
-                if exists[option, other, part + need.part_offset]:
-                    produced = np.where(produced < 0, where[option, other, part + need.part_offset], produced)
-            found.append((*_present(produced, where[kind, stage, part]), _MOVED[need.input]))
-    if exists[Kind.STEP].any():
+    exists = {kind: np.any(numbers >= 0, axis=2) for kind, numbers in where.items()}
+    for kind, stages in exists.items():
+        for stage, part in np.argwhere(stages).tolist():
+            for need in dependencies.needs(shape, kind, stage, part):
+                of = part + need.part_offset
+                options = [
+                    where[other][at, of] for other, at in need.options if other in where and exists[other][at, of]
+                ]
+                if options:
+                    produced = reduce(lambda best, more: np.where(best < 0, more, best), options)
+                    found.append((*_present(produced, where[kind][stage, part]), _MOVED[need.input]))
+    if Kind.STEP in where:
         found += [(producer, consumer, _MOVED["order"]) for producer, consumer in _step_edges(schedule, where)]
     moved = [np.full(len(producer), what, np.int8) for producer, _, what in found]
     empty = np.empty(0, np.int32)
@@ -259,19 +277,36 @@ def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, I
     )
 
 
-def _step_edges(schedule: Schedule, where: Ints) -> list[tuple[Ints, Ints]]:
+def _places(shape: Shape, columns: Columns) -> dict[Kind, Ints]:
+    """Per kind, the actions by stage, part and microbatch (of a STEP, version); -1 where there is none.
+
+    The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
+    """
+    stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
+    kind, stage, index, part, owner = columns.plain()
+    found = {}
+    for member in np.flatnonzero(np.bincount(kind, minlength=len(Kind))).tolist():
+        if member not in TRANSFERS:  # which are matched by order
+            own = np.flatnonzero(kind == member)
+            numbers = np.full((stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
+            numbers[stage[own], part[own], index[own]] = owner[own]
+            found[Kind(member)] = numbers
+    return found
+
+
+def _step_edges(schedule: Schedule, where: Mapping[Kind, Ints]) -> list[tuple[Ints, Ints]]:
     """Edges into and out of optimizer steps, as (producer, consumer); `where` finds actions by kind and stage.
 
     A step waits for the one before and for every weight gradient of its window; a forward waits for the step that
     publishes the version its policy reads.
     """
     shape = schedule.shape
-    steps = where[Kind.STEP, :, 0]  # by stage and version
+    steps = where[Kind.STEP][:, 0]  # by stage and version
     pairs = [(steps[:, 1 : shape.num_steps], steps[:, 2 : shape.num_steps + 1])]
     for version in range(1, shape.num_steps + 1):
         batch = dependencies.window(shape, version)
-        for kind in GRADIENT:
-            gradients = where[kind, :, :, batch.start : batch.stop]
+        for kind in where.keys() & set(GRADIENT):
+            gradients = where[kind][:, :, batch.start : batch.stop]
             pairs.append((gradients, np.broadcast_to(steps[:, None, version, None], gradients.shape)))
     behind = STEPS_BEHIND.get(schedule.policy)
     if behind is not None:
@@ -283,8 +318,9 @@ def _step_edges(schedule: Schedule, where: Ints) -> list[tuple[Ints, Ints]]:
         for kind, stage, updated_by in readers:
             for part in range(shape.num_parts):
                 pairs += [
-                    (np.where(read > 0, steps[other, read], -1), where[kind, stage, part, : len(read)])
+                    (np.where(read > 0, steps[other, read], -1), where[kind][stage, part, : len(read)])
                     for other in updated_by
+                    if kind in where
                 ]
     if dependencies.names_versions(schedule):
         pairs += _named_versions(schedule, steps)
@@ -310,11 +346,19 @@ def _present(producer: Ints, consumer: Ints) -> tuple[Ints, Ints]:
     return producer[both], consumer[both]
 
 
+def _starts(consumer: Ints, num: int, order: Ints | None = None) -> Ints:
+    """Where the edges of each action begin among edges sorted by consumer: by number, or in an order."""
+    counts = np.bincount(consumer, minlength=num)
+    if order is not None:
+        counts = counts[order]
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+
+
 def _order(schedule: Schedule, columns: Columns, producer: Ints, consumer: Ints) -> Ints:
     num = len(columns.kind)
     sequence = np.argsort(consumer, kind="stable")
     pred = producer[sequence]
-    pred_start = np.searchsorted(consumer[sequence], np.arange(num + 1)).astype(np.int32)
+    pred_start = _starts(consumer, num)
     order = np.zeros(num, np.int32)
     done = np.zeros(num, bool)
     heads = columns.lane_start[:-1].copy()
