@@ -76,6 +76,20 @@ def single_call(
     )
 
 
+def with_halves(records: pd.DataFrame) -> pd.DataFrame:
+    """Searched cuts on the published layer times, backward split; everybody recomputes ahead, inputs are waited for."""
+    return select(
+        records,
+        **_SIMULATED,
+        partition="search",
+        dispatch="round_robin",
+        num_microbatches=16,
+        config__cost__fused_ahead=False,
+        config__cost__recompute_ahead=True,
+        config__cost__split_backward=True,
+    )
+
+
 def back_to_back(records: pd.DataFrame, *, causal: bool = False) -> pd.DataFrame:
     """RoundPipe, 60 calls one after another with the rotation carried on; a call is one round."""
     rows = select(

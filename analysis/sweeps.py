@@ -70,6 +70,8 @@ _ALONE = ("cpu_duel", "baselines_cpu")
 _LONGEST = (
     "equivalence",
     "convergence",
+    "gains",
+    "thousand_devices",
     "partitions",
     "uneven_head",
     "steady_state",

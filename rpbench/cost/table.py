@@ -73,7 +73,7 @@ class CostTable:
         if kind in (Kind.I, Kind.W):
             raise ScheduleError(
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
-                "use cost=constant, or a schedule with whole backwards"
+                "use cost=constant, cost=analytic or cost.split_backward=true, or a schedule with whole backwards"
             )
         if kind in HEAD:
             raise ScheduleError(

@@ -8,6 +8,7 @@ from rpbench.cost.activations import UNKNOWN, layer_activations
 from rpbench.cost.analytic import analytic_times, with_recomputed_head
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
+from rpbench.cost.halves import with_halves
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times, published_tokens_per_microbatch
@@ -186,7 +187,8 @@ def _times_of_source(
         times = analytic_times(model, tokens, make_basis(cluster, cost.constants, cost.declared))
         return with_recomputed_head(times) if cluster.corrections and not entry.separate_cuts else times
     if cost.name == "published":
-        return published_times((model.published_name if model else None) or "")
+        times = published_times((model.published_name if model else None) or "")
+        return with_halves(times, model) if cost.split_backward and model else times
     if cost.name == "profiled":
         from rpbench.harness.layer_times import profiled_times  # torch, where a profile is not read from a file
 

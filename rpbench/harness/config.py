@@ -45,6 +45,7 @@ class CostConfig:
     overlap_gain: float = 0.0
     recompute_ahead: bool | None = None
     fused_ahead: bool = False
+    split_backward: bool = False
     profile: str | None = None
     microbatches_per_device: int = 3
     constants: dict[str, Any] = field(default_factory=dict)

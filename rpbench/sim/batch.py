@@ -46,7 +46,8 @@ class PlanBatch:
         kinds = {kind for kind, _ in plain}
         if kinds & {Kind.I, Kind.W} and not times.input_grad:
             raise ScheduleError(
-                f"schedule {name} splits backward, and no time is known for its halves; use cost=constant"
+                f"schedule {name} splits backward, and no time is known for its halves; use cost=constant or "
+                "cost.split_backward=true"
             )
         self._times = times
         self._fused, self._num_head_shards = graph.schedule.shape.fused, graph.schedule.shape.num_head_shards

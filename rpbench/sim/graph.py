@@ -260,10 +260,9 @@ def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, I
         for stage, part in np.argwhere(stages).tolist():
             for need in dependencies.needs(shape, kind, stage, part):
                 of = part + need.part_offset
-                options = [
-                    where[other][at, of] for other, at in need.options if other in where and exists[other][at, of]
-                ]
-                if options:
+                there = [(other, at) for other, at in need.options if other in where and exists[other][at, of]]
+                if there:
+                    options = [where[other][at, of] for other, at in there]
                     produced = reduce(lambda best, more: np.where(best < 0, more, best), options)
                     found.append((*_present(produced, where[kind][stage, part]), _MOVED[need.input]))
     if Kind.STEP in where:

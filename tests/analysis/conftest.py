@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.figures import convergence, what_if
+from analysis.figures import convergence, gains, thousand_devices, what_if
 from analysis.figures.duel import NAMES
 from analysis.load import load_records
 from analysis.runs import MODELS, SCHEDULES
@@ -112,11 +112,44 @@ def _made_once(row: Record) -> Iterator[Record]:
     yield from _trained(row)
     yield from _what_if(row)
     yield from _of_unit_work(row)
+    yield from _gains(row)
+
+
+def _gains(row: Record) -> Iterator[Record]:
+    """Records of all schedules on the paper's models; RoundPipe's rate is 100, that of the others 80 and more."""
+    for name in (gains.FLUSHING, gains.ASYNCHRONOUS):
+        base = load([f"experiment={name}"])
+        for (rank, schedule), model in product(enumerate(swept(name, "schedule")), MODELS):
+            yield _edited(
+                row,
+                f"{name} {schedule} {model}",
+                schedule=schedule,
+                model=model,
+                config=as_plain(base),
+                partition=base.partition,
+                peak_memory_bytes=[rank << 31] * 8,
+                tokens_per_s=100 if schedule == "roundpipe" else 80 + 1.5 * rank,
+            )
+    late = as_plain(load(["experiment=steady_causal"]))
+    late["schedule"]["round_size"] = gains.NUM_MICROBATCHES
+    for model in MODELS:
+        yield _edited(
+            row,
+            f"steady causal {model}",
+            schedule="roundpipe",
+            model=model,
+            config=late,
+            num_steps=60,
+            num_microbatches=gains.NUM_MICROBATCHES,
+            tokens_per_s=120,
+            bubble_steady=0.01,
+        )
 
 
 def _of_unit_work(row: Record) -> Iterator[Record]:
     """Records of the experiments that compare schedules as such; the later its name, the larger a bubble."""
     axes = {"tradeoff": "num_microbatches", "hop_latency": "cost.hop_ms", "uneven_head": "cost.head_share"}
+    axes |= dict.fromkeys(thousand_devices.EXPERIMENTS, "num_devices")
     for name, axis in axes.items():
         base = load([f"experiment={name}"])
         for (rank, schedule), value in product(enumerate(swept(name, "schedule")), swept(name, axis)):

@@ -20,9 +20,11 @@ from analysis.figures import (
     figure3,
     figure5,
     figure17,
+    gains,
     prediction,
     steady_state,
     systems,
+    thousand_devices,
     timelines,
     tuning,
 )
@@ -42,10 +44,12 @@ ALL = (
     "figure3",
     "tuning",
     "lead",
+    "gains",
     "plans",
     "dispatch",
     "tradeoff",
     "hop_latency",
+    "thousand_devices",
     "uneven_head",
     "duel",
     "equivalence",
@@ -283,7 +287,8 @@ def test_the_relabelled_bar_is_the_sync_record_without_fill_and_drain(full_recor
 
 
 def test_steady_state_shows_what_was_run(full_records: pd.DataFrame) -> None:
-    data = steady_state.numbers(full_records)
+    waiting = runs.back_to_back(full_records, causal=True)
+    data = steady_state.numbers(full_records.drop(waiting.index))
     assert data["bubble"].to_list() == pytest.approx([40 / count for count in data["num_microbatches"]])
     assert data["bubble_causal"].isna().all()
     columns = steady_state.tabulate(data).columns
@@ -296,13 +301,40 @@ def test_steady_state_adds_causal_runs_where_they_are(full_records: pd.DataFrame
     config = {**chosen["config"].iloc[0]}
     config["cost"] = config["cost"] | {"fused_ahead": False}
     waits = chosen.assign(run_id="waits", bubble_steady=0.25, config=[config])
-    data = steady_state.numbers(pd.concat([full_records, waits], ignore_index=True))
+    others = full_records.drop(runs.back_to_back(full_records, causal=True).index)
+    data = steady_state.numbers(pd.concat([others, waits], ignore_index=True))
     assert data["bubble_causal"].count() == 1
     table = steady_state.tabulate(data)
     row = next(row for row in table.rows if row[0].text == "GPT-OSS-20B")
     assert row[table.columns.index("N = 9, causal (%)")].text == "25.00"
     assert row[table.columns.index("N = 9, causal (%)")].run_ids == ("waits",)
     _check_texts(steady_state.draw(data))
+
+
+# --- every schedule ------------------------------------------------------------------------------------------
+
+
+def test_gains_are_rates_over_those_of_roundpipe_in_the_same_mode(full_records: pd.DataFrame) -> None:
+    data = gains.numbers(full_records).set_index(["schedule", "model"])
+    assert data.loc[("gpipe", "qwen3_32b"), "slower"] == pytest.approx(100 / 80)
+    assert data.loc[("pipedream", "qwen3_32b"), "slower"] == pytest.approx(120 / 80)
+    assert not data.loc[("pipedream", "qwen3_32b"), "flushes"]
+    assert "roundpipe" not in data.index.get_level_values("schedule")
+    assert "Faster than RoundPipe: Vocabulary parallel" in gains.answer(data.reset_index())  # the last: 80 + 1.5 * 20
+    lost = full_records[full_records["schedule"] != "pipemare"]
+    with pytest.raises(MissingRuns, match="experiment=gains_async: pipemare"):
+        gains.numbers(lost)
+
+
+def test_a_thousand_devices_are_told_by_schedule_and_number(full_records: pd.DataFrame) -> None:
+    data = thousand_devices.numbers(full_records).set_index(["schedule", "num_devices"])
+    assert data.loc[("1f1b", 256), "bubble"] == pytest.approx(
+        1 + 256
+    )  # as the records were made up: % per place, device
+    assert data.loc[("zb_v", 64), "span"] == pytest.approx(0.5 * 64)
+    assert "1F1B idles 9.0 % of the time on 8 devices" in thousand_devices.answer(data.reset_index())
+    with pytest.raises(MissingRuns, match="experiment=thousand_devices_v"):
+        thousand_devices.numbers(full_records[full_records["schedule"] != "zb_v"])
 
 
 # --- closed forms --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.ir.action import HEAD, MOVES, OBJECTS, RECV, SEND, SUMS, Action, Kind, overlap, parse, text
+from rpbench.ir.action import actions as made_of
 
 NUMBERS = st.integers(0, 10**6)
 PER_MICROBATCH = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD} | SEND | RECV | SUMS
@@ -103,3 +104,9 @@ def test_a_bad_token_is_refused_by_name(token):
     inner = "(1F0" if token.startswith("(0F0;(") else token
     with pytest.raises(ValueError, match=re.escape(f"bad token {inner!r}")):
         parse(token)
+
+
+def test_many_actions_are_those_made_one_by_one():
+    made = made_of(Kind.F, 3, range(4, 7), part=1)
+    assert made == [Action(Kind.F, 3, mb, 1) for mb in (4, 5, 6)]
+    assert all(type(action) is Action for action in made)
