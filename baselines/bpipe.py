@@ -13,8 +13,8 @@ An evictor then holds K - 2 that stay, one that has come back and one that is ab
 and at most p - x - K + 1 of its partner's. So no rank ever holds more than K, if links are so fast that what leaves is
 gone when the next forward begins.
 
-Source: Kim et al., "BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models", ICML'23, sections
-3.2 and 3.3. Which of the activations leave is not fixed there: the places above are ours.
+Source: Kim et al., "BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models", ICML'23. Which of
+the activations leave is not fixed there: the places above are ours.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("bpipe", source="Kim et al., ICML'23, section 3")
+@schedule("bpipe", source="Kim et al., ICML'23")
 def bpipe(shape: Shape) -> Schedule:
     """1F1B; activations move between rank x and rank p - 1 - x."""
     if shape.num_stages != shape.num_ranks:

@@ -18,10 +18,10 @@ With B = 2F units do not fit into each other. So for m > p the order is looked f
 that repeats a microbatch of each direction (`rpbench.ir.periodic`), and both with passes pulled forward, as long as
 no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
 
-Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
-SC'21, sections 3.1 to 3.3. The merged order is found by a list schedule on unit slots: backward first, then the
-forward of the deeper stage, with at most min(p - s, p/2) microbatches in flight per direction at stage s. The paper's
-cures for more units, forward doubling and backward halving, are not here: ours need no more memory.
+Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC'21.
+The merged order is found by a list schedule on unit slots: backward first, then the forward of the deeper stage, with
+at most min(p - s, p/2) microbatches in flight per direction at stage s. The paper's cures for more units, forward
+doubling and backward halving, are not here: ours need no more memory.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ from rpbench.registry import schedule
 PULLS = (Pull(16, 0.0), Pull(48, 1.0))
 
 
-@schedule("chimera", source="Li and Hoefler, SC'21, section 3", needs_costs=True)
+@schedule("chimera", source="Li and Hoefler, SC'21", needs_costs=True)
 def chimera(shape: Shape, costs: StageCosts) -> Schedule:
     """Of the p microbatches of a unit, the first half goes down and the second up."""
     p, m = shape.num_ranks, shape.num_microbatches

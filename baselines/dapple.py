@@ -12,7 +12,7 @@ and policy B only while it fills and drains: with p = 8, m = 32, F = 1, B = 2 an
 min(2(p - r) - 1, m) activations for that.
 
 Source: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP'21 (arXiv
-2007.01045), section 3.
+2007.01045).
 """
 
 from itertools import chain
@@ -22,7 +22,7 @@ from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("dapple", source="Fan et al., PPoPP'21, section 3")
+@schedule("dapple", source="Fan et al., PPoPP'21")
 def dapple(shape: Shape, *, early_warmup: bool = True) -> Schedule:
     """1F1B with a warm-up of policy A or B.
 

@@ -13,7 +13,7 @@ The rows are those of `dualpipe_v` with p/2 ranks between an end and the middle,
 With F, B = I + W and F&B the times of one stage, the bubble is (p/2 - 1)(F&B + B - 3W); a rank holds p + 1 stage
 activations at most.
 
-Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.2.1, table 2 and figure 5.
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437).
 """
 
 from baselines.dualpipe_v import rank_order
@@ -22,7 +22,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("dualpipe", source="arXiv 2412.19437, section 3.2.1")
+@schedule("dualpipe", source="arXiv 2412.19437")
 def dualpipe(shape: Shape) -> Schedule:
     """Microbatches 0 to m/2 - 1 of a step enter at rank 0, the others at rank p - 1."""
     _check_shape(shape)

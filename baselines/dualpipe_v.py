@@ -10,8 +10,8 @@ what it costs is a matter of the cost table (`overlap_gain`, 0 unless asked for)
 The rows go through eight phases (`rank_order`). With F, B = I + W and F&B the times of one chunk, the bubble is
 (p - 1)(F&B + B - 3W); a rank holds 2p + 1 chunk activations at most.
 
-Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.2.1; the half of it: Qi et al.,
-"Cut in half", blog of Sea AI Lab, 2025. Phases as the DualPipe repository and torch.distributed.pipelining have them.
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437); the half of it: Qi et al., "Cut in half", blog
+of Sea AI Lab, 2025. Phases as the DualPipe repository and torch.distributed.pipelining have them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("dualpipe_v", source="arXiv 2412.19437, section 3.2.1, cut in half", looped=True, chunks=2)
+@schedule("dualpipe_v", source="arXiv 2412.19437, cut in half", looped=True, chunks=2)
 def dualpipe_v(shape: Shape) -> Schedule:
     """Rank r runs the stages r and 2p - 1 - r."""
     p, m = shape.num_ranks, shape.num_microbatches

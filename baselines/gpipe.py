@@ -6,8 +6,8 @@ With 3 ranks and 4 microbatches:
     rank 1   1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3
     rank 2   2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3
 
-Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
-NeurIPS'19, section 2.2. Backward runs in ascending order here, as in torch and in the RoundPipe artifact.
+Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS'19.
+Backward runs in ascending order here, as in torch and in the RoundPipe artifact.
 """
 
 from rpbench.ir.action import Kind, actions
@@ -15,7 +15,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("gpipe", source="Huang et al., NeurIPS'19, section 2.2")
+@schedule("gpipe", source="Huang et al., NeurIPS'19")
 def gpipe(shape: Shape) -> Schedule:
     """Every rank holds the activations of all microbatches at its peak."""
     if shape.num_stages != shape.num_ranks:

@@ -17,7 +17,7 @@ multiple of p.
 A rank holds p microbatches' activations at most, 2Wp of its chunks; `in_flight` allows more.
 
 Source: Liu et al., "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency",
-SC'23, section 3. Orders for more than p microbatches and given times are ours.
+SC'23. Orders for more than p microbatches and given times are ours.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from rpbench.registry import schedule
 PULLS = (Pull(16, 0.0), Pull(48, 0.5))
 
 
-@schedule("hanayo", source="Liu et al., SC'23, section 3", looped=True, chunks=2, more_chunks=True, needs_costs=True)
+@schedule("hanayo", source="Liu et al., SC'23", looped=True, chunks=2, more_chunks=True, needs_costs=True)
 def hanayo(
     shape: Shape, costs: StageCosts, *, backward_slots: int | None = None, in_flight: int | None = None
 ) -> Schedule:

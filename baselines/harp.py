@@ -13,8 +13,8 @@ Rank s holds d(s) activations at most, between p - s and 2(p - s) - 1. How the l
 part: `partition=greedy` and `search` give each device as much as its speed allows.
 
 Source: "HARP: orchestrating automated parallel training on heterogeneous GPU clusters", arXiv 2509.24859: 1F1B whose
-warmup adapts to the links; both orders it lies between are from Fan et al., "DAPPLE", PPoPP'21, section 3. Its planner
-and its choice of depths are not described closely enough to follow: the rule above is ours.
+warmup adapts to the links; both orders it lies between are from Fan et al., "DAPPLE", PPoPP'21. Its planner and its
+choice of depths are not described closely enough to follow: the rule above is ours.
 """
 
 from functools import lru_cache

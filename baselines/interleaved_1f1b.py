@@ -5,9 +5,9 @@ p): a rank runs a group on its first chunk, then on its next. With 2 ranks, 4 mi
 
     rank 0   0F0 0F1 2F0 2F1 2B0 ...     warmup (v-1)*group + 2*(p-1-rank) forwards, then one F, one B in turn
 
-Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
-SC'21, section 2.2.2. Group size as in torch.distributed.pipelining: rounds = max(1, m div p), group = m div rounds;
-for m a multiple of p both agree.
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC'21.
+Group size as in torch.distributed.pipelining: rounds = max(1, m div p), group = m div rounds; for m a multiple of p
+both agree.
 """
 
 from itertools import chain
@@ -17,7 +17,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("interleaved_1f1b", source="Narayanan et al., SC'21, section 2.2.2", looped=True)
+@schedule("interleaved_1f1b", source="Narayanan et al., SC'21", looped=True)
 def interleaved_1f1b(shape: Shape) -> Schedule:
     """Rank r keeps at most v*p + p - 1 - 2r chunk activations in flight (m a multiple of p)."""
     check_rounds("interleaved_1f1b", shape)

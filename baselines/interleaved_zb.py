@@ -10,7 +10,7 @@ off by r of its visits. With 3 ranks, 3 microbatches and 2 chunks:
 The bubble is (p-1)(F+I-W)/v if p divides m; a rank holds at most v*p chunk activations, 1F1B's worth.
 
 Source: torch.distributed.pipelining 2.13, ScheduleInterleavedZeroBubble, whose orders these are; after Qi et al.,
-"Zero Bubble Pipeline Parallelism", ICLR'24, section 2.2, and Narayanan et al., SC'21, section 2.2.2.
+"Zero Bubble Pipeline Parallelism", ICLR'24, and Narayanan et al., SC'21.
 """
 
 from itertools import chain

@@ -8,7 +8,7 @@ Stage s lives on rank s mod p; backward takes chunks and microbatches in reverse
 
 A chunk's weights are needed once per direction, which is why sharded data parallelism likes this order.
 
-Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys'23 (arXiv 2211.05953), section 4.
+Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys'23 (arXiv 2211.05953).
 """
 
 from rpbench.ir.action import Action, Kind, actions
@@ -16,7 +16,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("looped_bfs", source="Lamy-Poirier, MLSys'23, section 4", looped=True)
+@schedule("looped_bfs", source="Lamy-Poirier, MLSys'23", looped=True)
 def looped_bfs(shape: Shape) -> Schedule:
     """Every rank holds the activations of all microbatches on all its chunks at its peak."""
     shape.chunks_per_rank  # noqa: B018  refuses stages that cannot be dealt evenly

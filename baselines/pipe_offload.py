@@ -10,8 +10,8 @@ ways must fit into the time between. With 2 ranks, 4 microbatches and a least ga
     h2d      0LOAD:A1 0LOAD:A2 0FREE:A1 0FREE:A2
 
 Source: Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization" (arXiv
-2503.01328), sections 3 and 4: offloading, and its selection by how long activations live. Its own orders, which delay
-forwards to shorten lives, are not here: the order is `interleaved_1f1b`, or 1F1B for one chunk.
+2503.01328): offloading, and its selection by how long activations live. Its own orders, which delay forwards to shorten
+lives, are not here: the order is `interleaved_1f1b`, or 1F1B for one chunk.
 """
 
 from baselines.bpipe import with_moved_activations
@@ -25,7 +25,7 @@ from rpbench.registry import schedule
 BUFFERS = 2
 
 
-@schedule("pipe_offload", source="arXiv 2503.01328, sections 3 and 4", looped=True)
+@schedule("pipe_offload", source="arXiv 2503.01328", looped=True)
 def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4) -> Schedule:
     """Interleaved 1F1B with activations on the host.
 

@@ -20,7 +20,7 @@ replica goes on with the new version once its own share of the window is done. W
     rank 1   0F1@0 0F3@0 0B1 0F5@1 0B3 ...
 
 Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP'19 (arXiv
-1806.03377), sections 3.2 and 3.3; warm-up of replicated stages as in the released runtime.
+1806.03377); warm-up of replicated stages as in the released runtime.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("pipedream", source="Narayanan et al., SOSP'19, section 3", steps_each_microbatch=True)
+@schedule("pipedream", source="Narayanan et al., SOSP'19", steps_each_microbatch=True)
 def pipedream(
     shape: Shape,
     *,

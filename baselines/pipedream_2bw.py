@@ -10,7 +10,7 @@ batches of 3 microbatches:
 
 Its other half, the planner that chooses depth and width of equally replicated pipelines, is not here.
 
-Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML'21 (arXiv 2006.09503), section 3.1.
+Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML'21 (arXiv 2006.09503).
 """
 
 from baselines.pipedream import never_flushed
@@ -19,7 +19,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("pipedream_2bw", source="Narayanan et al., ICML'21, section 3.1")
+@schedule("pipedream_2bw", source="Narayanan et al., ICML'21")
 def pipedream_2bw(shape: Shape) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, and two versions.
 

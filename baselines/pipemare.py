@@ -15,7 +15,7 @@ L diverges above the rate (2 / L) sin(pi / (4 tau + 2)).
 The paper's stage does a forward and a backward in every slot, which makes tau = (2 (P - i) + 1) / N steps for stage
 i = 1..P. A rank of 1F1B does one of them at a time and is late by (p - 1 - s) / N; tau is measured on the order.
 
-Source: Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys'21 (arXiv 1910.05124), section 3.
+Source: Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys'21 (arXiv 1910.05124).
 """
 
 from fractions import Fraction
@@ -27,7 +27,7 @@ from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("pipemare", source="Yang et al., MLSys'21, section 3", steps_each_microbatch=True, compensation="pipemare")
+@schedule("pipemare", source="Yang et al., MLSys'21", steps_each_microbatch=True, compensation="pipemare")
 def pipemare(
     shape: Shape,
     *,

@@ -12,7 +12,7 @@ be the same and nothing would have to be stashed. With 3 ranks, +n for n steps f
 Before its first step an optimizer foretells nothing.
 
 Source: Guan et al., "PipeOptim: Ensuring Effective 1F1B Schedule with Optimizer-Dependent Weight Prediction" (arXiv
-2312.00839), section 3.
+2312.00839).
 """
 
 from baselines.pipedream import never_flushed
@@ -22,7 +22,7 @@ from rpbench.registry import schedule
 
 
 @schedule(
-    "pipeoptim", source="Guan et al., arXiv 2312.00839, section 3", steps_each_microbatch=True, compensation="pipeoptim"
+    "pipeoptim", source="Guan et al., arXiv 2312.00839", steps_each_microbatch=True, compensation="pipeoptim"
 )
 def pipeoptim(shape: Shape) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""

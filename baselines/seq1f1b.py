@@ -14,7 +14,7 @@ activations. The simulator takes the segments as equally long ("computation-wise
 into segments of equally many tokens, as nearly as can be.
 
 Source: Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training",
-NAACL'25 (arXiv 2406.03488), section 3.
+NAACL'25 (arXiv 2406.03488).
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("seq1f1b", source="Sun et al., NAACL'25, section 3")
+@schedule("seq1f1b", source="Sun et al., NAACL'25")
 def seq1f1b(shape: Shape, *, num_segments: int = 2) -> Schedule:
     """1F1B of segments.
 

@@ -12,7 +12,7 @@ It is made for gradient descent with momentum (`backend.optimizer=sgd backend.mo
 direction foretells in its place. Forecasts before the first step are the weights themselves.
 
 Source: Chen et al., "Efficient and Robust Parallel DNN Training through Model Parallelism on Multi-GPU Platform"
-(arXiv 1809.02839), section 4.
+(arXiv 1809.02839).
 """
 
 from baselines.pipedream import never_flushed
@@ -22,7 +22,7 @@ from rpbench.registry import schedule
 
 
 @schedule(
-    "spectrain", source="Chen et al., arXiv 1809.02839, section 4", steps_each_microbatch=True, compensation="spectrain"
+    "spectrain", source="Chen et al., arXiv 1809.02839", steps_each_microbatch=True, compensation="spectrain"
 )
 def spectrain(shape: Shape) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""

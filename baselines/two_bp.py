@@ -10,8 +10,8 @@ for its weight gradients. With `base=gpipe`, 3 ranks and 4 microbatches:
 `base=1f1b` alternates F and I as 1F1B alternates F and B. Either way the bubble is (p-1)(F+I), that of GPipe and
 1F1B (p-1)(F+I+W), and every rank holds what its W need for all m microbatches: time is bought with memory.
 
-Source: Rae, Lee and Richings, "2BP: 2-Stage Backpropagation", arXiv 2405.18047, sections 3 and 4. Its fusing of the
-delayed products over microbatches is left out.
+Source: Rae, Lee and Richings, "2BP: 2-Stage Backpropagation", arXiv 2405.18047. Its fusing of the delayed products over
+microbatches is left out.
 """
 
 from itertools import chain
@@ -25,7 +25,7 @@ from rpbench.registry import schedule, unknown_name
 _BASES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 
 
-@schedule("two_bp", source="Rae et al., arXiv 2405.18047, sections 3 and 4")
+@schedule("two_bp", source="Rae et al., arXiv 2405.18047")
 def two_bp(shape: Shape, *, base: str = "gpipe") -> Schedule:
     """Every rank keeps all microbatches until their W.
 

@@ -24,7 +24,7 @@ V-Min with 3 ranks and 4 microbatches:
 In flight, in chunks: 2*((p+4)//3) for V-Min and 2*((p+2)//2) for V-Half, a third and a half of 1F1B's 2p for many
 ranks.
 
-Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362), sections 3 and 4.
+Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362).
 The paper writes B for what is I here.
 """
 
@@ -59,7 +59,7 @@ PASSES = ((Kind.F, 0), (Kind.F, 1), (Kind.I, 1), (Kind.I, 0))
 Slots = dict[Pass, int]  # where the passes of a rank stand
 
 
-@schedule("v_min", source="Qi et al., NeurIPS'24, sections 3 and 4", looped=True, chunks=2, needs_costs=True)
+@schedule("v_min", source="Qi et al., NeurIPS'24", looped=True, chunks=2, needs_costs=True)
 def v_min(shape: Shape, costs: StageCosts) -> Schedule:
     """Every rank keeps at most 2 * ((p + 4) // 3) chunk activations."""
     p = shape.num_ranks
@@ -68,7 +68,7 @@ def v_min(shape: Shape, costs: StageCosts) -> Schedule:
     return _block_schedule("v_min", shape, costs, tuple(blocks))
 
 
-@schedule("v_half", source="Qi et al., NeurIPS'24, sections 3 and 4", looped=True, chunks=2, needs_costs=True)
+@schedule("v_half", source="Qi et al., NeurIPS'24", looped=True, chunks=2, needs_costs=True)
 def v_half(shape: Shape, costs: StageCosts) -> Schedule:
     """Every rank keeps at most 2 * ((p + 2) // 2) chunk activations."""
     p = shape.num_ranks

@@ -12,8 +12,7 @@ newest. With 3 ranks and 2 minibatches of 3 microbatches, +n for n steps foretol
 The paper gives the number of steps to foretell as a formula of stage and microbatches; here it is measured on the
 order.
 
-Source: Guan et al., "XPipe: Efficient Pipeline Model Parallelism for Multi-GPU DNN Training" (arXiv 1911.04610),
-section 3.
+Source: Guan et al., "XPipe: Efficient Pipeline Model Parallelism for Multi-GPU DNN Training" (arXiv 1911.04610).
 """
 
 from baselines.pipedream import never_flushed
@@ -22,7 +21,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("xpipe", source="Guan et al., arXiv 1911.04610, section 3", compensation="xpipe")
+@schedule("xpipe", source="Guan et al., arXiv 1911.04610", compensation="xpipe")
 def xpipe(shape: Shape) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""
     return never_flushed(shape, "xpipe", Policy.PREDICT)

@@ -16,8 +16,8 @@ microbatches and room for 3 activations (memory_limit=1p):
     rank 1   1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
     rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
-Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241), section 3. The paper writes B for
-what is I here. Its integer program and its optimizer post-validation are left out.
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241). The paper writes B for what is I
+here. Its integer program and its optimizer post-validation are left out.
 """
 
 import re
@@ -48,7 +48,7 @@ class Switches(NamedTuple):
     fill_every_gap: bool
 
 
-@schedule("zb_auto", source="Qi et al., ICLR'24, section 3", needs_costs=True)
+@schedule("zb_auto", source="Qi et al., ICLR'24", needs_costs=True)
 def zb_auto(shape: Shape, costs: StageCosts, *, memory_limit: str = "2p") -> Schedule:
     """No rank ever holds more than the limit: `1p`, `2p`, or a number of the fullest stage's activations.
 

@@ -10,8 +10,8 @@ travel down the pipe without waiting for them. With 3 ranks and 4 microbatches:
 The bubble is (p-1)(F+I-W), that of 1F1B (p-1)(F+I+W), of the longest device-local span. A rank holds at most p
 activations, as the first rank of 1F1B does.
 
-Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241), section 2.2. The paper writes B
-for what is I here.
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241). The paper writes B for what is I
+here.
 """
 
 from itertools import chain
@@ -21,7 +21,7 @@ from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("zb_h1", source="Qi et al., ICLR'24, section 2.2")
+@schedule("zb_h1", source="Qi et al., ICLR'24")
 def zb_h1(shape: Shape) -> Schedule:
     """Every rank keeps at most min(num_ranks, num_microbatches) activations until their W."""
     p = shape.num_ranks

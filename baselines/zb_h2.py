@@ -11,8 +11,8 @@ The bubble is (p-1)(F+I-2W) of the longest device-local span, none if F = I = W 
 another, and the next step starts as they end, if no barrier stands between steps. A rank holds up to 2p-1
 activations.
 
-Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241), section 2.3. The paper writes B
-for what is I here.
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241). The paper writes B for what is I
+here.
 """
 
 from baselines.zb_h1 import split_schedule
@@ -20,7 +20,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("zb_h2", source="Qi et al., ICLR'24, section 2.3")
+@schedule("zb_h2", source="Qi et al., ICLR'24")
 def zb_h2(shape: Shape) -> Schedule:
     """Every rank keeps at most min(2 * num_ranks - 1, num_microbatches) activations until their W."""
     p = shape.num_ranks

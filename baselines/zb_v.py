@@ -12,10 +12,10 @@ holds at most 2p chunk activations. For other times W is moved, and passes are p
 same forwards and input gradients, but a rank may wait, W left for later, as long as it waits no more than the one that
 waits most.
 
-Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362), section 4.1, after
-"Zero Bubble Pipeline Parallelism", ICLR'24, section 6. The order for equal F, I and W is, as in torch,
-made for at least 2p-1 microbatches, and those that are too many are left out. What is done for unequal times is ours,
-after their description of a greedy order that approves extra bubbles and fills gaps with W.
+Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS'24 (arXiv 2405.15362), after "Zero Bubble
+Pipeline Parallelism", ICLR'24. The order for equal F, I and W is, as in torch, made for at least 2p-1 microbatches, and
+those that are too many are left out. What is done for unequal times is ours, after their description of a greedy order
+that approves extra bubbles and fills gaps with W.
 """
 
 from functools import lru_cache
@@ -31,7 +31,7 @@ _F0, _I0, _W0 = ((kind, 0) for kind in (Kind.F, Kind.I, Kind.W))
 _F1, _I1, _W1 = ((kind, 1) for kind in (Kind.F, Kind.I, Kind.W))
 
 
-@schedule("zb_v", source="Qi et al., NeurIPS'24, section 4.1", looped=True, chunks=2, needs_costs=True)
+@schedule("zb_v", source="Qi et al., NeurIPS'24", looped=True, chunks=2, needs_costs=True)
 def zb_v(shape: Shape, costs: StageCosts) -> Schedule:
     """Every rank keeps at most 2p chunk activations."""
     check_v("zb_v", shape)

@@ -26,7 +26,7 @@ from rpbench.registry import schedule
 
 @schedule(
     "roundpipe",
-    source="arXiv 2604.27085, section 3",
+    source="arXiv 2604.27085",
     separate_cuts=True,
     looped=True,
     recompute_ahead=True,
