@@ -21,16 +21,19 @@ def moves_activations(schedule: Schedule) -> bool:
     return any(action.kind is Kind.STORE and action.object == "A" for _, _, row in schedule.items() for action in row)
 
 
-def peak_resident(schedule: Schedule) -> list[int]:
+def peak_resident(schedule: Schedule, index: Index | None = None) -> list[int]:
     """The most stage activations each device holds at once, its partners' included.
 
     A forward and a LOAD:A take room as they begin; a backward makes room as it ends, and so does the FREE:A behind a
     STORE:A. A partner named as peer holds them from the STORE:A to the LOAD:A.
 
+    Args:
+        index: of this schedule, if there is one already.
+
     Raises:
         ScheduleError: if the schedule cannot run.
     """
-    index = Index(schedule)
+    index = index or Index(schedule)
     starts, ends = _slots(index)
     changes: list[tuple[int, int, int]] = []  # slot, change, device: what is let go in a slot makes room for others
     for number, action in enumerate(index.actions):

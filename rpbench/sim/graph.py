@@ -84,6 +84,7 @@ class Graph:
     slot: Ints
     slots: tuple[Members, ...]
     cargo: tuple[Cargo | None, ...] = ()  # by slot, what its actions carry over a link; empty: nothing does
+    index: Index | None = None  # of a schedule that moves something: its transfers are matched once
 
     @property
     def num_actions(self) -> int:
@@ -156,6 +157,7 @@ def build_graph(schedule: Schedule, index: Index | None = None) -> Graph:
         slot[order].astype(np.int32),
         slots,
         cargo,
+        index if cargo else None,
     )
 
 
