@@ -21,9 +21,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule(
-    "spectrain", source="Chen et al., arXiv 1809.02839", steps_each_microbatch=True, compensation="spectrain"
-)
+@schedule("spectrain", source="Chen et al., arXiv 1809.02839", steps_each_microbatch=True, compensation="spectrain")
 def spectrain(shape: Shape) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""
     return never_flushed(shape, "spectrain", Policy.PREDICT)
