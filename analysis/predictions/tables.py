@@ -15,7 +15,8 @@ from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
-from rpbench.predict.prediction import STEP, WIDTH
+from rpbench.predict.prediction import WIDTH
+from rpbench.predict.slopes import STEP
 from rpbench.predict.settings import Settings
 
 FOLDER = Path(__file__).parent

@@ -35,6 +35,14 @@ def layer_forward(model: Model, num_tokens: float, basis: Basis, shards: int = 1
     return Load(products, attention, num_tokens * _token_bytes(model, basis, shards))
 
 
+def expert_forward(model: Model, num_tokens: float, basis: Basis) -> Load:
+    """The part of a layer's forward that its experts are: what cannot begin before the router has chosen."""
+    products = sum(product.flops(num_tokens, basis) for product in products_of(model) if product.share < 1)
+    gate = basis["gate_bytes"] * model.intermediate
+    dispatch = basis["dispatch_bytes"] * model.hidden if model.experts_total > 1 else 0.0
+    return Load(products, memory_bytes=num_tokens * model.experts_active * (gate + dispatch))
+
+
 class Product(NamedTuple):
     """A linear map of a layer: one matrix, or one for each expert, with the adapter that stands beside it."""
 

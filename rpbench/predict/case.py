@@ -16,8 +16,6 @@ class Case:
         system: name as in the published tables.
         basis: the declared constants. Plans are made with them, whatever they are varied to afterwards.
         num_devices: devices that take part.
-        timed_calls: calls over which the interval of an asynchronous pipeline is taken; eight are a whole turn of any
-            rotation over eight devices, and two enough to see what a constant does.
         grain: what a backward of RoundPipe recomputes at a time.
     """
 
@@ -26,7 +24,6 @@ class Case:
     basis: Basis
     settings: Settings
     num_devices: int
-    timed_calls: int = 8
     grain: Literal["stage", "layer"] = "stage"
 
     @property

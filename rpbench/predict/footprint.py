@@ -17,7 +17,8 @@ from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.operators import boundary_bytes
 from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
 from rpbench.predict.case import Bytes, Case
-from rpbench.predict.roundpipe import planned, weights_of
+from rpbench.predict.roundpipe import planned
+from rpbench.predict.traffic import weights_of
 
 # Tensors of a boundary's size that a streamed visit holds: two in, two out, two gradients.
 BOUNDARY_TENSORS = 6

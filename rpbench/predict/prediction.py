@@ -1,17 +1,16 @@
 """One prediction: verdict, tokens per second with an interval, and what each constant does to it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
 from rpbench.predict.case import Bytes, Case, Terms
 from rpbench.predict.footprint import Verdict
+from rpbench.predict.slopes import STEP
 from rpbench.predict.systems import System, system
 
 # Standard deviations on either side of an interval: nine of ten normal errors lie inside.
 WIDTH = 1.645
-# By how much a constant is varied to see what it does.
-STEP = 1.05
 
 
 @dataclass(frozen=True)
@@ -62,21 +61,25 @@ def predict(case: Case, *, with_interval: bool = True) -> Prediction:
 
 
 def _with_interval(found: Prediction, chosen: System) -> Prediction:
-    case = found.case
-    brief = replace(case, timed_calls=2)
-    case.basis.read.clear()
-    plain = sum(chosen.step(brief, case.basis).values())
-    assert found.tokens_per_s is not None
-    sensitivity = {}
+    case, rate = found.case, found.tokens_per_s
+    assert rate is not None
+    sensitivity = (chosen.slopes or _differences(chosen))(case)
     variance = case.basis.declared[unmodelled(case.system)].within ** 2
-    for name in case.basis.uncertain():
-        seconds = sum(chosen.step(brief, case.basis.scaled(name, STEP)).values())
-        slope = log(plain / seconds) / log(STEP)
-        sensitivity[name] = slope
-        variance += (slope * case.basis.declared[name].within) ** 2
+    variance += sum((slope * case.basis.declared[name].within) ** 2 for name, slope in sensitivity.items())
     factor = exp(WIDTH * sqrt(variance))
-    rate = found.tokens_per_s
     return replace(found, low=rate / factor, high=rate * factor, sensitivity=sensitivity)
+
+
+def _differences(chosen: System) -> Callable[[Case], Mapping[str, float]]:
+    """Slopes of a system's throughput: its step again for every constant that it has read."""
+
+    def slopes(case: Case) -> Mapping[str, float]:
+        case.basis.read.clear()
+        plain = sum(chosen.step(case, case.basis).values())
+        varied = {name: chosen.step(case, case.basis.scaled(name, STEP)) for name in case.basis.uncertain()}
+        return {name: log(plain / sum(terms.values())) / log(STEP) for name, terms in varied.items()}
+
+    return slopes
 
 
 def unmodelled(name: str) -> str:

@@ -22,6 +22,7 @@ from rpbench.cost.basis import Basis
 from rpbench.cost.model import BYTES_PER_VALUE
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.collectives import gather_s, host_copy_s, reduce_s
+from rpbench.predict.experts import waiting_s
 
 
 def zero2_step(case: Case, basis: Basis) -> Terms:
@@ -30,7 +31,7 @@ def zero2_step(case: Case, basis: Basis) -> Terms:
     gradients = BYTES_PER_VALUE * case.model.trainable_parameters
     return {
         "computation": calls * compute_s(case, basis),
-        "expert loop": calls * _experts_s(case, basis),
+        "expert loop": calls * waiting_s(case.model, case.microbatch_tokens, basis),
         "gradients": calls * reduce_s(gradients, devices, basis),
         "weights": gather_s(gradients, devices, basis),
         "optimizer": _device_optimizer_s(case, basis),
@@ -41,7 +42,7 @@ def fsdp_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step of FSDP; computation counts where the gathers do not hide it, and the reverse."""
     calls, devices = case.settings.num_calls, case.num_devices
     gathers = calls * 2 * gather_s(BYTES_PER_VALUE * case.model.total_parameters, devices, basis)
-    computation = calls * (compute_s(case, basis) + _experts_s(case, basis))
+    computation = calls * (compute_s(case, basis) + waiting_s(case.model, case.microbatch_tokens, basis))
     return {
         "computation": computation,
         "weights": max(0.0, gathers - computation),
@@ -58,7 +59,7 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
     gradients = BYTES_PER_VALUE * trained
     return {
         "computation": calls * compute_s(case, basis),
-        "expert loop": calls * _experts_s(case, basis),
+        "expert loop": calls * waiting_s(case.model, case.microbatch_tokens, basis),
         "weights": calls * 2 * gather_s(weights, devices, basis),
         "gradients": calls * gather_s(gradients, devices, basis),
         "copies": calls * host_copy_s((2 * weights + gradients) / devices, devices, basis),
@@ -71,13 +72,6 @@ def compute_s(case: Case, basis: Basis) -> float:
     """Seconds of one micro-step on one device, every layer recomputed."""
     times = analytic_times(case.model, case.microbatch_tokens, basis)
     return sum(times.forward) + sum(times.recompute) + sum(times.backward) + times.head_forward + times.head_backward
-
-
-def _experts_s(case: Case, basis: Basis) -> float:
-    """Seconds one process loops over experts in a micro-step; the processes run side by side."""
-    if case.model.experts_total == 1:
-        return 0.0
-    return basis["expert_pass_s"] * 2 * case.model.experts_total * case.model.num_layers
 
 
 def _device_optimizer_s(case: Case, basis: Basis) -> float:

@@ -9,6 +9,7 @@ from rpbench.predict import footprint, megatron, mobius, roundpipe, sharded
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.cuts import bound_cut
 from rpbench.predict.footprint import Footprint
+from rpbench.predict.slopes import streamed_slopes
 from rpbench.registry import unknown_name
 
 
@@ -21,6 +22,8 @@ class System:
         memory: bytes of a throughput run.
         memory_of_length: bytes of a case of another length; the second case is that of the throughput run.
         schedule: the registered schedule whose order it runs, if it runs one.
+        slopes: relative change of its throughput for that of each constant, where there is a shorter way to it than
+            timing a step again for each.
         refuses: why it cannot train a case at all, or an empty string.
     """
 
@@ -28,6 +31,7 @@ class System:
     memory: Callable[[Case, Basis], Footprint]
     memory_of_length: Callable[[Case, Case], Footprint]
     schedule: str | None = None
+    slopes: Callable[[Case], Mapping[str, float]] | None = None
     refuses: Callable[[Case], str] = lambda case: ""
 
 
@@ -52,6 +56,22 @@ def _mobius_memory(case: Case, basis: Basis) -> Footprint:
     return footprint.zero_infinity(replace(case, settings=replace(case.settings, microbatch_sequences=1.0)), basis)
 
 
+def _mobius_slopes(case: Case) -> Mapping[str, float]:
+    return streamed_slopes(case, mobius.jobs_of(case), lambda run: run.finished_s(0))
+
+
+def _sync_slopes(case: Case) -> Mapping[str, float]:
+    return streamed_slopes(case, roundpipe.synchronous_jobs(case), lambda run: run.finished_s(0))
+
+
+def _async_slopes(case: Case) -> Mapping[str, float]:
+    """Over fewer steps, and none behind them: what does not change with a constant may be left out."""
+    jobs = roundpipe.asynchronous_jobs(case, roundpipe.TIMED_VISITS // 4)
+    first, last = roundpipe.timed_steps(jobs)
+    jobs = replace(jobs, steps=last + 1)
+    return streamed_slopes(case, jobs, lambda run: run.computed_s(last) - run.computed_s(first))
+
+
 def _divided_heads(case: Case) -> str:
     model, devices = case.model, case.num_devices
     if model.kv_heads % devices:
@@ -72,18 +92,19 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             sharded.zero_infinity_step, footprint.zero_infinity, _of_the_run(footprint.zero_infinity)
         ),
         "fsdp": System(sharded.fsdp_step, footprint.fsdp, _of_the_run(footprint.fsdp)),
-        "megatron-pp": System(megatron.pipeline_step, _pipeline_memory, _pipeline_of_the_run, "1f1b", _enough_layers),
+        "megatron-pp": System(megatron.pipeline_step, _pipeline_memory, _pipeline_of_the_run, "1f1b", refuses=_enough_layers),
         "megatron-tp": System(
             megatron.tensor_step,
             footprint.tensor_parallel,
             _of_the_run(footprint.tensor_parallel),
-            None,
-            _divided_heads,
+            refuses=_divided_heads,
         ),
         # Its longest sequences are published as equal to those of ZeRO-Infinity, in every model.
-        "mobius": System(mobius.step, _mobius_memory, _of_the_run(_mobius_memory), "looped_bfs"),
-        "roundpipe": System(roundpipe.asynchronous_step, footprint.streamed, _layer_grain, "roundpipe"),
-        "roundpipe-sync": System(roundpipe.synchronous_step, footprint.streamed, _layer_grain, "roundpipe"),
+        "mobius": System(mobius.step, _mobius_memory, _of_the_run(_mobius_memory), "looped_bfs", _mobius_slopes),
+        "roundpipe": System(roundpipe.asynchronous_step, footprint.streamed, _layer_grain, "roundpipe", _async_slopes),
+        "roundpipe-sync": System(
+            roundpipe.synchronous_step, footprint.streamed, _layer_grain, "roundpipe", _sync_slopes
+        ),
     }
 )
 
