@@ -15,6 +15,9 @@ from rpbench.predict.settings import published_settings
 # Machines of the paper, by the name of their configuration.
 PLATFORMS = {"8x_rtx4090": "8x-rtx4090-24gb", "8x_a800": "8x-a800-80gb-sxm"}
 
+# Where the layers of published models were timed.
+MEASURED_ON = "8x_rtx4090"
+
 
 @cache
 def model_of(name: str) -> Model:
@@ -40,7 +43,7 @@ def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: 
     shape = model_of(model)
     memory = basis["device_memory_bytes"]
     settings = published_settings(system, cluster_of(cluster).published_name, shape.published_name, memory)
-    return Case(system, shape, basis, settings, num_devices)
+    return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(MEASURED_ON))
 
 
 def cells() -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ from typing import Any
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
-from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
+from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, load, typed
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
@@ -14,6 +14,8 @@ from rpbench.predict.systems import system
 
 # Schedules that stand for a system of the published tables.
 _SYSTEM_OF = {"roundpipe": "roundpipe", "1f1b": "megatron-pp", "looped_bfs": "mobius"}
+# The machine on which the layers of published models were timed (`analysis/published/layer_timings.csv`).
+_TIMED_ON = "8x_rtx4090"
 _STATUS = {"ok": "ok", "OOM": "oom", "N/A": "infeasible"}
 
 
@@ -59,7 +61,15 @@ def case_of(config: RunConfig) -> Case:
         )
     basis = basis_of(cluster, config.cost)
     name = _system(config)
-    return Case(name, model, basis, _settings(config, name, model, cluster), config.num_devices)
+    settings = _settings(config, name, model, cluster)
+    return Case(name, model, basis, settings, config.num_devices, measured_on=_measured_on(model, config))
+
+
+def _measured_on(model: Model, config: RunConfig) -> Basis | None:
+    """The constants on the machine where a published model's layers were timed."""
+    if model.published_name is None:
+        return None
+    return basis_of(Cluster(**load([f"cluster={_TIMED_ON}"]).cluster), config.cost)
 
 
 def _settings(config: RunConfig, name: str, model: Model, cluster: Cluster) -> Settings:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rpbench.cost.basis import Basis
+from rpbench.cost.bound import rebound
 from rpbench.cost.model import Model
 from rpbench.predict.settings import Settings
 
@@ -16,6 +17,8 @@ class Case:
         system: name as in the published tables.
         basis: the declared constants. Plans are made with them, whatever they are varied to afterwards.
         num_devices: devices that take part.
+        measured_on: the constants on the machine where the layers of published models were timed; None: nobody knows
+            how those timings bind the constants.
         grain: what a backward of RoundPipe recomputes at a time.
     """
 
@@ -25,6 +28,7 @@ class Case:
     settings: Settings
     num_devices: int
     grain: Literal["stage", "layer"] = "stage"
+    measured_on: Basis | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -39,6 +43,10 @@ class Case:
     def chunk_tokens(self) -> float:
         """Of a whole microbatch of a call that is cut like `torch.chunk`."""
         return self.settings.chunks.size * self.model.seq_len
+
+    def varied(self, name: str, factor: float) -> Basis:
+        """The constants with one multiplied, and what published timings say of others then."""
+        return rebound(self.model, self.basis, name, factor, self.measured_on)
 
     def of_length(self, seq_len: int) -> "Case":
         """The same with sequences of another length, whatever its positions were made for."""

@@ -40,7 +40,7 @@ def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> 
     before = _seconds_of(lanes, needs)
     found = {}
     for name in basis.uncertain():
-        other = basis.scaled(name, STEP)
+        other = case.varied(name, STEP)
         varied = Needs(jobs, case, other).of_all(lanes)
         if name in _VARIED:
             found[name] = slope(varied, other)
