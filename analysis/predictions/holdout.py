@@ -36,8 +36,14 @@ def without(leaves_out: Callable[[Cell], bool]) -> Basis:
     for name, cells in INFORMATIVE.items():
         kept = [cell for cell in cells if not leaves_out(cell) and published_value(cell)[1]]
         if kept:
-            found[name] = fit(name, kept, with_values(basis, found))
+            found[name] = _fitted(name, tuple(kept), tuple(found.items()))
     return with_values(basis, found)
+
+
+@cache
+def _fitted(constant: str, kept: tuple[Cell, ...], values: tuple[tuple[str, float], ...]) -> float:
+    """A constant fitted on some cells with others set; most of what is left out changes few fits."""
+    return fit(constant, kept, with_values(declared(), dict(values)))
 
 
 @cache

@@ -3,7 +3,7 @@
 A fitted constant is set so that its cells are met on average (mean logarithm of predicted over published is 0).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 
 from analysis.paper import PUBLISHED_MODELS
@@ -20,10 +20,10 @@ FITTED = (
     "host_bytes_per_s",
     "expert_pass_s",
     "collective_bytes_per_s",
-    "allocator_slack",
+    "mask_bytes",
     "tensor_logit_bytes",
 )
-_RANGE, _HALVINGS = 4.0, 14
+_RANGE, _HALVINGS = 4.0, 12
 
 
 def corrections(basis: Basis) -> dict[str, float]:
@@ -57,26 +57,32 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
 
 
 def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
-    """The value of a constant at which the cells are met on average.
+    """The value of a constant at which the cells are met on average; of lengths, which come in steps, the middle.
 
     Raises:
         ValueError: if none is within a factor of four of the declared value.
     """
-    low, high = basis.values[name] / _RANGE, basis.values[name] * _RANGE
 
     def off(value: float) -> float:
         varied = with_values(basis, {name: value})
         return sum(log_error(cell, varied) for cell in cells)
 
-    rising = off(basis.values[name] * 1.1) > off(basis.values[name] / 1.1)
+    declared_value = basis.values[name]
+    rising = off(declared_value * 1.1) > off(declared_value / 1.1)
+    edge = _edge(lambda value: (off(value) > 0) == rising, declared_value, name)
+    if all(cell.table == "throughput" for cell in cells):
+        return edge
+    return sqrt(edge * _edge(lambda value: (off(value) >= 0) == rising, declared_value, name))
+
+
+def _edge(is_above: Callable[[float], bool], around: float, name: str) -> float:
+    """Where a condition begins to hold."""
+    low, high = around / _RANGE, around * _RANGE
     for _ in range(_HALVINGS):
         middle = sqrt(low * high)
-        if (off(middle) > 0) == rising:
-            high = middle
-        else:
-            low = middle
-    if high / low > 1.01:
-        raise ValueError(f"{name}: no value between {low:g} and {high:g} meets its cells")
+        low, high = (low, middle) if is_above(middle) else (middle, high)
+    if low == around / _RANGE or high == around * _RANGE:
+        raise ValueError(f"{name}: no value between {around / _RANGE:g} and {around * _RANGE:g} meets its cells")
     return sqrt(low * high)
 
 

@@ -36,7 +36,7 @@ _MEMORY_CONSTANTS = (
     "tensor_logit_bytes",
     "megatron_state_bytes",
     "bucket_bytes",
-    "allocator_slack",
+    "mask_bytes",
 )
 
 

@@ -71,10 +71,13 @@ def _margin(classes: Bytes, limit: float) -> float:
 
 
 def streamed(case: Case, basis: Basis) -> Footprint:
-    """RoundPipe: the stage that runs, the next one, one stage's (or layer's) activations, boundary tensors."""
-    model, plan = case.model, planned(case)
-    tokens, slack = case.chunk_tokens, basis["allocator_slack"]
-    boundary = slack * BOUNDARY_TENSORS * boundary_bytes(model, tokens)
+    """RoundPipe: the stage that runs, the next one, one stage's (or layer's) activations, boundary tensors, the mask.
+
+    The released models make a mask in their first layer and hand it on: it grows with the square of a sequence.
+    """
+    model, plan, tokens = case.model, planned(case), case.chunk_tokens
+    boundary = BOUNDARY_TENSORS * boundary_bytes(model, tokens)
+    mask = basis["mask_bytes"] * tokens * model.seq_len
     kept_by_layer = kept_bytes(model, tokens, basis)
     working = working_bytes(model, tokens, basis)
     weights = weights_of(model, plan.backward, backward=True)
@@ -87,16 +90,18 @@ def streamed(case: Case, basis: Basis) -> Footprint:
                 "weights": weights[stage],
                 "prefetched weights": weights[stage - 1] if stage else 0.0,
                 "gradients": gradients[stage],
-                "activations": slack * (live * kept_by_layer + min(1, layers) * working),
+                "activations": live * kept_by_layer + min(1, layers) * working,
                 "boundary tensors": boundary,
+                "mask": mask,
             }
         )
     moments[-1]["logits"] = basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
     moments.append(
         {
             "weights": 2 * max(weights_of(model, plan.forward, backward=False)),
-            "activations": slack * (kept_by_layer / 2 + working),
+            "activations": kept_by_layer / 2 + working,
             "boundary tensors": boundary,
+            "mask": mask,
         }
     )
     inputs = len(plan.backward) if case.grain == "stage" else model.num_layers
