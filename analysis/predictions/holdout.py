@@ -29,21 +29,28 @@ INFORMATIVE: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
 )
 
 
-def without(leaves_out: Callable[[Cell], bool]) -> Basis:
-    """The constants fitted on every informative cell but those left out."""
+def without(leaves_out: Callable[[Cell], bool]) -> tuple[Basis, list[str]]:
+    """The constants fitted on every informative cell but those left out, and those that nothing left can tell."""
     basis = declared()
     found: dict[str, float] = {}
+    untold = []
     for name, cells in INFORMATIVE.items():
-        kept = [cell for cell in cells if not leaves_out(cell) and published_value(cell)[1]]
-        if kept:
-            found[name] = _fitted(name, tuple(kept), tuple(found.items()))
-    return with_values(basis, found)
+        kept = tuple(cell for cell in cells if not leaves_out(cell) and published_value(cell)[1])
+        value = _fitted(name, kept, tuple(found.items())) if kept else None
+        if value is None:
+            untold.append(name)
+        else:
+            found[name] = value
+    return with_values(basis, found), untold
 
 
 @cache
-def _fitted(constant: str, kept: tuple[Cell, ...], values: tuple[tuple[str, float], ...]) -> float:
-    """A constant fitted on some cells with others set; most of what is left out changes few fits."""
-    return fit(constant, kept, with_values(declared(), dict(values)))
+def _fitted(constant: str, kept: tuple[Cell, ...], values: tuple[tuple[str, float], ...]) -> float | None:
+    """A constant fitted on some cells with others set; None if no value near the declared one meets them."""
+    try:
+        return fit(constant, kept, with_values(declared(), dict(values)))
+    except ValueError:
+        return None
 
 
 @cache
@@ -57,22 +64,15 @@ def held_out(constant: str, model: str) -> float:
     return off
 
 
-def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> dict[Cell, float]:
-    """Errors of the cells of one model or system, everything fitted without them.
-
-    A constant that only its cells inform stays as declared; `informed_by_itself` names those.
+def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> tuple[dict[Cell, float], list[str]]:
+    """Errors of the cells of one model or system, everything fitted without them, and what stayed as declared.
 
     Args:
         axis: `model` or `system`.
     """
-    basis = without(lambda cell: getattr(cell, axis) == name)
+    basis, untold = without(lambda cell: getattr(cell, axis) == name)
     own = [cell for cell in cells if getattr(cell, axis) == name]
-    return {cell: off for cell in own if (off := error(cell, basis)) is not None}
-
-
-def informed_by_itself(axis: str, name: str) -> list[str]:
-    """Constants that cannot be fitted without a model or system."""
-    return [constant for constant, cells in INFORMATIVE.items() if all(getattr(cell, axis) == name for cell in cells)]
+    return {cell: off for cell in own if (off := error(cell, basis)) is not None}, untold
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
@@ -80,8 +80,8 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
     found = []
     for axis in ("model", "system"):
         for name in dict.fromkeys(getattr(cell, axis) for cell in cells):
-            kept = ", ".join(informed_by_itself(axis, name))
-            for cell, off in errors_without(axis, name, cells).items():
+            errors, untold = errors_without(axis, name, cells)
+            for cell, off in errors.items():
                 found.append(
                     {
                         "held_out": axis,
@@ -89,7 +89,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
                         "system": cell.system,
                         "model": cell.model,
                         "error": f"{off:.4f}",
-                        "kept_constants": kept,
+                        "kept_constants": ", ".join(untold),
                     }
                 )
     return found

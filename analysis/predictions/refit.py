@@ -1,6 +1,7 @@
 """Constants that follow from published figures, worked out again: corrections by division, others by bisection.
 
-A fitted constant is set so that its cells are met on average (mean logarithm of predicted over published is 0).
+A fitted constant is set so that its cells are met on average: the logarithms of predicted over published, each times
+what the constant does to it, add up to 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,22 +58,29 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
 
 
 def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
-    """The value of a constant at which the cells are met on average; of lengths, which come in steps, the middle.
+    """The value of a constant at which the cells are met on average, the more sensitive ones counting for more, as in
+    least squares; of lengths, which come in steps, the middle of such values.
 
     Raises:
         ValueError: if none is within a factor of four of the declared value.
     """
 
-    def off(value: float) -> float:
-        varied = with_values(basis, {name: value})
-        return sum(log_error(cell, varied) for cell in cells)
-
     declared_value = basis.values[name]
-    rising = off(declared_value * 1.1) > off(declared_value / 1.1)
-    edge = _edge(lambda value: (off(value) > 0) == rising, declared_value, name)
+
+    def errors(value: float) -> list[float]:
+        varied = with_values(basis, {name: value})
+        return [log_error(cell, varied) for cell in cells]
+
+    more, less = errors(declared_value * 1.1), errors(declared_value / 1.1)
+    slopes = [up - down for up, down in zip(more, less, strict=True)]
+
+    def off(value: float) -> float:
+        return sum(slope * error for slope, error in zip(slopes, errors(value), strict=True))
+
+    edge = _edge(lambda value: off(value) > 0, declared_value, name)
     if all(cell.table == "throughput" for cell in cells):
         return edge
-    return sqrt(edge * _edge(lambda value: (off(value) >= 0) == rising, declared_value, name))
+    return sqrt(edge * _edge(lambda value: off(value) >= 0, declared_value, name))
 
 
 def _edge(is_above: Callable[[float], bool], around: float, name: str) -> float:

@@ -181,6 +181,19 @@ def bias_and_coverage() -> dict[str, tuple[int, float, int]]:
     return found
 
 
+def held_out_coverage() -> tuple[int, int]:
+    """Published values inside the interval around what is predicted with their model or system in no fit, and all."""
+    rows = {(row["system"], row["platform"], row["model"]): row for row in read("throughput")}
+    inside, all_rows = 0, read("holdout")
+    for held in all_rows:
+        key = Cell("throughput", held["system"], held["model"]).key.split("/")[1:]
+        row = rows[key[0], key[1], key[2]]
+        widths = (float(row[f"tokens_per_s_{end}"]) / float(row["tokens_per_s"]) for end in ("low", "high"))
+        low, high = ((1 + float(held["error"])) * width for width in widths)
+        inside += low <= 1 <= high
+    return inside, len(all_rows)
+
+
 _BARS: tuple[Callable[[], Bar], ...] = (
     lambda: _within(
         "RoundPipe, dense, no throughput constant fitted", errors("throughput", ["roundpipe"], DENSE), 0.05
@@ -207,4 +220,6 @@ def text() -> str:
     lines += [f"{name:16s} {num:5d}  {bias:+17.1%}  {inside}" for name, (num, bias, inside) in summary.items()]
     total, inside = (sum(row[i] for row in summary.values()) for i in (0, 2))
     lines.append(f"{'all':16s} {total:5d}  {'':17s}  {inside} of {total}; nine of ten are expected")
+    out, cells = held_out_coverage()
+    lines.append(f"{'held out':16s} {cells:5d}  {'':17s}  {out} of {cells}: with its model, then its system, in no fit")
     return "\n".join(lines)

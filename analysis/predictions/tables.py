@@ -15,9 +15,9 @@ from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
-from rpbench.predict.prediction import WIDTH
-from rpbench.predict.slopes import STEP
+from rpbench.predict.prediction import NORMAL
 from rpbench.predict.settings import Settings
+from rpbench.predict.slopes import STEP
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
@@ -63,22 +63,13 @@ def _throughput_row(cluster: str, found: Prediction) -> Row:
 
 
 def scaling() -> list[Row]:
-    """Figure 15: RoundPipe on 1 to 8 devices with the batch of 8; the interval is as wide as that of 8."""
-    rows = []
-    for cluster in PLATFORMS:
-        for model in PUBLISHED_MODELS:
-            whole = predict(case_of("roundpipe", cluster, model))
-            for devices in range(1, 9):
-                found = predict(case_of("roundpipe", cluster, model, devices), with_interval=False)
-                rows.append(_throughput_row(cluster, _as_wide_as(whole, found)))
-    return rows
-
-
-def _as_wide_as(whole: Prediction, found: Prediction) -> Prediction:
-    if not (whole.tokens_per_s and whole.high and found.tokens_per_s):
-        return found
-    factor = whole.high / whole.tokens_per_s
-    return replace(found, low=found.tokens_per_s / factor, high=found.tokens_per_s * factor)
+    """Figure 15: RoundPipe on 1 to 8 devices with the batch of 8."""
+    return [
+        _throughput_row(cluster, predict(case_of("roundpipe", cluster, model, devices)))
+        for cluster in PLATFORMS
+        for model in PUBLISHED_MODELS
+        for devices in range(1, 9)
+    ]
 
 
 def max_seq_len() -> list[Row]:
@@ -115,7 +106,7 @@ def _length_interval(case: Case, tokens: int) -> tuple[int, int]:
         varied = longest_sequence(replace(case, basis=case.basis.scaled(name, STEP)), look_above=False)
         slope = log(max(varied, 1) / max(plain, 1)) / log(STEP)
         variance += (slope * case.basis.declared[name].within) ** 2
-    factor = exp(WIDTH * sqrt(variance))
+    factor = exp(NORMAL * sqrt(variance))
     steps = tokens // STEP_TOKENS
     return min(steps - 1, int(steps / factor)), max(steps + 1, round(steps * factor))
 

@@ -26,8 +26,9 @@ def rebound(model: Model, basis: Basis, name: str, factor: float, measured_on: B
     found = basis.scaled(name, factor)
     corrections = {part: correction_name(model.published_name or "", part) for part in PARTS}
     bound = {part: known for part, known in corrections.items() if known in basis.values}
-    elsewhere = measured_on is None or (name in NUMBERS and measured_on.cluster_name != basis.cluster_name)
-    if not bound or elsewhere or name in bound.values() or name not in measured_on.values:
+    if measured_on is None or not bound or name in bound.values() or name not in measured_on.values:
+        return found
+    if name in NUMBERS and measured_on.cluster_name != basis.cluster_name:
         return found
     before, after = (_counted(model, each) for each in (measured_on, measured_on.scaled(name, factor)))
     values = {known: basis.values[known] * before[part] / after[part] for part, known in bound.items()}

@@ -16,6 +16,8 @@ from rpbench.predict.systems import system
 _SYSTEM_OF = {"roundpipe": "roundpipe", "1f1b": "megatron-pp", "looped_bfs": "mobius"}
 # The machine on which the layers of published models were timed (`analysis/published/layer_timings.csv`).
 _TIMED_ON = "8x_rtx4090"
+# Figures without which there is no verdict or no time; where they do not bind, a large number says so.
+_NEEDED = ("device_memory_bytes", "host_memory_bytes", "copy_bytes_per_s", "host_bytes_per_s")
 _STATUS = {"ok": "ok", "OOM": "oom", "N/A": "infeasible"}
 
 
@@ -60,6 +62,8 @@ def case_of(config: RunConfig) -> Case:
             f"num_devices={config.num_devices}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer"
         )
     basis = basis_of(cluster, config.cost)
+    for figure in _NEEDED:
+        basis[figure]
     name = _system(config)
     settings = _settings(config, name, model, cluster)
     return Case(name, model, basis, settings, config.num_devices, measured_on=_measured_on(model, config))

@@ -25,7 +25,10 @@ def send_s(num_bytes: float, basis: Basis) -> float:
 
 
 def host_copy_s(bytes_each: float, num_devices: int, basis: Basis) -> float:
-    """Seconds for every device to copy as much at once: the link or the host's memory, whichever is slower."""
+    """Seconds for every device to copy as much at once: the link or the host's memory, whichever is slower.
+
+    Of equal copies that begin together nothing is left to simulate: each has its fair share until all end.
+    """
     return max(
         bytes_each / basis["copy_bytes_per_s"],
         bytes_each * num_devices / basis["host_bytes_per_s"],

@@ -23,9 +23,8 @@ from rpbench.predict.case import Case, Terms
 from rpbench.predict.streaming import Jobs
 from rpbench.predict.traffic import Run, timed
 
-
 # Visits of stages to devices over which the interval between asynchronous steps is taken, and the most steps.
-TIMED_VISITS, MOST_STEPS = 400, 4
+TIMED_VISITS, MOST_STEPS = 300, 4
 
 
 def asynchronous_step(case: Case, basis: Basis) -> Terms:

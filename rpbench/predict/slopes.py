@@ -1,11 +1,12 @@
 """What each constant does to the throughput of a streamed pipeline, from few simulations.
 
-Constants of kernels act on a step through the devices' seconds alone - of forwards, of backwards, of the fused stage -
-so that the step is simulated once for each of these, and their change with a constant is counted: by the chain rule
+Most constants act on a step through the devices' seconds in forwards, those in backwards, or the bytes of the
+optimizer: the step is simulated once for each of these kinds, and their change with a constant is counted. By the
+chain rule
 
-    slope of a constant = sum over kinds of (slope of the seconds of a kind) x (change of these with the constant)
+    slope of a constant = sum over kinds of (slope of a kind) x (change of the kind with the constant)
 
-Constants of links, host and interpreter are varied themselves.
+The rates of links and host and the times of the interpreter are varied themselves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,12 @@ from rpbench.cost.basis import Basis
 from rpbench.predict.case import Case
 from rpbench.predict.streaming import Jobs, Lanes, lanes_of
 from rpbench.predict.traffic import Need, Needs, Run, timed_with
+from rpbench.sim.shares import HOST
 
 # By how much a constant is varied to see what it does.
 STEP = 1.05
-_VARIED = ("copy_bytes_per_s", "host_bytes_per_s", "expert_pass_s", "loop_share", "optimizer_bytes", "adam_bytes")
-_KINDS = (("F", "R"), ("B",), ("FB",))
+_VARIED = ("copy_bytes_per_s", "host_bytes_per_s", "expert_pass_s", "loop_share")
+_KINDS = (("F", "R"), ("B", "FB"), ("refresh", "convert", "adam"))
 
 
 def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> Mapping[str, float]:
@@ -37,7 +39,7 @@ def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> 
         return log(plain / seconds(timed_with(lanes, varied, other))) / log(STEP)
 
     by_kind = {kinds: slope(_longer(lanes, needs, kinds), basis) for kinds in _KINDS}
-    before = _seconds_of(lanes, needs)
+    before = _sizes(lanes, needs)
     found = {}
     for name in basis.uncertain():
         other = case.varied(name, STEP)
@@ -45,7 +47,7 @@ def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> 
         if name in _VARIED:
             found[name] = slope(varied, other)
             continue
-        after = _seconds_of(lanes, varied)
+        after = _sizes(lanes, varied)
         found[name] = sum(
             by_kind[kinds] * log(after[kinds] / before[kinds]) / log(STEP) for kinds in _KINDS if before[kinds]
         )
@@ -53,16 +55,22 @@ def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> 
 
 
 def _longer(lanes: Lanes, needs: Sequence[Need], kinds: Sequence[str]) -> list[Need]:
-    """The same with the devices' seconds of some kinds drawn out."""
+    """The same with some kinds drawn out."""
     return [
-        need._replace(own_s=need.own_s * STEP) if slot.what in kinds else need
+        need._replace(own_s=need.own_s * STEP, amount=need.amount * (STEP if need.served_by == HOST else 1))
+        if slot.what in kinds
+        else need
         for slot, need in zip(lanes.slots, needs, strict=True)
     ]
 
 
-def _seconds_of(lanes: Lanes, needs: Sequence[Need]) -> dict[tuple[str, ...], float]:
-    """Seconds of the devices by kind, a task of every slot."""
+def _sizes(lanes: Lanes, needs: Sequence[Need]) -> dict[tuple[str, ...], float]:
+    """Seconds of the devices or bytes of the host by kind, a task of every slot."""
     return {
-        kinds: sum(need.own_s for slot, need in zip(lanes.slots, needs, strict=True) if slot.what in kinds)
+        kinds: sum(
+            need.amount if need.served_by == HOST else need.own_s
+            for slot, need in zip(lanes.slots, needs, strict=True)
+            if slot.what in kinds
+        )
         for kinds in _KINDS
     }

@@ -141,7 +141,7 @@ class _Builder:
         jobs, plan = self.jobs, self.jobs.plan
         order = [(stage, False) for stage in range(len(plan.forward))]
         order += [(stage, True) for stage in reversed(range(len(plan.backward)))]
-        found = []
+        found: list[_Visit] = []
         for call in range(jobs.steps * jobs.calls):
             for stage, backward in order:
                 device = (stage if jobs.bound else len(found)) % jobs.num_devices
@@ -165,13 +165,13 @@ class _Builder:
 
     def _run(self, visit: _Visit, before: _Visit | None, last: _Visit | None, coming: _Visit | None) -> None:
         """A visit: `before` hands it its input, `last` ran on this device before, `coming` runs there next."""
-        jobs, num = self.jobs, self.jobs.microbatches
+        num = self.jobs.microbatches
         if not visit.weights:
             self._weights(visit, 1)
         for mb in range(num):
             self._microbatch(visit, before, mb)
             if coming is not None:
-                # its buffer is that of the visit before; until a microbatch has begun there is nothing to prefetch for
+                # the buffer is that of the visit before this one
                 freed = last.computed[-1] if last is not None and mb == 0 else -1
                 self._weights(coming, num, freed)
         if visit.backward:

@@ -66,7 +66,7 @@ def _sync_slopes(case: Case) -> Mapping[str, float]:
 
 def _async_slopes(case: Case) -> Mapping[str, float]:
     """Over fewer steps, and none behind them: what does not change with a constant may be left out."""
-    jobs = roundpipe.asynchronous_jobs(case, roundpipe.TIMED_VISITS // 4)
+    jobs = roundpipe.asynchronous_jobs(case, roundpipe.TIMED_VISITS // 3)
     first, last = roundpipe.timed_steps(jobs)
     jobs = replace(jobs, steps=last + 1)
     return streamed_slopes(case, jobs, lambda run: run.computed_s(last) - run.computed_s(first))
@@ -92,7 +92,9 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             sharded.zero_infinity_step, footprint.zero_infinity, _of_the_run(footprint.zero_infinity)
         ),
         "fsdp": System(sharded.fsdp_step, footprint.fsdp, _of_the_run(footprint.fsdp)),
-        "megatron-pp": System(megatron.pipeline_step, _pipeline_memory, _pipeline_of_the_run, "1f1b", refuses=_enough_layers),
+        "megatron-pp": System(
+            megatron.pipeline_step, _pipeline_memory, _pipeline_of_the_run, "1f1b", refuses=_enough_layers
+        ),
         "megatron-tp": System(
             megatron.tensor_step,
             footprint.tensor_parallel,

@@ -71,12 +71,19 @@ class Capacity:
         host_bytes_per_s: of the host's memory, all copies and the host's own threads together.
         group_bytes_per_s: of all copies of one group: one way through one root complex.
         loop_share: of a core that the interpreter has while the host's threads fill them all.
+
+    Raises:
+        ValueError: for a share that is not one.
     """
 
     copy_bytes_per_s: float = inf
     host_bytes_per_s: float = inf
     group_bytes_per_s: float = inf
     loop_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.loop_share <= 1:
+            raise ValueError(f"loop_share={self.loop_share}: a share of a core, above 0 and at most 1")
 
     def rates(self, copying: Sequence[int], hosted: int) -> tuple[list[float], float]:
         """Bytes per second of a copy of each group, and of the host's threads.

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from analysis.predictions import compare, misses, refit, score, tables
+from analysis.predictions import compare, holdout, misses, refit, score, tables
 from analysis.predictions.cases import case_of, cells
 from analysis.predictions.compare import Cell, declared, published_value
 from rpbench.predict import predict
@@ -110,12 +110,32 @@ def test_every_published_verdict_is_predicted():
 
 
 def test_a_miss_is_explained_by_what_would_close_it():
-    miss = misses.explain(Cell("throughput", "roundpipe-sync", "gpt_oss_20b"))
-    assert miss.error < -misses.LIMIT
+    miss = misses.explain(Cell("throughput", "mobius", "qwen3_32b"))
+    assert miss.error > misses.LIMIT
     lever = next(lever for lever in miss.levers if lever.constant == "host_bytes_per_s")
     basis = declared().scaled(lever.constant, lever.factor)
     assert abs(compare.error(miss.cell, basis)) < 0.06
     assert misses.explain(Cell("throughput", "roundpipe", "llama31_8b")) is None
+
+
+def test_what_cannot_be_told_without_a_model_stays_as_declared():
+    basis, untold = holdout.without(lambda cell: cell.system == "megatron-tp")
+    assert untold == []
+    assert basis["collective_bytes_per_s"] != declared()["collective_bytes_per_s"]
+    rows = tables.read("holdout")
+    assert {row["kept_constants"] for row in rows if (row["held_out"], row["name"]) == ("system", "roundpipe")} == {
+        "expert_pass_s"
+    }
+    inside, all_rows = score.held_out_coverage()
+    assert 0.8 * all_rows < inside <= all_rows == len(rows)
+
+
+def test_a_fit_of_steps_is_the_middle_of_what_meets_its_cell():
+    basis, cell = declared(), Cell("max_seq_len", "roundpipe", "llama31_8b")
+    value = refit.fit("mask_bytes", [cell], basis)
+    assert basis["mask_bytes"] == pytest.approx(value, rel=0.02)
+    for factor in (0.96, 1.0, 1.04):
+        assert compare.error(cell, compare.with_values(basis, {"mask_bytes": factor * value})) == 0
 
 
 def test_unknown_cells_have_no_value():

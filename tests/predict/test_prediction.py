@@ -39,7 +39,7 @@ def test_sensitivities_say_what_a_system_rests_on(case):
     by_collectives = predict(case("megatron-tp", "8x_rtx4090", "llama31_8b")).sensitivity
     assert 0.85 < by_collectives["collective_bytes_per_s"] <= 1
     by_loop = predict(case("roundpipe", "8x_rtx4090", "qwen3_235b_lora")).sensitivity
-    assert -0.8 < by_loop["expert_pass_s"] < -0.5
+    assert -1.2 < by_loop["expert_pass_s"] < -0.8
     assert "collective_bytes_per_s" not in by_loop  # it was not read
 
 
