@@ -5,7 +5,7 @@ what the constant does to it, add up to 0.
 """
 
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import copysign, sqrt
 
 from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.cases import model_of
@@ -59,7 +59,7 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
 
 def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
     """The value of a constant at which the cells are met on average, the more sensitive ones counting for more, as in
-    least squares; of lengths, which come in steps, the middle of such values.
+    least squares; of lengths, which come in steps, all count alike, and the value is the middle of those that do.
 
     Raises:
         ValueError: if none is within a factor of four of the declared value.
@@ -72,13 +72,16 @@ def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
         return [log_error(cell, varied) for cell in cells]
 
     more, less = errors(declared_value * 1.1), errors(declared_value / 1.1)
-    slopes = [up - down for up, down in zip(more, less, strict=True)]
+    weights = [up - down for up, down in zip(more, less, strict=True)]
+    smooth = all(cell.table == "throughput" for cell in cells)
+    if not smooth:
+        weights = [copysign(1.0, sum(weights))] * len(cells)
 
     def off(value: float) -> float:
-        return sum(slope * error for slope, error in zip(slopes, errors(value), strict=True))
+        return sum(weight * error for weight, error in zip(weights, errors(value), strict=True))
 
     edge = _edge(lambda value: off(value) > 0, declared_value, name)
-    if all(cell.table == "throughput" for cell in cells):
+    if smooth:
         return edge
     return sqrt(edge * _edge(lambda value: off(value) >= 0, declared_value, name))
 
