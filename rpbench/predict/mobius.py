@@ -14,7 +14,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.experts import waiting_s
 from rpbench.predict.streaming import Jobs
-from rpbench.predict.traffic import timed
+from rpbench.predict.traffic import devices_per_complex, timed
 
 
 def step(case: Case, basis: Basis) -> Terms:
@@ -32,7 +32,8 @@ def step(case: Case, basis: Basis) -> Terms:
 
 def jobs_of(case: Case) -> Jobs:
     """The jobs of a step."""
-    return Jobs(planned(case), case.num_devices, case.settings.chunks.num, 1, 1, asynchronous=False, bound=True)
+    num, complexes = case.settings.chunks.num, devices_per_complex(case.basis)
+    return Jobs(planned(case), case.num_devices, num, 1, 1, False, bound=True, devices_per_complex=complexes)
 
 
 def planned(case: Case) -> Partition:

@@ -21,7 +21,7 @@ from rpbench.ir.partition import Partition
 from rpbench.plan.greedy import MEMORY_SHARE, plan_released
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.streaming import Jobs
-from rpbench.predict.traffic import Run, timed
+from rpbench.predict.traffic import Run, devices_per_complex, timed
 
 # Visits of stages to devices over which the interval between asynchronous steps is taken, and the most steps.
 TIMED_VISITS, MOST_STEPS = 300, 4
@@ -60,7 +60,10 @@ def timed_steps(jobs: Jobs) -> tuple[int, int]:
 def _step(case: Case) -> Jobs:
     chunks, calls = case.settings.chunks, case.settings.num_calls
     routed = case.model.experts_total > 1
-    return Jobs(planned(case), case.num_devices, chunks.num, calls, 1, asynchronous=False, routed=routed)
+    complexes = devices_per_complex(case.basis)
+    return Jobs(
+        planned(case), case.num_devices, chunks.num, calls, 1, False, routed=routed, devices_per_complex=complexes
+    )
 
 
 def planned(case: Case) -> Partition:

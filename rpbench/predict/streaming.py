@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.sim.shares import Tasks
 
-What = Literal["F", "R", "B", "FB", "boundary", "kept", "weights", "gradients", "refresh", "convert", "adam"]
+What = Literal["F", "R", "B", "FB", "boundary", "weights", "gradients", "refresh", "convert", "adam"]
 
 
 class Slot(NamedTuple):
@@ -31,7 +31,8 @@ class Slot(NamedTuple):
         short: of the last microbatch of a call, which may be shorter.
         routed: the experts of F or R, behind what they wait for.
         backward: weights for a backward job; `again`: gradients of an earlier call come with them.
-        pieces: that weights come in; for `kept` how many stages' inputs.
+        pieces: that weights come in.
+        group: of the link, one way through one root complex.
     """
 
     what: What
@@ -41,6 +42,7 @@ class Slot(NamedTuple):
     backward: bool = False
     again: bool = False
     pieces: int = 1
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Jobs:
         calls: of one step; every call runs all stages for `microbatches` microbatches.
         routed: layers have experts: a forward knows its tokens' experts, and goes on, when its attention has ended.
         bound: stages stay on the device of their number modulo the devices; else jobs go round over all calls.
+        devices_per_complex: devices on one root complex; 0 where complexes hold nobody back.
     """
 
     plan: Partition
@@ -62,6 +65,11 @@ class Jobs:
     asynchronous: bool
     routed: bool = False
     bound: bool = False
+    devices_per_complex: int = 0
+
+    def group(self, device: int, *, down: bool) -> int:
+        """The copies that a device's copies share a root complex with, one way."""
+        return 2 * (device // self.devices_per_complex) + down if self.devices_per_complex else 0
 
     @property
     def visits(self) -> int:
@@ -153,13 +161,16 @@ class _Builder:
 
     def _lane(self, lane: list[int], device: int, slot: Slot, *after: int) -> int:
         urgent = lane is self.up
+        if urgent or lane is self.down:
+            slot = slot._replace(group=self.jobs.group(device, down=not urgent))
         lane[device] = self._add(slot, lane[device], *after, port=device if urgent else -1, urgent=urgent)
         return lane[device]
 
     def _weights(self, visit: _Visit, pieces: int, *after: int) -> None:
         """One piece of the weights of a visit."""
         again = visit.backward and visit.call % self.jobs.calls > 0
-        slot = Slot("weights", visit.stage, backward=visit.backward, again=again, pieces=pieces)
+        group = self.jobs.group(visit.device, down=False)
+        slot = Slot("weights", visit.stage, backward=visit.backward, again=again, pieces=pieces, group=group)
         last = visit.weights[-1] if visit.weights else -1
         visit.weights.append(self._add(slot, last, *after, port=visit.device))
 

@@ -67,8 +67,17 @@ def timed_with(lanes: Lanes, needs: Sequence[Need], basis: Basis) -> Run:
 def capacity(basis: Basis) -> Capacity:
     """What devices and host share on a machine."""
     return Capacity(
-        basis.get("copy_bytes_per_s", INF), basis.get("host_bytes_per_s", INF), loop_share=basis["loop_share"]
+        basis.get("copy_bytes_per_s", INF),
+        basis.get("host_bytes_per_s", INF),
+        basis.get("root_complex_bytes_per_s", INF),
+        basis["loop_share"],
     )
+
+
+def devices_per_complex(basis: Basis) -> int:
+    """Devices that share a root complex; 0 where none is known to hold them back."""
+    shared = "root_complex_bytes_per_s" in basis.values
+    return int(basis.get("devices_per_root_complex", 0)) if shared else 0
 
 
 class Needs:
@@ -104,12 +113,12 @@ class Needs:
         if slot.what in ("refresh", "convert", "adam"):
             return Need(amount=self._host_bytes(slot), served_by=HOST)
         if slot.what == "gradients":
-            return Need(amount=self.gradients[slot.stage], served_by=COPY)
+            return Need(amount=self.gradients[slot.stage], served_by=COPY + slot.group)
         if slot.what == "weights":
             moved = (self.backward if slot.backward else self.forward)[slot.stage]
             moved += self.gradients[slot.stage] if slot.again else 0.0
-            return Need(amount=moved / slot.pieces, served_by=COPY)
-        return Need(amount=boundary_bytes(self.case.model, self.tokens[slot.short]), served_by=COPY)
+            return Need(amount=moved / slot.pieces, served_by=COPY + slot.group)
+        return Need(amount=boundary_bytes(self.case.model, self.tokens[slot.short]), served_by=COPY + slot.group)
 
     def _computed(self, slot: Slot) -> Need:
         table: CostTable = self.tables[slot.short]

@@ -22,13 +22,15 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.links import simulate_links
 
 
-def as_data(case, num):
+def as_data(case, num, **complexes):
     """The last computation's end of one call, with the passes and the simulator of `offload=all`."""
     plan, tokens = roundpipe.planned(case), case.chunk_tokens
     shape = Shape(case.num_devices, len(plan.forward), num, len(plan.backward), fused=True)
     schedule = stream(registry.entry("roundpipe").build(shape, round_size=num).with_partition(plan))
     pace, memory = (case.basis.values[name] for name in ("copy_bytes_per_s", "host_bytes_per_s"))
-    cluster = Cluster("x", case.num_devices, host_to_device_bytes_per_s=pace, host_memory_bytes_per_s=memory)
+    cluster = Cluster(
+        "x", case.num_devices, host_to_device_bytes_per_s=pace, host_memory_bytes_per_s=memory, **complexes
+    )
     times = TransferTimes(StageBytes(plan, model_bytes(case.model, int(tokens))), cluster)
     costs = analytic_times(case.model, tokens, case.basis).table(plan, recompute_ahead=True)
     graph = build_graph(schedule)
@@ -45,6 +47,17 @@ def test_lanes_take_as_long_as_the_schedule_with_its_transfers(case, model, slow
     lanes = timed(roundpipe.synchronous_jobs(run), run, run.basis)
     # here weights fill a gap at once; there a piece waits until the activation before it in the lane has come
     assert lanes.computed_s(0) == pytest.approx(as_data(run, 12), rel=0.05)
+
+
+def test_devices_on_one_root_complex_hold_each_other_back(case):
+    run = case("roundpipe-sync", "8x_rtx4090", "qwen3_1p7b")
+    given = {"devices_per_root_complex": 4, "root_complex_bytes_per_s": 8e9}
+    values = {**run.basis.values, **given, "optimizer_bytes": run.basis["adam_bytes"]}
+    shared = replace(run, basis=replace(run.basis, values=values), settings=Settings(48, 1, 12, 4.0, ""))
+    alone = replace(shared, basis=replace(run.basis, values={**values, "root_complex_bytes_per_s": 80e9}))
+    ends = [timed(roundpipe.synchronous_jobs(each), each, each.basis).computed_s(0) for each in (shared, alone)]
+    assert ends[0] > 1.1 * ends[1]
+    assert ends[0] == pytest.approx(as_data(shared, 12, **given), rel=0.05)
 
 
 def jobs(**options):
