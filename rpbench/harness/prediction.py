@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
-from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, load, typed
+from rpbench.harness.config import CONF, ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
@@ -73,7 +75,8 @@ def _measured_on(model: Model, config: RunConfig) -> Basis | None:
     """The constants on the machine where a published model's layers were timed."""
     if model.published_name is None:
         return None
-    return basis_of(Cluster(**load([f"cluster={_TIMED_ON}"]).cluster), config.cost)
+    figures: Any = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / f"{_TIMED_ON}.yaml"))
+    return basis_of(Cluster(**figures), config.cost)
 
 
 def _settings(config: RunConfig, name: str, model: Model, cluster: Cluster) -> Settings:

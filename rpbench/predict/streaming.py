@@ -161,7 +161,7 @@ class _Builder:
 
     def _lane(self, lane: list[int], device: int, slot: Slot, *after: int) -> int:
         urgent = lane is self.up
-        if urgent or lane is self.down:
+        if self.jobs.devices_per_complex and lane is not self.compute:
             slot = slot._replace(group=self.jobs.group(device, down=not urgent))
         lane[device] = self._add(slot, lane[device], *after, port=device if urgent else -1, urgent=urgent)
         return lane[device]
