@@ -13,7 +13,7 @@ from rpbench.cost.published import published_partition
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.experts import waiting_s
-from rpbench.predict.streaming import Jobs
+from rpbench.predict.jobs import Jobs
 from rpbench.predict.traffic import devices_per_complex, timed
 
 

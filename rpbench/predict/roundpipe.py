@@ -20,7 +20,7 @@ from rpbench.cost.sizes import model_bytes
 from rpbench.ir.partition import Partition
 from rpbench.plan.greedy import MEMORY_SHARE, plan_released
 from rpbench.predict.case import Case, Terms
-from rpbench.predict.streaming import Jobs
+from rpbench.predict.jobs import Jobs
 from rpbench.predict.traffic import Run, devices_per_complex, timed
 
 # Visits of stages to devices over which the interval between asynchronous steps is taken, and the most steps.

@@ -14,7 +14,8 @@ from math import log
 
 from rpbench.cost.basis import Basis
 from rpbench.predict.case import Case
-from rpbench.predict.streaming import Jobs, Lanes, lanes_of
+from rpbench.predict.jobs import Jobs, Lanes
+from rpbench.predict.streaming import lanes_of
 from rpbench.predict.traffic import Need, Needs, Run, timed_with
 from rpbench.sim.shares import HOST
 

@@ -1,9 +1,10 @@
 """The lanes of a streamed pipeline: jobs in order, and everything that moves for them, as tasks of `sim.shares`.
 
 A job is one stage run for all microbatches of a call, on one device; its weights come while the job before it on that
-device runs, a piece after each activation, and its gradient goes home after it. All activations between jobs go
-through the host, and so does what a backward recomputes from. The lanes are those that `rpbench.ir.offload.stream`
-gives the schedule; the host's lane is the optimizer of the released library:
+device runs, in pieces that give way to activations, and its gradient goes home after it. All activations between jobs
+go through the host, and so does what a backward recomputes from. What moves is what `rpbench.ir.offload.stream` gives
+the schedule as data, and the times are the same within a few per cent (weights there keep their place in the lane);
+this form is for whole steps of large models in parts of a second. The host's lane is the released library's optimizer:
 
     asynchronous   refresh (weights of the update before), convert the gradients as they arrive, Adam; the next step
                    waits for the refresh of each stage, and the refresh for the last upload of this step
@@ -15,87 +16,13 @@ Source: arXiv 2604.27085; transfers and optimizer as in its released library.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
 
 from rpbench.ir.partition import Partition
+from rpbench.predict.jobs import Jobs, Lanes, Slot, What
 from rpbench.sim.shares import Tasks
 
-What = Literal["F", "R", "B", "FB", "boundary", "weights", "gradients", "refresh", "convert", "adam"]
 
-
-class Slot(NamedTuple):
-    """What a task does: its kind, of which stage, and of which variant.
-
-    Args:
-        stage: forward stages for F, weights of a forward and refresh; backward stages otherwise.
-        short: of the last microbatch of a call, which may be shorter.
-        routed: the experts of F or R, behind what they wait for.
-        backward: weights for a backward job; `again`: gradients of an earlier call come with them.
-        pieces: that weights come in.
-        group: of the link, one way through one root complex.
-    """
-
-    what: What
-    stage: int = 0
-    short: bool = False
-    routed: bool = False
-    backward: bool = False
-    again: bool = False
-    pieces: int = 1
-    group: int = 0
-
-
-@dataclass(frozen=True)
-class Jobs:
-    """The jobs of a run: what identifies its lanes.
-
-    Args:
-        plan: stages; with `plan.fused` the top backward stage runs forward and backward in one visit.
-        calls: of one step; every call runs all stages for `microbatches` microbatches.
-        routed: layers have experts: a forward knows its tokens' experts, and goes on, when its attention has ended.
-        bound: stages stay on the device of their number modulo the devices; else jobs go round over all calls.
-        devices_per_complex: devices on one root complex; 0 where complexes hold nobody back.
-    """
-
-    plan: Partition
-    num_devices: int
-    microbatches: int
-    calls: int
-    steps: int
-    asynchronous: bool
-    routed: bool = False
-    bound: bool = False
-    devices_per_complex: int = 0
-
-    def group(self, device: int, *, down: bool) -> int:
-        """The copies that a device's copies share a root complex with, one way."""
-        return 2 * (device // self.devices_per_complex) + down if self.devices_per_complex else 0
-
-    @property
-    def visits(self) -> int:
-        """Of stages to devices, in one step."""
-        return self.calls * (len(self.plan.forward) + len(self.plan.backward))
-
-
-@dataclass
-class Lanes:
-    """The tasks of a run.
-
-    Attributes:
-        slots: what the numbers in `tasks.slot` stand for.
-        num_devices: that run them.
-        computing: what the devices compute in each step; the last of it ends the step.
-        host_ends: the last task of the host's lane in each step.
-    """
-
-    tasks: Tasks
-    slots: tuple[Slot, ...]
-    num_devices: int
-    computing: list[list[int]]
-    host_ends: list[int]
-
-
-@lru_cache(maxsize=48)
+@lru_cache(maxsize=32)
 def lanes_of(jobs: Jobs) -> Lanes:
     """The lanes of a run, ready to be timed with any costs."""
     return _Builder(jobs).build()
@@ -122,7 +49,7 @@ class _Builder:
         self.numbers: dict[Slot, int] = {}
         self.up, self.down, self.compute = ([-1] * jobs.num_devices for _ in range(3))
         self.computing: list[list[int]] = [[] for _ in range(jobs.steps)]
-        self.kept: dict[tuple[int, int, int], int] = {}  # step, call, (backward stage, microbatch) -> what stored it
+        self.kept: dict[tuple[int, int, int], int] = {}  # call, stage, microbatch -> what stored it
         self.host = -1
         self.keepers = _keepers(jobs.plan)
 

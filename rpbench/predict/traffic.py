@@ -11,7 +11,8 @@ from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind
 from rpbench.predict.case import Case
 from rpbench.predict.experts import expert_s, loop_s
-from rpbench.predict.streaming import Jobs, Lanes, Slot, lanes_of
+from rpbench.predict.jobs import Jobs, Lanes, Slot
+from rpbench.predict.streaming import lanes_of
 from rpbench.sim.shares import COPY, HOST, LOOP, NOTHING, Capacity, run
 
 INF = float("inf")

@@ -15,8 +15,9 @@ from rpbench.ir.offload import stream
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Shape
 from rpbench.predict import roundpipe
+from rpbench.predict.jobs import Jobs, Slot
 from rpbench.predict.settings import Settings
-from rpbench.predict.streaming import Jobs, Slot, lanes_of
+from rpbench.predict.streaming import lanes_of
 from rpbench.predict.traffic import timed
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import simulate_links
