@@ -126,6 +126,17 @@ def test_an_update_waits_for_gradients_and_the_next_steps_weights_for_the_refres
     assert made.begin[first_refresh] >= max(made.end[number] for number in before[:10])
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_weights_of_the_next_step_wait_for_the_refresh_of_their_stage(asynchronous):
+    lanes = lanes_of(jobs(asynchronous=asynchronous))
+    what = [lanes.slots[number] for number in lanes.tasks.slot]
+    refreshed = [number for number, slot in enumerate(what) if slot.what == "refresh" and not slot.backward]
+    for number in refreshed[:-2]:  # the last step has none behind it
+        waiting = [what[other] for other in lanes.tasks.followers[number] if what[other].what == "weights"]
+        assert [(slot.stage, slot.backward) for slot in waiting] == [(what[number].stage, False)]
+    assert len(refreshed) == 2 * 3
+
+
 def test_a_slow_host_holds_back_asynchronous_steps(case):
     run = case("roundpipe", "8x_a800", "gpt_oss_20b")
     slow = run.basis.scaled("host_bytes_per_s", 0.25)
