@@ -11,6 +11,8 @@ from analysis.paper import PUBLISHED_MODELS
 MODELS = tuple(PUBLISHED_MODELS)
 BASELINES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
 SCHEDULES = (*BASELINES, "roundpipe")
+# RoundPipe with a whole step as one round, by the name of its file in `conf/schedule/`.
+ONE_ROUND = "roundpipe_call"
 
 # What all simulated experiments share: the published timings on eight devices, in the published setting.
 _SIMULATED: dict[str, Any] = {
@@ -78,7 +80,7 @@ def single_call(
 
 def with_halves(records: pd.DataFrame) -> pd.DataFrame:
     """Searched cuts on the published layer times, backward split; everybody recomputes ahead, inputs are waited for."""
-    return select(
+    found = select(
         records,
         **_SIMULATED,
         partition="search",
@@ -87,6 +89,24 @@ def with_halves(records: pd.DataFrame) -> pd.DataFrame:
         config__cost__fused_ahead=False,
         config__cost__recompute_ahead=True,
         config__cost__split_backward=True,
+    )
+    return _by_round(found)
+
+
+def one_round(records: pd.DataFrame) -> pd.DataFrame:
+    """RoundPipe with all 16 microbatches in one round, on the published layer times and cuts searched for that."""
+    return select(
+        records,
+        **_SIMULATED,
+        schedule="roundpipe",
+        partition="search",
+        dispatch="round_robin",
+        num_steps=1,
+        num_microbatches=16,
+        config__schedule__round_size=16,
+        config__cost__fused_ahead=True,
+        config__cost__recompute_ahead=None,
+        config__cost__split_backward=False,
     )
 
 
@@ -103,8 +123,7 @@ def back_to_back(records: pd.DataFrame, *, causal: bool = False) -> pd.DataFrame
         config__cost__fused_ahead=not causal,
         config__cost__recompute_ahead=None,
     )
-    whole_rounds = [row.config["schedule"]["round_size"] == row.num_microbatches for row in rows.itertuples()]
-    return rows[whole_rounds]
+    return rows[_is_one_round(rows)]
 
 
 def unit_work(records: pd.DataFrame, **choices: Any) -> pd.DataFrame:
@@ -114,7 +133,16 @@ def unit_work(records: pd.DataFrame, **choices: Any) -> pd.DataFrame:
     """
     usual: dict[str, Any] = {"model": "abstract", "partition": "even"}
     usual |= {"config__cost__recompute_ms": 0, "config__cost__head_share": 0}
-    return select(records, **_UNIT_WORK, **(usual | choices))
+    return _by_round(select(records, **_UNIT_WORK, **(usual | choices)))
+
+
+def _by_round(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with RoundPipe under two names, told by the size of its rounds."""
+    return rows if rows.empty else rows.assign(schedule=rows["schedule"].mask(_is_one_round(rows), ONE_ROUND))
+
+
+def _is_one_round(rows: pd.DataFrame) -> list[bool]:
+    return [row.config["schedule"].get("round_size") == row.num_microbatches for row in rows.itertuples()]
 
 
 def closed_forms(records: pd.DataFrame, cluster: str, convention: str) -> pd.DataFrame:

@@ -34,6 +34,7 @@ METHODS = {
     "interleaved_1f1b": Look("Interleaved 1F1B", GREEN, "v"),
     "looped_bfs": Look("Looped BFS", PURPLE, "D"),
     "roundpipe": Look("RoundPipe", VERMILION, "o"),
+    "roundpipe_call": Look("RoundPipe, one round", VERMILION, "p"),
     "roundpipe-sync": Look("RoundPipe-sync", ORANGE, "P"),
     "zero-2": Look("ZeRO-2", YELLOW, "<"),
     "zero-infinity": Look("ZeRO-Infinity", PURPLE, ">"),
@@ -113,6 +114,7 @@ _FAMILY_OF = {
     "seq1f1b": "parts and offload",
     "vocab_parallel": "parts and offload",
     "roundpipe": "stages dealt to devices",
+    "roundpipe_call": "stages dealt to devices",
 }
 
 # Models by their name in `conf/model/`, in the order of the paper's figures.

@@ -27,8 +27,9 @@ _LOOKS = {
     "zb_v": style.Look("ZB-V", style.BLACK, "X"),
     "dualpipe_v": style.Look("DualPipeV", style.ORANGE, "P"),
     "roundpipe": style.METHODS["roundpipe"],
+    "roundpipe_call": style.METHODS["roundpipe_call"],
 }
-_DASHED = ("dapple", "zb_h2")  # by colour alone they would be another curve
+_DASHED = ("dapple", "zb_h2", "roundpipe_call")  # by colour alone they would be another curve
 _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 
@@ -46,8 +47,9 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
             "1,024 microbatches a step; forward, input gradient and weight gradient of a device's share take one unit "
             "each, whatever the number of devices, and every tensor that changes the device a tenth of one. Left: idle "
             "share of the makespan of one step; right: activations the fullest device keeps, in microbatches of its "
-            "share. Cuts are even, nobody's are searched for. DualPipeV takes no fewer than two microbatches a device, "
-            "and the order of ZB-V is searched for, which takes too long beyond 64 devices with so many microbatches. "
+            "share. Cuts are even, nobody's are searched for. RoundPipe waits for a hop in every round; a round has as "
+            "many microbatches as there are devices, or the whole step, as in the released library. "
+            "DualPipeV takes no fewer than two microbatches a device, and the order of ZB-V is searched for, which takes too long beyond 64 devices with so many microbatches. "
             f"{answer(data)}"
         ),
         evidence=("simulated",),

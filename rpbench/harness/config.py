@@ -164,10 +164,9 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 
 
 def choices(group: str) -> list[str]:
-    """Options of a config group: its files, or the registered schedules."""
-    if group == "schedule":
-        return list(registry.entries())
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """Options of a config group: its files; of `schedule`, the registered ones first."""
+    files = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return [*registry.entries(), *files] if group == "schedule" else files
 
 
 # --- what went wrong, in a few lines -------------------------------------------------------------------------

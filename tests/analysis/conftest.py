@@ -19,7 +19,7 @@ import pytest
 from analysis.figures import convergence, gains, thousand_devices, what_if
 from analysis.figures.duel import NAMES
 from analysis.load import load_records
-from analysis.runs import MODELS, SCHEDULES
+from analysis.runs import MODELS, ONE_ROUND, SCHEDULES
 from rpbench.harness import record
 from rpbench.harness.config import RunConfig, as_plain, load, swept
 from rpbench.harness.record import Record
@@ -99,6 +99,9 @@ def _others(row: Record) -> Iterator[Record]:
         late = _edited(row, "causal", makespan_s=1.01 * row["makespan_s"])
         late["config"]["cost"]["fused_ahead"] = False
         yield late
+        whole = _edited(row, "one round", partition="search", makespan_s=0.95 * row["makespan_s"])
+        whole["config"]["schedule"]["round_size"] = row["num_microbatches"]
+        yield whole
         yield from (_back_to_back(row, count) for count in (8, 9, 10, 16))
         yield from (_dealt(row, size) for size in (1, 4, 8))
     else:
@@ -116,19 +119,21 @@ def _made_once(row: Record) -> Iterator[Record]:
 
 
 def _gains(row: Record) -> Iterator[Record]:
-    """Records of all schedules on the paper's models; RoundPipe's rate is 100, that of the others 80 and more."""
+    """Records of all schedules on the paper's models; RoundPipe's rate is 90 or 100, that of the others 80 and more."""
     for name in (gains.FLUSHING, gains.ASYNCHRONOUS):
         base = load([f"experiment={name}"])
         for (rank, schedule), model in product(enumerate(swept(name, "schedule")), MODELS):
+            rates = {"roundpipe": 90, ONE_ROUND: 100}
+            config = as_plain(base)
             yield _edited(
                 row,
                 f"{name} {schedule} {model}",
-                schedule=schedule,
+                schedule=_registered(schedule, config, base.num_microbatches),
                 model=model,
-                config=as_plain(base),
+                config=config,
                 partition=base.partition,
                 peak_memory_bytes=[rank << 31] * 8,
-                tokens_per_s=100 if schedule == "roundpipe" else 80 + 1.5 * rank,
+                tokens_per_s=rates.get(schedule, 80 + 1.5 * rank),
             )
     late = as_plain(load(["experiment=steady_causal"]))
     late["schedule"]["round_size"] = gains.NUM_MICROBATCHES
@@ -146,6 +151,13 @@ def _gains(row: Record) -> Iterator[Record]:
         )
 
 
+def _registered(schedule: str, config: Record, num_microbatches: int) -> str:
+    """The registered name of a swept schedule; the size of its rounds goes into the config."""
+    size = num_microbatches if schedule == ONE_ROUND else None
+    config["schedule"] = config["schedule"] | {"round_size": size}
+    return "roundpipe" if schedule == ONE_ROUND else schedule
+
+
 def _of_unit_work(row: Record) -> Iterator[Record]:
     """Records of the experiments that compare schedules as such; the later its name, the larger a bubble."""
     axes = {"tradeoff": "num_microbatches", "hop_latency": "cost.hop_ms", "uneven_head": "cost.head_share"}
@@ -160,7 +172,7 @@ def _of_unit_work(row: Record) -> Iterator[Record]:
             yield _edited(
                 row,
                 f"{name} {schedule} {value}",
-                schedule=schedule,
+                schedule=_registered(schedule, config, fields["num_microbatches"]),
                 config=config,
                 cost="constant",
                 cluster="local",

@@ -391,6 +391,7 @@ def test_the_lead_is_best_baseline_over_roundpipe(full_records: pd.DataFrame) ->
         assert leads.loc[(model, "published"), "lead"] == pytest.approx(plain)
         assert leads.loc[(model, "search"), "lead"] == pytest.approx(plain)
         assert leads.loc[(model, tuning.AHEAD), "lead"] == pytest.approx(plain * 0.9 / 0.97)
+        assert leads.loc[(model, tuning.ONE_ROUND), "lead"] == pytest.approx(plain * 0.9 / 0.95)
         assert leads.loc[(model, "published"), "best"] == "looped_bfs"
 
 
