@@ -66,6 +66,12 @@ class DeviceMemory:
         """Count a tensor on the device of the action that runs, until nobody has it any more."""
         self._take(self._device.number, tensor, tensor, what)
 
+    def change(self, device: int, what: str, num_bytes: int) -> None:
+        """Count bytes that come to a device, or leave it where they are negative."""
+        with self._lock:
+            self._held[device][what] += num_bytes
+        self._check(device)
+
     def _pack(self, tensor: torch.Tensor) -> "_Saved | torch.Tensor":
         if tensor.is_leaf and tensor.requires_grad:
             return tensor  # a weight: counted with its stage
