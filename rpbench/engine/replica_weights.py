@@ -91,6 +91,10 @@ class ReplicaWeights(DeviceWeights):
             return self._frozen[module] | self.part(module, version, self._now.device)
         return self._buffers[module] | super().all_of(module, version)
 
+    def _brings(self, stage: int) -> str:
+        sharing = self._stages.get(stage)
+        return "UNSHARD" if sharing is not None and sharing.gathers else super()._brings(stage)
+
     def part(self, module: int, version: int, owner: int) -> Named:
         """What one of its replicas keeps of a shared module's trainable weights: flat pieces, or all."""
         prefix = _key(owner, "")
