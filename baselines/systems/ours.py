@@ -7,7 +7,7 @@ from rpbench.cost.table import LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.training import Settings, Training
-from rpbench.ir.partition import split_evenly, symmetric
+from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
 
@@ -22,19 +22,19 @@ class Method(NamedTuple):
 def our_losses(method: Method, case: Case, num_devices: int) -> list[float]:
     """The mean loss of every step on as many devices, on a virtual clock; the same weights and microbatches."""
     workload = case.workload()
-    num_layers = len(workload.modules) - 2
-    schedule = _schedule(method, case, num_devices, num_layers)
-    layers = [1.0] * num_layers
-    costs = LayerTimes(layers, layers, layers, 1.0, 1.0).table(schedule.partition, recompute_ahead=False)
+    layers = [1.0] * (len(workload.modules) - 2)
+    partition = symmetric((1,) * len(layers))
+    schedule = _schedule(method, case, num_devices, partition)
+    costs = LayerTimes(layers, layers, layers, 1.0, 1.0).table(partition, recompute_ahead=False)
     training = Training(workload, schedule, Settings(case.settings()))
     execute(training.program(costs), training.handlers, VirtualBackend(costs))
     return [training.mean_loss(step) for step in range(case.num_steps)]
 
 
-def _schedule(method: Method, case: Case, num_devices: int, num_layers: int) -> Schedule:
-    """With a stage for every layer, and all it moves."""
+def _schedule(method: Method, case: Case, num_devices: int, partition: Partition) -> Schedule:
+    """With all it moves."""
     found = entry(method.name)
-    shape = Shape(num_devices, num_layers, case.num_microbatches, num_steps=case.num_steps)
-    order = found.build(shape, **method.options).with_partition(symmetric(split_evenly(num_layers, num_layers)))
+    shape = Shape(num_devices, len(partition.forward), case.num_microbatches, num_steps=case.num_steps)
+    order = found.build(shape, **method.options).with_partition(partition)
     assert found.lower is not None  # methods of replicas say what they move
     return found.lower(order, prefetch=1, **(found.options | method.options))
