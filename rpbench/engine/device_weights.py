@@ -22,7 +22,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.ir.visits import Visit
 
 Copy = Callable[[torch.Tensor, int, str], torch.Tensor]
-"""A tensor, a device and a lane (h2d or d2h) -> its copy at the other end of that lane."""
+"""A tensor, a device and a lane -> its copy on the device (h2d, net) or from there on the host (d2h)."""
 
 
 def copy_in_memory(tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:

@@ -80,6 +80,7 @@ class ReducedWindow:
         total = Sum()
         for source, made in found.made.items():
             part = take(made.values, self._sharing.owned[device])
+            _read_by_this_stream(part)
             total.add(part if source == device else {place: carry(piece, device) for place, piece in part.items()})
         # What only this replica has made is still a view of a gradient that is to go.
         values = {place: piece if place in total.owned else piece.clone() for place, piece in total.values.items()}
@@ -140,3 +141,10 @@ class ReducedWindow:
         """Gradients that are to be scattered; others are counted as what stays."""
         if self._sharing.scatters:
             self._hold(device, "gradients on their way", num_bytes)
+
+
+def _read_by_this_stream(tensors: Mapping[Place, torch.Tensor]) -> None:
+    """On a GPU, keep memory from being used again before the calling lane has read it."""
+    for tensor in tensors.values():
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
