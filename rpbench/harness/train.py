@@ -35,7 +35,9 @@ from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_pl
 from rpbench.harness.curve import loss_curve
 from rpbench.harness.gpu_request import check_cuda
 from rpbench.harness.verification import verified
+from rpbench.ir.cargo import LINKS
 from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
@@ -174,7 +176,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
             fields, timeline, training = _on_gpus(workload, settings, assembled, start, engine.num_warmup_runs)
         else:
             fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine)
-        fields |= _scales(training)
+        fields |= _scales(training) | _copied(training)
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
@@ -203,6 +205,14 @@ def _scales(training: Training) -> Fields:
         return {}
     scales = training.scaler.scales
     return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
+
+
+def _copied(training: Training) -> Fields:
+    """Bytes that the transfers have really copied over each kind of link, per device, beside those actions count."""
+    moved, devices = training.traffic.moved_bytes, range(training.schedule.shape.num_ranks)
+    if not has_transfers(training.schedule):
+        return {}
+    return {f"{lane}_copied_bytes": [moved[device, lane] for device in devices] for lane in LINKS}
 
 
 # --- the backends -------------------------------------------------------------------------------------------
