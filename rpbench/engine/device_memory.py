@@ -4,6 +4,8 @@ CPU threads and virtual devices have no memory of their own, so a cap is kept by
 
 * the weights of its stages and a gradient of the same size for those that train; where weights are streamed, only
   those of the stage it is running;
+* where replicas share a stage, its shard of both, what it has gathered from UNSHARD to RESHARD and loaded from LOAD:P
+  to FREE:P, and the gradients it has made until every replica has fetched its part of them;
 * activations: what autograd saves, from the action that saves it until its graph is gone;
 * where weights are bound, the inputs it keeps to recompute from; streamed ones are at home on the host.
 

@@ -1,7 +1,8 @@
 """Training: the state of a run, and the handlers that a schedule's actions call on it.
 
 Everything is at home on the host: weights by version, gradients, masters and optimizer state, kept inputs. What a
-device has is what the action it runs holds, so any device may run any stage.
+device has is what the action it runs holds, so any device may run any stage. Not so where replicas share a stage: each
+has its own shard or copy of it, and gets the rest by collectives (`rpbench.engine.sharing`).
 """
 
 import inspect
@@ -373,7 +374,8 @@ def _check_keeps_last(schedule: Schedule, compensation: Compensation) -> None:
             f"recompute=except_last: the last stage of {schedule.name} does other work between a forward and its "
             "backward; use recompute=all, or a schedule such as 1f1b"
         )
-    if any(_moved(schedule).values()) or any(action.object == "A" for _, _, row in schedule.items() for action in row):
+    leaves = Kind.UNSHARD in schedule.kinds or any(_moved(schedule).values())
+    if leaves or any(action.object == "A" for _, _, row in schedule.items() for action in row):
         raise ValueError("recompute=except_last: nothing may leave the devices in between; use recompute=all")
     if compensation.is_needed:
         raise ValueError("recompute=except_last: what makes up for late gradients changes weights; use recompute=all")

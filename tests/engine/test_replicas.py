@@ -16,6 +16,7 @@ from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.reference import largest_difference
 from rpbench.engine.sharing import ALIGNMENT, cut_evenly, join, take
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.action import Action, Kind
@@ -91,6 +92,25 @@ def test_replicas_that_keep_everything_stay_the_same_bit_for_bit(num_devices):
             for name in first:
                 assert torch.equal(first[name], other[name])
                 assert first[name].data_ptr() != other[name].data_ptr()
+
+
+@pytest.mark.parametrize("method", ["data_parallel", "zero_2", "zero_offload, delayed"])
+def test_a_run_that_goes_on_is_as_one_that_did_not_stop(method):
+    """Shards of weights and moments are put together for a checkpoint and cut again."""
+
+    def run(num_steps: int, start=None) -> Training:
+        schedule = schedule_of(method, 3, num_steps=num_steps)
+        optimizer = OptimizerSettings(1e-2, clip_norm=0.5)
+        training = Training(workload_of(schedule), schedule, Settings(optimizer, keep_state=True), start)
+        execute(training.program(uneven_costs(schedule)), training.handlers, VirtualBackend(uneven_costs(schedule)))
+        return training
+
+    straight, resumed = run(4).state(), run(2, run(2).state()).state()
+    assert largest_difference(resumed.masters, straight.masters) == 0.0
+    for age in straight.stale:
+        assert largest_difference(resumed.stale[age], straight.stale[age]) == 0.0
+    for place, moments in straight.moments.items():
+        assert largest_difference(resumed.moments[place], moments) == 0.0
 
 
 # --- what a device owns -----------------------------------------------------------------------------------------
