@@ -2,7 +2,8 @@
 
 With a file, its cases are run and rank 0 prints a line of JSON for each. With `-`, cases come a line at a time on
 stdin and every rank answers each on stdout, until stdin ends: `rpbench` feeds long-lived ranks that way. A line
-`again` runs the last case once more, prepared as it is.
+`again` runs the last case once more, prepared as it is. A case with `verify` is compared with plain training; where a
+method of ours does the same, the losses of both are in the answer, ours in that of rank 0.
 """
 
 import json
@@ -137,7 +138,9 @@ def _run(system: System, case: Case) -> dict[str, Any]:
         answer |= _verified(system, case)
     if case.verify and system.ours is not None:
         losses = _mean_losses(system.losses[-case.num_steps :])
-        answer |= {"losses": losses, "our_losses": our_losses(system.ours, case, dist.get_world_size())}
+        answer |= {"losses": losses}
+        if dist.get_rank() == 0:
+            answer |= {"our_losses": our_losses(system.ours, case, dist.get_world_size())}
     return answer
 
 

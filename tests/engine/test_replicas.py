@@ -81,12 +81,12 @@ def test_frozen_weights_are_gathered_as_well_and_only_adapters_are_stepped():
     assert_same(run, reference_of(run))
 
 
-@pytest.mark.parametrize("num_devices", [2, 3, 5])
+@pytest.mark.parametrize("num_devices", [2, 5])
 def test_replicas_that_keep_everything_stay_the_same_bit_for_bit(num_devices):
-    schedule = schedule_of("data_parallel", num_devices, num_steps=5)
+    schedule = schedule_of("data_parallel", num_devices, num_steps=3)
     weights = train(schedule, workload_of(schedule), learning_rate=1e-2).training.weights
     for module in range(6):
-        first, *others = (weights.part(module, 5, device) for device in range(num_devices))
+        first, *others = (weights.part(module, 3, device) for device in range(num_devices))
         for other in others:
             assert first.keys() == other.keys()
             for name in first:
@@ -148,7 +148,7 @@ def test_a_device_keeps_a_shard_of_weights_and_moments():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("num_devices", [1, 3])
 def test_what_is_copied_is_what_the_actions_count(method, num_devices):
     """Links have as many bytes in the engine as in `moved_bytes`: all devices exactly, one but for where it is cut."""
     schedule = schedule_of(method, num_devices)
