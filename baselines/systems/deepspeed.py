@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO: stages 1 to 3, and stages 2 and 3 with the optimizer on the host.
 
     zero_1, zero_2, zero_3     shards of the optimizer's state, of gradients too, of weights too
-    zero_offload               stage 2, gradients and AdamW on the host (DeepSpeedCPUAdam, compiled when first used)
+    zero_offload               stage 2, gradients and AdamW on the host; torch's, so that nothing is compiled for it
     zero_infinity              stage 3, weights on the host as well
 
 Data parallel: rank r trains the microbatches r, r + p, ... of every step, and their gradients are averaged over the
@@ -77,13 +77,12 @@ class DeepSpeed:
         self.losses: list[float] = []
         self.ours: Method | None = METHODS[case.schedule]
         self._stage = _STAGES[case.schedule]
-        self._offloads = case.schedule in ("zero_offload", "zero_infinity")
         self._gradients: Tensors = {}
         whole = _Whole(list(self.workload.modules), case.recompute == "all")
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.engine, *_ = self._deepspeed.initialize(
-            model=whole, optimizer=self._optimizer(whole), config=self._config()
-        )
+        settings = case.settings()
+        optimizer = torch.optim.AdamW(whole.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self.engine, *_ = self._deepspeed.initialize(model=whole, optimizer=optimizer, config=self._config())
 
     def prepare(self) -> None:
         """Nothing is laid out beforehand."""
@@ -116,14 +115,6 @@ class DeepSpeed:
             for name, parameter in module.named_parameters()
         }
 
-    def _optimizer(self, whole: nn.Module) -> torch.optim.Optimizer:
-        settings = self.case.settings()
-        make = self._deepspeed.ops.adam.DeepSpeedCPUAdam if self._offloads else torch.optim.AdamW
-        optimizer: torch.optim.Optimizer = make(
-            whole.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
-        return optimizer
-
     def _read_gradients(self) -> Tensors:
         whole = self._deepspeed.utils.safe_get_full_grad
         return {
@@ -138,6 +129,7 @@ class DeepSpeed:
             "train_micro_batch_size_per_gpu": self.case.microbatch_sequences,
             "gradient_accumulation_steps": share,
             "zero_optimization": {"stage": self._stage} | self._offloading(),
+            "zero_force_ds_cpu_optimizer": False,
             "zero_allow_untested_optimizer": True,
             "bf16": {"enabled": self.case.dtype == "bfloat16"},
             "fp16": {"enabled": self.case.dtype == "float16"},

@@ -50,7 +50,8 @@ def assert_same_losses(answers, case):
     """Those of plain training and those of our method, step by step.
 
     They cannot be the same bits: a peer averages over ranks where we add up, deals microbatches to ranks in turn where
-    we deal them in runs, and steps with another AdamW. Six steps of six layers come to 4e-16 in float64 and 6e-8 in float32.
+    we deal them in runs, and steps with another AdamW. Six steps of six layers come to 4e-16 in float64 and 6e-8 in
+    float32.
     """
     ours = answers[0]["our_losses"]
     assert len(ours) == case.num_steps
