@@ -11,6 +11,9 @@ and 6 microbatches:
 A stage is what is reduced at a time (a bucket); its all-reduce runs beside the backward of the stages below. With n
 devices a step moves 2 (n - 1) / n elements a parameter and device, and a device holds 16 bytes a parameter.
 
+In the engine every replica has weights, masters and moments of its own; they are the same bit for bit after every step,
+because an all-reduce gives all the same sum. One STEP stands for those of all replicas.
+
 The order is that of every method whose devices run whole microbatches: `zero_2`, `zero_3`, `zero_offload` and
 `zero_infinity` move other things beside it.
 
@@ -58,7 +61,8 @@ def _row(shape: Shape, device: int) -> Row:
 def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
     """The order with a STEP of every stage: on device s mod p behind its work of the step, or on its host lane.
 
-    Who keeps a shard of the optimizer state updates that shard; one STEP stands for all of them.
+    Who keeps a shard of the optimizer state updates that shard; one STEP stands for all of them. A device has 1/p of
+    the stages' steps in its lane, which is as much work as its own shard of every stage.
     """
     shape = order.shape
     rows: list[dict[str, Row]] = []

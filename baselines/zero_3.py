@@ -12,6 +12,9 @@ they are sends only boundary tensors for each further microbatch. `reduce_each_m
 gradients once a step and keeps them whole until then. With `offload` the shards live on the host: each is loaded
 before its gather, its gradient stored after the reduce-scatter, and the optimizer works there.
 
+The last stage's weights leave between its forward and its backward like all others, so the engine runs the head again,
+which FSDP does not: it keeps the head's graph and fills the same memory anew.
+
 Source: Rajbhandari et al., "ZeRO", SC'20, sections 5 and 7; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully
 Sharded Data Parallel", VLDB'23, sections 3 and 4.
 """

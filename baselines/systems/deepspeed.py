@@ -1,11 +1,16 @@
-"""DeepSpeed's ZeRO-Offload: ZeRO stage 2 with gradients and AdamW on the host.
+"""DeepSpeed's ZeRO: stages 1 to 3, and stages 2 and 3 with the optimizer on the host.
+
+    zero_1, zero_2, zero_3     shards of the optimizer's state, of gradients too, of weights too
+    zero_offload               stage 2, gradients and AdamW on the host; torch's, so that nothing is compiled for it
+    zero_infinity              stage 3, weights on the host as well
 
 Data parallel: rank r trains the microbatches r, r + p, ... of every step, and their gradients are averaged over the
-ranks at the last of them. Runs on CUDA devices, or, through DeepSpeed's CPU accelerator, over gloo on any machine.
+ranks. Runs on CUDA devices, or, through DeepSpeed's CPU accelerator, over gloo on any machine (DS_ACCELERATOR=cpu).
 
 DeepSpeed holds gradients by its own partition and clears them in its step, so they are read before it.
 
-Source: DeepSpeed 0.19; Ren et al., "ZeRO-Offload", USENIX ATC'21 (arXiv 2101.06840).
+Sources: DeepSpeed 0.19; Rajbhandari et al., "ZeRO", SC'20; Ren et al., "ZeRO-Offload", USENIX ATC'21 (arXiv
+2101.06840).
 """
 
 import torch
@@ -14,8 +19,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from baselines.systems.case import Case
+from baselines.systems.ours import Method
 from baselines.systems.requirement import require
 from rpbench.engine.gradients import Tensors
+
+# What a case may name as its schedule, and which of our methods moves the same.
+METHODS = {
+    "zero_1": Method("zero_2", {"reduce_each_microbatch": False}),
+    "zero_2": Method("zero_2", {}),
+    "zero_3": Method("zero_3", {}),
+    "zero_offload": Method("zero_offload", {}),
+    "zero_infinity": Method("zero_infinity", {}),
+}
+_STAGES = {"zero_1": 1, "zero_2": 2, "zero_3": 3, "zero_offload": 2, "zero_infinity": 3}
 
 
 class _Whole(nn.Module):
@@ -43,6 +59,8 @@ class DeepSpeed:
     def __init__(self, case: Case) -> None:
         self._deepspeed = require("deepspeed")
         self.case, self.rank, self.num_ranks = case, dist.get_rank(), dist.get_world_size()
+        if case.schedule not in METHODS:
+            raise ValueError(f"schedule={case.schedule!r}: DeepSpeed is run as {', '.join(METHODS)}")
         if case.num_microbatches % self.num_ranks:
             raise ValueError(
                 f"num_microbatches={case.num_microbatches}: {self.num_ranks} ranks take an equal number each"
@@ -56,6 +74,9 @@ class DeepSpeed:
         self.workload = case.workload()
         self.modules = set(range(len(self.workload.modules)))
         self.actions: list[tuple[str, int, int, float]] = []
+        self.losses: list[float] = []
+        self.ours: Method | None = METHODS[case.schedule]
+        self._stage = _STAGES[case.schedule]
         self._gradients: Tensors = {}
         whole = _Whole(list(self.workload.modules), case.recompute == "all")
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,9 +91,13 @@ class DeepSpeed:
         """All steps."""
         for step in range(self.case.num_steps):
             first = step * self.case.num_microbatches
-            for microbatch in range(first, first + self.case.num_microbatches)[self.rank :: self.num_ranks]:
+            own = range(first, first + self.case.num_microbatches)[self.rank :: self.num_ranks]
+            self.losses.append(0.0)
+            for microbatch in own:
                 tokens, labels = (tensor.to(self.device) for tensor in self.workload.batch(microbatch))
-                self.engine.backward(self.engine(tokens, labels))
+                loss = self.engine(tokens, labels)
+                self.engine.backward(loss)
+                self.losses[-1] += float(loss.detach()) / len(own)
                 if self.case.verify and self.engine.is_gradient_accumulation_boundary():
                     self._gradients = self._read_gradients()
                 self.engine.step()
@@ -82,9 +107,10 @@ class DeepSpeed:
         return self._gradients
 
     def weights(self) -> Tensors:
-        """As they are now."""
+        """As they are now; the masters, which are float32 in every precision."""
+        whole = self._deepspeed.utils.safe_get_full_fp32_param
         return {
-            (number, name): parameter.detach().cpu()
+            (number, name): whole(parameter).detach().cpu()
             for number, module in enumerate(self.workload.modules)
             for name, parameter in module.named_parameters()
         }
@@ -102,12 +128,14 @@ class DeepSpeed:
         return {
             "train_micro_batch_size_per_gpu": self.case.microbatch_sequences,
             "gradient_accumulation_steps": share,
-            "zero_optimization": {
-                "stage": 2,
-                "offload_optimizer": {"device": "cpu", "pin_memory": self.device == "cuda"},
-            },
+            "zero_optimization": {"stage": self._stage} | self._offloading(),
             "zero_force_ds_cpu_optimizer": False,
             "zero_allow_untested_optimizer": True,
             "bf16": {"enabled": self.case.dtype == "bfloat16"},
             "fp16": {"enabled": self.case.dtype == "float16"},
         }
+
+    def _offloading(self) -> dict[str, object]:
+        host = {"device": "cpu", "pin_memory": self.device == "cuda"}
+        moved = {"zero_offload": ("offload_optimizer",), "zero_infinity": ("offload_optimizer", "offload_param")}
+        return dict.fromkeys(moved.get(self.case.schedule, ()), host)

@@ -1,7 +1,12 @@
-"""FSDP2: fully_shard with parameters, gradients and optimizer state on the host (CPUOffloadPolicy), over gloo.
+"""FSDP2: fully_shard over gloo, in the three ways that our methods of replicas have too.
+
+    reshard      weights are gathered for every pass and dropped after it: ZeRO-3
+    no_reshard   they stay gathered from a forward to its backward: ZeRO-2
+    offload      as reshard, with parameters, gradients and optimizer state on the host (CPUOffloadPolicy)
 
 Data parallel: rank r trains the microbatches r, r + p, ... of every step; FSDP averages gradients over the ranks, so
-a loss divided by the microbatches of one rank gives the mean over the step.
+a loss divided by the microbatches of one rank gives the mean over the step. Gradients are scattered after every
+backward; with offload, which adds them up on the device, once a step.
 
 Source: torch 2.13, torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FSDP", VLDB'23.
 """
@@ -9,24 +14,34 @@ Source: torch 2.13, torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FS
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from baselines.systems.case import Case
+from baselines.systems.ours import Method
 from rpbench.engine.gradients import Tensors
+
+# What a case may name as its schedule, and which of our methods moves the same.
+METHODS = {
+    "reshard": Method("zero_3", {}),
+    "no_reshard": Method("zero_2", {}),
+    "offload": Method("zero_3", {"offload": True, "reduce_each_microbatch": False}),
+}
 
 
 class Fsdp2:
     """One rank of it.
 
     Raises:
-        ValueError: if the microbatches cannot be dealt evenly.
+        ValueError: for a way it does not have, or if the microbatches cannot be dealt evenly.
     """
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        if case.schedule not in METHODS:
+            raise ValueError(f"schedule={case.schedule!r}: FSDP2 is run as {', '.join(METHODS)}")
         if case.recompute not in ("all", "none"):
             raise ValueError(f"recompute={case.recompute!r}: all or none, because there are no stages")
         if case.num_microbatches % self.num_ranks:
@@ -36,9 +51,13 @@ class Fsdp2:
         self.workload = case.workload()
         self.modules = set(range(len(self.workload.modules)))
         self.actions: list[tuple[str, int, int, float]] = []
+        self.losses: list[float] = []
+        self.ours: Method | None = METHODS[case.schedule]
+        self._offloads = case.schedule == "offload"
         mesh = init_device_mesh("cpu", (self.num_ranks,))
+        policy = CPUOffloadPolicy(pin_memory=False) if self._offloads else OffloadPolicy()
         for module in self.workload.modules:
-            fully_shard(module, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+            fully_shard(module, mesh=mesh, reshard_after_forward=case.schedule != "no_reshard", offload_policy=policy)
         self._parameters = {
             (number, name): parameter
             for number, module in enumerate(self.workload.modules)
@@ -61,9 +80,12 @@ class Fsdp2:
                 parameter.grad = None
             first = step * self.case.num_microbatches
             own = range(first, first + self.case.num_microbatches)[self.rank :: self.num_ranks]
+            self.losses.append(0.0)
             for microbatch in own:
-                self._sync(microbatch == own[-1])
-                (self._loss(microbatch) / len(own)).backward()
+                self._sync(not self._offloads or microbatch == own[-1])
+                loss = self._loss(microbatch) / len(own)
+                loss.backward()
+                self.losses[-1] += float(loss.detach())
             if self.optimizer is not None:
                 self.optimizer.step()
 
@@ -83,11 +105,11 @@ class Fsdp2:
         loss: torch.Tensor = head(x, labels)
         return loss
 
-    def _sync(self, last: bool) -> None:
-        """Reduce gradients after a step's last microbatch alone."""
+    def _sync(self, reduces: bool) -> None:
+        """Whether the backward to come scatters gradients."""
         for module in self.workload.modules:
             assert isinstance(module, FSDPModule)
-            module.set_requires_gradient_sync(last)
+            module.set_requires_gradient_sync(reduces)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import checkpoint
 
 from baselines.systems.case import Case
+from baselines.systems.ours import Method
 from rpbench.engine.gradients import Tensors
 from rpbench.engine.layout import layout_of
 from rpbench.engine.workload import Workload
@@ -90,6 +91,8 @@ class TorchPipeline:
                 f"recompute={case.recompute}: {case.schedule} splits backward, which torch cannot recompute for"
             )
         self.actions: list[tuple[str, int, int, float]] = []  # kind, stage, microbatch, processor seconds
+        self.losses: list[float] = []
+        self.ours: Method | None = None
         self.workload = case.workload()
         layout = layout_of(symmetric(case.partition))
         own = _stages_of(case.schedule, self.rank, self.num_ranks)

@@ -2,7 +2,8 @@
 
 With a file, its cases are run and rank 0 prints a line of JSON for each. With `-`, cases come a line at a time on
 stdin and every rank answers each on stdout, until stdin ends: `rpbench` feeds long-lived ranks that way. A line
-`again` runs the last case once more, prepared as it is.
+`again` runs the last case once more, prepared as it is. A case with `verify` is compared with plain training; where a
+method of ours does the same, the losses of both are in the answer, ours in that of rank 0.
 """
 
 import json
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from baselines.systems.case import Case
+from baselines.systems.ours import Method, our_losses
 from rpbench.engine.gradients import Tensors
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import largest_difference, train_reference
@@ -41,6 +43,8 @@ class System(Protocol):
 
     modules: set[int]
     actions: list[tuple[str, int, int, float]]
+    losses: list[float]  # this rank's mean of every step; empty where ranks have parts of a microbatch
+    ours: Method | None  # of ours, what does the same
 
     def prepare(self) -> None:
         """What is not timed."""
@@ -132,7 +136,20 @@ def _run(system: System, case: Case) -> dict[str, Any]:
     }
     if case.verify:
         answer |= _verified(system, case)
+    if case.verify and system.ours is not None:
+        losses = _mean_losses(system.losses[-case.num_steps :])
+        answer |= {"losses": losses}
+        if dist.get_rank() == 0:
+            answer |= {"our_losses": our_losses(system.ours, case, dist.get_world_size())}
     return answer
+
+
+def _mean_losses(losses: list[float]) -> list[float]:
+    """Of every step, over the microbatches of all ranks."""
+    sums = torch.tensor(losses, dtype=torch.float64)
+    dist.all_reduce(sums)
+    found: list[float] = (sums / dist.get_world_size()).tolist()
+    return found
 
 
 def _verified(system: System, case: Case) -> dict[str, float]:

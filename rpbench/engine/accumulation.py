@@ -3,14 +3,17 @@
 A group is a sequence of microbatches whose gradients one lane adds into one buffer, in the order of its row; the
 groups are then added in the order of their first microbatch. Where weights are bound, a lane's microbatches of a
 step are one group. Where they are streamed, a group is a round: each visit of the stage to a device brings one
-sum home.
+sum home. So is what a STORE:G takes home of bound weights; and where replicas reduce after every visit, a group is
+what they reduce together, a microbatch of each.
 """
 
 from collections.abc import Iterator
 from itertools import groupby
 
+from rpbench.engine.reductions import microbatches_of, reductions_of
 from rpbench.ir.action import Action, Kind, parts_of
-from rpbench.ir.index import GRADIENT
+from rpbench.ir.index import GRADIENT, Index
+from rpbench.ir.moves import Moves
 from rpbench.ir.schedule import Schedule, Weights
 
 Groups = tuple[tuple[int, ...], ...]  # microbatches, by group
@@ -26,7 +29,25 @@ def gradient_groups(schedule: Schedule) -> dict[tuple[int, int], Groups]:
             own.setdefault((stage, microbatch // schedule.shape.num_microbatches + 1), []).append(microbatch)
         for place, microbatches in own.items():
             found.setdefault(place, []).extend(_cut(microbatches, cuts))
+    found |= _stored(schedule)
+    for place, sums in reductions_of(schedule).items():
+        if len(sums) == 1:
+            found[place] = list(sums[0].values())
+        else:
+            found[place] = [tuple(own for microbatches in one.values() for own in microbatches) for one in sums]
     return {place: tuple(sorted(groups, key=min)) for place, groups in found.items()}
+
+
+def _stored(schedule: Schedule) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+    """What every STORE:G takes home, where weights are bound; nothing for gradients that stay."""
+    if schedule.weights is Weights.STREAMED or Kind.STORE not in schedule.kinds:
+        return {}
+    index, window = Index(schedule), schedule.shape.num_microbatches
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for transfer in Moves(index).transfers[Kind.STORE, "G"]:
+        for version, own in groupby(microbatches_of(index, transfer), key=lambda number: number // window + 1):
+            found.setdefault((transfer.visits[0].stage, version), []).append(tuple(own))
+    return found
 
 
 def _gradients(row: tuple[Action, ...]) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,8 @@ CPU threads and virtual devices have no memory of their own, so a cap is kept by
 
 * the weights of its stages and a gradient of the same size for those that train; where weights are streamed, only
   those of the stage it is running;
+* where replicas share a stage, its shard of both, what it has gathered from UNSHARD to RESHARD and loaded from LOAD:P
+  to FREE:P, and the gradients it has made until every replica has fetched its part of them;
 * activations: what autograd saves, from the action that saves it until its graph is gone;
 * where weights are bound, the inputs it keeps to recompute from; streamed ones are at home on the host.
 
@@ -65,6 +67,12 @@ class DeviceMemory:
     def hold(self, tensor: torch.Tensor, what: str) -> None:
         """Count a tensor on the device of the action that runs, until nobody has it any more."""
         self._take(self._device.number, tensor, tensor, what)
+
+    def change(self, device: int, what: str, num_bytes: int) -> None:
+        """Count bytes that come to a device, or leave it where they are negative."""
+        with self._lock:
+            self._held[device][what] += num_bytes
+        self._check(device)
 
     def _pack(self, tensor: torch.Tensor) -> "_Saved | torch.Tensor":
         if tensor.is_leaf and tensor.requires_grad:

@@ -19,9 +19,10 @@ from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.index import Index
 from rpbench.ir.moves import Moves, Transfer
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.visits import Visit
 
 Copy = Callable[[torch.Tensor, int, str], torch.Tensor]
-"""A tensor, a device and a lane (h2d or d2h) -> its copy at the other end of that lane."""
+"""A tensor, a device and a lane -> its copy on the device (h2d, net) or from there on the host (d2h)."""
 
 
 def copy_in_memory(tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
@@ -76,6 +77,7 @@ class DeviceWeights(Weights):
 
         def run(action: Action, number: int, gate: Gate) -> None:
             self._now.transfer = self._users.get((number, action.kind is not Kind.F, action.stage))
+            self._now.device = self._index.device(number)
             self._now.action = action
             try:
                 handler(action, number, gate)
@@ -90,8 +92,14 @@ class DeviceWeights(Weights):
             return self._at_home(module, version)
         found = None if self._now.transfer is None else self._copies.get(self._now.transfer, {}).get(module)
         if found is None:
-            raise RuntimeError(f"{action} reads module {module}, which is not on its device: no LOAD:P")
+            raise RuntimeError(
+                f"{action} reads module {module}, which is not on its device: no {self._brings(action.stage)}"
+            )
         return found
+
+    def _brings(self, stage: int) -> str:
+        """What brings a stage's weights to where they are read."""
+        return "LOAD:P"
 
     def leaves(self, module: int, version: int) -> Named:
         return {name: tensor for name, tensor in self.all_of(module, version).items() if tensor.requires_grad}
@@ -103,15 +111,23 @@ class DeviceWeights(Weights):
         ranges = self._layout.backward if visit.backward else self._layout.forward
         modules = ranges[visit.stage]
         copies = self._copies.setdefault(transfer, {module: {} for module in modules})
-        reader = next(part for part in parts_of(self._index.actions[visit.first]) if part.stage == visit.stage)
-        version = self._reader.version(reader, visit.first)
+        version = self._version(visit)
         place = 0
         for module in modules:
-            for name, tensor in self._at_home(module, version).items():
+            for name, tensor in self._loaded(module, version, visit.device).items():
                 if place % len(transfer.pieces) == action.part:
                     copied = self._copy(tensor, visit.device, "h2d")
                     copies[module][name] = copied.requires_grad_(tensor.requires_grad)
                 place += 1
+
+    def _version(self, visit: Visit) -> int:
+        """The version that a visit reads."""
+        reader = next(part for part in parts_of(self._index.actions[visit.first]) if part.stage == visit.stage)
+        return self._reader.version(reader, visit.first)
+
+    def _loaded(self, module: int, version: int, device: int) -> Named:
+        """What a LOAD brings to a device."""
+        return self._at_home(module, version)
 
     def _memory(self, module: int) -> Named:
         found = super()._memory(module)

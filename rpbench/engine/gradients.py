@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Protocol
 
 import torch
 
@@ -30,17 +31,55 @@ class Sum:
                 self.owned.add(place)
 
 
-class _Window:
+class Window(Protocol):
     """The gradient of one stage for one step while it grows."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every microbatch is in the total."""
+
+    @property
+    def total(self) -> Tensors:
+        """The sum over the step's microbatches."""
+
+    def share(self, device: int) -> Tensors:
+        """What a device steps with."""
+
+    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+        """Add the gradient of one microbatch."""
+
+    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring home what a device has of these microbatches."""
+
+    def drop(self) -> None:
+        """Let go of the total."""
+
+
+class _Window:
+    """A gradient that is added up where it is made, group by group."""
 
     def __init__(self, groups: Groups, *, at_home: bool) -> None:
         self.away = [set() if at_home else set(group) for group in groups]  # microbatches no STORE:G has brought
         self.group_of = {microbatch: number for number, group in enumerate(groups) for microbatch in group}
         self.missing = [len(group) for group in groups]
         self.sums = [Sum() for _ in groups]
-        self.total = Sum()
+        self.sum = Sum()
         self.num_folded = 0
         self.lock = Lock()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_folded == len(self.sums)
+
+    @property
+    def total(self) -> Tensors:
+        return self.sum.values
+
+    def share(self, device: int) -> Tensors:
+        return self.sum.values
+
+    def drop(self) -> None:
+        self.sum = Sum()
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         number = self.group_of[microbatch]
@@ -53,7 +92,7 @@ class _Window:
     def _fold(self) -> None:
         """Add the groups that are complete to the total, as long as none before them is missing."""
         while self.num_folded < len(self.sums) and self._is_home(self.num_folded):
-            self.total.add(self.sums[self.num_folded].values)
+            self.sum.add(self.sums[self.num_folded].values)
             self.sums[self.num_folded] = Sum()
             self.num_folded += 1
 
@@ -79,12 +118,21 @@ class Gradients:
         groups: (backward stage, version) -> microbatches in groups.
         keep: keep the totals of steps that are done, to compare them.
         on_devices: stages whose sums stay on a device until they are stored.
+        reduced: (backward stage, version) -> the window of a gradient that replicas make together.
     """
 
     def __init__(
-        self, groups: Mapping[tuple[int, int], Groups], *, keep: bool = False, on_devices: Container[int] = ()
+        self,
+        groups: Mapping[tuple[int, int], Groups],
+        *,
+        keep: bool = False,
+        on_devices: Container[int] = (),
+        reduced: Mapping[tuple[int, int], Window] | None = None,
     ) -> None:
-        self._windows = {place: _Window(found, at_home=place[0] not in on_devices) for place, found in groups.items()}
+        self._windows: dict[tuple[int, int], Window] = dict(reduced or {})
+        for place, found in groups.items():
+            if place not in self._windows:
+                self._windows[place] = _Window(found, at_home=place[0] not in on_devices)
         self._keep = keep
 
     def add(self, stage: int, version: int, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
@@ -99,15 +147,22 @@ class Gradients:
 
     def total(self, stage: int, version: int) -> Tensors:
         """The sum over a step's microbatches; parameters that no microbatch used are missing."""
+        return self._complete(stage, version).total
+
+    def share(self, stage: int, version: int, device: int) -> Tensors:
+        """What one of the replicas that share a stage steps with: flat shards of the total, or all of it."""
+        return self._complete(stage, version).share(device)
+
+    def _complete(self, stage: int, version: int) -> Window:
         window = self._windows[stage, version]
-        if window.num_folded < len(window.sums):
+        if not window.is_complete:
             raise RuntimeError(f"gradient of stage {stage} for version {version} is taken before it is complete")
-        return window.total.values
+        return window
 
     def drop(self, stage: int, version: int) -> None:
         """Let go of a total that has been used."""
         if not self._keep:
-            self._windows[stage, version].total = Sum()
+            self._windows[stage, version].drop()
 
     def totals(self) -> Iterator[tuple[int, Tensors]]:
         """(version, gradients of one stage) for every step that is still here."""

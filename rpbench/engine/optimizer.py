@@ -3,6 +3,11 @@
 A stage's step needs the gradients of that stage alone, with two exceptions: the norm of all gradients for clipping,
 and parameters that several stages share, whose gradients are added in model order. Both are done once per version,
 by whichever step comes first; `step_groups` tells a program what those steps wait for.
+
+Replicas that share a stage each step their own part of it (`rpbench.engine.sharing`): the elements of a shard, with
+moments for no others, or a whole copy. One STEP stands for those of all of them. The norm is taken of gradients put
+together again, in the order of plain training, where a system on several machines would add up one number of each; so
+are the two gradients of shared parameters before they are cut again. Neither is counted as moved.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +21,9 @@ from rpbench.engine.direction import direction
 from rpbench.engine.gradients import Gradients, Place, Tensors
 from rpbench.engine.layout import Layout
 from rpbench.engine.loss_scale import LossScaler, LossScaling
+from rpbench.engine.parts import Moments, Part, make_parts, moments_of, resume
 from rpbench.engine.program import StepGroups
+from rpbench.engine.sharing import Sharing, take
 from rpbench.engine.workload import Workload
 
 
@@ -76,7 +83,7 @@ Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning
 
 
 class HostOptimizer:
-    """Masters and their optimizer state, one optimizer a stage."""
+    """Masters and their optimizer state, one optimizer a stage and owner."""
 
     def __init__(
         self,
@@ -89,6 +96,7 @@ class HostOptimizer:
         scaler: LossScaler | None = None,
         read_by: Callable[[int], int] = lambda version: version - 1,
         moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
+        sharing: Mapping[int, Sharing] | None = None,
     ) -> None:
         """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`."""
         self.masters, self._pace = masters, pace
@@ -100,12 +108,13 @@ class HostOptimizer:
         self._places: dict[int, list[Place]] = {stage: [] for stage in range(len(layout.backward))}
         for owner in own:
             self._places[layout.stage_of(owner[0])].append(owner)
-        self._optimizers = {stage: self._make(places) for stage, places in self._places.items() if places}
-        self._shared_optimizer = self._make(self._tied) if self._tied else None
+        self._sharing_of = sharing or {}
+        self._parts = {stage: self._cut(stage, places) for stage, places in self._places.items() if places}
+        tied_stages = sorted({layout.stage_of(owner[0]) for owner in self._tied})
+        self._shared_parts = [part for stage in tied_stages for part in self._cut(stage, self._tied_of(stage))]
         self._shared_version = 0
         self._first_step = workload.first_step
-        for place, state in (moments or {}).items():
-            self._of(place).state[masters[place]] = {name: value.clone() for name, value in state.items()}
+        resume(self._all_parts(), moments or {})
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._sharing = {layout.stage_of(module) for module in tied_modules}  # stages whose steps share something
         if settings.clip_norm is not None or scaler is not None:
@@ -119,41 +128,53 @@ class HostOptimizer:
         if stage in self._sharing:
             with self._lock:
                 self._step_shared(version)
-        if stage in self._optimizers and version not in self._skipped:
-            gradients = self._gradients.total(stage, version)
-            pace = self._pace(stage, version)
-            self._update(self._optimizers[stage], self._places[stage], gradients, version, pace)
+        for part in () if version in self._skipped else self._parts.get(stage, ()):
+            if part.owner is None:
+                gradients = self._gradients.total(stage, version)
+            else:
+                gradients = self._gradients.share(stage, version, part.owner)
+            self._update(part, gradients, version, self._pace(stage, version))
         self._gradients.drop(stage, version)
 
-    def values(self, modules: range) -> Tensors:
-        """The masters of all trainable parameters of some modules, by their own places."""
-        return {place: self.masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
+    def values(self, modules: range, replica: int | None = None) -> Tensors:
+        """The masters of all trainable parameters of some modules, by their own places; a replica's, if named."""
+        masters = dict(self.masters)
+        for part in self._all_parts() if replica is not None else ():
+            if part.owner == replica and part.pieces is None:
+                masters |= part.masters
+        return {place: masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
 
-    def moments(self) -> dict[Place, dict[str, torch.Tensor]]:
+    def moments(self) -> Moments:
         """The optimizer's state of every master that has been updated."""
-        states = {place: self._of(place).state.get(master) for place, master in self.masters.items()}
-        return {place: dict(state) for place, state in states.items() if state}
+        return moments_of(self._all_parts(), self.masters)
 
-    def _of(self, owner: Place) -> torch.optim.Optimizer:
-        shared = self._shared_optimizer if owner in self._tied else None
-        return shared or self._optimizers[self._layout.stage_of(owner[0])]
+    def _all_parts(self) -> Iterator[Part]:
+        for parts in self._parts.values():
+            yield from parts
+        yield from self._shared_parts
+
+    def _tied_of(self, stage: int) -> list[Place]:
+        return [owner for owner in self._tied if self._layout.stage_of(owner[0]) == stage]
+
+    def _cut(self, stage: int, places: list[Place]) -> list[Part]:
+        masters = {place: self.masters[place] for place in places}
+        recut = any(place in self._tied for place in places)
+        return make_parts(masters, self._sharing_of.get(stage), self._settings.make, recut=recut)
 
     def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
         """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.
 
         Before the first step they are as they are.
         """
-        if stage not in self._optimizers:
+        if stage not in self._parts:
             return {}
-        optimizer, scale = self._optimizers[stage], horizon * self._settings.rate(self._first_step + max(1, version))
+        (part,) = self._parts[stage]  # nobody predicts the weights of replicas
+        optimizer, scale = part.optimizer, horizon * self._settings.rate(self._first_step + max(1, version))
         return {
             place: master if found is None else master - scale * found
             for place, master in ((place, self.masters[place]) for place in self._places[stage])
             for found in [direction(optimizer, master, with_decay=with_decay)]
         }
-
-    def _make(self, places: tuple[Place, ...] | list[Place]) -> torch.optim.Optimizer:
-        return self._settings.make([self.masters[place] for place in places])
 
     def _step_shared(self, version: int) -> None:
         """What steps to this version have in common, unless an earlier one has done it."""
@@ -166,8 +187,8 @@ class HostOptimizer:
         tied = self._tied_gradients(version)
         if self._settings.clip_norm is not None:
             self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
-        if self._shared_optimizer is not None:
-            self._update(self._shared_optimizer, self._tied, tied, version)
+        for part in self._shared_parts:
+            self._update(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
 
     def _all(self, version: int) -> Iterator[torch.Tensor]:
         for stage in self._places:
@@ -198,23 +219,16 @@ class HostOptimizer:
         norm = torch.nn.utils.get_total_norm(found)
         return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
 
-    def _update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        places: tuple[Place, ...] | list[Place],
-        gradients: Mapping[Place, torch.Tensor],
-        version: int,
-        pace: float = 1.0,
-    ) -> None:
-        for place in places:
-            master, gradient = self.masters[place], gradients.get(place)
+    def _update(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int, pace: float = 1.0) -> None:
+        for place, master in part.masters.items():
+            gradient = gradients.get(place)
             if gradient is not None:
                 gradient = self._plain(place, gradient, version)
                 if version in self._clipping:
                     gradient = gradient * self._clipping[version]
             master.grad = gradient
-        for group in optimizer.param_groups:
+        for group in part.optimizer.param_groups:
             group["lr"] = self._settings.rate(self._first_step + version) * pace
-        optimizer.step()
-        for place in places:
-            self.masters[place].grad = None
+        part.optimizer.step()
+        for master in part.masters.values():
+            master.grad = None

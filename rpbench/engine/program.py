@@ -5,6 +5,7 @@ other stages when it clips by the norm of all, and when stages share weights. An
 that runs ahead of its gradient still needs the input some forward keeps for it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from rpbench.cost.table import CostTable
 from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import GRADIENT, Index, Lane
+from rpbench.ir.moves import transfer_edges
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import late_edges
@@ -114,12 +116,16 @@ def _edges(graph: Graph, late: list[bool]) -> list[list[Edge]]:
 
 
 def _group_edges(index: Index, groups: StepGroups) -> Iterator[tuple[int, int]]:
-    """(STEP, gradient) pairs of a group, of different stages."""
+    """(STEP, gradient) pairs of a group, of different stages, and what brings those gradients to their STEP."""
+    brought: dict[int, list[int]] = defaultdict(list)
+    for producer, consumer in transfer_edges(index) if groups else ():
+        brought[consumer].append(producer)
     for group in groups:
         for (stage, version), step in index.steps.items():
             for other in group if stage in group else ():
                 if other != stage:
-                    yield from _new(index, step, index.gradients(other, version))
+                    needed = [*index.gradients(other, version), *brought[index.steps[other, version]]]
+                    yield from _new(index, step, needed)
 
 
 def _kept_edges(index: Index, recomputed_from: Mapping[int, int]) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """Training: the state of a run, and the handlers that a schedule's actions call on it.
 
 Everything is at home on the host: weights by version, gradients, masters and optimizer state, kept inputs. What a
-device has is what the action it runs holds, so any device may run any stage.
+device has is what the action it runs holds, so any device may run any stage. Not so where replicas share a stage: each
+has its own shard or copy of it, and gets the rest by collectives (`rpbench.engine.sharing`).
 """
 
 import inspect
@@ -9,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.accumulation import gradient_groups
@@ -25,8 +27,13 @@ from rpbench.engine.optimizer import HostOptimizer, OptimizerSettings, step_grou
 from rpbench.engine.passes import Passes
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.reads import Reads
+from rpbench.engine.reduced import ReducedWindow
+from rpbench.engine.reductions import reductions_of
+from rpbench.engine.replica_weights import ReplicaWeights
+from rpbench.engine.sharing import sharing_of
 from rpbench.engine.shells import Shells
 from rpbench.engine.stage import GRAINS, RECOMPUTES, Grain, Recompute, Stages
+from rpbench.engine.traffic import Traffic
 from rpbench.engine.transfer_handlers import Transfers
 from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
@@ -78,6 +85,8 @@ class Training:
     Attributes:
         schedule: what to make the program of; steps that look at other stages may stand later than they were.
         passes: what computes, with the losses and the versions it read.
+        sharing: stage -> how its replicas share it.
+        traffic: the bytes that transfers have copied.
 
     Raises:
         ValueError: if the model does not have the partition's layers, or cannot run the parts the schedule cuts
@@ -118,13 +127,24 @@ class Training:
             )
         begun = None if start is None else begin(workload, start, self.reads.num_stale)
         self.groups = gradient_groups(self.schedule)
-        moved = _moved(self.schedule)
-        self.weights = (
-            DeviceWeights(workload, counts, begun, self.reads, self.layout, self.schedule, copy, pin=pin_memory)
-            if moved["P"]
-            else Weights(workload, counts, begun)
+        moved, self.sharing = _moved(self.schedule), sharing_of(self.schedule, self.layout, workload)
+        self.traffic = copy = Traffic(copy)
+        self.memory = self._device_memory()
+        hold = self.memory.change if self.memory else _not_counted
+        on_devices = workload, counts, begun, self.reads, self.layout, self.schedule, copy
+        if self.sharing:
+            self.weights: Weights = ReplicaWeights(*on_devices, pin=pin_memory, sharing=self.sharing, hold=hold)
+        elif moved["P"]:
+            self.weights = DeviceWeights(*on_devices, pin=pin_memory)
+        else:
+            self.weights = Weights(workload, counts, begun)
+        reduced = {
+            (stage, version): ReducedWindow(sums, self.sharing[stage], hold)
+            for (stage, version), sums in reductions_of(self.schedule).items()
+        }
+        self.gradients = Gradients(
+            self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=reduced
         )
-        self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"])
         self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
             workload,
@@ -136,11 +156,11 @@ class Training:
             self.scaler,
             self._read_by,
             None if start is None else start.moments,
+            self.sharing,
         )
         self._adjustments = self._adjust()
         splits = any(action.kind is Kind.I for _, _, row in schedule.items() for action in row)
         stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts, splits)
-        self.memory = self._device_memory()
         kept_there = None if schedule.weights is WeightsAre.STREAMED else self.memory
         self.passes = Passes(
             stages,
@@ -155,7 +175,7 @@ class Training:
         )
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
-        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy)
+        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy, reduced)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -255,7 +275,7 @@ class Training:
         self.optimizer.step(action.stage, action.version)
         if self._adjustments:
             self._adjustments.after_step(action.stage, before)
-        self.weights.publish(modules, action.version, self.optimizer.values(modules))
+        self.weights.publish(modules, action.version, partial(self.optimizer.values, modules))
 
     def _device_memory(self) -> DeviceMemory | None:
         if self.settings.device_memory_bytes is None:
@@ -275,8 +295,17 @@ class Training:
                 for what in (("weights",) if part.kind is Kind.F else ("weights", "gradients"))
                 for module in self._modules(part)
             }:
-                resident[device][what] += self._bytes_of(module)[what]
+                resident[device][what] += self._staying(device, module)[what]
         return DeviceMemory(self.settings.device_memory_bytes, resident)
+
+    def _staying(self, device: int, module: int) -> Counter[str]:
+        """The bytes of a module's weights and gradients that stay on a device that runs it."""
+        sharing = self.sharing.get(self.layout.stage_of(module))
+        if sharing is None:
+            return self._bytes_of(module)
+        size = next((parameter.itemsize for parameter in self.workload.modules[module].parameters()), 0)
+        weights, gradients = sharing.kept_elements(module, device)
+        return Counter(weights=weights * size, gradients=gradients * size)
 
     def _counted(self, handler: Handler) -> Handler:
         """A handler whose device's memory is counted."""
@@ -329,6 +358,10 @@ class Training:
         return found
 
 
+def _not_counted(device: int, what: str, num_bytes: int) -> None:
+    """What devices hold, where nobody asks."""
+
+
 def _moved(schedule: Schedule) -> dict[str, set[int]]:
     """Object -> the stages of which it is loaded, or stored."""
     moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
@@ -341,7 +374,8 @@ def _check_keeps_last(schedule: Schedule, compensation: Compensation) -> None:
             f"recompute=except_last: the last stage of {schedule.name} does other work between a forward and its "
             "backward; use recompute=all, or a schedule such as 1f1b"
         )
-    if any(_moved(schedule).values()) or any(action.object == "A" for _, _, row in schedule.items() for action in row):
+    leaves = Kind.UNSHARD in schedule.kinds or any(_moved(schedule).values())
+    if leaves or any(action.object == "A" for _, _, row in schedule.items() for action in row):
         raise ValueError("recompute=except_last: nothing may leave the devices in between; use recompute=all")
     if compensation.is_needed:
         raise ValueError("recompute=except_last: what makes up for late gradients changes weights; use recompute=all")

@@ -1,10 +1,12 @@
 """Transfer handlers: LOAD, STORE, FREE, SEND and RECV move the tensors of a training run.
 
 SEND and RECV on lane compute or net need do nothing: all devices share the host, and a boundary tensor is where its
-reader looks for it. On lanes d2h and h2d they are copies to the host and from it.
+reader looks for it. On lanes d2h and h2d they are copies to the host and from it. UNSHARD, RESHARD and REDUCE_GRAD are
+collectives of the replicas of a stage (`rpbench.engine.replica_weights`, `rpbench.engine.reduced`).
 """
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
 
 import torch
 
@@ -12,6 +14,9 @@ from rpbench.engine.device_weights import Copy, DeviceWeights
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.gradients import Gradients
 from rpbench.engine.passes import Passes
+from rpbench.engine.reduced import ReducedWindow
+from rpbench.engine.reductions import microbatches_of
+from rpbench.engine.replica_weights import ReplicaWeights
 from rpbench.engine.weights import Weights
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.index import Index
@@ -24,30 +29,35 @@ class Transfers:
 
     Args:
         copy: makes a tensor at the other end of a lane.
+        reduced: (backward stage, version) -> the gradient that replicas reduce.
     """
 
-    def __init__(self, schedule: Schedule, weights: Weights, gradients: Gradients, passes: Passes, copy: Copy) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        weights: Weights,
+        gradients: Gradients,
+        passes: Passes,
+        copy: Copy,
+        reduced: Mapping[tuple[int, int], ReducedWindow],
+    ) -> None:
         self._weights, self._gradients, self._passes, self._copy = weights, gradients, passes, copy
-        self._index = Index(schedule)
-        stored = Moves(self._index).transfers[Kind.STORE, "G"] if has_transfers(schedule) else []
-        self._stores = {transfer.pieces[0]: transfer for transfer in stored}
+        self._reduced, self._index = reduced, Index(schedule)
+        moved = Moves(self._index).transfers if has_transfers(schedule) else {}
+        self._stores = {transfer.pieces[0]: transfer for transfer in moved.get((Kind.STORE, "G"), ())}
+        self._sums = {transfer.pieces[0]: transfer for transfer in moved.get((Kind.REDUCE_GRAD, None), ())}
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """One for each kind that moves something.
-
-        Shards need do nothing: weights are at home in one piece, and gradients of replicas add up as they are made.
-        """
-        shards = dict.fromkeys((Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD), _in_one_piece)
-        return (
-            dict.fromkeys(SEND | RECV, self._hop)
-            | shards
-            | {
-                Kind.LOAD: self._load,
-                Kind.STORE: self._store,
-                Kind.FREE: self._free,
-            }
-        )
+        """One for each kind that moves something."""
+        return dict.fromkeys(SEND | RECV, self._hop) | {
+            Kind.LOAD: self._load,
+            Kind.STORE: self._store,
+            Kind.FREE: self._free,
+            Kind.UNSHARD: self._gather,
+            Kind.RESHARD: self._leave,
+            Kind.REDUCE_GRAD: self._reduce,
+        }
 
     def _load(self, action: Action, number: int, gate: Gate) -> None:
         if action.object == "A":
@@ -59,22 +69,32 @@ class Transfers:
         if action.object == "A":
             self._passes.store_kept(action, self._over_link(number))
         elif action.object == "G":
-            per_step = self._index.shape.num_microbatches
-            for visit in self._stores[number].visits:
-                microbatches = {
-                    part.microbatch or 0
-                    for found in visit.numbers
-                    for part in (self._index.actions[found].sub or (self._index.actions[found],))
-                    if part.stage == visit.stage and part.kind is not Kind.F
-                }
-                for version in sorted({microbatch // per_step + 1 for microbatch in microbatches}):
-                    own = [microbatch for microbatch in sorted(microbatches) if microbatch // per_step + 1 == version]
-                    self._gradients.store(action.stage, version, own, self._over_link(number))
+            window = self._index.shape.num_microbatches
+            microbatches = sorted(microbatches_of(self._index, self._stores[number]))
+            for version, own in groupby(microbatches, key=lambda microbatch: microbatch // window + 1):
+                self._gradients.store(action.stage, version, own, self._over_link(number))
 
     def _free(self, action: Action, number: int, gate: Gate) -> None:
         """Weights go; gradients and activations have gone with the action that took them."""
         if isinstance(self._weights, DeviceWeights) and action.object == "P":
             self._weights.free(number)
+
+    def _gather(self, action: Action, number: int, gate: Gate) -> None:
+        assert isinstance(self._weights, ReplicaWeights)
+        self._weights.gather(number)
+
+    def _leave(self, action: Action, number: int, gate: Gate) -> None:
+        assert isinstance(self._weights, ReplicaWeights)
+        self._weights.free(number)
+
+    def _reduce(self, action: Action, number: int, gate: Gate) -> None:
+        transfer = self._sums[number]
+        microbatches = microbatches_of(self._index, transfer)
+        window = self._reduced[action.stage, transfer.visits[0].step + 1]
+        window.reduce(self._index.device(number), microbatches[0], self._between)
+
+    def _between(self, tensor: torch.Tensor, device: int) -> torch.Tensor:
+        return self._copy(tensor, device, "net")
 
     def _hop(self, action: Action, number: int, gate: Gate) -> None:
         if self._lane(number) in ("h2d", "d2h"):
@@ -86,7 +106,3 @@ class Transfers:
 
     def _lane(self, number: int) -> str:
         return self._index.lanes[self._index.lane_of[number]].name
-
-
-def _in_one_piece(action: Action, number: int, gate: Gate) -> None:
-    """What all share is where its reader looks for it."""

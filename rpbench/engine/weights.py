@@ -6,7 +6,7 @@ autograd leaves and never written while they can be read.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 
 import torch
@@ -16,6 +16,8 @@ from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.workload import Workload
 
 Named = dict[str, torch.Tensor]
+MastersOf = Callable[[int | None], Tensors]
+"""A replica that keeps masters of its own, or None -> the masters of a stage, by place."""
 
 
 class Weights:
@@ -45,9 +47,10 @@ class Weights:
             self._frozen.append(tensors | dict(layer.named_buffers()))
         begun = start or {0: {place: workload.parameter(place) for place in workload.owner_of}}
         for version, found in begun.items():
-            for (module, name), tensor in found.items():
-                leaf = tensor.detach().clone().requires_grad_()
-                self._versions.setdefault((module, version), {})[name] = leaf
+            for module in range(len(workload.modules)):
+                own = {name: tensor.detach() for (other, name), tensor in found.items() if other == module}
+                if own:
+                    self._versions[module, version] = self._kept(module, own)
         self.num_live = [len(begun)] * len(workload.modules)
         self.most_live = self.num_live[0]
 
@@ -67,15 +70,23 @@ class Weights:
             )
         return found
 
-    def publish(self, modules: Iterable[int], version: int, masters: Mapping[Place, torch.Tensor]) -> None:
+    def publish(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
         """Make a new version of some modules; `masters` has the values of all their trainable parameters."""
         for module in modules:
             if self._trains(module):
                 fresh = self._memory(module)
                 with torch.no_grad():
-                    for name, tensor in fresh.items():
-                        tensor.copy_(masters[module, name])
+                    self._write(module, fresh, masters)
                 self._enter(module, version, fresh)
+
+    def _kept(self, module: int, tensors: Named) -> Named:
+        """A version of a module in memory of its own."""
+        return {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+
+    def _write(self, module: int, fresh: Named, masters: MastersOf) -> None:
+        """Fill the memory of a version."""
+        for name, tensor in fresh.items():
+            tensor.copy_(masters(None)[module, name])
 
     def lend(self, module: int, number: int, values: Mapping[Place, torch.Tensor]) -> None:
         """Offer a module's tensors with other values, in its own types, under a number below 0."""

@@ -30,9 +30,13 @@ def check_cuda(config: RunConfig, schedule: Schedule, recompute_grain: str) -> N
         raise ConfigError(f"backend.recompute_grain={recompute_grain}: on GPUs it is stage")
     index = Index(schedule)
     kinds = {action.kind for action in index.actions}
-    loads = any(action.kind is Kind.LOAD and action.object == "P" for action in index.actions)
-    if not loads or (not kinds & SEND and next(hops(index), None) is not None):
+    loaded, stepped = (
+        {action.stage for action in index.actions if action.kind is kind and action.object == what}
+        for kind, what in ((Kind.LOAD, "P"), (Kind.STEP, None))
+    )
+    if not loaded or not stepped <= loaded or (not kinds & SEND and next(hops(index), None) is not None):
         raise ConfigError(
             f"backend=cuda: {schedule.name} does not say how its weights and boundary tensors get to the GPUs and "
-            "back; use schedule=roundpipe offload=all"
+            "back, or steps on them, where the optimizer is not; use schedule=roundpipe offload=all, "
+            "schedule=zero_offload, schedule=zero_infinity, or schedule=zero_3 schedule.offload=true"
         )

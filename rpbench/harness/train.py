@@ -35,7 +35,10 @@ from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_pl
 from rpbench.harness.curve import loss_curve
 from rpbench.harness.gpu_request import check_cuda
 from rpbench.harness.verification import verified
+from rpbench.ir.action import Kind
+from rpbench.ir.cargo import LINKS
 from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
@@ -139,7 +142,7 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
     _data(config, assembled)
     _check_checkpoint(config, assembled)
     check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
-    check_host_memory(assembled.model, DTYPES[config.dtype])
+    check_host_memory(assembled.model, DTYPES[config.dtype], _num_copies(assembled.schedule))
     if config.verify:
         _check_reads_are_known(assembled.schedule)
 
@@ -174,7 +177,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
             fields, timeline, training = _on_gpus(workload, settings, assembled, start, engine.num_warmup_runs)
         else:
             fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine)
-        fields |= _scales(training)
+        fields |= _scales(training) | _copied(training)
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
@@ -203,6 +206,14 @@ def _scales(training: Training) -> Fields:
         return {}
     scales = training.scaler.scales
     return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
+
+
+def _copied(training: Training) -> Fields:
+    """Bytes that the transfers have really copied over each kind of link, per device, beside those actions count."""
+    moved, devices = training.traffic.moved_bytes, range(training.schedule.shape.num_ranks)
+    if not has_transfers(training.schedule):
+        return {}
+    return {f"{lane}_copied_bytes": [moved[device, lane] for device in devices] for lane in LINKS}
 
 
 # --- the backends -------------------------------------------------------------------------------------------
@@ -375,11 +386,16 @@ def _same_batches(config: RunConfig, assembled: Assembled, data: Data) -> Data:
     return data if config.schedule_file else Regrouped(data, config.num_microbatches, window)
 
 
-def check_host_memory(model: Model, dtype: torch.dtype) -> None:
+def _num_copies(schedule: Schedule) -> int:
+    """Replicas that keep all of the weights and step them by themselves."""
+    return schedule.shape.num_ranks if Kind.REDUCE_GRAD in schedule.kinds and Kind.UNSHARD not in schedule.kinds else 1
+
+
+def check_host_memory(model: Model, dtype: torch.dtype, num_copies: int = 1) -> None:
     """Refuse a model whose weights and optimizer state do not fit; activations come on top."""
     size, master = dtype.itemsize, master_dtype(dtype).itemsize
     # The module's own weights; two versions, a gradient; a master and Adam's two moments.
-    needed = model.total_parameters * size + model.trainable_parameters * (3 * size + 3 * master)
+    needed = model.total_parameters * size + num_copies * model.trainable_parameters * (3 * size + 3 * master)
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     if needed > there:
         raise ConfigError(

@@ -3,7 +3,8 @@
 Nothing is stored in a schedule; as for computation, edges follow from what stands in the lanes:
 
     LOAD:P UNSHARD       after the STEP that publishes the version read; before the first action of its visit
-    FREE:P RESHARD       after the last action of its visit
+    UNSHARD              after the LOAD:P of every device whose shard it gathers
+    FREE:P RESHARD       after the last action of its visit; FREE:P also after every UNSHARD that gathers its shard
     REDUCE_GRAD          after the last weight gradient of its visit on every device that reduces with it
     STORE:G              after the last weight gradient of its visit, or after its REDUCE_GRAD; FREE:G after STORE:G
     STEP                 after every STORE:G and REDUCE_GRAD of its window, and after LOAD:O; STORE:O after STEP
@@ -66,6 +67,7 @@ class Moves:
         edges: (producer, consumer) by number, for the whole schedule.
         transfers: (kind, object) -> transfers of weights and gradients, devices and stages ascending.
         replicas: stage -> the devices that share it, for a stage that is gathered or reduced.
+        sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there; where they are loaded.
 
     Raises:
         ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
@@ -76,6 +78,7 @@ class Moves:
         self.edges: list[tuple[int, int]] = []
         self.transfers: dict[What, list[Transfer]] = defaultdict(list)
         self.replicas: dict[int, int] = {}  # stage -> devices that share it
+        self.sources: dict[int, dict[int, Transfer]] = {}
         self._visits: dict[tuple[int, int], list[Visit]] = defaultdict(list)  # (device, stage)
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
         for device in visits_of(index):
@@ -90,6 +93,7 @@ class Moves:
         for what in _LEAVERS:
             self._match_gradients(what)
         self._join()
+        self._join_shards()
         self._match_states()
         self.edges += activation_edges(index, self._numbers)
 
@@ -199,6 +203,24 @@ class Moves:
             for transfer in self.transfers[after]:
                 last = {found.pieces[-1] for visit in transfer.visits for found in earlier[visit.first]}
                 self.edges += [(number, transfer.pieces[0]) for number in sorted(last)]
+
+    def _join_shards(self) -> None:
+        """The k-th gathers of a stage, one on each device, gather what all of them have loaded for it."""
+        loads = {visit.first: load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
+        together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, k) -> one of each device
+        num_of: dict[tuple[int, int], int] = defaultdict(int)  # (device, stage) -> gathers so far
+        for gather in self.transfers[Kind.UNSHARD, None]:
+            visit = gather.visits[0]
+            together[visit.stage, num_of[visit.device, visit.stage]].append(gather)
+            num_of[visit.device, visit.stage] += 1
+        for gathers in together.values():
+            found = {gather.visits[0].device: loads.get(gather.visits[0].first) for gather in gathers}
+            sources = {device: load for device, load in found.items() if load is not None}
+            for gather in gathers if sources else ():
+                self.sources[gather.pieces[0]] = sources
+                for device, load in sources.items():
+                    if device != gather.visits[0].device:  # its own has been joined
+                        self.edges += [(load.pieces[-1], gather.pieces[0]), (gather.pieces[0], load.end)]
 
     def _steps_before(self, visit: Visit, load: int) -> Iterable[int]:
         """The STEPs that publish the weights a visit reads; the version written on its transfer must be that one."""

@@ -6,12 +6,15 @@ import time
 import pytest
 import torch
 from cases import build
+from test_replicated_training import complete
 from training_cases import assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.cli import dispatch
 from rpbench.engine.backends.cuda import CudaBackend, OnCurrentGpu
 from rpbench.engine.executor import ActionFailed
 from rpbench.engine.training import Settings, Training
+from rpbench.harness.config import ConfigError, RunConfig
+from rpbench.harness.gpu_request import check_cuda
 from rpbench.ir.action import Kind
 from rpbench.ir.offload import stream
 
@@ -86,6 +89,31 @@ def test_every_lane_waits_for_the_events_of_other_lanes(devices, gpus, monkeypat
                 assert place < (main if edge.late else begun), (program.actions[number], edge)
         assert begun < main < end
     assert all(span.start <= span.main <= span.end for span in run.timeline.spans())
+
+
+@pytest.mark.parametrize("name, options", [("zero_offload", {}), ("zero_3", {"offload": True}), ("zero_infinity", {})])
+def test_replicas_gather_and_reduce_behind_the_events_of_each_other(name, options):
+    schedule = complete(name, 3, 3, 2, 2, **options)
+    with CudaBackend(StandIn(2)) as backend:
+        run = train(schedule, workload_of(schedule), backend=backend)
+        program = run.training.program(uneven_costs(schedule), real_time=True)
+        assert_same(run, reference_of(run))
+        for number, action in enumerate(program.actions):
+            lane = program.lanes[program.index.lane_of[number]]
+            if action.kind in (Kind.UNSHARD, Kind.REDUCE_GRAD):
+                waited = {program.lanes[program.index.lane_of[edge.producer]].device for edge in program.waits[number]}
+                assert lane.name == "net"
+                assert waited == {0, 1, 2}
+
+
+def test_the_replicas_whose_optimizer_is_on_the_gpu_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    config = RunConfig()
+    for name, options in (("zero_2", {}), ("zero_3", {}), ("data_parallel", {}), ("zero_offload", {"share": 0.5})):
+        with pytest.raises(ConfigError, match="or steps on them, where the optimizer is not"):
+            check_cuda(config, complete(name, 2, 4, 2, 2, **options), "stage")
+    for name in ("zero_offload", "zero_infinity"):
+        check_cuda(config, complete(name, 2, 4, 2, 2), "stage")
 
 
 def noted(issued):

@@ -5,11 +5,13 @@ Threads issue work, as on the cpu backend one for each lane, and the GPUs do it 
     h2d       uploads of weights and activations, in the order of the lane: pieces of weights between activations
     compute   forward and backward; autograd is called in the lane's own thread
     d2h       downloads to pinned memory; their thread waits until each is complete
+    net       what replicas fetch of each other: shards of weights, and gradients to be added up
     host      the optimizer, on the processor
 
 Memory is reused safely in two ways. What the lane h2d has brought belongs to that stream's pool, and a FREE makes the
-stream wait for the last reader before anything is brought again. Every other tensor that a second stream reads is
-recorded on that stream. Several devices may share a GPU: device d runs on GPU d mod their number.
+stream wait for the last reader before anything is brought again; the same holds for net and RESHARD. Every other
+tensor that a second stream reads is recorded on that stream. Several devices may share a GPU: device d runs on GPU d
+mod their number.
 
 Not run by us: no GPU was at hand. What can be tested without one is tested with a stand-in for `torch.cuda`.
 """
@@ -56,8 +58,8 @@ class CudaBackend(ThreadBackend):
 
     def copy(self, tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
         """The tensor at the other end of a lane; to be called by the thread of that lane."""
-        if lane == "h2d":
-            brought = tensor.detach().to(f"cuda:{self.gpu_of(device)}", non_blocking=True)
+        if lane in ("h2d", "net"):
+            brought = tensor.detach().to(f"cuda:{self.gpu_of(device)}", non_blocking=True, copy=True)
             brought.record_stream(self.stream_of(device, "compute"))
             return brought
         home = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
