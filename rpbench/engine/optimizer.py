@@ -5,7 +5,7 @@ and parameters that several stages share, whose gradients are added in model ord
 by whichever step comes first; `step_groups` tells a program what those steps wait for.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -68,8 +68,9 @@ def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings)
     """Backward stages whose steps need one another's gradients."""
     if settings.clip_norm is not None or settings.loss_scaling is not None:
         return [range(len(layout.backward))] if len(layout.backward) > 1 else []
-    stages = (sorted({layout.stage_of(module) for module, _ in places}) for places in workload.tied.values())
-    return [group for group in stages if len(group) > 1]
+    # One step does what all of them share, so that it waits for the gradients of every stage that shares anything.
+    group = sorted({layout.stage_of(module) for places in workload.tied.values() for module, _ in places})
+    return [group] if len(group) > 1 else []
 
 
 Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
@@ -125,7 +126,7 @@ class HostOptimizer:
             self._update(self._optimizers[stage], self._places[stage], gradients, version, pace)
         self._gradients.drop(stage, version)
 
-    def values(self, modules: range) -> Tensors:
+    def values(self, modules: Collection[int]) -> Tensors:
         """The masters of all trainable parameters of some modules, by their own places."""
         return {place: self.masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
 

@@ -50,7 +50,7 @@ def uneven_costs(schedule: Schedule) -> CostTable:
         2.0,
         hop=0.3,
     )
-    return times.table(schedule.partition, recompute_ahead=True)
+    return times.table(schedule.partition, recompute_ahead=True, num_head_shards=schedule.shape.num_head_shards)
 
 
 class Run(NamedTuple):
