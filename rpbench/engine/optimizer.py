@@ -73,6 +73,11 @@ def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings)
     return [group] if len(group) > 1 else []
 
 
+def laid_out_as(master: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with its master's strides: torch's fused AdamW pairs values by where they lie in memory."""
+    return gradient if gradient.stride() == master.stride() else torch.empty_like(master).copy_(gradient)
+
+
 Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
 
 
@@ -213,7 +218,7 @@ class HostOptimizer:
                 gradient = self._plain(place, gradient, version)
                 if version in self._clipping:
                     gradient = gradient * self._clipping[version]
-            master.grad = gradient
+            master.grad = None if gradient is None else laid_out_as(master, gradient)
         for group in optimizer.param_groups:
             group["lr"] = self._settings.rate(self._first_step + version) * pace
         optimizer.step()

@@ -442,7 +442,10 @@ def _update(
             master, gradient = masters[owner], gradients[place].to(masters[owner].dtype)
             if scale is not None:
                 gradient = gradient / scale
-            master.grad = gradient.clone() if master.grad is None else master.grad + gradient
+            if master.grad is None:
+                master.grad = torch.empty_like(master).copy_(gradient)  # with its strides: fused AdamW goes by memory
+            else:
+                master.grad = master.grad + gradient
     if settings.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
     optimizer.step()
