@@ -147,10 +147,12 @@ class _SummedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, labels = ctx.saved_tensors
         (scale,) = grad_outputs
-        whole = together([half.sums for half in ctx.halves])
+        halves = ctx.halves
+        del ctx.halves  # used up: there is no second backward
+        whole = together([half.sums for half in halves])
         grad_hidden: torch.Tensor | None = None
         grad_rows = []
-        for share, half in zip(ctx.shares, ctx.halves, strict=True):
+        for share, half in zip(ctx.shares, halves, strict=True):
             part, found = share.backward(hidden, labels, half, whole, scale)
             grad_hidden = part if grad_hidden is None else grad_hidden + part
             grad_rows.append(found)
