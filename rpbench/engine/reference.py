@@ -270,8 +270,8 @@ def _gradients(
         loss += share
         for gradients in reversed(by_segment):  # the last segment's backward comes first
             for stage, modules in enumerate(layout.backward):
-                share = layout.share(stage)  # whose backward comes before that of the stage
-                for visited in (share, modules) if share else (modules,):
+                shared = layout.share(stage)  # whose backward comes before that of the stage
+                for visited in (shared, modules) if shared else (modules,):
                     found = {place: g for place, g in gradients.items() if place[0] in visited}
                     sums[stage].offer(microbatch, found)
     return loss, {place: gradient for total in sums for place, gradient in total.result().items()}
