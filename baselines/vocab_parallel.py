@@ -15,9 +15,15 @@ equal length two more would be too few where a backward is longer. Unless `slack
 4 what lets a step end first. A step takes about (m + p + 1)(F + B + H/p), where the head takes H, and F and B are of a
 stage without it; without the cut the last stage alone takes m(F + B + H).
 
+The engine does the same with tensors. Rows need not divide evenly. The last stage applies the final norm; every
+device has its rows with their gradients and optimizer state, steps them together with its stage, and keeps their
+exponentials from HF to HB. Sums over devices are taken in the order of the devices, so that a run is the same every
+time; they are not the sums of an uncut loss, whose last bits differ. What `verify=true` compares with bit for bit is
+therefore plain training in one process with the loss over the same shares; tests hold both to the uncut loss.
+
 Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys'25 (arXiv
 2411.05288), sections 4 and 5: its first algorithm, with two barriers. The embedding's cut is in the memory model only:
-looking up takes no time here. The engine runs heads whole, so this one is simulated.
+looking up takes no time here, and in the engine the first stage has it whole, tied or not.
 """
 
 from dataclasses import replace

@@ -28,6 +28,7 @@ NAMES = {
     "interleaved_1f1b": "Interleaved 1F1B",
     "looped_bfs": "Looped BFS",
     "pipedream_2bw": "PipeDream-2BW, asynchronous",
+    "vocab_parallel": "Vocabulary parallel",
     "roundpipe": "RoundPipe",
     "roundpipe_async": "RoundPipe, asynchronous",
     "roundpipe_dynamic": "RoundPipe, dynamic dispatch",
@@ -110,7 +111,7 @@ def answer(duels: Mapping[str, Mapping[str, Row]]) -> str:
 
 
 def _answer(model: str, rows: Mapping[str, Row]) -> str:
-    names = ("roundpipe", "roundpipe_async", "roundpipe_dynamic", "pipedream_2bw", "torch_1f1b")
+    names = ("roundpipe", "roundpipe_async", "roundpipe_dynamic", "pipedream_2bw", "vocab_parallel", "torch_1f1b")
     gains = [f"{NAMES[name]} {speed_up(rows[name], rows[BASE], 'replay').median:.2f}" for name in names if name in rows]
     text = f"{MODELS[model]}, speed over 1F1B by processor time: {', '.join(gains)}"
     if (share := _noise(rows, "replay")) is not None:

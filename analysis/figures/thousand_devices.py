@@ -49,7 +49,8 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
             "share of the makespan of one step; right: activations the fullest device keeps, in microbatches of its "
             "share. Cuts are even, nobody's are searched for. RoundPipe waits for a hop in every round; a round has as "
             "many microbatches as there are devices, or the whole step, as in the released library. "
-            "DualPipeV takes no fewer than two microbatches a device, and the order of ZB-V is searched for, which takes too long beyond 64 devices with so many microbatches. "
+            "DualPipeV takes no fewer than two microbatches a device, and the order of ZB-V is searched for, which "
+            "takes too long beyond 64 devices with so many microbatches. "
             f"{answer(data)}"
         ),
         evidence=("simulated",),

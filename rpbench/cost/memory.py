@@ -1,7 +1,8 @@
 """Bytes on a device by class of tensor, for weights bound to a device and for weights that stream through it.
 
     bound      weights, gradients and optimizer state of every stage of the device, the input of every stage
-               and microbatch in flight, the recomputed activations of one stage, logits
+               and microbatch in flight, the recomputed activations of one stage, logits; where devices share the
+               head, its logits of every microbatch that waits for the other shares
     streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, its
                recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
 
@@ -86,6 +87,7 @@ class Footprint:
         self._visits = [tuple(_visits(schedule.compute(device))) for device in devices]
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
+        self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices]
 
     @property
     def least_bytes(self) -> int:
@@ -144,7 +146,7 @@ class Footprint:
         activations = [stages.activations[:, own].max(axis=1, initial=0) for own in held]
         logits = np.array([self._sizes.logits * (num_stages - 1 in own) for own in held])
         if self._num_head_shards:
-            logits = np.full(len(held), -(-self._sizes.logits // self._num_head_shards))
+            logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
         return {
             "weights": on_devices(stages.weights),
             "gradients": on_devices(stages.gradients),
@@ -197,6 +199,15 @@ def _visits(row: Sequence[Action]) -> Iterator[Visit]:
             if visit != before:
                 yield visit
             before = visit
+
+
+def _most_waiting(row: Sequence[Action]) -> int:
+    """The most microbatches between the two halves of a device's share of the head."""
+    most = waiting = 0
+    for action in row:
+        waiting += (action.kind is Kind.HF) - (action.kind is Kind.HB)
+        most = max(most, waiting)
+    return most
 
 
 def _with_next(visits: Sequence[Visit]) -> list[tuple[Visit | None, Visit | None]]:

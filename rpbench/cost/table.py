@@ -200,12 +200,17 @@ class LayerTimes:
 
     def _with_shared_head(self, partition: Partition, num_shards: int, recompute_ahead: bool) -> CostTable:
         """No stage has the head's work; every device has a share of it as actions of their own."""
-        headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0)
+        headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0, head_step=0)
         found = headless.table(partition, recompute_ahead=recompute_ahead)
         shares = {
             Kind.HF: (Work(self.head_forward / num_shards, num_records=1),) * num_shards,
             Kind.HB: (Work(self.head_backward / num_shards, num_records=1),) * num_shards,
         }
+        if self.step:  # every share is updated with a stage
+            steps = enumerate(found.work[Kind.STEP])
+            shares[Kind.STEP] = tuple(
+                Work(own.main + (self.head_step / num_shards if stage < num_shards else 0)) for stage, own in steps
+            )
         return replace(found, work={**found.work, **shares})
 
     def _forward_works(self, partition: Partition) -> tuple[Work, ...]:

@@ -4,7 +4,8 @@ A group is a sequence of microbatches whose gradients one lane adds into one buf
 groups are then added in the order of their first microbatch. Where weights are bound, a lane's microbatches of a
 step are one group. Where they are streamed, a group is a round: each visit of the stage to a device brings one
 sum home. So is what a STORE:G takes home of bound weights; and where replicas reduce after every visit, a group is
-what they reduce together, a microbatch of each.
+what they reduce together, a microbatch of each. A microbatch stands twice in a group where a device has a share of
+the head: the share's gradient comes first, that of the stage it is updated with later.
 """
 
 from collections.abc import Iterator

@@ -1,28 +1,31 @@
 """Layout: which modules each stage runs. Module 0 is the embedding, 1 to L are the layers, L + 1 is the head.
 
 A partition counts decoder layers only. The embedding goes with the first stage of either direction; the head and
-the loss go with the last one, or with the fused stage.
+the loss go with the last one, or with the fused stage. A head that is cut over the devices leaves its norm there, as
+module L + 1; its shares are the modules behind that, and share d is updated together with stage d.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.partition import Partition
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Modules of a model of `num_modules`, per forward stage and per backward stage."""
+    """Modules of a model of `num_modules` and `num_head_shares`, per forward stage and per backward stage."""
 
     forward: tuple[range, ...]
     backward: tuple[range, ...]
     num_modules: int
     fused: bool
+    num_head_shares: int = 0
 
     @property
-    def head(self) -> int:
-        """The module that makes the loss."""
-        return self.num_modules - 1
+    def head(self) -> int | None:
+        """The module that makes the loss; None where shares of it do."""
+        return None if self.num_head_shares else self.num_modules - 1
 
     @property
     def top(self) -> int:
@@ -35,16 +38,29 @@ class Layout:
         return frozenset(modules.start for modules in self.backward)
 
     def stage_of(self, module: int) -> int:
-        """The backward stage of a module."""
+        """The backward stage that a module is updated with."""
+        if module >= self.num_modules:
+            return module - self.num_modules
         return next(stage for stage, modules in enumerate(self.backward) if module in modules)
 
+    def share(self, stage: int) -> range:
+        """The share of the head that is updated with a backward stage: one module or none."""
+        first = self.num_modules + stage
+        return range(first, first + (stage < self.num_head_shares))
 
-def layout_of(partition: Partition) -> Layout:
+    def modules_of(self, action: Action) -> range:
+        """The modules whose weights an action reads."""
+        if action.kind in HEAD:
+            return self.share(action.stage)
+        return (self.forward if action.kind is Kind.F else self.backward)[action.stage]
+
+
+def layout_of(partition: Partition, num_head_shares: int = 0) -> Layout:
     """The modules behind a partition."""
     num_modules = partition.num_layers + 2
     backward = _modules(partition.backward_ranges(), num_modules)
     stop = backward[-1].start if partition.fused else num_modules
-    return Layout(_modules(partition.forward_ranges(), stop), backward, num_modules, partition.fused)
+    return Layout(_modules(partition.forward_ranges(), stop), backward, num_modules, partition.fused, num_head_shares)
 
 
 def _modules(layers: tuple[range, ...], stop: int) -> tuple[range, ...]:

@@ -10,7 +10,7 @@ together again, in the order of plain training, where a system on several machin
 are the two gradients of shared parameters before they are cut again. Neither is counted as moved.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -75,8 +75,14 @@ def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings)
     """Backward stages whose steps need one another's gradients."""
     if settings.clip_norm is not None or settings.loss_scaling is not None:
         return [range(len(layout.backward))] if len(layout.backward) > 1 else []
-    stages = (sorted({layout.stage_of(module) for module, _ in places}) for places in workload.tied.values())
-    return [group for group in stages if len(group) > 1]
+    # One step does what all of them share, so that it waits for the gradients of every stage that shares anything.
+    group = sorted({layout.stage_of(module) for places in workload.tied.values() for module, _ in places})
+    return [group] if len(group) > 1 else []
+
+
+def laid_out_as(master: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with its master's strides: torch's fused AdamW pairs values by where they lie in memory."""
+    return gradient if gradient.stride() == master.stride() else torch.empty_like(master).copy_(gradient)
 
 
 Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
@@ -136,7 +142,7 @@ class HostOptimizer:
             self._update(part, gradients, version, self._pace(stage, version))
         self._gradients.drop(stage, version)
 
-    def values(self, modules: range, replica: int | None = None) -> Tensors:
+    def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
         """The masters of all trainable parameters of some modules, by their own places; a replica's, if named."""
         masters = dict(self.masters)
         for part in self._all_parts() if replica is not None else ():
@@ -226,7 +232,7 @@ class HostOptimizer:
                 gradient = self._plain(place, gradient, version)
                 if version in self._clipping:
                     gradient = gradient * self._clipping[version]
-            master.grad = gradient
+            master.grad = None if gradient is None else laid_out_as(master, gradient)
         for group in part.optimizer.param_groups:
             group["lr"] = self._settings.rate(self._first_step + version) * pace
         part.optimizer.step()

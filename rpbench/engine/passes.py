@@ -14,6 +14,7 @@ from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.executor import Gate
 from rpbench.engine.gradients import Gradients, Tensors
+from rpbench.engine.head_shares import HeadShares
 from rpbench.engine.layout import Layout
 from rpbench.engine.loss_scale import LossScaler
 from rpbench.engine.reads import Reads
@@ -75,12 +76,13 @@ class Passes:
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
         self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
         self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
+        self._shares = HeadShares(stages.workload, stages.weights)
 
     @property
     def num_left(self) -> int:
         """Tensors and graphs that still wait for their reader."""
         waiting = self._kept, self._stored, self._outputs, self._heads, self._recomputed, self._slopes, self._halves
-        return sum(len(tensors) for tensors in waiting) + len(self._segments)
+        return sum(len(tensors) for tensors in waiting) + len(self._segments) + len(self._shares)
 
     # --- handlers ---
 
@@ -102,10 +104,12 @@ class Passes:
         if self._layout.head in modules:
             graph = self._stages.graph(modules[len(again) :], x, segment, weights)
             if self.recompute_head:
-                self._kept[self._layout.head, segment] = x
+                self._kept[modules[-1], segment] = x
             else:
                 self._heads[segment] = graph
             self._note_loss(segment, graph.end)
+        elif action.stage == len(self._layout.forward) - 1 and self._layout.num_head_shares:
+            self._shares.enter(segment, x)
         else:
             self._outputs[action.stage, segment] = x
         if self._adjustments is not None:
@@ -117,7 +121,7 @@ class Passes:
         graph = self._stages.graph(modules, self._input(len(self._layout.forward), segment), segment, version)
         self._note_loss(segment, graph.end)
         gate()
-        slope, gradients = backward(graph, self._loss_scale(graph, version))
+        slope, gradients = backward(graph, self._loss_scale(graph.end, version))
         self._hand_down(action.stage, segment, slope)
         self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
@@ -153,6 +157,25 @@ class Passes:
         self._hand_over(action.stage, segment, gradients)
         self._release(modules, version)
 
+    def share_forward(self, action: Action, number: int, gate: Gate) -> None:
+        """The first half of a share of the head."""
+        segment, version = self._at(action, number)
+        half = self._shares.forward(action.stage, segment, version)
+        if self._memory is not None:
+            self._memory.hold(half.exponentials, "activations")
+        self._release(self._layout.share(action.stage), version)
+
+    def share_backward(self, action: Action, number: int, gate: Gate) -> None:
+        """The second half, with the loss: every share knows it, that of the last stage's device says it."""
+        segment, version = self._at(action, number)
+        loss, gradients = self._shares.backward(
+            action.stage, segment, version, lambda loss: self._loss_scale(loss, version)
+        )
+        if action.stage == self._layout.num_head_shares - 1:
+            self._note_loss(segment, loss)
+        self._hand_over(action.stage, segment, gradients)
+        self._release(self._layout.share(action.stage), version)
+
     # --- transfers ---
 
     def store_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -167,12 +190,11 @@ class Passes:
 
     def _kept_of(self, action: Action) -> list[tuple[int, Segment]]:
         segment = _segment_of(action)
-        everywhere = self._grain == "layer"
+        everywhere, head = self._grain == "layer", self._layout.head
         return [
             (module, segment)
             for module in self._layout.backward[action.stage]
-            if (module and (everywhere or module in self._layout.starts) and module != self._layout.head)
-            or (self.recompute_head and module == self._layout.head)
+            if (self.recompute_head if module == head else module and (everywhere or module in self._layout.starts))
         ]
 
     def copy_boundary(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -206,7 +228,9 @@ class Passes:
         gradients: Tensors = {}
         if self._layout.head in modules:
             head = self._heads.pop(segment, None) or self._again(modules[-1:], segment, version)
-            slope, gradients = differentiate(head, self._loss_scale(head, version))
+            slope, gradients = differentiate(head, self._loss_scale(head.end, version))
+        elif stage == self._layout.top and self._layout.num_head_shares:
+            slope = self._shares.leave(segment)
         else:
             slope = self._slopes.pop((stage + 1, segment))
         for run in reversed(again):
@@ -262,9 +286,9 @@ class Passes:
                 f"the loss of microbatch {microbatch} is {value}; lower learning_rate, or set clip_norm"
             )
 
-    def _loss_scale(self, graph: Graph, version: int) -> torch.Tensor | None:
+    def _loss_scale(self, loss: torch.Tensor, version: int) -> torch.Tensor | None:
         """What the loss is multiplied by: its own gradient; None for 1."""
-        return None if self._scaler is None else torch.full_like(graph.end, self._scaler.of(version))
+        return None if self._scaler is None else torch.full_like(loss, self._scaler.of(version))
 
     def _release(self, modules: range, version: int) -> None:
         for module in modules:

@@ -44,7 +44,6 @@ class Reads:
         for number, action in enumerate(actions):
             for part in parts_of(action):
                 if part.kind in COMPUTE:
-                    ranges = layout.forward if part.kind is Kind.F else layout.backward
                     version = self.version(part, number)
-                    counted.update((module, version) for module in ranges[part.stage])
+                    counted.update((module, version) for module in layout.modules_of(part))
         return counted

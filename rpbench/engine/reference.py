@@ -1,9 +1,10 @@
 """Reference: the same training as one plain loop, to compare an engine's gradients and weights with.
 
 One process, one graph per microbatch through the whole model, no stages, no recomputation, one optimizer over all
-parameters. Two things are taken from the schedule, because they are part of what is computed: the order in which
-gradients are added up, and the versions of the weights that every microbatch reads. Where backward reads other
-weights than forward did, there is a graph for each piece that the engine recomputes, from the input forward kept.
+parameters. A head that devices share is run in the same shares, because sums of exponentials in parts have other last
+bits. Two things are taken from the schedule, because they are part of what is computed: the order in which gradients
+are added up, and the versions of the weights that every microbatch reads. Where backward reads other weights than
+forward did, there is a graph for each piece that the engine recomputes, from the input forward kept.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ from rpbench.engine.workload import Workload
 from rpbench.ir.lane_reads import lane_reads
 from rpbench.ir.schedule import Schedule
 from rpbench.models.attention import KeysValues
+from rpbench.models.shared_loss import loss_over_shares
+from rpbench.models.vocab_shares import HeadShare
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
 WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place
@@ -120,7 +123,7 @@ def train_reference(
             return version
 
         past.reads = reads or Reads(newest, newest)
-        read = past.reads.backward(len(workload.modules) - 1, step * workload.num_microbatches)
+        read = past.reads.backward(workload.chain[-1], step * workload.num_microbatches)
         scale = scales[read].value if rule else None
         losses, gradients = _gradients(workload, layout, groups, past, step, num_parts, scale)
         found.losses.append(losses)
@@ -267,7 +270,10 @@ def _gradients(
         loss += share
         for gradients in reversed(by_segment):  # the last segment's backward comes first
             for stage, modules in enumerate(layout.backward):
-                sums[stage].offer(microbatch, {place: g for place, g in gradients.items() if place[0] in modules})
+                shared = layout.share(stage)  # whose backward comes before that of the stage
+                for visited in (shared, modules) if shared else (modules,):
+                    found = {place: g for place, g in gradients.items() if place[0] in visited}
+                    sums[stage].offer(microbatch, found)
     return loss, {place: gradient for total in sums for place, gradient in total.result().items()}
 
 
@@ -277,7 +283,7 @@ class _Microbatch:
     def __init__(self, workload: Workload, past: _Past, microbatch: int, num_parts: int, scale: float | None) -> None:
         self.workload, self.past, self.scale = workload, past, scale
         self.microbatch, self.num_parts = microbatch, num_parts
-        self.head = len(workload.modules) - 1
+        self.last = workload.chain[-1]  # the head, or its norm where it is cut
         self.seen: list[list[KeysValues]] = [[] for _ in workload.modules]  # what earlier segments left behind
 
     def in_one_graph(self) -> tuple[float, list[Tensors]]:
@@ -285,7 +291,7 @@ class _Microbatch:
         losses, leaves = [], []
         for part in range(self.num_parts):
             tokens = self.workload.segment(self.microbatch, part, self.num_parts)[0]
-            loss, used = self._run(range(self.head + 1), tokens, self.past.forward, part)
+            loss, used = self._run(range(self.last + 1), tokens, self.past.forward, part)
             losses.append(loss)
             leaves.append(used)
         wanted = [(part, place) for part, used in enumerate(leaves) for place in used]
@@ -302,19 +308,21 @@ class _Microbatch:
         """The same with a forward that keeps inputs, and a graph for each piece on the weights of its backward.
 
         Raises:
-            ValueError: for sequences in segments; no paper has them together with weights that drift.
+            ValueError: for sequences in segments, and for a head in shares: no paper has them together with weights
+                that drift.
         """
-        if self.num_parts > 1:
-            raise ValueError(f"{self.num_parts} segments with weights that drift: there is no reference for both")
+        if self.num_parts > 1 or self.workload.num_head_shares:
+            what = f"{self.num_parts} segments" if self.num_parts > 1 else "a head in shares"
+            raise ValueError(f"{what} with weights that drift: there is no reference for both")
         kept: dict[int, torch.Tensor] = {}
         x = self.workload.batch(self.microbatch).tokens
         with torch.no_grad():
-            for module in range(self.head):
+            for module in range(self.last):
                 kept[module] = x
                 x, _ = self._run(range(module, module + 1), x, self.past.forward)
-        loss, slope, gradients = self._differentiate(range(self.head, self.head + 1), x, self.past.forward, None)
+        loss, slope, gradients = self._differentiate(range(self.last, self.last + 1), x, self.past.forward, None)
         for stage in reversed(layout.backward):
-            for piece in reversed(pieces(range(stage.start, min(stage.stop, self.head)), self.past.reads.grain)):
+            for piece in reversed(pieces(range(stage.start, min(stage.stop, self.last)), self.past.reads.grain)):
                 _, slope, found = self._differentiate(piece, kept[piece.start], self.past.backward, slope)
                 gradients |= found
         return float(loss.detach()), [gradients]
@@ -337,22 +345,42 @@ class _Microbatch:
         """The output of some modules and the weights used; after the head, the loss as its share."""
         workload, leaves = self.workload, Tensors()
         for number in modules:
-            module, weights = workload.modules[number], weights_of(number, self.microbatch)
-            own = {
-                name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
-                for name, parameter in module.named_parameters(remove_duplicate=False)
-            }
-            leaves |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
+            own = self._tensors(number, weights_of)
+            leaves |= _trained(number, own)
             with self._randomness(number, part):
-                output: Any = functional_call(module, own, self._inputs(number, x, part))
+                output: Any = functional_call(workload.modules[number], own, self._inputs(number, x, part))
             if isinstance(output, tuple):
                 output, made = output
                 self.seen[number] = [*self.seen[number], made]
             x = output
-        return workload.share(x, self.microbatch, part, self.num_parts) if self.head in modules else x, leaves
+        if self.last not in modules:
+            return x, leaves
+        if workload.num_head_shares:
+            x, used = self._run_shares(x, weights_of)
+            leaves |= used
+        return workload.share(x, self.microbatch, part, self.num_parts), leaves
+
+    def _run_shares(self, x: torch.Tensor, weights_of: WeightsOf) -> tuple[torch.Tensor, Tensors]:
+        """The mean loss over all shares of the head, and the weights used."""
+        shares, leaves = [], Tensors()
+        for number in self.workload.shares:
+            own, module = self._tensors(number, weights_of), self.workload.modules[number]
+            assert isinstance(module, HeadShare)
+            shares.append(module.share(own["weight"]))
+            leaves |= _trained(number, own)
+        labels = self.workload.batch(self.microbatch).labels
+        return loss_over_shares(shares, x.flatten(0, 1), labels.flatten()), leaves
+
+    def _tensors(self, number: int, weights_of: WeightsOf) -> dict[str, torch.Tensor]:
+        """A module's tensors by name; those that are trained are leaves."""
+        weights = weights_of(number, self.microbatch)
+        return {
+            name: weights[number, name].detach().requires_grad_() if parameter.requires_grad else parameter.detach()
+            for name, parameter in self.workload.modules[number].named_parameters(remove_duplicate=False)
+        }
 
     def _inputs(self, number: int, x: torch.Tensor, part: int) -> tuple[Any, ...]:
-        if number == self.head:
+        if number == self.workload.head:
             return x, self.workload.segment(self.microbatch, part, self.num_parts)[1]
         return (x, self.seen[number]) if self.num_parts > 1 and number else (x,)
 
@@ -363,6 +391,10 @@ class _Microbatch:
             if workload.draws_random
             else nullcontext()
         )
+
+
+def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
+    return {(module, name): tensor for name, tensor in own.items() if tensor.requires_grad}
 
 
 def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
@@ -410,7 +442,10 @@ def _update(
             master, gradient = masters[owner], gradients[place].to(masters[owner].dtype)
             if scale is not None:
                 gradient = gradient / scale
-            master.grad = gradient.clone() if master.grad is None else master.grad + gradient
+            if master.grad is None:
+                master.grad = torch.empty_like(master).copy_(gradient)  # with its strides: fused AdamW goes by memory
+            else:
+                master.grad = master.grad + gradient
     if settings.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
     optimizer.step()

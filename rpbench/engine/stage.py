@@ -133,12 +133,12 @@ class Stages:
     ) -> torch.Tensor:
         shell = self.shells[module]
         output: torch.Tensor
-        last = len(self.workload.modules) - 1
-        if exchange is not None and 0 < module < last:
+        head = self.workload.head
+        if exchange is not None and module not in (0, head):
             output, own = shell(tensors, x, exchange.read(module))
             exchange.made(module, own)
             return output
-        if module < last:
+        if module != head:
             output = shell(tensors, x)
             return output
         labels = self.workload.segment(*segment, self.num_parts).labels

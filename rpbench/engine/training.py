@@ -17,6 +17,7 @@ from rpbench.engine.accumulation import gradient_groups
 from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
+from rpbench.engine.cut_head import cut_head, cut_state, join_state
 from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.executor import Gate, Handler
@@ -106,8 +107,11 @@ class Training:
         partition = schedule.partition
         if partition is None:
             raise ValueError("the schedule has no partition: give it one by with_partition()")
-        partition.check_layers(len(workload.modules) - 2)
+        partition.check_layers(len(workload.chain) - 2)
         _check_shape(workload, schedule)
+        if schedule.shape.num_head_shards:
+            workload = cut_head(workload, schedule)
+            start = start and cut_state(start, workload)
         if start is not None:
             workload = replace(workload, first_step=start.num_steps)
         self.workload, self.settings, self.start = workload, settings or Settings(), start
@@ -115,7 +119,7 @@ class Training:
         if self.settings.recompute == "except_last":
             _check_keeps_last(schedule, compensation)
         check_compensation(schedule, compensation, has_tied=bool(workload.tied))
-        self.layout = layout_of(partition)
+        self.layout = layout_of(partition, workload.num_head_shares)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
         self.schedule = gather_steps(schedule) if self.step_groups else schedule
         self.reads = Reads(self.schedule, self._num_stale())
@@ -193,6 +197,8 @@ class Training:
             Kind.I: self.passes.backward_for_input,
             Kind.W: self.passes.backward_for_weights,
             Kind.FB: self.passes.fused,
+            Kind.HF: self.passes.share_forward,
+            Kind.HB: self.passes.share_backward,
         }
         if isinstance(self.weights, DeviceWeights):
             compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
@@ -234,13 +240,14 @@ class Training:
             for version in self._last_stale()
         }
         scales = self.scaler.scales if self.scaler else {}
-        return State(
+        state = State(
             self.workload.first_step + newest,
             self.optimizer.masters,
             self.optimizer.moments(),
             stale,
             {version - newest: scales[version] for version in (newest, *self._last_stale()) if version in scales},
         )
+        return join_state(state, self.workload) if self.workload.num_head_shares else state
 
     def _num_stale(self) -> int:
         """How many versions before the first one this run reads."""
@@ -270,7 +277,7 @@ class Training:
 
     def _step(self, action: Action, number: int, gate: Gate) -> None:
         assert action.version is not None
-        modules = self.layout.backward[action.stage]
+        modules = [*self.layout.backward[action.stage], *self.layout.share(action.stage)]
         before = self._adjustments.before_step(action.stage) if self._adjustments else {}
         self.optimizer.step(action.stage, action.version)
         if self._adjustments:
@@ -293,7 +300,7 @@ class Training:
                 (device, what, module)
                 for device, part in visits
                 for what in (("weights",) if part.kind is Kind.F else ("weights", "gradients"))
-                for module in self._modules(part)
+                for module in self.layout.modules_of(part)
             }:
                 resident[device][what] += self._staying(device, module)[what]
         return DeviceMemory(self.settings.device_memory_bytes, resident)
@@ -316,16 +323,13 @@ class Training:
         def run(action: Action, number: int, gate: Gate) -> None:
             comes: Counter[str] = Counter()
             if streamed:
-                comes = sum((self._bytes_of(module) for module in self._modules(action)), comes)
+                comes = sum((self._bytes_of(module) for module in self.layout.modules_of(action)), comes)
                 if action.kind is Kind.F:
                     del comes["gradients"]
             with memory.visit(devices[number], comes):
                 handler(action, number, gate)
 
         return run
-
-    def _modules(self, action: Action) -> range:
-        return (self.layout.forward if action.kind is Kind.F else self.layout.backward)[action.stage]
 
     def _bytes_of(self, module: int) -> Counter[str]:
         parameters = list(self.workload.modules[module].parameters())

@@ -149,11 +149,12 @@ def masters_of(workload: Workload, start: State | None = None) -> Tensors:
 
     They have the values of `start`, if there is one, and otherwise the modules'.
     """
+    owners = dict.fromkeys(workload.owner_of.values())
     if start is not None:
-        return {owner: master.clone() for owner, master in start.masters.items()}
+        return {owner: start.masters[owner].clone() for owner in owners}
     return {
         owner: workload.parameter(owner).detach().to(master_dtype(workload.parameter(owner).dtype), copy=True)
-        for owner in dict.fromkeys(workload.owner_of.values())
+        for owner in owners
     }
 
 

@@ -23,6 +23,7 @@ class Workload:
         seed: decides what dropout draws.
         draws_random: whether forward draws random numbers.
         first_step: optimizer steps done before; microbatches are counted from there.
+        num_head_shares: modules at the end that are shares of the head, behind a final norm (x -> x); 0: it is whole.
     """
 
     modules: Sequence[nn.Module]
@@ -31,6 +32,22 @@ class Workload:
     seed: int = 0
     draws_random: bool = False
     first_step: int = 0
+    num_head_shares: int = 0
+
+    @property
+    def chain(self) -> range:
+        """The modules that x goes through, one after another."""
+        return range(len(self.modules) - self.num_head_shares)
+
+    @property
+    def head(self) -> int | None:
+        """The module that makes the loss; None where shares of it do."""
+        return None if self.num_head_shares else self.chain[-1]
+
+    @property
+    def shares(self) -> range:
+        """The modules that are shares of the head."""
+        return range(self.chain.stop, len(self.modules))
 
     def batch(self, microbatch: int) -> Batch:
         """The microbatch of that number, counted through over all steps of this run."""

@@ -119,11 +119,6 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
             f"schedule={assembled.schedule.name} cuts every matrix over the devices, and backend={engine.name} runs "
             "layers whole; use backend=sim or emulated"
         )
-    if assembled.schedule.shape.num_head_shards:
-        raise ConfigError(
-            f"schedule={assembled.schedule.name} cuts the head over the devices, and backend={engine.name} runs it "
-            "whole; use backend=sim or emulated"
-        )
     settings = engine.settings(config, assembled.entry)
     if engine.name == "cuda":
         check_cuda(config, assembled.schedule, engine.recompute_grain)

@@ -6,7 +6,7 @@
 
     With a head cut over the devices: HF after the last forward stage, HB after every HF of its microbatch, and the
     last backward stage after every HB. What these exchange are sums and broadcasts of all devices, not boundary
-    tensors: no SEND stands for them.
+    tensors: no SEND stands for them. Share d is stepped with stage d: STEP(d) waits for the gradients of HB(d), too.
 
 Where a schedule has communication actions, RECV stands in for the neighbour's action and waits for its SEND.
 When forward and backward are cut apart, a backward stage waits for the last forward stage and for the

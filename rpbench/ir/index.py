@@ -16,7 +16,7 @@ from rpbench.ir.schedule import Schedule, Shape
 if TYPE_CHECKING:
     from rpbench.ir.moves import Moves
 
-GRADIENT = (Kind.B, Kind.W, Kind.FB)  # kinds that add to a weight gradient
+GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
 _COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV | SUMS
 _Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin

@@ -66,7 +66,7 @@ class _SummedLoss(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mm(slopes, weight, out=grad_hidden[chunk])
             if needs_weight:
-                grad_weight = _add_product(grad_weight, slopes.T, hidden[chunk], exact)
+                grad_weight = add_product(grad_weight, slopes.T, hidden[chunk], exact)
         ctx.weight_dtype = weight.dtype
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
@@ -84,7 +84,7 @@ class _SummedLoss(torch.autograd.Function):
         )
 
 
-def _add_product(
+def add_product(
     total: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """total + left @ right, written into `total` where there is one; `dtype` may be wider than the factors'."""

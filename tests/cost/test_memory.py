@@ -1,6 +1,7 @@
 """Bytes on a device, counted by hand on small cases and against what is known of the published models."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 from rpbench.cost.memory import Footprint, classes_of, device_bytes, why_infeasible
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
+from rpbench.ir.action import parse as parse_action
 from rpbench.ir.partition import Partition, parse
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
@@ -70,6 +72,18 @@ def test_a_device_with_several_stages_recomputes_one_at_a_time():
     assert (first["weights"], second["weights"]) == (700 + 10 + 30, 900 + 20 + 40)
     assert (first["recomputed activations"], second["recomputed activations"]) == (3000, 4000)
     assert (first["logits"], second["logits"]) == (0, 8_000_000)
+
+
+def test_devices_that_share_the_head_keep_logits_of_what_waits_for_the_other_shares():
+    schedule = built("vocab_parallel", "3-1", 2, 4)
+    rows = (
+        "0F0 0F1 0HF0 0HB0 0F2 0HF1 0B0 0HB1 0F3 0HF2 0B1 0HB2 0HF3 0B2 0HB3 0B3",
+        "1F0 1HF0 1F1 1HB0 1HF1 1F2 1HF2 1HB1 1B0 1F3 1HB2 1B1 1HF3 1HB3 1B2 1B3",
+    )
+    placed = replace(schedule, rows=tuple(tuple(map(parse_action, row.split())) for row in rows))
+    first, second = classes_of(placed, SIZES, [3, 3])
+    assert (first["logits"], second["logits"]) == (4_000_000, 8_000_000)
+    assert first["weights"] == (700 + 900) // 2 + 10 + 20 + 30
 
 
 def test_streamed_stages_are_held_while_they_run_and_one_before():

@@ -18,8 +18,8 @@ from rpbench.engine.training import Settings, Training
 
 MODEL = replace(TINY, dropout=0.2, tied_embedding=True)
 SUBJECT = {"model": "tiny", "dtype": "float32"}
-SYSTEMS = [("1f1b", {}), ("roundpipe", {}), ("roundpipe", {"asynchronous": True})]
-NAMES = ["1f1b", "roundpipe", "roundpipe-asynchronous"]
+SYSTEMS = [("1f1b", {}), ("vocab_parallel", {}), ("roundpipe", {}), ("roundpipe", {"asynchronous": True})]
+NAMES = ["1f1b", "vocab_parallel", "roundpipe", "roundpipe-asynchronous"]
 
 
 def run(name, num_steps, start=None, *, dtype=torch.float32, **options) -> Training:

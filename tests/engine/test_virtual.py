@@ -40,7 +40,7 @@ def times(draw, num_layers: int) -> LayerTimes:
 def costs_of(draw, schedule: Schedule) -> CostTable:
     layers = schedule.partition.num_layers
     flags = {name: draw(st.booleans()) for name in ("recompute_ahead", "fused_ahead")}
-    return times(draw, layers).table(schedule.partition, **flags)
+    return times(draw, layers).table(schedule.partition, **flags, num_head_shards=schedule.shape.num_head_shards)
 
 
 @pytest.mark.parametrize("name", NAMES)

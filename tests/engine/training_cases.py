@@ -22,6 +22,7 @@ from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
 
 TINY = Model("tiny", num_layers=4, hidden=16, heads=2, vocab=37, seq_len=5)
+MOE = replace(TINY, family="qwen3", qk_norm=True, experts_total=3, experts_active=2, intermediate=12)
 
 
 def workload_of(schedule: Schedule, model: Model = TINY, dtype: torch.dtype = torch.float64, seed: int = 0) -> Workload:
@@ -50,7 +51,7 @@ def uneven_costs(schedule: Schedule) -> CostTable:
         2.0,
         hop=0.3,
     )
-    return times.table(schedule.partition, recompute_ahead=True)
+    return times.table(schedule.partition, recompute_ahead=True, num_head_shards=schedule.shape.num_head_shards)
 
 
 class Run(NamedTuple):

@@ -1,4 +1,4 @@
-"""A head cut over all devices: complete, balanced, with its waits, and refused where heads run whole."""
+"""A head cut over all devices: complete, balanced, with its waits, and trained with tensors."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.config import ConfigError, load
+from rpbench.harness.config import load
 from rpbench.harness.run import run
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.check import check
+from rpbench.ir.index import Index
+from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text, to_text
 from rpbench.plan import choose
@@ -83,18 +85,42 @@ def test_a_share_that_is_missing_or_misplaced_is_shown():
         Shape(2, 2, 2, num_head_shards=3)
 
 
-def test_heads_that_are_whole_are_not_run_in_shares(tmp_path):
-    request = [
-        "schedule=vocab_parallel",
-        "backend=virtual",
-        "model=tiny_gpt",
-        "num_devices=2",
-        f"results_dir={tmp_path}",
-    ]
-    with pytest.raises(ConfigError, match="vocab_parallel cuts the head over the devices, and backend=virtual runs it"):
-        run(load([*request, "num_microbatches=2"]))
-    row = run(load([*request, "num_microbatches=4", "backend=sim"]))
+def test_a_share_is_stepped_with_the_stage_of_its_device():
+    schedule = add_steps(entry("vocab_parallel").build(Shape(3, 3, 4, num_steps=2)).with_partition(symmetric((1,) * 3)))
+    check(schedule)
+    for device in range(3):
+        row = schedule.compute(device)
+        steps = [place for place, action in enumerate(row) if action.kind is Kind.STEP]
+        assert [row[place] for place in steps] == [Action(Kind.STEP, device, version=version) for version in (1, 2)]
+        assert sum(action.kind is Kind.HB for action in row[: steps[0]]) == 4
+        assert sum(action.kind is Kind.HB for action in row[steps[0] : steps[1]]) == 4
+    index = Index(schedule)
+    producers = {str(index.actions[number]) for number in index.gradients(2, 2)}
+    assert producers == {f"2{kind}{microbatch}" for kind in ("B", "HB") for microbatch in range(4, 8)}
+    times = stages(3, step=[Fraction(1)] * 3, head_step=Fraction(6))
+    table = times.table(symmetric((1,) * 3), num_head_shards=3)
+    assert [work.main for work in table.work[Kind.STEP]] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("backend, devices", [("virtual", 5), ("cpu", 2)])
+def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
+    row = run(
+        load(
+            [
+                "schedule=vocab_parallel",
+                f"backend={backend}",
+                "model=tiny_gpt",
+                "verify=true",
+                "dtype=float64",
+                f"num_devices={devices}",
+                f"num_microbatches={2 * devices}",
+                f"results_dir={tmp_path}",
+            ]
+        )
+    )
     assert row["status"] == "ok"
+    assert row["grad_max_abs_diff"] == row["weight_max_abs_diff"] == 0.0
+    assert row["versions_as_reference"]
 
 
 def test_beside_roundpipes_cure_on_a_model_with_a_heavy_head():

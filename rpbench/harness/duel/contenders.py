@@ -50,6 +50,7 @@ _KNOWN = (
     Contender("interleaved_1f1b", "interleaved_1f1b"),
     Contender("looped_bfs", "looped_bfs"),
     Contender("pipedream_2bw", "pipedream_2bw"),
+    Contender("vocab_parallel", "vocab_parallel"),
     Contender("roundpipe", "roundpipe", rounds=True),
     Contender("roundpipe_async", "roundpipe", {"asynchronous": True}, rounds=True),
     Contender("roundpipe_dynamic", "roundpipe", dispatch="dynamic", rounds=True),
