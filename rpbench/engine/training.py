@@ -27,6 +27,7 @@ from rpbench.engine.program import Program, StepGroups, gather_steps, make_progr
 from rpbench.engine.reads import Reads
 from rpbench.engine.shells import Shells
 from rpbench.engine.stage import GRAINS, RECOMPUTES, Grain, Recompute, Stages
+from rpbench.engine.tensor_parallel import Team, TeamGradients, cut_state, cut_workload, joined_state
 from rpbench.engine.transfer_handlers import Transfers
 from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
@@ -35,6 +36,7 @@ from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.ir.turn import turns_at_once
+from rpbench.models.shares import held_parameters
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,10 @@ class Training:
             raise ValueError("the schedule has no partition: give it one by with_partition()")
         partition.check_layers(len(workload.modules) - 2)
         _check_shape(workload, schedule)
+        self.uncut = workload
+        if schedule.shape.tensor_parallel:
+            workload = cut_workload(workload, schedule)
+            start = start and cut_state(start, workload, schedule.shape.num_ranks)
         if start is not None:
             workload = replace(workload, first_step=start.num_steps)
         self.workload, self.settings, self.start = workload, settings or Settings(), start
@@ -124,7 +130,11 @@ class Training:
             if moved["P"]
             else Weights(workload, counts, begun)
         )
-        self.gradients = Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"])
+        self.gradients = (
+            TeamGradients(self.groups, schedule.shape.num_ranks, keep=self.settings.keep_gradients)
+            if schedule.shape.tensor_parallel
+            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"])
+        )
         self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
             workload,
@@ -138,24 +148,35 @@ class Training:
             None if start is None else start.moments,
         )
         self._adjustments = self._adjust()
-        splits = any(action.kind is Kind.I for _, _, row in schedule.items() for action in row)
-        stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts, splits)
         self.memory = self._device_memory()
-        kept_there = None if schedule.weights is WeightsAre.STREAMED else self.memory
-        self.passes = Passes(
+        self.team = (
+            Team(workload, self.layout, self.weights, self.gradients, self._make_passes)
+            if isinstance(self.gradients, TeamGradients)
+            else None
+        )
+        self.passes = self.team.members[0].passes if self.team else self._make_passes(self._stages(), self.gradients)
+        if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
+            self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
+        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy)
+
+    def _stages(self) -> Stages:
+        splits = any(action.kind is Kind.I for _, _, row in self.schedule.items() for action in row)
+        shells = Shells(self.workload.modules)
+        return Stages(self.workload, self.weights, shells, self.schedule.shape.num_segments, splits)
+
+    def _make_passes(self, stages: Stages, gradients: Gradients) -> Passes:
+        kept_there = None if self.schedule.weights is WeightsAre.STREAMED else self.memory
+        return Passes(
             stages,
             self.layout,
             self.reads,
-            self.gradients,
+            gradients,
             self.settings.recompute_grain,
             self._adjustments,
             self.scaler,
             kept_there,
             self.settings.recompute == "except_last",
         )
-        if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
-            self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
-        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -166,6 +187,8 @@ class Training:
         return {kind: self._counted(handler) if kind in COMPUTE else handler for kind, handler in found.items()}
 
     def _handlers(self) -> Mapping[Kind, Handler]:
+        if self.team:
+            return dict(self.team.handlers) | {Kind.STEP: self._step}
         compute: dict[Kind, Handler] = {
             Kind.F: self.passes.forward,
             Kind.R: self.passes.recompute,
@@ -184,14 +207,16 @@ class Training:
         Args:
             costs: tells whether recomputation may begin before the gradient is there.
         """
-        if not real_time:
-            return make_program(self.schedule, costs, step_groups=self.step_groups)
-        return make_program(
-            self.schedule,
-            replace(costs, fused_ahead=False),  # a fused forward needs its input
-            step_groups=self.step_groups,
-            recomputed_from=self._recomputed_from(),
-        )
+        if real_time:
+            program = make_program(
+                self.schedule,
+                replace(costs, fused_ahead=False),  # a fused forward needs its input
+                step_groups=self.step_groups,
+                recomputed_from=self._recomputed_from(),
+            )
+        else:
+            program = make_program(self.schedule, costs, step_groups=self.step_groups)
+        return replace(program, stop=self.team.meeting.stop) if self.team else program
 
     def mean_loss(self, step: int) -> float:
         """The loss of an optimizer step, counted from 0: the mean over its microbatches."""
@@ -214,13 +239,14 @@ class Training:
             for version in self._last_stale()
         }
         scales = self.scaler.scales if self.scaler else {}
-        return State(
+        state = State(
             self.workload.first_step + newest,
             self.optimizer.masters,
             self.optimizer.moments(),
             stale,
             {version - newest: scales[version] for version in (newest, *self._last_stale()) if version in scales},
         )
+        return joined_state(state) if self.team else state
 
     def _num_stale(self) -> int:
         """How many versions before the first one this run reads."""
@@ -275,7 +301,7 @@ class Training:
                 for what in (("weights",) if part.kind is Kind.F else ("weights", "gradients"))
                 for module in self._modules(part)
             }:
-                resident[device][what] += self._bytes_of(module)[what]
+                resident[device][what] += self._bytes_of(module, device)[what]
         return DeviceMemory(self.settings.device_memory_bytes, resident)
 
     def _counted(self, handler: Handler) -> Handler:
@@ -287,7 +313,7 @@ class Training:
         def run(action: Action, number: int, gate: Gate) -> None:
             comes: Counter[str] = Counter()
             if streamed:
-                comes = sum((self._bytes_of(module) for module in self._modules(action)), comes)
+                comes = sum((self._bytes_of(module, devices[number]) for module in self._modules(action)), comes)
                 if action.kind is Kind.F:
                     del comes["gradients"]
             with memory.visit(devices[number], comes):
@@ -298,8 +324,8 @@ class Training:
     def _modules(self, action: Action) -> range:
         return (self.layout.forward if action.kind is Kind.F else self.layout.backward)[action.stage]
 
-    def _bytes_of(self, module: int) -> Counter[str]:
-        parameters = list(self.workload.modules[module].parameters())
+    def _bytes_of(self, module: int, device: int) -> Counter[str]:
+        parameters = held_parameters(self.workload.modules[module], device)
         trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
         return Counter(weights=sum(parameter.nbytes for parameter in parameters), gradients=trained)
 
@@ -348,7 +374,7 @@ def _check_keeps_last(schedule: Schedule, compensation: Compensation) -> None:
 
 
 def _check_shape(workload: Workload, schedule: Schedule) -> None:
-    if schedule.shape.num_parts > 1:
+    if schedule.shape.num_segments > 1:
         _check_parts(workload, schedule)
     if schedule.shape.num_microbatches != workload.num_microbatches:
         raise ValueError(

@@ -39,8 +39,10 @@ from rpbench.ir.lane_reads import lane_reads
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
-from rpbench.models.build import build_model
+from rpbench.models.build import build_layer, build_model
 from rpbench.models.data import TEXTS, Data, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.shares import check_shares
 from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
 
@@ -111,11 +113,6 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         if not engine.time_scale > 0:
             raise ConfigError(f"backend.time_scale={engine.time_scale}: a factor above 0; 1 is real time")
         return
-    if assembled.schedule.shape.tensor_parallel:
-        raise ConfigError(
-            f"schedule={assembled.schedule.name} cuts every matrix over the devices, and backend={engine.name} runs "
-            "layers whole; use backend=sim or emulated"
-        )
     if assembled.schedule.shape.num_head_shards:
         raise ConfigError(
             f"schedule={assembled.schedule.name} cuts the head over the devices, and backend={engine.name} runs it "
@@ -134,6 +131,8 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
             f"backend={engine.name} trains tensors, which model={config.model['name']} does not have; "
             "take one with a shape, such as model=tiny_gpt"
         )
+    if assembled.schedule.shape.tensor_parallel:
+        _check_shares(assembled.model, assembled.schedule, engine.name)
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
     _data(config, assembled)
@@ -142,6 +141,21 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
     check_host_memory(assembled.model, DTYPES[config.dtype])
     if config.verify:
         _check_reads_are_known(assembled.schedule)
+
+
+def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
+    """Refuse layers that have no equal shares, and a backend whose devices do not meet half-way."""
+    if backend == "cuda":
+        raise ConfigError(
+            f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on GPUs; "
+            "use backend=cpu, virtual, sim or emulated"
+        )
+    layer = build_layer(model, 1, device="meta")
+    assert isinstance(layer, DecoderLayer)
+    try:
+        check_shares(layer, schedule.shape.num_ranks)
+    except ValueError as error:
+        raise ConfigError(f"schedule={schedule.name}, model={model.name}: {error}") from None
 
 
 def _check_reads_are_known(schedule: Schedule) -> None:

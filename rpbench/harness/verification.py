@@ -23,7 +23,7 @@ def verified(training: Training) -> dict[str, Any]:
         training.groups,
         training.settings.optimizer,
         num_steps=schedule.shape.num_steps,
-        num_parts=schedule.shape.num_parts,
+        num_parts=schedule.shape.num_segments,
         updates=training.reads.has_steps,
         reads=reads,
         compensation=compensation,

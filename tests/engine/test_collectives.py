@@ -64,7 +64,9 @@ def test_a_rank_that_fails_sends_the_others_home() -> None:
         return rank.all_reduce(torch.ones(3))
 
     first, second, third = each(3, work)
-    assert isinstance(first, Parted) and isinstance(third, Parted) and str(second) == "no more"
+    assert isinstance(first, Parted)
+    assert isinstance(third, Parted)
+    assert str(second) == "no more"
 
 
 def test_whoever_comes_after_the_end_is_sent_home() -> None:

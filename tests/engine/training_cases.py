@@ -85,7 +85,7 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
         training.groups,
         training.settings.optimizer,
         num_steps=training.schedule.shape.num_steps,
-        num_parts=training.schedule.shape.num_parts,
+        num_parts=training.schedule.shape.num_segments,
         **options,
     )
 

@@ -1,0 +1,276 @@
+"""Tensor parallelism: every device runs every action, each with its own share of the layers' matrices.
+
+At home on the host are the shares of all devices (`rpbench.models.shares`), each with its own weights, gradients and
+optimizer state, and one set of what is whole everywhere: embedding, norms, head. A device runs modules that have its
+own share alone, and meets the others wherever the shares' outputs are added up: inside F and B, twice a layer going
+forth, twice recomputing, twice going back. It makes the gradients of all it runs. Those of what is whole come out alike
+on every device, so the first one's count; they would be two gradients in a sum only if they were parts of one.
+
+What every share has whole but sees a part of the work through - norms of queries and keys, an expert router - is a
+parameter tied over the shares, and the optimizer adds up what they have, as it does wherever weights are shared.
+
+SUM_F and SUM_B stand for these sums in a schedule. When they come, everything has been added up; they close the account
+of their F or B, which must have made as many sums as they stand for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from rpbench.engine.accumulation import Groups
+from rpbench.engine.checkpoint import State
+from rpbench.engine.collectives import Rank, Rendezvous
+from rpbench.engine.executor import Gate, Handler
+from rpbench.engine.gradients import Gradients, Place, Tensors
+from rpbench.engine.layout import Layout
+from rpbench.engine.passes import Passes
+from rpbench.engine.shells import Shells
+from rpbench.engine.stage import Stages
+from rpbench.engine.weights import Named, Weights
+from rpbench.engine.workload import Workload
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.shares import cut_layer, cut_tensors, joined_tensors, one_share
+
+_RUN = frozenset({Kind.F, Kind.B, Kind.SUM_F, Kind.SUM_B, Kind.STEP})
+SUMS_PER_LAYER = {Kind.F: 2, Kind.B: 4}  # of B, two are its recomputation's
+
+
+# --- what is trained -------------------------------------------------------------------------------------------
+
+
+def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
+    """The same training of layers in shares, one for each device.
+
+    Raises:
+        ValueError: if the layers cannot be cut evenly, or the schedule is not one that trains them.
+    """
+    _check(workload, schedule)
+    num_shares = schedule.shape.num_ranks
+    layers = [cut_layer(layer, num_shares) for layer in workload.modules[1:-1] if isinstance(layer, DecoderLayer)]
+    return replace(workload, modules=[workload.modules[0], *layers, workload.modules[-1]])
+
+
+def _check(workload: Workload, schedule: Schedule) -> None:
+    strange = schedule.kinds - _RUN
+    if strange:
+        names = ", ".join(kind.name for kind in sorted(strange))
+        raise ValueError(
+            f"{names} in {schedule.name or 'a schedule'}: shares of matrices run F, B, SUM_F, SUM_B and STEP in the "
+            "engine; use backend=sim"
+        )
+    if schedule.policy is not Policy.FLUSH:
+        raise ValueError(f"policy {schedule.policy.value}: shares of matrices are trained with policy=flush only")
+    for module in workload.modules[1:-1]:
+        if not isinstance(module, DecoderLayer):
+            raise ValueError(f"{type(module).__name__} has no shares: tensor parallelism cuts decoder layers")
+
+
+def cut_state(state: State, cut: Workload, num_shares: int) -> State:
+    """A state of the whole model as one of its shares."""
+    owners = set(cut.owner_of.values())
+
+    def in_shares(tensors: Tensors) -> Tensors:
+        found = _by_module(tensors, lambda named: cut_tensors(named, num_shares))
+        return {place: tensor for place, tensor in found.items() if place in owners}
+
+    return replace(state, masters=in_shares(state.masters), moments=_by_name(state.moments, in_shares))
+
+
+def joined_state(state: State) -> State:
+    """A state of shares as one of the whole model."""
+    return replace(state, masters=joined(state.masters), moments=_by_name(state.moments, joined))
+
+
+def joined(tensors: Tensors) -> Tensors:
+    """Weights, or gradients, of shares as those of the whole layers."""
+    return _by_module(tensors, joined_tensors)
+
+
+def _by_module(tensors: Tensors, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Tensors:
+    modules: dict[int, dict[str, torch.Tensor]] = {}
+    for (module, name), tensor in tensors.items():
+        modules.setdefault(module, {})[name] = tensor
+    return {(module, name): tensor for module, named in modules.items() for name, tensor in change(named).items()}
+
+
+def _by_name(
+    moments: Mapping[Place, Mapping[str, torch.Tensor]], change: Callable[[Tensors], Tensors]
+) -> dict[Place, dict[str, torch.Tensor]]:
+    found: dict[Place, dict[str, torch.Tensor]] = {}
+    for name in dict.fromkeys(name for state in moments.values() for name in state):
+        of_all = change({place: state[name] for place, state in moments.items() if name in state})
+        for place, tensor in of_all.items():
+            found.setdefault(place, {})[name] = tensor
+    return found
+
+
+# --- what a device has -----------------------------------------------------------------------------------------
+
+
+class AcrossRanks:
+    """Shares on devices of their own: the two operators as all-reduces (`rpbench.models.shares.Adding`)."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
+        return [_SumBack.apply(x, self._rank)]
+
+    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = _SumForth.apply(parts[0], self._rank)
+        return found
+
+
+class _SumBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
+        ctx.rank = rank
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.rank.all_reduce(gradients[0]), None
+
+
+class _SumForth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
+        return rank.all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class OwnWeights:
+    """Of the weights at home, those that one device's modules have."""
+
+    def __init__(self, weights: Weights, modules: Sequence[nn.Module]) -> None:
+        self._weights = weights
+        self._names = [{*dict(module.named_parameters()), *dict(module.named_buffers())} for module in modules]
+
+    def all_of(self, module: int, version: int) -> Named:
+        return self._own(module, self._weights.all_of(module, version))
+
+    def leaves(self, module: int, version: int) -> Named:
+        return self._own(module, self._weights.leaves(module, version))
+
+    def release(self, module: int, version: int) -> None:
+        self._weights.release(module, version)
+
+    def _own(self, module: int, found: Named) -> Named:
+        return {name: tensor for name, tensor in found.items() if name in self._names[module]}
+
+
+class TeamGradients(Gradients):
+    """The gradients of all devices, each device's added up by itself.
+
+    Args:
+        groups: as of any device.
+    """
+
+    def __init__(self, groups: Mapping[tuple[int, int], Groups], num_ranks: int, *, keep: bool = False) -> None:
+        super().__init__(groups, keep=keep)  # the first device's
+        self.by_rank = [self, *(Gradients(groups, keep=keep) for _ in range(num_ranks - 1))]
+
+    def total(self, stage: int, version: int) -> Tensors:
+        """Those of every share, and the first device's of what is whole."""
+        found = dict(super().total(stage, version))
+        for other in self.by_rank[1:]:
+            found = other.total(stage, version) | found
+        return found
+
+    def drop(self, stage: int, version: int) -> None:
+        super().drop(stage, version)
+        for other in self.by_rank[1:]:
+            other.drop(stage, version)
+
+    def copies(self) -> Iterator[tuple[Tensors, Tensors]]:
+        """For every other device and what is still here, its gradients of what the first has too, and the first's."""
+        for other in self.by_rank[1:]:
+            for version, stage, gradients in other.by_stage():
+                first = Gradients.total(self, stage, version)
+                common = first.keys() & gradients.keys()
+                yield {place: gradients[place] for place in common}, {place: first[place] for place in common}
+
+
+# --- the devices together --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device: its end of the collectives, its modules and its passes."""
+
+    rank: Rank
+    modules: Sequence[nn.Module]
+    passes: Passes
+
+
+class Team:
+    """All devices, and the handlers of what they do together.
+
+    Args:
+        workload: of layers in shares.
+        make_passes: the passes of a device, from its stages and its gradients.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        weights: Weights,
+        gradients: TeamGradients,
+        make_passes: Callable[[Stages, Gradients], Passes],
+    ) -> None:
+        self._layout = layout
+        self._accounts: dict[tuple[Kind, int, int | None, int], int] = {}  # F or B -> the sums it made
+        self.meeting = Rendezvous(len(gradients.by_rank))
+        self.members = []
+        for number, own in enumerate(gradients.by_rank):
+            rank = Rank(self.meeting, number)
+            layers = [
+                one_share(layer, number, AcrossRanks(rank)) if isinstance(layer, DecoderLayer) else layer
+                for layer in workload.modules
+            ]
+            stages = Stages(workload, OwnWeights(weights, layers), Shells(layers))
+            self.members.append(Member(rank, layers, make_passes(stages, own)))
+        for member in self.members:
+            member.passes.read = self.members[0].passes.read
+
+    @property
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """What runs each kind of joint action."""
+        return {
+            Kind.F: lambda action, number, gate: self._run(action, self._of(action).forward, number, gate),
+            Kind.B: lambda action, number, gate: self._run(action, self._of(action).backward, number, gate),
+            Kind.SUM_F: lambda action, number, gate: self._close(action, Kind.F),
+            Kind.SUM_B: lambda action, number, gate: self._close(action, Kind.B),
+        }
+
+    def _of(self, action: Action) -> Passes:
+        return self.members[action.part].passes
+
+    def _run(self, action: Action, handler: Handler, number: int, gate: Gate) -> None:
+        """A device's share of an action, which is a whole action to its passes."""
+        rank = self.members[action.part].rank
+        before = rank.num_sums
+        handler(action._replace(part=0), number, gate)
+        self._accounts[_key(action, action.kind)] = rank.num_sums - before
+
+    def _close(self, action: Action, kind: Kind) -> None:
+        """See that the sums which an action stands for have all been made."""
+        modules = (self._layout.forward if kind is Kind.F else self._layout.backward)[action.stage]
+        expected = SUMS_PER_LAYER[kind] * sum(0 < module < self._layout.head for module in modules)
+        made = self._accounts.pop(_key(action, kind))
+        if made != expected:
+            raise RuntimeError(f"{action} stands for {expected} sums, and its {kind.name} has made {made}")
+
+
+def _key(action: Action, kind: Kind) -> tuple[Kind, int, int | None, int]:
+    return kind, action.stage, action.microbatch, action.part
