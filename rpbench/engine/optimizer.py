@@ -68,8 +68,9 @@ def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings)
     """Backward stages whose steps need one another's gradients."""
     if settings.clip_norm is not None or settings.loss_scaling is not None:
         return [range(len(layout.backward))] if len(layout.backward) > 1 else []
-    stages = (sorted({layout.stage_of(module) for module, _ in places}) for places in workload.tied.values())
-    return [group for group in stages if len(group) > 1]
+    # One step does what all of them share, so that it waits for the gradients of every stage that shares anything.
+    group = sorted({layout.stage_of(module) for places in workload.tied.values() for module, _ in places})
+    return [group] if len(group) > 1 else []
 
 
 Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version

@@ -15,6 +15,7 @@ of their F or B, which must have made as many sums as they stand for.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,14 +32,14 @@ from rpbench.engine.shells import Shells
 from rpbench.engine.stage import Stages
 from rpbench.engine.weights import Named, Weights
 from rpbench.engine.workload import Workload
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import SUMS, Action, Kind
+from rpbench.ir.cargo import SUMS_A_LAYER
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shares import cut_layer, cut_tensors, joined_tensors, one_share
 
-_RUN = frozenset({Kind.F, Kind.B, Kind.SUM_F, Kind.SUM_B, Kind.STEP})
-SUMS_PER_LAYER = {Kind.F: 2, Kind.B: 4}  # of B, two are its recomputation's
+_RUN = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.SUM_F, Kind.SUM_B, Kind.STEP})
 
 
 # --- what is trained -------------------------------------------------------------------------------------------
@@ -61,8 +62,8 @@ def _check(workload: Workload, schedule: Schedule) -> None:
     if strange:
         names = ", ".join(kind.name for kind in sorted(strange))
         raise ValueError(
-            f"{names} in {schedule.name or 'a schedule'}: shares of matrices run F, B, SUM_F, SUM_B and STEP in the "
-            "engine; use backend=sim"
+            f"{names} in {schedule.name or 'a schedule'}: devices that have shares of matrices run F, B or I and W, "
+            "SUM_F, SUM_B and STEP in the engine; use backend=sim"
         )
     if schedule.policy is not Policy.FLUSH:
         raise ValueError(f"policy {schedule.policy.value}: shares of matrices are trained with policy=flush only")
@@ -205,11 +206,19 @@ class TeamGradients(Gradients):
 
 @dataclass(frozen=True)
 class Member:
-    """One device: its end of the collectives, its modules and its passes."""
+    """One device: its end of the collectives and its passes."""
 
     rank: Rank
-    modules: Sequence[nn.Module]
     passes: Passes
+
+    @cached_property
+    def handlers(self) -> dict[Kind, Handler]:
+        return {
+            Kind.F: self.passes.forward,
+            Kind.B: self.passes.backward,
+            Kind.I: self.passes.backward_for_input,
+            Kind.W: self.passes.backward_for_weights,
+        }
 
 
 class Team:
@@ -218,6 +227,7 @@ class Team:
     Args:
         workload: of layers in shares.
         make_passes: the passes of a device, from its stages and its gradients.
+        splits: whether some backward comes in halves.
     """
 
     def __init__(
@@ -227,9 +237,12 @@ class Team:
         weights: Weights,
         gradients: TeamGradients,
         make_passes: Callable[[Stages, Gradients], Passes],
+        *,
+        splits: bool = False,
     ) -> None:
         self._layout = layout
-        self._accounts: dict[tuple[Kind, int, int | None, int], int] = {}  # F or B -> the sums it made
+        self._embedding_is_frozen = not any(weight.requires_grad for weight in workload.modules[0].parameters())
+        self._accounts: dict[Action, int] = {}  # SUM_F or SUM_B -> the sums that have been made for it
         self.meeting = Rendezvous(len(gradients.by_rank))
         self.members = []
         for number, own in enumerate(gradients.by_rank):
@@ -238,39 +251,31 @@ class Team:
                 one_share(layer, number, AcrossRanks(rank)) if isinstance(layer, DecoderLayer) else layer
                 for layer in workload.modules
             ]
-            stages = Stages(workload, OwnWeights(weights, layers), Shells(layers))
-            self.members.append(Member(rank, layers, make_passes(stages, own)))
+            stages = Stages(workload, OwnWeights(weights, layers), Shells(layers), splits=splits)
+            self.members.append(Member(rank, make_passes(stages, own)))
         for member in self.members:
             member.passes.read = self.members[0].passes.read
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
         """What runs each kind of joint action."""
-        return {
-            Kind.F: lambda action, number, gate: self._run(action, self._of(action).forward, number, gate),
-            Kind.B: lambda action, number, gate: self._run(action, self._of(action).backward, number, gate),
-            Kind.SUM_F: lambda action, number, gate: self._close(action, Kind.F),
-            Kind.SUM_B: lambda action, number, gate: self._close(action, Kind.B),
-        }
+        return dict.fromkeys((Kind.F, Kind.B, Kind.I, Kind.W), self._run) | dict.fromkeys(SUMS, self._close)
 
-    def _of(self, action: Action) -> Passes:
-        return self.members[action.part].passes
-
-    def _run(self, action: Action, handler: Handler, number: int, gate: Gate) -> None:
+    def _run(self, action: Action, number: int, gate: Gate) -> None:
         """A device's share of an action, which is a whole action to its passes."""
-        rank = self.members[action.part].rank
-        before = rank.num_sums
-        handler(action._replace(part=0), number, gate)
-        self._accounts[_key(action, action.kind)] = rank.num_sums - before
+        member = self.members[action.part]
+        before = member.rank.num_sums
+        member.handlers[action.kind](action._replace(part=0), number, gate)
+        if action.kind is not Kind.W:  # which leaves sums to its I
+            kind = Kind.SUM_F if action.kind is Kind.F else Kind.SUM_B
+            self._accounts[action._replace(kind=kind)] = member.rank.num_sums - before
 
-    def _close(self, action: Action, kind: Kind) -> None:
+    def _close(self, action: Action, number: int, gate: Gate) -> None:
         """See that the sums which an action stands for have all been made."""
-        modules = (self._layout.forward if kind is Kind.F else self._layout.backward)[action.stage]
-        expected = SUMS_PER_LAYER[kind] * sum(0 < module < self._layout.head for module in modules)
-        made = self._accounts.pop(_key(action, kind))
-        if made != expected:
-            raise RuntimeError(f"{action} stands for {expected} sums, and its {kind.name} has made {made}")
-
-
-def _key(action: Action, kind: Kind) -> tuple[Kind, int, int | None, int]:
-    return kind, action.stage, action.microbatch, action.part
+        modules = (self._layout.forward if action.kind is Kind.SUM_F else self._layout.backward)[action.stage]
+        expected = SUMS_A_LAYER[action.kind] * sum(0 < module < self._layout.head for module in modules)
+        made = self._accounts.pop(action)
+        # Nobody asks for the gradient of a frozen embedding's output, which would be the last sum.
+        fewest = expected - (expected > 0 and action.kind is Kind.SUM_B and 0 in modules and self._embedding_is_frozen)
+        if not fewest <= made <= expected:
+            raise RuntimeError(f"{action} stands for {expected} sums, and {made} have been made")

@@ -150,7 +150,7 @@ class Training:
         self._adjustments = self._adjust()
         self.memory = self._device_memory()
         self.team = (
-            Team(workload, self.layout, self.weights, self.gradients, self._make_passes)
+            Team(workload, self.layout, self.weights, self.gradients, self._make_passes, splits=self._splits)
             if isinstance(self.gradients, TeamGradients)
             else None
         )
@@ -159,10 +159,14 @@ class Training:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
         self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy)
 
+    @property
+    def _splits(self) -> bool:
+        """Whether some backward comes in halves."""
+        return any(action.kind is Kind.I for _, _, row in self.schedule.items() for action in row)
+
     def _stages(self) -> Stages:
-        splits = any(action.kind is Kind.I for _, _, row in self.schedule.items() for action in row)
         shells = Shells(self.workload.modules)
-        return Stages(self.workload, self.weights, shells, self.schedule.shape.num_segments, splits)
+        return Stages(self.workload, self.weights, shells, self.schedule.shape.num_segments, self._splits)
 
     def _make_passes(self, stages: Stages, gradients: Gradients) -> Passes:
         kept_there = None if self.schedule.weights is WeightsAre.STREAMED else self.memory

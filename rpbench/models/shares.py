@@ -14,6 +14,7 @@ share the same gradient: the operators f and g of the paper. Norms and residuals
     q, k, v, gate, up, sinks    a share's own columns, biases with them
     o, down                     a share's own rows; the bias belongs to the first share, so that it is added once
     q_norm, k_norm, router      in every share whole, and the same; a share's gradient of them is a part of theirs
+    adapters                    cut along the side that their matrix is cut along; their other matrix is whole
 
 A sum has another rounding than the one product it takes the place of, so a layer in shares equals the whole one only
 up to the last digits.
@@ -141,11 +142,9 @@ def check_shares(layer: DecoderLayer, num_shares: int) -> None:
     """Refuse a layer that cannot be cut into equal shares.
 
     Raises:
-        ValueError: if heads or inner width do not divide, or there are adapters.
+        ValueError: if heads or inner width do not divide.
     """
     attention, mlp = layer.attention, layer.mlp
-    if any("adapter" in name for name, _ in layer.named_parameters()):
-        raise ValueError("adapters (training_mode=lora) are not cut over devices; use training_mode=full")
     assert isinstance(attention, Attention)
     sizes = {
         "heads": attention.q.weight.shape[0] // attention.head_dim,
@@ -211,8 +210,8 @@ def _dimension(name: str) -> int | None:
     if not owner:
         return 0 if kind == "sinks" else None
     if owner[0] in _BY_COLUMNS:
-        return -2 if kind == "weight" else -1
-    return -1 if owner[0] in _BY_ROWS and kind == "weight" else None
+        return {"weight": -2, "lora_b": -2, "bias": -1}.get(kind)
+    return -1 if owner[0] in _BY_ROWS and kind in ("weight", "lora_a") else None
 
 
 def _part(name: str, tensor: torch.Tensor, number: int, num_shares: int) -> torch.Tensor | None:

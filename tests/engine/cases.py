@@ -9,8 +9,8 @@ from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries, entry
 
-# What the engine trains: layers are whole there.
-NAMES = [name for name, found in sorted(entries().items()) if not (found.shards_head or found.tensor_parallel)]
+# What the engine trains: heads are whole there.
+NAMES = [name for name, found in sorted(entries().items()) if not found.shards_head]
 
 
 def cut(num_layers: int, num_stages: int, rng: random.Random) -> tuple[int, ...]:

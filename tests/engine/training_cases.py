@@ -26,6 +26,9 @@ TINY = Model("tiny", num_layers=4, hidden=16, heads=2, vocab=37, seq_len=5)
 
 def workload_of(schedule: Schedule, model: Model = TINY, dtype: torch.dtype = torch.float64, seed: int = 0) -> Workload:
     model = replace(model, num_layers=schedule.partition.num_layers)
+    if schedule.shape.tensor_parallel:  # every device takes as many heads as any other
+        p = schedule.shape.num_ranks
+        model = replace(model, heads=p, kv_heads=p, head_dim=4, intermediate=4 * p)
     return Workload(
         list(build_model(model, seed=seed, dtype=dtype)),
         SyntheticTokens(model.vocab, model.seq_len, 2, seed),
