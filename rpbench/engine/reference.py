@@ -344,7 +344,7 @@ class _Microbatch:
             }
             leaves |= {(number, name): leaf for name, leaf in own.items() if leaf.requires_grad}
             with self._randomness(number, part):
-                output: Any = functional_call(module, own, self._inputs(number, x, part))
+                output: Any = functional_call(module, own, self._inputs(number, x, part), tie_weights=False)
             if isinstance(output, tuple):
                 output, made = output
                 self.seen[number] = [*self.seen[number], made]
