@@ -426,6 +426,17 @@ def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, 
     return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)
 
 
+def largest_relative_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
+    """The largest difference of two sets of tensors, each as a share of the largest value of its `other`.
+
+    Infinite where one lacks what the other has, or has something where the other is 0.
+    """
+    if one.keys() != other.keys():
+        return float("inf")
+    pairs = ((_difference(one[place], other[place]), float(other[place].abs().max())) for place in one)
+    return max((far / scale if scale else far and float("inf") for far, scale in pairs), default=0.0)
+
+
 def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
     same = (one == other) | (one.isnan() & other.isnan())
     return float((one - other).abs().masked_fill(same, 0.0).nan_to_num(nan=torch.inf).max())

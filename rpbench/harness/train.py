@@ -188,7 +188,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
             fields, timeline, training = _on_gpus(workload, settings, assembled, start, engine.num_warmup_runs)
         else:
             fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine)
-        fields |= _scales(training)
+        fields |= _scales(training) | _sums(training)
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
@@ -217,6 +217,11 @@ def _scales(training: Training) -> Fields:
         return {}
     scales = training.scaler.scales
     return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
+
+
+def _sums(training: Training) -> Fields:
+    """What devices with shares of matrices sent for their sums; nothing where there are none."""
+    return {"sums_sent_bytes": [member.rank.sent_bytes for member in training.team.members]} if training.team else {}
 
 
 # --- the backends -------------------------------------------------------------------------------------------
@@ -252,6 +257,8 @@ def _on_cpu(
         "foreign_cpu_share": foreign.cores,
         "malloc_tuned": is_tuned(),
     }
+    if training.team:  # part of the time of the actions
+        fields["sums_wait_s"] = training.team.meeting.wait_s
     return fields, timeline, training
 
 

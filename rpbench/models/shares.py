@@ -190,11 +190,15 @@ def cut_tensors(named: Named, num_shares: int) -> dict[str, torch.Tensor]:
 
 def joined_tensors(named: Named) -> dict[str, torch.Tensor]:
     """Tensors of a layer in shares, as the whole layer has them: side by side, and what all have added up."""
-    parts: dict[str, list[torch.Tensor]] = {}
+    parts: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in named.items():
         block, shares, rest = name.partition(".shares.")
-        parts.setdefault(f"{block}.{rest.partition('.')[2]}" if shares else name, []).append(tensor)
-    return {name: _joined(name.partition(".")[2], found) for name, found in parts.items()}
+        number, _, own = rest.partition(".")
+        parts.setdefault(f"{block}.{own}" if shares else name, {})[int(number or 0)] = tensor
+    return {
+        name: _joined(name.partition(".")[2], [found[number] for number in sorted(found)])
+        for name, found in parts.items()
+    }
 
 
 def _joined(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
