@@ -15,6 +15,7 @@ from rpbench.engine.accumulation import gradient_groups
 from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
+from rpbench.engine.cut_layers import cut_state, cut_workload, joined_state
 from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.executor import Gate, Handler
@@ -27,7 +28,7 @@ from rpbench.engine.program import Program, StepGroups, gather_steps, make_progr
 from rpbench.engine.reads import Reads
 from rpbench.engine.shells import Shells
 from rpbench.engine.stage import GRAINS, RECOMPUTES, Grain, Recompute, Stages
-from rpbench.engine.tensor_parallel import Team, TeamGradients, cut_state, cut_workload, joined_state
+from rpbench.engine.tensor_parallel import Team, TeamGradients
 from rpbench.engine.transfer_handlers import Transfers
 from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload

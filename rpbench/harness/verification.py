@@ -5,6 +5,7 @@ from itertools import starmap
 from typing import Any
 
 from rpbench.engine.compensation import Delays
+from rpbench.engine.cut_layers import joined, joined_state
 from rpbench.engine.gradients import Tensors
 from rpbench.engine.reference import (
     Reads,
@@ -14,7 +15,7 @@ from rpbench.engine.reference import (
     reads_of,
     train_reference,
 )
-from rpbench.engine.tensor_parallel import TeamGradients, joined, joined_state
+from rpbench.engine.tensor_parallel import TeamGradients
 from rpbench.engine.training import Training
 from rpbench.ir.action import Kind
 from rpbench.ir.lane_reads import lane_reads

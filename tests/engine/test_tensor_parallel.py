@@ -15,9 +15,9 @@ from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.collectives import Rank
+from rpbench.engine.cut_layers import joined
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
-from rpbench.engine.tensor_parallel import joined
 from rpbench.engine.training import Settings, Training
 from rpbench.harness.assemble import assemble
 from rpbench.harness.config import ConfigError, load
