@@ -198,7 +198,7 @@ class Team:
     def _close(self, action: Action, number: int, gate: Gate) -> None:
         """See that the sums which an action stands for have all been made."""
         modules = (self._layout.forward if action.kind is Kind.SUM_F else self._layout.backward)[action.stage]
-        expected = SUMS_A_LAYER[action.kind] * sum(0 < module < self._layout.head for module in modules)
+        expected = SUMS_A_LAYER[action.kind] * sum(0 < module < self._layout.num_modules - 1 for module in modules)
         made = self._accounts.pop(action)
         # Nobody asks for the gradient of a frozen embedding's output, which would be the last sum.
         fewest = expected - (expected > 0 and action.kind is Kind.SUM_B and 0 in modules and self._embedding_is_frozen)
