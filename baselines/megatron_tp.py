@@ -14,6 +14,18 @@ elements a layer and microbatch, of which a device sends 2 (p - 1) / p. Weights,
 activations are 1/p on each device; kept stage inputs are whole. Sums at embedding and head are left out, norms count as
 shared.
 
+With tensors (virtual, cpu) the devices meet at every sum, which is inside F and B, because layers need one another's:
+SUM_F and SUM_B then close the account, and fail unless their F or B has made exactly the sums they stand for. So an
+action's time holds the waiting for others and the adding (`sums_wait_s`), and the lane `net` takes next to none; bytes
+are counted as they are sent (`sums_sent_bytes`). Embedding, head and norms run whole on every device, where times and
+bytes of the simulator divide them too: a fat head gains nothing from more devices here. A stage's STEP updates the
+shares of all devices on the device that it stands on, every device having as many stages as any other.
+
+A sum of parts rounds differently from one product, so no bit of the whole model can be asked for. What is checked bit
+for bit is plain training of the same shares in one process; beside it stands the difference from the whole layers
+(`whole_grad_max_rel_diff`, rounding alone: 1e-12 and less in float64). Heads, heads of keys and values, and the inner
+width must divide by the number of devices.
+
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", arXiv
 1909.08053, section 3.
 """

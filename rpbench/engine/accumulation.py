@@ -26,7 +26,7 @@ def gradient_groups(schedule: Schedule) -> dict[tuple[int, int], Groups]:
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for _, _, row in schedule.items():
         own: dict[tuple[int, int], list[int]] = {}
-        for stage, microbatch in _gradients(row):
+        for stage, microbatch in _gradients(row, schedule):
             own.setdefault((stage, microbatch // schedule.shape.num_microbatches + 1), []).append(microbatch)
         for place, microbatches in own.items():
             found.setdefault(place, []).extend(_cut(microbatches, cuts))
@@ -51,9 +51,11 @@ def _stored(schedule: Schedule) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     return found
 
 
-def _gradients(row: tuple[Action, ...]) -> Iterator[tuple[int, int]]:
+def _gradients(row: tuple[Action, ...], schedule: Schedule) -> Iterator[tuple[int, int]]:
     for action in row:
         for part in parts_of(action):
+            if schedule.shape.tensor_parallel and part.part:
+                continue  # all devices do the same, each for its own share
             if part.kind in GRADIENT and part.microbatch is not None:
                 yield part.stage, part.microbatch
 

@@ -166,5 +166,9 @@ class Gradients:
 
     def totals(self) -> Iterator[tuple[int, Tensors]]:
         """(version, gradients of one stage) for every step that is still here."""
+        return ((version, gradients) for version, _, gradients in self.by_stage())
+
+    def by_stage(self) -> Iterator[tuple[int, int, Tensors]]:
+        """The same with the stage: (version, stage, gradients)."""
         for stage, version in sorted(self._windows):
-            yield version, self.total(stage, version)
+            yield version, stage, self.total(stage, version)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 
 from rpbench.engine.gradients import Tensors
-from rpbench.engine.stage import Segment
-from rpbench.engine.weights import Weights
+from rpbench.engine.stage import Segment, WeightSource
 from rpbench.engine.workload import Workload
 from rpbench.models.shared_loss import Half, Share, summed_loss, together
 from rpbench.models.vocab_shares import HeadShare
@@ -23,7 +22,7 @@ LossScale = Callable[[torch.Tensor], torch.Tensor | None]  # the loss -> its gra
 class HeadShares:
     """The tensors between a last stage's forward and its backward, and what the shares make of them."""
 
-    def __init__(self, workload: Workload, weights: Weights) -> None:
+    def __init__(self, workload: Workload, weights: WeightSource) -> None:
         self._workload, self._weights = workload, weights
         self._inputs: dict[Segment, torch.Tensor] = {}  # (B, S, H)
         self._halves: dict[Segment, dict[int, Half]] = {}  # by share

@@ -6,7 +6,7 @@ that runs ahead of its gradient still needs the input some forward keeps for it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,6 +19,8 @@ from rpbench.ir.moves import transfer_edges
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import late_edges
+
+_MEETING = (Kind.F, Kind.B, Kind.I)  # kinds in which devices with shares of a matrix add up what they have
 
 StepGroups = Sequence[Sequence[int]]  # backward stages whose steps need one another's gradients
 
@@ -43,10 +45,12 @@ class Program:
 
     Args:
         waits: for each action, what it waits for besides the action before it in its lane.
+        stop: called when a run of it ends early, so that actions which wait for one another half-way come back.
     """
 
     graph: Graph
     waits: list[list[Edge]]
+    stop: Callable[[], None] = lambda: None
 
     @property
     def schedule(self) -> Schedule:
@@ -59,6 +63,15 @@ class Program:
     @property
     def actions(self) -> list[Action]:
         return self.index.actions
+
+    @cached_property
+    def meets(self) -> dict[int, tuple[int, ...]]:
+        """Action -> all shares of what it is a share of, itself included: they wait for one another half-way."""
+        shares: dict[Action, list[int]] = {}
+        for number, action in enumerate(self.actions if self.schedule.shape.tensor_parallel else ()):
+            if action.kind in _MEETING:
+                shares.setdefault(action._replace(part=0), []).append(number)
+        return {number: tuple(found) for found in shares.values() for number in found}
 
     @property
     def lanes(self) -> list[Lane]:
@@ -95,7 +108,7 @@ def make_program(
     more = [*_group_edges(program.index, step_groups), *_kept_edges(program.index, recomputed_from or {})]
     for number, producer in more:
         waits[number].append(Edge(producer, False, False))
-    if more:
+    if more or program.meets:
         _check_order(program)
     return program
 
@@ -144,20 +157,33 @@ def _new(index: Index, number: int, producers: Iterable[int]) -> Iterator[tuple[
 
 
 def _check_order(program: Program) -> None:
-    """Raise unless every action can run some time."""
+    """Raise unless every action can run some time. One that meets others can when all of them have got there."""
     heads = {place: lane.start for place, lane in enumerate(program.lanes)}
     done = [False] * len(program.waits)
+
+    def missing(number: int) -> int | None:
+        """What an action at the head of its lane still waits for."""
+        for share in program.meets.get(number, (number,)):
+            if heads[program.index.lane_of[share]] < share:
+                return share
+            for edge in program.waits[share]:
+                if not done[edge.producer]:
+                    return edge.producer
+        return None
+
     moved = True
     while moved:
         moved = False
         for place, lane in enumerate(program.lanes):
-            while heads[place] < lane.stop and all(done[edge.producer] for edge in program.waits[heads[place]]):
+            while heads[place] < lane.stop and missing(heads[place]) is None:
                 done[heads[place]] = moved = True
                 heads[place] += 1
     waiting = {
-        head: next(edge.producer for edge in program.waits[head] if not done[edge.producer])
+        head: found
         for place, head in heads.items()
         if head < program.lanes[place].stop
+        for found in [missing(head)]
+        if found is not None
     }
     if waiting:
         raise program.stuck(waiting)

@@ -348,7 +348,8 @@ class _Microbatch:
             own = self._tensors(number, weights_of)
             leaves |= _trained(number, own)
             with self._randomness(number, part):
-                output: Any = functional_call(workload.modules[number], own, self._inputs(number, x, part))
+                inputs = self._inputs(number, x, part)
+                output: Any = functional_call(workload.modules[number], own, inputs, tie_weights=False)
             if isinstance(output, tuple):
                 output, made = output
                 self.seen[number] = [*self.seen[number], made]
@@ -459,6 +460,17 @@ def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, 
     if one.keys() != other.keys():
         return float("inf")
     return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)
+
+
+def largest_relative_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
+    """The largest difference of two sets of tensors, each as a share of the largest value of its `other`.
+
+    Infinite where one lacks what the other has, or has something where the other is 0.
+    """
+    if one.keys() != other.keys():
+        return float("inf")
+    pairs = ((_difference(one[place], other[place]), float(other[place].abs().max())) for place in one)
+    return max((far / scale if scale else far and float("inf") for far, scale in pairs), default=0.0)
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from rpbench.engine.deferred import Deferring, Linear, defer
 from rpbench.engine.gradients import Place, Tensors
 from rpbench.engine.randomness import seeded
 from rpbench.engine.shells import Shells
-from rpbench.engine.weights import Named, Weights
+from rpbench.engine.weights import Named, WeightSource
 from rpbench.engine.workload import Workload
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Stages:
     """
 
     workload: Workload
-    weights: Weights
+    weights: WeightSource
     shells: Shells
     num_parts: int = 1
     splits: bool = False

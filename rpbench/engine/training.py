@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rpbench.cost.table import CostTable
+from rpbench.engine import cut_head, cut_layers
 from rpbench.engine.accumulation import gradient_groups
 from rpbench.engine.adjustments import Adjustments
 from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
-from rpbench.engine.cut_head import cut_head, cut_state, join_state
 from rpbench.engine.device_memory import DeviceMemory
 from rpbench.engine.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.executor import Gate, Handler
@@ -34,6 +34,7 @@ from rpbench.engine.replica_weights import ReplicaWeights
 from rpbench.engine.sharing import sharing_of
 from rpbench.engine.shells import Shells
 from rpbench.engine.stage import GRAINS, RECOMPUTES, Grain, Recompute, Stages
+from rpbench.engine.tensor_parallel import Team, TeamGradients
 from rpbench.engine.traffic import Traffic
 from rpbench.engine.transfer_handlers import Transfers
 from rpbench.engine.weights import Weights, begin, masters_of
@@ -43,6 +44,7 @@ from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.ir.turn import turns_at_once
+from rpbench.models.shares import held_parameters
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,13 @@ class Training:
             raise ValueError("the schedule has no partition: give it one by with_partition()")
         partition.check_layers(len(workload.chain) - 2)
         _check_shape(workload, schedule)
+        self.uncut = workload
         if schedule.shape.num_head_shards:
-            workload = cut_head(workload, schedule)
-            start = start and cut_state(start, workload)
+            workload = cut_head.cut_head(workload, schedule)
+            start = start and cut_head.cut_state(start, workload)
+        if schedule.shape.tensor_parallel:
+            workload = cut_layers.cut_workload(workload, schedule)
+            start = start and cut_layers.cut_state(start, workload, schedule.shape.num_ranks)
         if start is not None:
             workload = replace(workload, first_step=start.num_steps)
         self.workload, self.settings, self.start = workload, settings or Settings(), start
@@ -146,8 +152,10 @@ class Training:
             (stage, version): ReducedWindow(sums, self.sharing[stage], hold)
             for (stage, version), sums in reductions_of(self.schedule).items()
         }
-        self.gradients = Gradients(
-            self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=reduced
+        self.gradients = (
+            TeamGradients(self.groups, schedule.shape.num_ranks, keep=self.settings.keep_gradients)
+            if schedule.shape.tensor_parallel
+            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=reduced)
         )
         self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
@@ -163,23 +171,38 @@ class Training:
             self.sharing,
         )
         self._adjustments = self._adjust()
-        splits = any(action.kind is Kind.I for _, _, row in schedule.items() for action in row)
-        stages = Stages(workload, self.weights, Shells(workload.modules), schedule.shape.num_parts, splits)
-        kept_there = None if schedule.weights is WeightsAre.STREAMED else self.memory
-        self.passes = Passes(
+        self.team = (
+            Team(workload, self.layout, self.weights, self.gradients, self._make_passes, splits=self._splits)
+            if isinstance(self.gradients, TeamGradients)
+            else None
+        )
+        self.passes = self.team.members[0].passes if self.team else self._make_passes(self._stages(), self.gradients)
+        if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
+            self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
+        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy, reduced)
+
+    @property
+    def _splits(self) -> bool:
+        """Whether some backward comes in halves."""
+        return any(action.kind is Kind.I for _, _, row in self.schedule.items() for action in row)
+
+    def _stages(self) -> Stages:
+        shells = Shells(self.workload.modules)
+        return Stages(self.workload, self.weights, shells, self.schedule.shape.num_segments, self._splits)
+
+    def _make_passes(self, stages: Stages, gradients: Gradients) -> Passes:
+        kept_there = None if self.schedule.weights is WeightsAre.STREAMED else self.memory
+        return Passes(
             stages,
             self.layout,
             self.reads,
-            self.gradients,
+            gradients,
             self.settings.recompute_grain,
             self._adjustments,
             self.scaler,
             kept_there,
             self.settings.recompute == "except_last",
         )
-        if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
-            self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
-        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy, reduced)
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
@@ -190,6 +213,8 @@ class Training:
         return {kind: self._counted(handler) if kind in COMPUTE else handler for kind, handler in found.items()}
 
     def _handlers(self) -> Mapping[Kind, Handler]:
+        if self.team:
+            return dict(self.team.handlers) | {Kind.STEP: self._step}
         compute: dict[Kind, Handler] = {
             Kind.F: self.passes.forward,
             Kind.R: self.passes.recompute,
@@ -210,14 +235,16 @@ class Training:
         Args:
             costs: tells whether recomputation may begin before the gradient is there.
         """
-        if not real_time:
-            return make_program(self.schedule, costs, step_groups=self.step_groups)
-        return make_program(
-            self.schedule,
-            replace(costs, fused_ahead=False),  # a fused forward needs its input
-            step_groups=self.step_groups,
-            recomputed_from=self._recomputed_from(),
-        )
+        if real_time:
+            program = make_program(
+                self.schedule,
+                replace(costs, fused_ahead=False),  # a fused forward needs its input
+                step_groups=self.step_groups,
+                recomputed_from=self._recomputed_from(),
+            )
+        else:
+            program = make_program(self.schedule, costs, step_groups=self.step_groups)
+        return replace(program, stop=self.team.meeting.stop) if self.team else program
 
     def mean_loss(self, step: int) -> float:
         """The loss of an optimizer step, counted from 0: the mean over its microbatches."""
@@ -247,7 +274,9 @@ class Training:
             stale,
             {version - newest: scales[version] for version in (newest, *self._last_stale()) if version in scales},
         )
-        return join_state(state, self.workload) if self.workload.num_head_shares else state
+        if self.workload.num_head_shares:
+            return cut_head.join_state(state, self.workload)
+        return cut_layers.joined_state(state) if self.team else state
 
     def _num_stale(self) -> int:
         """How many versions before the first one this run reads."""
@@ -309,7 +338,7 @@ class Training:
         """The bytes of a module's weights and gradients that stay on a device that runs it."""
         sharing = self.sharing.get(self.layout.stage_of(module))
         if sharing is None:
-            return self._bytes_of(module)
+            return self._bytes_of(module, device)
         size = next((parameter.itemsize for parameter in self.workload.modules[module].parameters()), 0)
         weights, gradients = sharing.kept_elements(module, device)
         return Counter(weights=weights * size, gradients=gradients * size)
@@ -323,7 +352,8 @@ class Training:
         def run(action: Action, number: int, gate: Gate) -> None:
             comes: Counter[str] = Counter()
             if streamed:
-                comes = sum((self._bytes_of(module) for module in self.layout.modules_of(action)), comes)
+                modules = self.layout.modules_of(action)
+                comes = sum((self._bytes_of(module, devices[number]) for module in modules), comes)
                 if action.kind is Kind.F:
                     del comes["gradients"]
             with memory.visit(devices[number], comes):
@@ -331,8 +361,8 @@ class Training:
 
         return run
 
-    def _bytes_of(self, module: int) -> Counter[str]:
-        parameters = list(self.workload.modules[module].parameters())
+    def _bytes_of(self, module: int, device: int) -> Counter[str]:
+        parameters = held_parameters(self.workload.modules[module], device)
         trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
         return Counter(weights=sum(parameter.nbytes for parameter in parameters), gradients=trained)
 
@@ -386,7 +416,7 @@ def _check_keeps_last(schedule: Schedule, compensation: Compensation) -> None:
 
 
 def _check_shape(workload: Workload, schedule: Schedule) -> None:
-    if schedule.shape.num_parts > 1:
+    if schedule.shape.num_segments > 1:
         _check_parts(workload, schedule)
     if schedule.shape.num_microbatches != workload.num_microbatches:
         raise ValueError(

@@ -8,6 +8,7 @@ autograd leaves and never written while they can be read.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
+from typing import Protocol
 
 import torch
 
@@ -18,6 +19,19 @@ from rpbench.engine.workload import Workload
 Named = dict[str, torch.Tensor]
 MastersOf = Callable[[int | None], Tensors]
 """A replica that keeps masters of its own, or None -> the masters of a stage, by place."""
+
+
+class WeightSource(Protocol):
+    """What forward and backward ask for weights."""
+
+    def all_of(self, module: int, version: int) -> Named:
+        """Every tensor a module needs to run, by name."""
+
+    def leaves(self, module: int, version: int) -> Named:
+        """The trainable ones: leaves that gradients are asked for."""
+
+    def release(self, module: int, version: int) -> None:
+        """Say that one of the reads a version was kept for is over."""
 
 
 class Weights:

@@ -42,8 +42,10 @@ from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
-from rpbench.models.build import build_model
+from rpbench.models.build import build_layer, build_model
 from rpbench.models.data import TEXTS, Data, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.shares import check_shares
 from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
 
@@ -114,11 +116,6 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
         if not engine.time_scale > 0:
             raise ConfigError(f"backend.time_scale={engine.time_scale}: a factor above 0; 1 is real time")
         return
-    if assembled.schedule.shape.tensor_parallel:
-        raise ConfigError(
-            f"schedule={assembled.schedule.name} cuts every matrix over the devices, and backend={engine.name} runs "
-            "layers whole; use backend=sim or emulated"
-        )
     settings = engine.settings(config, assembled.entry)
     if engine.name == "cuda":
         check_cuda(config, assembled.schedule, engine.recompute_grain)
@@ -132,6 +129,8 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
             f"backend={engine.name} trains tensors, which model={config.model['name']} does not have; "
             "take one with a shape, such as model=tiny_gpt"
         )
+    if assembled.schedule.shape.tensor_parallel:
+        _check_shares(assembled.model, assembled.schedule, engine.name)
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
     _data(config, assembled)
@@ -140,6 +139,21 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
     check_host_memory(assembled.model, DTYPES[config.dtype], _num_copies(assembled.schedule))
     if config.verify:
         _check_reads_are_known(assembled.schedule)
+
+
+def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
+    """Refuse layers that have no equal shares, and a backend whose devices do not meet half-way."""
+    if backend == "cuda":
+        raise ConfigError(
+            f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on GPUs; "
+            "use backend=cpu, virtual, sim or emulated"
+        )
+    layer = build_layer(model, 1, device="meta")
+    assert isinstance(layer, DecoderLayer)
+    try:
+        check_shares(layer, schedule.shape.num_ranks)
+    except ValueError as error:
+        raise ConfigError(f"schedule={schedule.name}, model={model.name}: {error}") from None
 
 
 def _check_reads_are_known(schedule: Schedule) -> None:
@@ -172,7 +186,7 @@ def execute(config: RunConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
             fields, timeline, training = _on_gpus(workload, settings, assembled, start, engine.num_warmup_runs)
         else:
             fields, timeline, training = _on_cpu(workload, settings, assembled, start, engine)
-        fields |= _scales(training) | _copied(training)
+        fields |= _scales(training) | _copied(training) | _sums(training)
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
@@ -211,6 +225,11 @@ def _copied(training: Training) -> Fields:
     return {f"{lane}_copied_bytes": [moved[device, lane] for device in devices] for lane in LINKS}
 
 
+def _sums(training: Training) -> Fields:
+    """What devices with shares of matrices sent for their sums; nothing where there are none."""
+    return {"sums_sent_bytes": [member.rank.sent_bytes for member in training.team.members]} if training.team else {}
+
+
 # --- the backends -------------------------------------------------------------------------------------------
 
 
@@ -244,6 +263,8 @@ def _on_cpu(
         "foreign_cpu_share": foreign.cores,
         "malloc_tuned": is_tuned(),
     }
+    if training.team:  # part of the time of the actions
+        fields["sums_wait_s"] = training.team.meeting.wait_s
     return fields, timeline, training
 
 

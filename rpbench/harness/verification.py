@@ -1,17 +1,34 @@
 """Verification: what a run computed, beside the same training as one plain loop."""
 
+from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 from rpbench.engine.compensation import Delays
+from rpbench.engine.cut_layers import joined, joined_state
 from rpbench.engine.gradients import Tensors
-from rpbench.engine.reference import Reads, ReadVersion, largest_difference, reads_of, train_reference
+from rpbench.engine.reference import (
+    Reads,
+    ReadVersion,
+    largest_difference,
+    largest_relative_difference,
+    reads_of,
+    train_reference,
+)
+from rpbench.engine.tensor_parallel import TeamGradients
 from rpbench.engine.training import Training
 from rpbench.ir.action import Kind
 from rpbench.ir.lane_reads import lane_reads
 
 
 def verified(training: Training) -> dict[str, Any]:
-    """The run against a plain loop on the same weights: 0.0 means that every bit agrees."""
+    """The run against a plain loop on the same weights: 0.0 means that every bit agrees.
+
+    Where layers are cut over devices, the loop has the same shares. What the devices have copies of must be the same
+    on all. `whole_grad_max_rel_diff` is the largest difference from a loop over the whole layers, as a share of the
+    largest value of a parameter's gradient: sums of parts round differently. It is left out with loss scaling, whose
+    overflows may differ.
+    """
     schedule, window = training.schedule, training.workload.num_microbatches
     compensation = training.settings.compensation
     reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
@@ -23,7 +40,7 @@ def verified(training: Training) -> dict[str, Any]:
         training.groups,
         training.settings.optimizer,
         num_steps=schedule.shape.num_steps,
-        num_parts=schedule.shape.num_parts,
+        num_parts=schedule.shape.num_segments,
         updates=training.reads.has_steps,
         reads=reads,
         compensation=compensation,
@@ -43,12 +60,30 @@ def verified(training: Training) -> dict[str, Any]:
         for number, action in numbered
         if number in training.passes.read
     }
+    differences = map(largest_difference, found, reference.gradients)
+    copies = training.gradients.copies() if isinstance(training.gradients, TeamGradients) else ()
     return {
-        "grad_max_abs_diff": max(map(largest_difference, found, reference.gradients)),
+        "grad_max_abs_diff": max(*differences, *starmap(largest_difference, copies), 0.0),
         "weight_max_abs_diff": largest_difference(training.optimizer.masters, reference.masters),
         "versions_as_reference": training.passes.read == expected_reads,
         "num_microbatches_verified": schedule.shape.num_steps * window,
+        **(_beside_the_whole(training, found) if training.team and not training.scaler else {}),
     }
+
+
+def _beside_the_whole(training: Training, found: list[Tensors]) -> dict[str, Any]:
+    """How far the gradients of layers in shares are from those of the layers in one piece (`rpbench.models.shares`)."""
+    whole = train_reference(
+        replace(training.uncut, first_step=training.workload.first_step),
+        training.layout,
+        training.groups,
+        training.settings.optimizer,
+        num_steps=training.schedule.shape.num_steps,
+        updates=training.reads.has_steps,
+        start=training.start and joined_state(training.start),
+    )
+    differences = map(largest_relative_difference, map(joined, found), whole.gradients)
+    return {"whole_grad_max_rel_diff": max(differences)}
 
 
 def _going_on(training: Training) -> ReadVersion:

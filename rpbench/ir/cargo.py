@@ -10,7 +10,7 @@ from rpbench.ir.moves import LANES, Moves
 
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
 # All-reduces a layer: two of its forward, two of its recomputation and two of its backward.
-_SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
+SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
 
 
 class Cargo(NamedTuple):
@@ -62,7 +62,7 @@ def _summed(index: Index, action: Action) -> Fraction:
     """Boundary tensors that a device sends for the all-reduces of a stage: 2 (n - 1) / n each."""
     schedule, n = index.schedule, index.shape.num_parts
     layers = 1 if schedule.partition is None else schedule.partition.forward[action.stage]
-    return Fraction(2 * (n - 1) * _SUMS_A_LAYER[action.kind] * layers, n)
+    return Fraction(2 * (n - 1) * SUMS_A_LAYER[action.kind] * layers, n)
 
 
 def _share(moves: Moves, what: What, stage: int) -> Fraction:

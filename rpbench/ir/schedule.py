@@ -72,6 +72,11 @@ class Shape:
         return self.fused or self.num_stages != self.num_backward_stages
 
     @property
+    def num_segments(self) -> int:
+        """Segments that sequences are cut into; parts are shares of matrices with tensor parallelism."""
+        return 1 if self.tensor_parallel else self.num_parts
+
+    @property
     def total_microbatches(self) -> int:
         """Microbatches of all steps together."""
         return self.num_microbatches * self.num_steps

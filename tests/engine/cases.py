@@ -9,8 +9,7 @@ from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries, entry
 
-# What the engine trains: matrices of layers are whole there.
-NAMES = [name for name, found in sorted(entries().items()) if not found.tensor_parallel]
+NAMES = sorted(entries())
 
 
 def cut(num_layers: int, num_stages: int, rng: random.Random) -> tuple[int, ...]:

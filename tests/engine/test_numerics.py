@@ -179,7 +179,7 @@ def clipping_matters(run):
     """Whether plain training without a bound on the norm comes to other weights."""
     training = run.training
     free = replace(training.settings, optimizer=replace(training.settings.optimizer, clip_norm=None))
-    unbound = Run(Training(training.workload, training.schedule, free), run.timeline)
+    unbound = Run(Training(training.uncut, training.schedule, free), run.timeline)
     others = reference_of(unbound).masters
     return any(not torch.equal(master, others[place]) for place, master in training.optimizer.masters.items())
 

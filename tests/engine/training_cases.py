@@ -27,6 +27,9 @@ MOE = replace(TINY, family="qwen3", qk_norm=True, experts_total=3, experts_activ
 
 def workload_of(schedule: Schedule, model: Model = TINY, dtype: torch.dtype = torch.float64, seed: int = 0) -> Workload:
     model = replace(model, num_layers=schedule.partition.num_layers)
+    if schedule.shape.tensor_parallel:  # every device takes as many heads as any other
+        p = schedule.shape.num_ranks
+        model = replace(model, heads=p, kv_heads=p, head_dim=4, intermediate=4 * p)
     return Workload(
         list(build_model(model, seed=seed, dtype=dtype)),
         SyntheticTokens(model.vocab, model.seq_len, 2, seed),
@@ -86,7 +89,7 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
         training.groups,
         training.settings.optimizer,
         num_steps=training.schedule.shape.num_steps,
-        num_parts=training.schedule.shape.num_parts,
+        num_parts=training.schedule.shape.num_segments,
         **options,
     )
 

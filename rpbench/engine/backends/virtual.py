@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rpbench.cost.table import CostTable, Number, Work
-from rpbench.engine.executor import Perform, failed
+from rpbench.engine.backends.cpu import use_one_core
+from rpbench.engine.backends.together import Together
+from rpbench.engine.executor import ActionFailed, Perform, failed
 from rpbench.engine.program import Program
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.longest_path import works_by_action
@@ -18,14 +20,15 @@ from rpbench.sim.longest_path import works_by_action
 
 @dataclass(frozen=True)
 class VirtualBackend:
-    """One thread does all the work; costs say how long it takes on the devices."""
+    """One thread does all the work, and more what waits for one another half-way; costs say how long it takes."""
 
     costs: CostTable
 
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action runs by the virtual clock, in the costs' unit."""
         works = works_of(program, self.costs)
-        return run_clock(program, works, perform, self.costs.hop, self.costs.units_per_second)
+        with Together(program, perform, use_one_core) as joint:
+            return run_clock(program, works, joint.perform, self.costs.hop, self.costs.units_per_second)
 
 
 def works_of(program: Program, costs: CostTable) -> list[Work]:
@@ -57,6 +60,8 @@ def run_clock(
         number = clock.advance()
         try:
             perform(number, _pass)
+        except ActionFailed:
+            raise
         except Exception as error:
             raise failed(program, number, error) from error
         clock.finish(number)

@@ -121,6 +121,7 @@ class Walk:
         self.error, self._stop = error, True
         for event in self._events:
             event.set()
+        self.program.stop()
 
 
 class _Lane:
