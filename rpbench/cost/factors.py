@@ -1,4 +1,4 @@
-"""Factors: how often each counted term goes into what probes took, by least squares of relative errors, none below 0."""
+"""Factors: how often each counted term goes into what probes took, by least squares of relative errors."""
 
 from collections.abc import Sequence
 from itertools import combinations

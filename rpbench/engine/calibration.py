@@ -61,9 +61,7 @@ def calibrate_cores(num_devices: int, tell: Told, probes: Sequence[Probe] = ON_C
     return Calibration(rates, found, foreign.cores)
 
 
-def calibrate_gpu(
-    tell: Told, watch: Any | None = None, probes: Sequence[Probe] = ON_GPUS, **sizes: int
-) -> Calibration:
+def calibrate_gpu(tell: Told, watch: Any | None = None, probes: Sequence[Probe] = ON_GPUS, **sizes: int) -> Calibration:
     """Calibrate the first GPU.
 
     Args:

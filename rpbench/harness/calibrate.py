@@ -55,7 +55,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
         "memory_bytes_per_s": cluster.memory_bytes_per_s,
         "copy_bytes_per_s": cluster.copy_bytes_per_s,
         "host_bytes_per_s": cluster.host_bytes_per_s,
-        "layer_s": cluster.measured["engine_forward_layer_s"],
+        "launch_s": cluster.launch_s,
         "foreign_cores": found.foreign_cores,
         "seconds": round(time.monotonic() - began, 1),
     }

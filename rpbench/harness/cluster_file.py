@@ -40,6 +40,8 @@ def cluster_of(name: str, found: Calibration, devices: Mapping[str, int]) -> Clu
         rows = [[each[part][term] for term in terms] for each in counts]
         solved = factors(rows, [times[part] for _, times in found.probes])
         measured |= {factor_name(part, term): factor for term, factor in zip(terms, solved, strict=True)}
+    if layer_s := measured[factor_name("forward", "layer")]:
+        figures["launch_s"] = layer_s
     source = f"python -m rpbench calibrate, {now()}"
     row = {"origin": "measured", "within": WITHIN, "source": source}
     declared = dict.fromkeys((*figures, *measured), row)

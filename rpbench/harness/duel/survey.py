@@ -45,7 +45,9 @@ class Survey:
     def first_file(self) -> str:
         """The cluster file of the calibration before the first round."""
         calibration, cluster = self.found[0]
-        return to_text(cluster, "python -m rpbench calibrate, before the first round of a duel", calibration.foreign_cores)
+        return to_text(
+            cluster, "python -m rpbench calibrate, before the first round of a duel", calibration.foreign_cores
+        )
 
     def makespans(self, plan: WholePlan, *, waits: bool = True) -> list[float]:
         """Seconds a plan takes by each calibration.
