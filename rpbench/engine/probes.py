@@ -49,12 +49,12 @@ def _probe(hidden: int, heads: int, vocab: int, tokens: int, sequences: int = 1)
 # A core does about 1e11 FLOP/s, a GPU a thousand times as many.
 ON_CORES = (
     _probe(32, 2, 64, 16),
-    _probe(96, 3, 12288, 128),
+    _probe(96, 3, 40960, 96),
     _probe(160, 5, 49152, 48),
-    _probe(192, 6, 8192, 160),
-    _probe(320, 8, 10240, 64),
+    _probe(192, 6, 20480, 160),
+    _probe(320, 8, 16384, 64),
     _probe(320, 8, 6144, 192),
-    _probe(448, 8, 6144, 112),
+    _probe(448, 8, 12288, 80),
 )
 ON_GPUS = (
     _probe(32, 2, 64, 16),

@@ -3,7 +3,8 @@
 What is timed is done by all devices at once, as in a run: they share memory and caches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +63,7 @@ def _random(watch: Stopwatch, *shape: int) -> torch.Tensor:
 
 def _product_rate(watch: Stopwatch, width: int, *, fast: bool) -> float:
     """FLOP/s of a square product; `fast` sums in 16 bits where the device can."""
-    with summed_in_16_bits(fast and watch.dtype is torch.float16):
+    with _summed_in_16_bits(fast and watch.dtype is torch.float16):
 
         def made() -> Callable[[], object]:
             left, right, out = (_random(watch, width, width) for _ in range(3))
@@ -71,18 +72,15 @@ def _product_rate(watch: Stopwatch, width: int, *, fast: bool) -> float:
         return 2 * width**3 / watch.seconds(made)
 
 
-class summed_in_16_bits:  # noqa: N801 - a context manager
+@contextmanager
+def _summed_in_16_bits(allowed: bool) -> Iterator[None]:
     """Whether products in fp16 may be summed in fp16 meanwhile."""
-
-    def __init__(self, allowed: bool) -> None:
-        self._allowed = allowed
-
-    def __enter__(self) -> None:
-        self._before = torch.backends.cuda.matmul.allow_fp16_accumulation
-        torch.backends.cuda.matmul.allow_fp16_accumulation = self._allowed
-
-    def __exit__(self, *exception: object) -> None:
-        torch.backends.cuda.matmul.allow_fp16_accumulation = self._before
+    before = torch.backends.cuda.matmul.allow_fp16_accumulation
+    torch.backends.cuda.matmul.allow_fp16_accumulation = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = before
 
 
 def _half_rate_width(watch: Stopwatch, width: int, rate: float) -> float:
