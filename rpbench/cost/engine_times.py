@@ -10,14 +10,15 @@ What a device is asked for is counted as in `rpbench.cost.operators`, in seconds
 Every part of the engine's work - see `PARTS` - takes so many times each of these. The factors were measured on probe
 layers, by the engine itself, with as many workers busy as there are devices. They hold what counts leave out: caches,
 allocations, how slow an exponential is. The engine's head makes its gradients in its forward and runs it once
-(`rpbench.models.loss`); its embedding is counted with the first layer, its steps are work of their own.
+(`rpbench.models.loss`); its embedding is counted with the first layer, its steps are work of their own. A backward
+that is split takes longer in all than a whole one.
 """
 
 from collections.abc import Mapping
 
 from rpbench.cost.analytic import hop_s, seconds
 from rpbench.cost.basis import Basis
-from rpbench.cost.measured import PARTS, TERMS, factor_name
+from rpbench.cost.measured import HALVES, PARTS, TERMS, factor_name
 from rpbench.cost.model import Model
 from rpbench.cost.operators import Load, head_backward, head_forward, layer_forward, layer_input_grad, layer_weight_grad
 from rpbench.cost.table import LayerTimes
@@ -37,8 +38,8 @@ def engine_times(model: Model, num_tokens: float, basis: Basis) -> LayerTimes:
     """
     counts = counted(model, num_tokens, basis)
     took = {part: sum(basis[factor_name(part, term)] * counts[part][term] for term in PARTS[part]) for part in PARTS}
-    weights = basis[factor_name("backward", "weights")] * counts["backward"]["weights"]
-    input_grad = (took["backward"] - weights) / 2
+    input_grad, weight_grad = (basis[half] * took["backward"] for half in HALVES)
+    embedding = took["embedding_backward"] / 2
 
     def per_layer(of_one: float, embedding: float = 0.0) -> tuple[float, ...]:
         return (of_one + embedding, *[of_one] * (model.num_layers - 1))
@@ -49,9 +50,10 @@ def engine_times(model: Model, num_tokens: float, basis: Basis) -> LayerTimes:
         backward=per_layer(took["backward"], took["embedding_backward"]),
         head_forward=took["head_forward"],
         head_backward=took["head_backward"],
-        input_grad=per_layer(input_grad),
-        weight_grad=per_layer(took["backward"] - input_grad, took["embedding_backward"]),
-        head_input_grad=took["head_backward"],
+        input_grad=per_layer(input_grad, embedding),
+        weight_grad=per_layer(weight_grad, embedding),
+        head_input_grad=took["head_backward"] / 2,
+        head_weight_grad=took["head_backward"] / 2,
         step=per_layer(took["step"], took["embedding_step"]),
         head_step=took["head_step"],
         hop=hop_s(model, num_tokens, basis),

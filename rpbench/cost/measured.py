@@ -27,8 +27,11 @@ def factor_name(part: str, term: str) -> str:
     return f"engine_{part}_{term}" + ("_s" if term == "layer" else "")
 
 
+# Where a backward is split: what either half takes over the whole backward of a layer. The first has what it costs to
+# put the second off, in the recomputation too; together they are more than 1.
+HALVES = ("engine_input_grad_share", "engine_weight_grad_share")
 FACTORS = tuple(factor_name(part, term) for part, terms in PARTS.items() for term in terms)
-MEASURED = ("half_rate_width", *FACTORS)
+MEASURED = ("half_rate_width", *FACTORS, *HALVES)
 
 
 def has_engine(names: Iterable[str]) -> bool:

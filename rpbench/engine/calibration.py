@@ -1,13 +1,26 @@
 """Calibration: what a machine's devices do, by operators of one kind and by layers of probes on the engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import torch
 
 from rpbench.engine.foreign import ForeignLoad
-from rpbench.engine.probes import ON_CORES, ON_GPUS, Probe, Times, probe_on_cores, probe_on_gpu
+from rpbench.engine.probes import (
+    HALVED_ON_CORES,
+    HALVED_ON_GPUS,
+    ON_CORES,
+    ON_GPUS,
+    Probe,
+    Shares,
+    Times,
+    halves_on_cores,
+    halves_on_gpu,
+    probe_on_cores,
+    probe_on_gpu,
+)
 from rpbench.engine.rates import Rates, measure_rates
 from rpbench.engine.stopwatch import CoreStopwatch, GpuStopwatch
 
@@ -23,11 +36,13 @@ class Calibration:
     Args:
         rates: of one device while all are busy.
         probes: with the seconds that the parts of the engine's work took.
+        halves: what the two halves of a split backward take over the whole.
         foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.
     """
 
     rates: Rates
     probes: Sequence[tuple[Probe, Times]]
+    halves: Shares
     foreign_cores: float | None
 
 
@@ -58,10 +73,18 @@ def calibrate_cores(num_devices: int, tell: Told, probes: Sequence[Probe] = ON_C
         for probe in probes:
             tell(f"layers of width {probe.model.hidden} on {probe.num_tokens} tokens")
             found.append((probe, probe_on_cores(probe, num_devices)))
-    return Calibration(rates, found, foreign.cores)
+        tell("backwards in halves")
+        halves = _mean(halves_on_cores(probe, num_devices) for probe in HALVED_ON_CORES)
+    return Calibration(rates, found, halves, foreign.cores)
 
 
-def calibrate_gpu(tell: Told, watch: Any | None = None, probes: Sequence[Probe] = ON_GPUS, **sizes: int) -> Calibration:
+def calibrate_gpu(
+    tell: Told,
+    watch: Any | None = None,
+    probes: Sequence[Probe] = ON_GPUS,
+    halved: Sequence[Probe] = HALVED_ON_GPUS,
+    **sizes: int,
+) -> Calibration:
     """Calibrate the first GPU.
 
     Args:
@@ -73,4 +96,12 @@ def calibrate_gpu(tell: Told, watch: Any | None = None, probes: Sequence[Probe] 
         for probe in probes:
             tell(f"layers of width {probe.model.hidden} on {probe.num_tokens} tokens")
             found.append((probe, probe_on_gpu(probe, clock)))
-    return Calibration(rates, found, foreign.cores)
+        tell("backwards in halves")
+        halves = _mean(halves_on_gpu(probe, clock) for probe in halved)
+    return Calibration(rates, found, halves, foreign.cores)
+
+
+def _mean(shares: Iterable[Shares]) -> Shares:
+    """Of both halves; a GPU that hides one behind the other may give next to nothing for it."""
+    firsts, seconds = zip(*shares, strict=True)
+    return max(0.0, mean(firsts)), max(0.0, mean(seconds))

@@ -15,6 +15,7 @@ from rpbench.engine.side_by_side import side_by_side
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.lower import split_backward
 from rpbench.ir.partition import Partition, symmetric
 
 # Steps of a profile; the first one warms up and is discarded.
@@ -48,11 +49,23 @@ def time_layers(
 
 
 def time_stages(
-    workload: Workload, settings: Settings, partition: Partition, num_devices: int, microbatches_per_device: int
+    workload: Workload,
+    settings: Settings,
+    partition: Partition,
+    num_devices: int,
+    microbatches_per_device: int,
+    *,
+    in_halves: bool = False,
 ) -> dict[tuple[Kind, int], tuple[float, float]]:
-    """Kind and stage of an action -> the median seconds of its two phases, what runs ahead and the rest."""
+    """Kind and stage of an action -> the median seconds of its two phases, what runs ahead and the rest.
+
+    Args:
+        in_halves: backwards are split into those of inputs and of weights.
+    """
     num_microbatches = num_devices * microbatches_per_device
     schedule = side_by_side(partition, num_devices, num_microbatches, NUM_STEPS)
+    if in_halves:
+        schedule = split_backward(schedule)
     training = Training(replace(workload, num_microbatches=num_microbatches), schedule, settings)
     program = training.program(CostTable({}), real_time=True)
     with CpuBackend() as backend:

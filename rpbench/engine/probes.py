@@ -16,7 +16,7 @@ from rpbench.engine.gradients import Sum, Tensors
 from rpbench.engine.layer_times import time_stages
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.shells import Shells
-from rpbench.engine.stage import Graph, Stages, backward
+from rpbench.engine.stage import Graph, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.stopwatch import Stopwatch, Work
 from rpbench.engine.training import Settings
 from rpbench.engine.weights import Weights
@@ -65,7 +65,12 @@ ON_GPUS = (
     _probe(2560, 20, 16384, 3072, 3),
 )
 
+# Layers whose backward is split as well; their vocabularies do not matter.
+HALVED_ON_CORES = (_probe(192, 6, 512, 96), _probe(320, 8, 512, 128))
+HALVED_ON_GPUS = (_probe(768, 12, 512, 2048, 2), _probe(2560, 20, 512, 4096, 4))
+
 Times = dict[str, float]  # part of the engine's work -> seconds
+Shares = tuple[float, float]  # of both halves over a whole backward; what one half adds to recomputation is its own
 
 
 def probe_on_cores(probe: Probe, num_devices: int) -> Times:
@@ -86,6 +91,20 @@ def probe_on_cores(probe: Probe, num_devices: int) -> Times:
         "embedding_step": times[Kind.STEP, embedding][1],
     }
     return {part: max(found[part], SHORTEST_S) for part in PARTS}
+
+
+def halves_on_cores(probe: Probe, num_devices: int) -> Shares:
+    """What the halves of a layer's backward take over the whole of it, every device busy."""
+    workload, settings, layer = _workload(probe), Settings(OptimizerSettings()), 1
+    whole, halves = (
+        time_stages(workload, settings, _EACH_ALONE, num_devices, MICROBATCHES, in_halves=split)
+        for split in (False, True)
+    )
+    again, backward_s = whole[Kind.B, layer]
+    return (
+        (sum(halves[Kind.I, layer]) - again) / backward_s,
+        halves[Kind.W, layer][1] / backward_s,
+    )
 
 
 def _workload(probe: Probe, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Workload:
@@ -145,6 +164,31 @@ def probe_on_gpu(probe: Probe, watch: Stopwatch) -> Times:
         "head_step": _step_s(stages, head, watch),
         "embedding_step": _step_s(stages, embedding, watch),
     }
+
+
+def halves_on_gpu(probe: Probe, watch: Stopwatch) -> Shares:
+    """The same on one GPU."""
+    workload = _workload(probe, watch.dtype, watch.device)
+    whole, split = (
+        Stages(workload, Weights(workload, {}), Shells(workload.modules), splits=splits) for splits in (False, True)
+    )
+    layer, hidden = range(1, 2), probe.model.hidden
+    shape = probe.num_tokens // probe.model.seq_len, probe.model.seq_len, hidden
+    x = torch.randn(*shape, device=watch.device, dtype=watch.dtype)
+    slope, total = torch.ones_like(x), Sum()
+
+    def graph(stages: Stages) -> Graph:
+        return stages.graph(layer, x, (0, 0), 0)
+
+    def timed(work: Work) -> float:
+        return watch.seconds(lambda: work)
+
+    again = timed(lambda: graph(whole))
+    backward_s = timed(lambda: total.add(backward(graph(whole), slope)[1])) - again
+    first = timed(lambda: input_gradient(graph(split), slope))
+    both = timed(lambda: total.add(weight_gradients(input_gradient(graph(split), slope)[1])))
+    backward_s = max(backward_s, SHORTEST_S)
+    return (first - again) / backward_s, (both - first) / backward_s
 
 
 def _step_s(stages: Stages, modules: range, watch: Stopwatch) -> float:

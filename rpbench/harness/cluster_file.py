@@ -9,7 +9,7 @@ from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import counted
 from rpbench.cost.factors import factors
 from rpbench.cost.hardware import NUMBERS, Cluster
-from rpbench.cost.measured import PARTS, factor_name
+from rpbench.cost.measured import HALVES, PARTS, factor_name
 from rpbench.engine.calibration import Calibration
 from rpbench.harness.config import load
 from rpbench.harness.provenance import hardware, now
@@ -40,6 +40,7 @@ def cluster_of(name: str, found: Calibration, devices: Mapping[str, int]) -> Clu
         rows = [[each[part][term] for term in terms] for each in counts]
         solved = factors(rows, [times[part] for _, times in found.probes])
         measured |= {factor_name(part, term): factor for term, factor in zip(terms, solved, strict=True)}
+    measured |= zip(HALVES, found.halves, strict=True)
     if layer_s := measured[factor_name("forward", "layer")]:
         figures["launch_s"] = layer_s
     source = f"python -m rpbench calibrate, {now()}"

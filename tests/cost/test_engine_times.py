@@ -12,7 +12,7 @@ from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import ADDED_BYTES, PUBLISHED_BYTES, counted, engine_times
 from rpbench.cost.factors import factors
 from rpbench.cost.hardware import Cluster
-from rpbench.cost.measured import FACTORS, MEASURED, PARTS, TERMS, factor_name
+from rpbench.cost.measured import FACTORS, HALVES, MEASURED, PARTS, TERMS, factor_name
 from rpbench.cost.model import Model
 from rpbench.harness.config import CONF
 
@@ -28,7 +28,7 @@ RATES = {
     "copy_bytes_per_s": 1e10,
     "host_bytes_per_s": 4e10,
 }
-ONES = {"half_rate_width": 10.0, **dict.fromkeys(FACTORS, 1.0)}
+ONES = {"half_rate_width": 10.0, **dict.fromkeys((*FACTORS, *HALVES), 1.0)}
 
 
 def basis_of(measured):
@@ -37,7 +37,7 @@ def basis_of(measured):
 
 def only(*names):
     """Factors of which all others are 0."""
-    return basis_of(dict.fromkeys(FACTORS, 0.0) | {"half_rate_width": 10.0} | dict.fromkeys(names, 1.0))
+    return basis_of(dict.fromkeys((*FACTORS, *HALVES), 0.0) | {"half_rate_width": 10.0} | dict.fromkeys(names, 1.0))
 
 
 def test_counts_are_those_of_the_shapes():
@@ -79,13 +79,16 @@ def test_the_head_is_a_part_of_its_own(part):
     assert sum(times.forward) == sum(times.backward) == sum(times.step) == 0
 
 
-@given(factor=st.floats(0, 10), tokens=st.integers(1, 4096))
-def test_the_halves_of_a_backward_make_it_up(factor, tokens):
-    times = engine_times(GPT, tokens, basis_of(ONES | {"engine_backward_weights": factor}))
-    for whole, inputs, weights in zip(times.backward, times.input_grad, times.weight_grad, strict=True):
-        assert 0 < inputs <= whole
-        assert inputs + weights == pytest.approx(whole)
-    assert times.head_input_grad + times.head_weight_grad == times.head_backward
+@given(tokens=st.integers(1, 4096))
+def test_the_halves_of_a_backward_have_their_shares(tokens):
+    shares = {"engine_input_grad_share": 0.8, "engine_weight_grad_share": 0.5}
+    times = engine_times(GPT, tokens, basis_of(ONES | shares))
+    for whole, inputs, weights in zip(times.backward[1:], times.input_grad[1:], times.weight_grad[1:], strict=True):
+        assert inputs == pytest.approx(0.8 * whole)
+        assert weights == pytest.approx(0.5 * whole)
+    embedding = times.backward[0] - times.backward[1]
+    assert times.input_grad[0] + times.weight_grad[0] == pytest.approx(1.3 * times.backward[1] + embedding)
+    assert times.head_input_grad + times.head_weight_grad == pytest.approx(times.head_backward)
 
 
 @given(tokens=st.integers(16, 8192), more=st.floats(1.1, 4))

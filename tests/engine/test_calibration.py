@@ -25,7 +25,8 @@ def test_every_rate_and_every_part_is_measured(num_devices):
     assert min(vars(found.rates).values()) > 0
     assert [set(times) for _, times in found.probes] == [set(PARTS)] * 2
     assert all(0 < took < 1 for _, times in found.probes for took in times.values())
-    assert len(told) == 3
+    assert all(0 < share < 5 for share in found.halves)
+    assert len(told) == 4
     assert f"{num_devices} cores" in told[0]
 
 
@@ -129,7 +130,8 @@ def test_what_is_timed_lies_between_two_events_of_the_stream():
 def test_a_gpu_is_measured_and_its_host_steps_on_one_core():
     _, watch = gpu_watch()
     threads = torch.get_num_threads()
-    found = calibrate_gpu(lambda line: None, watch, [SMALL], **SIZES)
+    found = calibrate_gpu(lambda line: None, watch, [SMALL], [SMALL], **SIZES)
+    assert min(found.halves) >= 0
     assert min(vars(found.rates).values()) > 0
     ((_, times),) = found.probes
     assert set(times) == set(PARTS)

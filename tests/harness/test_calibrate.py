@@ -46,7 +46,7 @@ def made_up():
         counts = counted(probe.model, probe.num_tokens, basis)
         times = {part: sum(FACTOR[term] * counts[part][term] for term in PARTS[part]) for part in PARTS}
         probes.append((probe, times))
-    return Calibration(RATES, probes, 0.25)
+    return Calibration(RATES, probes, (0.8, 0.5), 0.25)
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def test_the_factors_of_the_machine_are_found_again():
     cluster = cluster_of("mine", made_up(), {"num_devices": 2})
     assert set(cluster.measured) == set(MEASURED)
     assert cluster.measured["half_rate_width"] == 12.0
+    assert cluster.measured["engine_input_grad_share"] == 0.8
     for name, value in cluster.measured.items():
         term = name.removesuffix("_s").rpartition("_")[2]
         if term in FACTOR:
