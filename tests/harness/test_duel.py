@@ -104,7 +104,7 @@ def test_who_does_not_want_calibrations_has_none(rows):
     (found,) = summary(without)["contenders"].values()
     assert "replay_over_predicted" not in found
     assert "predicted" not in lines(summary(without))[1]
-    assert "replay/predicted" in lines(summary([base]))[1]
+    assert all(f"{clock}/predicted" in lines(summary([base]))[1] for clock in ("wall", "replay"))
 
 
 def test_who_does_not_train_as_plain_training_does_is_not_timed(rows):

@@ -145,6 +145,10 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         text.append(
             f"  {name:18} {'; '.join(ratios)}; cpu {own['cpu_s']:.2f} s, wall/replay {own['wall_over_replay'][0]:.3f}, "
             f"replay/simulated {own['replay_over_simulated']:.3f}, foreign {own['foreign_cores']}"
-            + (f", replay/predicted {Ratio(*own['replay_over_predicted'])}" if "replay_over_predicted" in own else "")
+            + "".join(
+                f", {clock}/predicted {Ratio(*own[f'{clock}_over_predicted'])}"
+                for clock in CLOCKS
+                if f"{clock}_over_predicted" in own
+            )
         )
     return text
