@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.exhibit import Exhibit
 from analysis.figures import (
     atlas,
+    calibrated,
     convergence,
     dispatch,
     duel,
@@ -50,6 +51,7 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "thousand_devices": thousand_devices.exhibit,
     "uneven_head": uneven_head.exhibit,
     "duel": duel.exhibit,
+    "calibrated": calibrated.exhibit,
     "equivalence": equivalence.exhibit,
     "figure10": comparison.simulated,
     "baselines_cpu": comparison.measured,

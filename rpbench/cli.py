@@ -20,7 +20,8 @@ python -m rpbench plan [key=value ...]   compare partitions (published, even, gr
 python -m rpbench plan plan=pipedream profile=NODES.csv edges=EDGES.csv num_machines=N bandwidth_bytes_per_s=B
                                          stages and replicas of a profiled model by PipeDream's partitioner
 python -m rpbench profile [key=value ...] [out=PREFIX]   measure a model's layers; cost=NAME takes times from there
-python -m rpbench calibrate [name=NAME] [device=cpu|cuda]   measure this machine, for cluster=NAME cost=analytic
+python -m rpbench calibrate [name=NAME] [device=cpu|cuda] [num_devices=N]
+                                         measure this machine, for cluster=NAME cost=analytic
 python -m rpbench compare RUN RUN [...]  two or more runs side by side
 python -m rpbench report [results_dir=DIR] [out=FILE]   the report, from records
 Choices: schedule, model, cluster, workload, cost, backend, tracker, experiment; see conf/config.yaml."""
@@ -102,11 +103,10 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def calibrate(arguments: Sequence[str]) -> int:
-    """Measure this machine and write a cluster file."""
+    """Measure this machine and write a cluster file; where it is, as one JSON object."""
     from rpbench.harness.calibrate import calibrate as measure
 
-    path = measure(arguments)
-    print(json.dumps({"cluster": path.stem, "path": str(path)}))
+    print(json.dumps(measure(arguments)))
     return 0
 
 

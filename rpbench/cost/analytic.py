@@ -8,14 +8,12 @@ A device runs one after the other. Where the artifact of RoundPipe (arXiv 2604.2
 on an RTX 4090, the sum is corrected by measured / counted of that machine, and the same correction is carried to
 other machines: it stands for what the kernels of that model do worse or better than counted.
 
-A machine that was calibrated has corrections of its own, measured on a probe model with this project's engine. They
-come before those of the artifact. That engine recomputes the head as well, unless the stage is fused.
+Of this project's own engine on a machine that was calibrated, `rpbench.cost.engine_times` knows more.
 
 Two ways to run a layer: `eager` as the released library, DeepSpeed and FSDP do (Hugging Face modules; products
 summed in fp16 where that is faster), `fused` as Megatron does (fused kernels; products summed in fp32).
 """
 
-from dataclasses import replace
 from typing import Literal
 
 from rpbench.cost.basis import Basis
@@ -69,11 +67,6 @@ def analytic_times(model: Model, num_tokens: float, basis: Basis, kernels: Kerne
     )
 
 
-def with_recomputed_head(times: LayerTimes) -> LayerTimes:
-    """The same where the head's forward is run again in the backward, as this project's engine does."""
-    return replace(times, head_backward=times.head_forward + times.head_backward)
-
-
 def hop_s(model: Model, num_tokens: float, basis: Basis) -> float:
     """Seconds of a boundary tensor from one device to another: down to the host, then up; 0 without a link."""
     rate = basis.get("copy_bytes_per_s", float("inf"))
@@ -115,8 +108,6 @@ def correction(model: Model, part: str, basis: Basis) -> float:
     elsewhere, forward as the interpreter's loop over experts (`expert_pass_s`), backward as bytes of their weights
     (`layer_weight_grad`).
     """
-    if f"measured_{part}_correction" in basis.values:
-        return basis[f"measured_{part}_correction"]
     own = correction_name(model.published_name or "", part)
     return basis[own] if own in basis.values else 1.0
 

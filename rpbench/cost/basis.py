@@ -7,6 +7,7 @@ from typing import Any
 
 from rpbench.cost.declared import Declared, declarations
 from rpbench.cost.hardware import NUMBERS, Cluster
+from rpbench.cost.measured import MEASURED
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class Basis:
             ValueError: if there is none, for a prediction has no silent defaults.
         """
         if name not in self.values:
+            field_name = f"measured.{name}" if name in MEASURED else name
             raise ValueError(
-                f"cluster={self.cluster_name} has no {name}, which cost=analytic needs; give cluster.{name}=NUMBER, "
+                f"cluster={self.cluster_name} has no {field_name}, which cost=analytic needs; give "
+                f"cluster.{field_name}=NUMBER, "
                 "take cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
             )
         self.read.add(name)
@@ -61,6 +64,6 @@ def make_basis(cluster: Cluster, constants: Mapping[str, float], declared: Mappi
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
             raise ValueError(f"cost.constants.{name}={value!r}: a finite number of at least 0")
     figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
-    figures |= {f"measured_{part}_correction": float(value) for part, value in cluster.corrections.items()}
+    figures |= {name: float(value) for name, value in cluster.measured.items()}
     origins = declarations(cluster.declared) | declarations(declared)
     return Basis(cluster.name, {**constants, **figures}, origins)

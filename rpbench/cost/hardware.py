@@ -5,6 +5,9 @@ from dataclasses import dataclass, field, fields
 from math import inf, isfinite
 from typing import Any
 
+from rpbench.cost.measured import MEASURED
+from rpbench.registry import unknown_name
+
 _COUNTS = (
     "num_devices",
     "device_memory_bytes",
@@ -45,8 +48,8 @@ class Cluster:
         host_bytes_per_s: traffic of the host's memory under an optimizer or many copies, all devices together.
         host_memory_bytes: memory of the host.
         launch_s: what a layer costs its device beside its operators: interpreter and launches.
-        corrections: measured over counted time of a probe's `forward`, `backward`, `head_forward`, `head_backward`
-            on this machine (`python -m rpbench calibrate`); empty where none were measured.
+        measured: constants of `cost=analytic` on this machine, which come before the general ones; see
+            `rpbench.cost.measured`. Empty where the machine was not calibrated (`python -m rpbench calibrate`).
         declared: for each number its origin; see `rpbench.cost.declared`.
 
     Raises:
@@ -79,7 +82,7 @@ class Cluster:
     host_bytes_per_s: float | None = None
     host_memory_bytes: int | None = None
     launch_s: float | None = None
-    corrections: Mapping[str, float] = field(default_factory=dict, hash=False)
+    measured: Mapping[str, float] = field(default_factory=dict, hash=False)
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +94,11 @@ class Cluster:
             value = getattr(self, name)
             if name not in _COUNTS and value is not None and not (_is_number(value) and isfinite(value) and value > 0):
                 raise ValueError(f"cluster.{name}={value!r}: a finite number above 0, or null if there is none")
+        for name, value in self.measured.items():
+            if name not in MEASURED:
+                raise ValueError(f"cluster.measured: {unknown_name('constant', name, list(MEASURED))}")
+            if not (_is_number(value) and isfinite(value) and value >= 0):
+                raise ValueError(f"cluster.measured.{name}={value!r}: a finite number of at least 0")
         for name in _SHARES:
             if (getattr(self, name) or 0) > 1:
                 raise ValueError(f"cluster.{name}={getattr(self, name)!r}: a share of the peak, at most 1")
@@ -130,7 +138,7 @@ class Cluster:
 NUMBERS = tuple(
     each.name
     for each in fields(Cluster)
-    if each.name not in ("name", "published_name", "device_speeds", "transfer_latency_s", "corrections", "declared")
+    if each.name not in ("name", "published_name", "device_speeds", "transfer_latency_s", "measured", "declared")
 )
 
 

@@ -15,7 +15,8 @@ from rpbench.engine.side_by_side import side_by_side
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.partition import symmetric
+from rpbench.ir.lower import split_backward
+from rpbench.ir.partition import Partition, symmetric
 
 # Steps of a profile; the first one warms up and is discarded.
 NUM_STEPS = 4
@@ -32,19 +33,9 @@ def time_layers(
         workload: whose modules are run; they are not changed.
         microbatches_per_device: of each step, all steps but the first being measured.
     """
-    num_microbatches = num_devices * microbatches_per_device
-    partition = symmetric((*[1] * (len(workload.modules) - 2), 0))  # the head alone
-    schedule = side_by_side(partition, num_devices, num_microbatches, NUM_STEPS)
-    training = Training(replace(workload, num_microbatches=num_microbatches), schedule, settings)
-    program = training.program(CostTable({}), real_time=True)
-    with CpuBackend() as backend:
-        execute(program, training.handlers, backend)
-        samples: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
-        for action, pre, main in zip(program.actions, backend.pre_cpu_s, backend.main_cpu_s, strict=True):
-            if _is_warm(action, num_microbatches):
-                samples.setdefault((action.kind, action.stage), []).append((pre, main))
-    medians = {place: tuple(map(median, zip(*found, strict=True))) for place, found in samples.items()}
-    head = partition.num_layers
+    head = len(workload.modules) - 2
+    partition = symmetric((*[1] * head, 0))  # the head alone
+    medians = time_stages(workload, settings, partition, num_devices, microbatches_per_device)
     layers = range(head)
     return LayerTimes(
         forward=tuple(medians[Kind.F, layer][1] for layer in layers),
@@ -55,6 +46,37 @@ def time_layers(
         step=tuple(medians[Kind.STEP, layer][1] for layer in layers),
         head_step=medians[Kind.STEP, head][1],
     )
+
+
+def time_stages(
+    workload: Workload,
+    settings: Settings,
+    partition: Partition,
+    num_devices: int,
+    microbatches_per_device: int,
+    *,
+    in_halves: bool = False,
+) -> dict[tuple[Kind, int], tuple[float, float]]:
+    """Kind and stage of an action -> the median seconds of its two phases, what runs ahead and the rest.
+
+    Args:
+        in_halves: backwards are split into those of inputs and of weights.
+    """
+    num_microbatches = num_devices * microbatches_per_device
+    schedule = side_by_side(partition, num_devices, num_microbatches, NUM_STEPS)
+    if in_halves:
+        schedule = split_backward(schedule)
+    training = Training(replace(workload, num_microbatches=num_microbatches), schedule, settings)
+    program = training.program(CostTable({}), real_time=True)
+    with CpuBackend() as backend:
+        execute(program, training.handlers, backend)
+        samples: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
+        for action, pre, main in zip(program.actions, backend.pre_cpu_s, backend.main_cpu_s, strict=True):
+            if _is_warm(action, num_microbatches):
+                samples.setdefault((action.kind, action.stage), []).append((pre, main))
+    return {
+        place: (median(pre for pre, _ in found), median(main for _, main in found)) for place, found in samples.items()
+    }
 
 
 def _is_warm(action: Action, num_microbatches: int) -> bool:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from rpbench import registry
 from rpbench.cost.activations import UNKNOWN, layer_activations
-from rpbench.cost.analytic import analytic_times, with_recomputed_head
+from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
+from rpbench.cost.engine_times import engine_times
 from rpbench.cost.halves import with_halves
 from rpbench.cost.hardware import Cluster
+from rpbench.cost.measured import has_engine
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
@@ -184,8 +186,8 @@ def _times_of_source(
         if model is None:
             raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
         tokens = _tokens_per_microbatch(config, model) or 0
-        times = analytic_times(model, tokens, make_basis(cluster, cost.constants, cost.declared))
-        return with_recomputed_head(times) if cluster.corrections and not entry.separate_cuts else times
+        basis = make_basis(cluster, cost.constants, cost.declared)
+        return (engine_times if has_engine(cluster.measured) else analytic_times)(model, tokens, basis)
     if cost.name == "published":
         times = published_times((model.published_name if model else None) or "")
         return with_halves(times, model) if cost.split_backward and model else times

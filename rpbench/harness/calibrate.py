@@ -1,125 +1,108 @@
-"""The verb calibrate: rates of this machine, written as a cluster file that `cluster=` takes."""
+"""The verb calibrate: measure this machine, and write what was found as a cluster file that `cluster=` takes."""
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import fields
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from rpbench.cost.analytic import PARTS, analytic_times
-from rpbench.cost.basis import make_basis
-from rpbench.cost.hardware import NUMBERS, Cluster
-from rpbench.harness.config import CONF, ConfigError, load
-from rpbench.harness.provenance import hardware, now
-from rpbench.harness.record import write_atomically
+from rpbench.harness.config import CONF, ConfigError
+from rpbench.harness.provenance import now
+from rpbench.harness.record import check_writable, write_atomically
 
 DEFAULT_NAME = "this_machine"
+OPTIONS = "name=NAME, device=cpu|cuda, num_devices=NUMBER and out=FOLDER"
+BUSY = 0.15  # cores that other programs may have before it is worth a warning
+
+_MARK = "python -m rpbench calibrate"  # in the first line of what this has written
 
 
-def calibrate(arguments: Sequence[str]) -> Path:
-    """Measure the machine and write `NAME.yaml`; returns where it is.
+def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
+    """Measure the machine and write `NAME.yaml`; says where it is and what it holds.
 
     Args:
-        arguments: `name=`, `device=cpu|cuda`, `out=FOLDER` (default: where `cluster=` looks).
+        arguments: `name=`, `device=cpu|cuda`, `num_devices=` (cores that work at the same time; default: all this
+            process may use), `out=FOLDER` (default: where `cluster=` looks).
 
     Raises:
         ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
         ValueError: for a device that is not there.
     """
-    options = dict(item.partition("=")[::2] for item in arguments)
-    unknown = set(options) - {"name", "device", "out"}
-    if unknown:
-        raise ConfigError(f"calibrate takes name=NAME, device=cpu|cuda and out=FOLDER, not {sorted(unknown)[0]!r}")
+    options = _options(arguments)
     name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", CONF / "cluster"))
-    _check_name(name, folder)
-    from rpbench.engine.calibration import measure_machine  # torch
+    device, path = options.get("device", "cpu"), folder / f"{name}.yaml"
+    _check_name(name, path)
+    from rpbench.engine.calibration import calibrate_cores, calibrate_gpu, check_device  # torch
+    from rpbench.harness.cluster_file import cluster_of, to_text
 
-    device = options.get("device", "cpu")
-    measured = {
-        field.name: getattr(found, field.name) for found in [measure_machine(device)] for field in fields(found)
-    }
-    path = folder / f"{name}.yaml"
+    check_device(device)
+    num_devices = _num_devices(options, device)
+    check_writable(folder, "out")
+    began, tell = time.monotonic(), _teller()
+    found = calibrate_gpu(tell) if device == "cuda" else calibrate_cores(num_devices, tell)
+    cluster = cluster_of(name, found, _devices(device, num_devices))
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _yaml(name, device, measured))
-    return path
+    write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", found.foreign_cores))
+    if (found.foreign_cores or 0.0) > BUSY:
+        _say(f"other programs kept {found.foreign_cores:.2f} cores busy meanwhile: run it again on a quiet machine")
+    return {
+        "cluster": name,
+        "path": str(path),
+        "num_devices": cluster.num_devices,
+        "matmul_flops_per_s": cluster.matmul_flops_per_s,
+        "memory_bytes_per_s": cluster.memory_bytes_per_s,
+        "copy_bytes_per_s": cluster.copy_bytes_per_s,
+        "host_bytes_per_s": cluster.host_bytes_per_s,
+        "launch_s": cluster.launch_s,
+        "foreign_cores": found.foreign_cores,
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
-def _check_name(name: str, folder: Path) -> None:
+def _options(arguments: Sequence[str]) -> dict[str, str]:
+    options = dict(item.partition("=")[::2] for item in arguments)
+    for key, value in options.items():
+        if key not in ("name", "device", "num_devices", "out"):
+            raise ConfigError(f"calibrate takes {OPTIONS}, not {key!r}")
+        if not value:
+            raise ConfigError(f"{key}= has no value; calibrate takes {OPTIONS}")
+    return options
+
+
+def _check_name(name: str, path: Path) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_]+", name):
         raise ConfigError(f"name={name!r}: letters, digits and underscores, such as name={DEFAULT_NAME}")
-    path = folder / f"{name}.yaml"
-    if path.exists() and "python -m rpbench calibrate" not in path.read_text(encoding="utf-8").splitlines()[0]:
+    if path.exists() and _MARK not in path.read_text(encoding="utf-8").partition("\n")[0]:
         raise ConfigError(f"name={name}: {path} was not written by calibrate; take another name")
 
 
-def _yaml(name: str, device: str, measured: dict[str, float]) -> str:
-    figures = _figures(device, measured)
-    made = Cluster(name=name, **figures, corrections={})  # type: ignore[arg-type]
-    corrections = _corrections(made, measured)
-    machine = ", ".join(f"{key} {value}" for key, value in hardware().items() if isinstance(value, str | int))
-    lines = [f"# python -m rpbench calibrate name={name} device={device}, {now()}", f"# {machine}", f"name: {name}"]
-    lines.append("published_name: null")
-    lines += [f"{key}: {_number(figures.get(key))}" for key in NUMBERS]
-    lines.append("corrections:   # measured over counted time of a probe model's parts")
-    lines += [f"  {part}: {value:.4f}" for part, value in corrections.items()]
-    lines.append("declared:")
-    source = f"python -m rpbench calibrate on this machine, device={device}"
-    lines += [
-        f'  {key}: {{origin: measured, within: 0.05, source: "{source}"}}'
-        for key, value in figures.items()
-        if value is not None
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _figures(device: str, measured: dict[str, float]) -> dict[str, float | int | None]:
-    """The fields of a cluster; rates are as achieved, so the shares of the peaks are 1."""
-    figures: dict[str, float | int | None] = {
-        key: measured[key]
-        for key in (
-            "matmul_flops_per_s",
-            "wide_matmul_flops_per_s",
-            "memory_bytes_per_s",
-            "copy_bytes_per_s",
-            "host_bytes_per_s",
-            "launch_s",
-        )
-    }
-    share = measured["attention_flops_per_s"] / measured["wide_matmul_flops_per_s"]
-    figures |= {
-        "matmul_efficiency": 1.0,
-        "wide_matmul_efficiency": 1.0,
-        "attention_efficiency": min(1.0, share),
-        "memory_efficiency": 1.0,
-        "host_to_device_bytes_per_s": measured["copy_bytes_per_s"],
-        "host_memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    }
+def _num_devices(options: dict[str, str], device: str) -> int:
+    """Devices that work at the same time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "num_devices" not in options:
+        return cores
+    asked = options["num_devices"]
     if device == "cuda":
-        import torch
-
-        figures["num_devices"] = torch.cuda.device_count()
-        figures["device_memory_bytes"] = torch.cuda.get_device_properties(0).total_memory
-    else:
-        figures["num_devices"] = len(os.sched_getaffinity(0))
-    return figures
+        raise ConfigError(f"num_devices={asked}: with device=cuda the GPUs are counted; leave it out")
+    if not asked.isdecimal() or not 1 <= int(asked) <= cores:
+        raise ConfigError(f"num_devices={asked}: a whole number from 1 to the {cores} cores this process may use")
+    return int(asked)
 
 
-def _corrections(made: Cluster, measured: dict[str, float]) -> dict[str, float]:
-    from rpbench.engine.calibration import PROBE, PROBE_SEQUENCES
+def _devices(device: str, num_devices: int) -> dict[str, int]:
+    if device == "cpu":
+        return {"num_devices": num_devices}
+    import torch
 
-    cost = load(["cost=analytic"]).cost
-    basis = make_basis(made, cost["constants"], cost["declared"])
-    times = analytic_times(PROBE, PROBE_SEQUENCES * PROBE.seq_len, basis)
-    launch = measured["launch_s"]
-    counted = (times.forward[0] - launch, times.backward[0] - launch, times.head_forward, times.head_backward)
-    spare = (launch, launch, 0.0, 0.0)
-    return {
-        part: max(0.0, measured[f"{part}_s"] - extra) / value
-        for part, value, extra in zip(PARTS, counted, spare, strict=True)
-    }
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return {"num_devices": torch.cuda.device_count(), "device_memory_bytes": memory}
 
 
-def _number(value: float | int | None) -> str:
-    if value is None:
-        return "null"
-    return str(value) if isinstance(value, int) else f"{value:.6g}" if value < 1e5 else f"{value:.6e}"
+def _teller() -> Callable[[str], None]:
+    return lambda line: _say(f"measuring {line}")
+
+
+def _say(line: str) -> None:
+    print(f"calibrate: {line}", file=sys.stderr, flush=True)

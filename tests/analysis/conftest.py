@@ -332,6 +332,8 @@ def _contender(row: Record, model: str, contender: str, seconds: float) -> Recor
         round_walls_s=walls,
         round_replays_s=[seconds, seconds * (1 + 0.01 * len(contender) / 10)],
         round_cpus_s=[3.0, 3.1],
+        calibrated_makespans_s=[0.9 * seconds, 1.1 * seconds, 0.9 * seconds],
+        calibration_foreign_cores=[0.5, 0.25, None],
     )
 
 

@@ -52,6 +52,7 @@ ALL = (
     "thousand_devices",
     "uneven_head",
     "duel",
+    "calibrated",
     "equivalence",
     "figure10",
     "baselines_cpu",

@@ -48,6 +48,7 @@ def test_other_settings_of_the_user_are_kept(started, monkeypatch):
         ["-m", "experiment=cpu_duel"],
         ["-m", "+experiment=dispatch,cpu_duel", "num_steps=1"],
         ["-m", "experiment=equivalence"],  # whose sweep names it
+        ["calibrate", "name=mine"],
     ],
 )
 def test_so_does_whatever_runs_in_real_time(arguments, started):
@@ -61,6 +62,7 @@ def test_so_does_whatever_runs_in_real_time(arguments, started):
         [],
         ["backend=virtual"],
         ["report"],
+        ["calibrate", "device=cuda"],
         ["-m", "backend=sim"],
         ["-m", "experiment=convergence"],  # which has a section of that name
         ["experiment=cpu_duel", "backend=sim"],

@@ -4,7 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.measured import MEASURED
+from rpbench.cost.model import Model
+from rpbench.engine.calibration import calibrate_cores
+from rpbench.engine.probes import Probe
 from rpbench.harness import record
 from rpbench.harness.allocator import is_tuned
 from rpbench.harness.config import ConfigError, load
@@ -13,8 +19,8 @@ from rpbench.harness.duel import run as duel_run
 from rpbench.harness.duel.contenders import BASE, LIMIT, TWIN, contenders
 from rpbench.harness.duel.paired import Ratio, noise, ratio
 from rpbench.harness.duel.rounds import play
-from rpbench.harness.duel.rows import summary
-from rpbench.harness.duel.run import SUMMARY, duel
+from rpbench.harness.duel.rows import drift, lines, over_predicted, predictions, summary
+from rpbench.harness.duel.run import CLUSTER, SUMMARY, duel
 from rpbench.harness.duel.sample import Sample
 from rpbench.harness.run import PROFILE
 
@@ -38,8 +44,16 @@ def rows(folder):
         found = honest(training)
         return found | ({"grad_max_abs_diff": 1e-9} if training.schedule.name == "gpipe" else {})
 
+    def calibrated(num_devices, tell):
+        """The real thing on two small probes: six would take longer than the duel."""
+        shapes = ((16, 32, 8), (32, 16, 16))
+        models = [Model("p", 1, hidden, 2, vocab, gated_mlp=False, seq_len=length) for hidden, vocab, length in shapes]
+        probes = [Probe(model, model.seq_len) for model in models]
+        return calibrate_cores(num_devices, tell, probes, width=64, copy_bytes=2**14)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(team, "verified", verified)
+        patch.setattr(duel_run, "calibrate_cores", calibrated)
         return duel(load([*SMALL, f"results_dir={folder}"]))
 
 
@@ -59,6 +73,38 @@ def test_every_contender_has_a_record_with_its_rounds(rows, folder):
         assert row["emulated_makespan_s"] > 0
         assert row["replay_makespan_s"] > 0
         assert row["num_plans_evaluated"] <= 12
+
+
+def test_every_plan_is_predicted_by_every_calibration(rows, folder):
+    """The machine is calibrated before the first of two rounds and after each."""
+    by_name = {row["contender"]: row for row in rows if row["status"] == "ok"}
+    for row in by_name.values():
+        assert len(row["calibrated_makespans_s"]) == len(row["calibration_foreign_cores"]) == 3
+        assert min(row["calibrated_makespans_s"]) > 0
+        one, two, three = row["calibrated_makespans_s"]
+        assert predictions(row) == [(one + two) / 2, (two + three) / 2]
+        assert drift(row) == max(one, two, three) / min(one, two, three) - 1
+        found = over_predicted(row, "replay")
+        assert found == ratio(row["round_replays_s"], predictions(row))
+    same = (BASE, TWIN, "torch_1f1b")  # the same plan, whoever runs it
+    assert len({tuple(by_name[name]["calibrated_makespans_s"]) for name in same}) == 1
+    assert max(by_name[LIMIT]["calibrated_makespans_s"]) <= max(by_name["roundpipe"]["calibrated_makespans_s"])
+    folder = folder / by_name[BASE]["run_id"]
+    found = json.loads((folder / SUMMARY).read_text())["contenders"][BASE]
+    assert found["replay_over_predicted"] == list(over_predicted(by_name[BASE], "replay"))
+    assert found["calibration_drift"] == drift(by_name[BASE])
+    written = OmegaConf.to_container(OmegaConf.load(folder / CLUSTER))
+    assert Cluster(**written).num_devices == 2
+    assert set(written["measured"]) == set(MEASURED)
+
+
+def test_who_does_not_want_calibrations_has_none(rows):
+    (base,) = (row for row in rows if row["contender"] == BASE)
+    without = [{key: value for key, value in base.items() if not key.startswith("calibrat")}]
+    (found,) = summary(without)["contenders"].values()
+    assert "replay_over_predicted" not in found
+    assert "predicted" not in lines(summary(without))[1]
+    assert all(f"{clock}/predicted" in lines(summary([base]))[1] for clock in ("wall", "replay"))
 
 
 def test_who_does_not_train_as_plain_training_does_is_not_timed(rows):
@@ -132,8 +178,8 @@ class Still:
 def test_the_order_rotates_and_everybody_has_every_round(monkeypatch):
     monkeypatch.setattr(rounds.gc, "collect", lambda: 0)
     log = []
-    samples = play({name: Still(name, log) for name in "abcd"}, 4, lambda line: None)
-    assert "".join(log) == "abcdbcdacdabdabc"
+    samples = play({name: Still(name, log) for name in "abcd"}, 4, lambda line: None, lambda: log.append("|"))
+    assert "".join(log) == "|abcd|bcda|cdab|dabc|"
     assert all(len(found) == 4 for found in samples.values())
 
 

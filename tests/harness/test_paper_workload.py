@@ -1,11 +1,7 @@
-"""workload=paper and calibrate through the harness: records, refusals, the file that calibrate writes."""
+"""workload=paper and analytic costs through the harness: records and refusals."""
 
 import pytest
-from omegaconf import OmegaConf
 
-from rpbench.cost.hardware import Cluster
-from rpbench.engine import calibration
-from rpbench.harness import calibrate
 from rpbench.harness.config import load
 from rpbench.harness.run import describe, run
 
@@ -66,37 +62,3 @@ def test_wrong_requests_are_refused_before_anything_is_written(tmp_path, overrid
     with pytest.raises(ValueError, match=said):
         run(load([*chosen, *overrides, f"results_dir={tmp_path}"]))
     assert not any(tmp_path.iterdir())
-
-
-def test_calibrate_writes_a_cluster_that_predicts(tmp_path, monkeypatch):
-    measured = calibration.Measured(1e11, 1e11, 3e10, 2e10, 9e9, 3e10, 1e-4, 0.03, 0.06, 0.06, 0.12)
-    monkeypatch.setattr(calibration, "measure_machine", lambda device: measured)
-    path = calibrate.calibrate(["name=here", f"out={tmp_path}"])
-    config = OmegaConf.to_container(OmegaConf.load(path))
-    cluster = Cluster(**config)
-    assert cluster.matmul_flops_per_s == 1e11
-    assert set(cluster.corrections) == {"forward", "backward", "head_forward", "head_backward"}
-    assert min(cluster.corrections.values()) > 0
-    assert cluster.attention_efficiency == pytest.approx(0.3)
-    assert {row["origin"] for row in config["declared"].values()} == {"measured"}
-    assert calibrate.calibrate(["name=here", f"out={tmp_path}"]) == path  # its own file may be replaced
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["colour=red"], "calibrate takes"),
-        (["name=a b"], "letters"),
-        (["name=8x_a800"], "was not written by calibrate"),
-    ],
-)
-def test_calibrate_refuses(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        calibrate.calibrate(arguments)
-
-
-def test_measured_rates_are_positive():
-    found = calibration.measure_machine("cpu", width=96, copy_bytes=2**16)
-    assert min(vars(found).values()) > 0
-    with pytest.raises(ValueError, match="cpu or cuda"):
-        calibration.measure_machine("tpu")

@@ -1,6 +1,7 @@
 """Rows: the record of each contender, and what the rounds say of all of them together."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -53,6 +54,31 @@ def sample_fields(samples: Sequence[Sample], plan: WholePlan) -> dict[str, Any]:
     }
 
 
+def calibrated_fields(makespans: Sequence[float], foreign_cores: Sequence[float | None]) -> dict[str, Any]:
+    """What `cost=analytic` predicted from the calibrations before, between and after the rounds."""
+    return {
+        "calibrated_makespans_s": list(makespans),
+        "calibration_foreign_cores": list(foreign_cores),
+    }
+
+
+def predictions(row: Record) -> list[float]:
+    """What was predicted of each round: the mean of the calibrations before and after it, in seconds."""
+    found = row["calibrated_makespans_s"]
+    return [(before + after) / 2 for before, after in pairwise(found)]
+
+
+def over_predicted(row: Record, clock: str) -> Ratio:
+    """Measured over predicted time, paired within the rounds."""
+    return ratio(times(row, clock), predictions(row))
+
+
+def drift(row: Record) -> float:
+    """How far the predictions of a duel's calibrations are apart, relative to the least."""
+    found = row["calibrated_makespans_s"]
+    return float(max(found) / min(found) - 1)
+
+
 def times(row: Record, clock: str) -> list[float]:
     """A contender's rounds by a clock, in seconds."""
     return list(row[f"round_{clock}s_s"])
@@ -89,6 +115,9 @@ def _measured(row: Record, base: Record | None, limit: Record | None, noises: Ma
         "replay_over_simulated": row["replay_makespan_s"] / row["simulated_makespan_s"],
         "wall_over_simulated": row["makespan_s"] / row["simulated_makespan_s"],
     }
+    if row.get("calibrated_makespans_s"):
+        own |= {f"{clock}_over_predicted": over_predicted(row, clock) for clock in CLOCKS}
+        own["calibration_drift"] = drift(row)
     for clock in CLOCKS:
         if base:
             found = speed_up(row, base, clock)
@@ -116,5 +145,10 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         text.append(
             f"  {name:18} {'; '.join(ratios)}; cpu {own['cpu_s']:.2f} s, wall/replay {own['wall_over_replay'][0]:.3f}, "
             f"replay/simulated {own['replay_over_simulated']:.3f}, foreign {own['foreign_cores']}"
+            + "".join(
+                f", {clock}/predicted {Ratio(*own[f'{clock}_over_predicted'])}"
+                for clock in CLOCKS
+                if f"{clock}_over_predicted" in own
+            )
         )
     return text

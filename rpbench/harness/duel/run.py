@@ -13,6 +13,7 @@ from baselines.systems.ranks import RankFailed, Ranks
 from rpbench.cost.model import Model
 from rpbench.cost.profiled import to_text
 from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.calibration import Calibration, calibrate_cores
 from rpbench.engine.executor import ActionFailed
 from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.program import make_program
@@ -23,7 +24,8 @@ from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_pl
 from rpbench.harness.duel.contenders import BASE, Contender, contenders
 from rpbench.harness.duel.emulation import emulated_makespans
 from rpbench.harness.duel.rounds import play
-from rpbench.harness.duel.rows import lines, plan_fields, sample_fields, summary
+from rpbench.harness.duel.rows import calibrated_fields, lines, plan_fields, sample_fields, summary
+from rpbench.harness.duel.survey import Survey
 from rpbench.harness.duel.team import EngineTeam, LimitTeam, Parity, Team, TorchTeam
 from rpbench.harness.duel.tuning import problem_of, tuned
 from rpbench.harness.record import Record
@@ -32,6 +34,7 @@ from rpbench.harness.train import one_thread, workload_of
 from rpbench.plan.whole import WholePlan
 
 SUMMARY = "summary.json"  # in the folder of 1F1B
+CLUSTER = "cluster.yaml"  # beside it: what the calibration before the first round found
 
 
 @dataclass
@@ -46,6 +49,7 @@ class DuelConfig:
     recompute: str = "except_last"
     parity_seq_len: int = 16
     timeout_s: float = 120.0
+    calibrate: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_rounds", "search_budget", "parity_seq_len"):
@@ -72,12 +76,16 @@ def duel(config: RunConfig) -> list[Record]:
         return [row for row in known if row is not None]
     with one_thread():
         times = problem_of(config, entrants[0]).times
-        rows = _Duel(config, settings, entrants).rows()
+        under_way = _Duel(config, settings, entrants)
+        rows = under_way.rows()
     for entrant, row in zip(entrants, rows, strict=True):
         row |= {"run_id": ids[entrant.name], "config": subject}
         record.write_atomically(results / row["run_id"] / PROFILE, to_text(times))
         record.write(results / row["run_id"], row)
         tracker.mirror(config, row, None)
+    if under_way.survey is not None:
+        text = under_way.survey.first_file()
+        record.write_atomically(results / ids[BASE] / CLUSTER, text)
     found = summary(rows)
     record.write_atomically(results / ids[BASE] / SUMMARY, json.dumps(found, indent=1) + "\n")
     _tell("\n".join(lines(found)))
@@ -100,6 +108,17 @@ class _Duel:
         self._model = Model(**config.model)
         self._sequences = typed(WorkloadConfig, config.workload).microbatch_sequences
         self._optimizer = OptimizerSettings(settings.learning_rate, settings.weight_decay)
+        self.survey = self._surveyor() if settings.calibrate else None
+
+    def _surveyor(self) -> Survey:
+        """Calibrates as many cores as there are devices; the tokens are those of the contenders."""
+        num_devices = self._config.num_devices
+
+        def measure() -> Calibration:
+            self._tell("calibrating the machine")
+            return calibrate_cores(num_devices, lambda line: None)
+
+        return Survey(measure, self._model, self._sequences * self._model.seq_len, num_devices)
 
     def rows(self) -> list[Record]:
         """The record of every contender, in order."""
@@ -114,17 +133,23 @@ class _Duel:
             parities = {name: self._parity(name, team) for name, team in teams.items()}
             fit = {name: team for name, team in teams.items() if not parities[name]["reason"]}
             emulated = emulated_makespans({name: plans[name] for name in fit})
-            samples = play(fit, self._settings.num_rounds, lambda line: _tell(f"duel {self._model.name}: {line}"))
+            samples = play(fit, self._settings.num_rounds, self._tell, self.survey or (lambda: None))
         rows = []
         for entrant in self._entrants:
             name, plan = entrant.name, plans[entrant.name]
             row = self._opening(entrant, plan) | parities[name]
             if name in fit:
                 row |= {"emulated_makespan_s": emulated[name]} | self._timed(samples[name], plan)
+                if self.survey is not None:
+                    waits = entrant.engine != "side by side"
+                    row |= calibrated_fields(self.survey.makespans(plan, waits=waits), self.survey.foreign_cores)
             else:
                 row |= {"status": "failed", "evidence": None}
             rows.append(row)
         return rows
+
+    def _tell(self, line: str) -> None:
+        _tell(f"duel {self._model.name}: {line}")
 
     def _teams(self, plans: dict[str, WholePlan], stack: ExitStack) -> Iterator[tuple[str, Team]]:
         window = self._config.num_microbatches
@@ -168,7 +193,7 @@ class _Duel:
         far = max(found["grad_max_abs_diff"], found["weight_max_abs_diff"])
         sound = far <= team.tolerance and found.get("versions_as_reference", True)
         reason = None if sound else f"it does not train as plain training does: off by {far:g}"
-        _tell(f"duel {self._model.name}: {name} within {far:g} of plain training")
+        self._tell(f"{name} within {far:g} of plain training")
         return found | {"parity": sound, "parity_seq_len": self._settings.parity_seq_len, "reason": reason}
 
     def _opening(self, entrant: Contender, plan: WholePlan) -> Record:

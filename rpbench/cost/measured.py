@@ -1,0 +1,39 @@
+"""Measured: the constants of `cost=analytic` that calibration sets, by the names they have in a cluster's `measured`.
+
+They come before those of `conf/cost/analytic.yaml`, which are of no machine in particular.
+"""
+
+from collections.abc import Iterable
+
+TERMS = ("layer", "products", "traffic", "weights")
+
+# Parts of the engine's work -> the terms that each consists of; `rpbench.cost.engine_times` says what they count.
+PARTS: dict[str, tuple[str, ...]] = {
+    "forward": ("layer", "products", "traffic"),
+    "recompute": ("layer", "products", "traffic"),  # with graph
+    "backward": ("layer", "products", "traffic", "weights"),
+    "head_forward": ("layer", "products", "traffic", "weights"),
+    "head_backward": ("layer", "weights"),
+    "embedding_forward": ("layer",),
+    "embedding_backward": ("layer", "weights"),
+    "step": ("layer", "weights"),
+    "head_step": ("layer", "weights"),
+    "embedding_step": ("layer", "weights"),
+}
+
+
+def factor_name(part: str, term: str) -> str:
+    """The constant that holds a part's factor on one term; seconds for the term `layer`."""
+    return f"engine_{part}_{term}" + ("_s" if term == "layer" else "")
+
+
+# Where a backward is split: what either half takes over the whole backward of a layer. The first has what it costs to
+# put the second off, in the recomputation too; together they are more than 1.
+HALVES = ("engine_input_grad_share", "engine_weight_grad_share")
+FACTORS = tuple(factor_name(part, term) for part, terms in PARTS.items() for term in terms)
+MEASURED = ("half_rate_width", *FACTORS, *HALVES)
+
+
+def has_engine(names: Iterable[str]) -> bool:
+    """Whether any of these constants is about the engine."""
+    return not set(FACTORS).isdisjoint(names)

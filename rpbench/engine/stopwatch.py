@@ -1,0 +1,186 @@
+"""Stopwatch: the seconds some work takes a device, the least of several repeats.
+
+On the processor a device is a thread with one core. All of them do the work at the same time, each on tensors of its
+own, and what counts is their processor time, so that other programs make nothing longer; of the devices' times it is
+the mean. On a GPU it is the time between two events of its stream.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from statistics import mean
+from typing import Any, Protocol
+
+import torch
+
+from rpbench.engine.backends.workers import Workers
+
+Work = Callable[[], object]
+Made = Callable[[], Work]  # makes work ready to be done, with its tensors
+
+REPEATS = 5
+
+
+class Stopwatch(Protocol):
+    """A device with its clock.
+
+    Attributes:
+        device, dtype: of the tensors that are worked on.
+        pins: whether host memory is pinned for copies.
+        num_workers: devices that work at the same time.
+    """
+
+    device: str
+    dtype: torch.dtype
+    pins: bool
+    num_workers: int
+
+    def seconds(self, made: Made) -> float:
+        """What some work takes the device."""
+
+    def seconds_together(self, one: Made, other: Made) -> float:
+        """What one of two kinds of work takes while the other is under way too."""
+
+    def seconds_on_host(self, made: Made) -> float:
+        """What some work takes the processor."""
+
+
+class CoreStopwatch:
+    """Devices that are threads with one core each. Use it in a `with` block."""
+
+    device, dtype, pins = "cpu", torch.float32, False
+
+    def __init__(self, num_workers: int, repeats: int = REPEATS) -> None:
+        self.num_workers, self._repeats = num_workers, repeats
+        self._workers = Workers(lambda: torch.set_num_threads(1))
+
+    def __enter__(self) -> "CoreStopwatch":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._workers.close(timeout_s=1.0)
+
+    def seconds(self, made: Made) -> float:
+        """The mean of the workers' least times."""
+        least = [0.0] * self.num_workers
+        errors: list[BaseException] = []
+        ready, over = threading.Barrier(self.num_workers), threading.Barrier(self.num_workers + 1)
+
+        def job(worker: int) -> Callable[[], None]:
+            def timed() -> None:
+                try:
+                    least[worker] = self._least(made, ready)
+                except BaseException as error:
+                    errors.append(error)
+                    ready.abort()
+                over.wait()
+
+            return timed
+
+        names = [f"calibration {worker}" for worker in range(self.num_workers)]
+        self._workers.start([job(worker) for worker in range(self.num_workers)], names)
+        over.wait()
+        if errors:
+            raise errors[0]
+        return mean(least)
+
+    def seconds_together(self, one: Made, other: Made) -> float:
+        """A copy within memory reads and writes: it is both ways already."""
+        return max(self.seconds(one), self.seconds(other))
+
+    def seconds_on_host(self, made: Made) -> float:
+        """The devices are on the host."""
+        return self.seconds(made)
+
+    def _least(self, made: Made, ready: threading.Barrier) -> float:
+        work = made()
+        work()
+        ready.wait()
+        times = []
+        for _ in range(self._repeats):
+            began = time.thread_time()
+            work()
+            times.append(time.thread_time() - began)
+        return min(times)
+
+
+class GpuStopwatch:
+    """One GPU.
+
+    Args:
+        runtime: `torch.cuda`, or what stands in for it.
+        device: where its tensors are.
+        pins: whether host memory can be pinned.
+    """
+
+    num_workers = 1
+
+    def __init__(
+        self,
+        runtime: Any = torch.cuda,
+        device: str = "cuda:0",
+        dtype: torch.dtype = torch.float16,
+        *,
+        pins: bool = True,
+        repeats: int = REPEATS,
+    ) -> None:
+        self._cuda, self._repeats = runtime, repeats
+        self.device, self.dtype, self.pins = device, dtype, pins
+
+    def __enter__(self) -> "GpuStopwatch":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._cuda.synchronize(0)
+
+    def seconds(self, made: Made) -> float:
+        """Between two events of the current stream."""
+        work = made()
+        work()
+        return min(self._between_events(work) for _ in range(self._repeats))
+
+    def seconds_together(self, one: Made, other: Made) -> float:
+        """Both on streams of their own, from the first start to the last end: the slower of the two."""
+        works = [one(), other()]
+        streams = [self._cuda.Stream(device=0) for _ in works]
+
+        def both() -> None:
+            main = self._cuda.current_stream(0)
+            for work, stream in zip(works, streams, strict=True):
+                begun = self._cuda.Event(enable_timing=False)
+                begun.record(main)
+                stream.wait_event(begun)
+                with self._cuda.stream(stream):
+                    work()
+                ended = self._cuda.Event(enable_timing=False)
+                ended.record(stream)
+                main.wait_event(ended)
+
+        both()
+        return min(self._between_events(both) for _ in range(self._repeats))
+
+    def seconds_on_host(self, made: Made) -> float:
+        """By the clock on the wall, on one core: what the host lane of a device has."""
+        threads, times = torch.get_num_threads(), []
+        torch.set_num_threads(1)
+        try:
+            work = made()
+            work()
+            for _ in range(self._repeats):
+                began = time.perf_counter()
+                work()
+                times.append(time.perf_counter() - began)
+        finally:
+            torch.set_num_threads(threads)
+        return min(times)
+
+    def _between_events(self, work: Work) -> float:
+        self._cuda.synchronize(0)
+        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        with self._cuda.device(0):
+            stream = self._cuda.current_stream(0)
+            start.record(stream)
+            work()
+            end.record(stream)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3

@@ -1,0 +1,183 @@
+"""calibrate: the cluster file it writes, what is predicted with that, and what it refuses before it measures."""
+
+import json
+from dataclasses import fields
+
+import pytest
+from omegaconf import OmegaConf
+
+from rpbench.cli import dispatch
+from rpbench.cost.basis import make_basis
+from rpbench.cost.declared import declarations
+from rpbench.cost.engine_times import counted, engine_times
+from rpbench.cost.hardware import NUMBERS, Cluster
+from rpbench.cost.measured import MEASURED, PARTS
+from rpbench.cost.model import Model
+from rpbench.engine import calibration
+from rpbench.engine.calibration import Calibration
+from rpbench.engine.probes import ON_CORES
+from rpbench.engine.rates import Rates
+from rpbench.harness import calibrate, cluster_file
+from rpbench.harness.cluster_file import cluster_of, to_text
+from rpbench.harness.config import ConfigError, load
+from rpbench.harness.run import run
+
+RATES = Rates(1e11, 9e10, 4e10, 2e10, 9e9, 8e9, 7e9, 4e10, 12.0)
+FACTOR = {"layer": 2e-4, "products": 1.5, "traffic": 6.0, "weights": 3.0}  # of a made-up machine
+COST = load(["cost=analytic"]).cost
+
+
+def made_up():
+    """A calibration of a machine all of whose parts have these factors, so that they can be found again."""
+    bare = Cluster(
+        "bare",
+        matmul_flops_per_s=1e11,
+        wide_matmul_flops_per_s=9e10,
+        attention_efficiency=4 / 9,
+        matmul_efficiency=1.0,
+        memory_bytes_per_s=2e10,
+        memory_efficiency=1.0,
+        host_bytes_per_s=4e10,
+        measured={"half_rate_width": 12.0},
+    )
+    basis = make_basis(bare, COST["constants"], COST["declared"])
+    probes = []
+    for probe in ON_CORES:
+        counts = counted(probe.model, probe.num_tokens, basis)
+        times = {part: sum(FACTOR[term] * counts[part][term] for term in PARTS[part]) for part in PARTS}
+        probes.append((probe, times))
+    return Calibration(RATES, probes, (0.8, 0.5), 0.25)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What there was to measure, each time."""
+    asked = []
+
+    def cores(num_devices, tell, **_):
+        asked.append(num_devices)
+        tell("a made-up machine")
+        return made_up()
+
+    monkeypatch.setattr(calibration, "calibrate_cores", cores)
+    return asked
+
+
+def test_the_factors_of_the_machine_are_found_again():
+    cluster = cluster_of("mine", made_up(), {"num_devices": 2})
+    assert set(cluster.measured) == set(MEASURED)
+    assert cluster.measured["half_rate_width"] == 12.0
+    assert cluster.measured["engine_input_grad_share"] == 0.8
+    for name, value in cluster.measured.items():
+        term = name.removesuffix("_s").rpartition("_")[2]
+        if term in FACTOR:
+            assert value == pytest.approx(FACTOR[term], rel=1e-3), name
+    assert cluster.launch_s == pytest.approx(2e-4, rel=1e-3)
+
+
+def test_the_file_is_the_cluster(tmp_path):
+    cluster = cluster_of("mine", made_up(), {"num_devices": 2})
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_text(cluster, "python -m rpbench calibrate", 0.25))
+    config = OmegaConf.to_container(OmegaConf.load(path))
+    assert set(config) == {field.name for field in fields(Cluster)}
+    read = Cluster(**config)
+    for name in NUMBERS:
+        value = getattr(cluster, name)
+        assert getattr(read, name) == (value if value is None else pytest.approx(value, rel=1e-6)), name
+    assert read.measured == pytest.approx(cluster.measured, rel=1e-6)
+    origins = declarations(read.declared)
+    assert set(origins) == {name for name in NUMBERS if config[name] is not None} | set(MEASURED)
+    assert {each.origin for each in origins.values()} == {"measured"}
+    assert "0.25 cores busy" in path.read_text().splitlines()[1]
+
+
+def test_from_calibrating_to_predicting(tmp_path, capsys, measured):
+    """The road of the README with a made-up machine: calibrate, then any schedule on that cluster."""
+    assert dispatch(["calibrate", "name=mine", "num_devices=1", f"out={tmp_path}"]) == 0
+    out, err = capsys.readouterr()
+    said = json.loads(out)
+    assert (said["cluster"], said["path"], said["num_devices"]) == ("mine", str(tmp_path / "mine.yaml"), 1)
+    assert measured == [1]
+    assert "measuring a made-up machine" in err
+    assert "other programs kept 0.25 cores busy meanwhile: run it again on a quiet machine" in err
+    rows = {}
+    for name in ("1f1b", "roundpipe", "zb_h1"):
+        asked = ["cost=analytic", f"schedule={name}", "model=mid_gpt", "num_devices=2", "num_microbatches=4"]
+        config = load([*asked, "num_steps=2", f"results_dir={tmp_path / 'r'}"])
+        config.cluster = OmegaConf.to_container(OmegaConf.load(said["path"])) | {"num_devices": 2}
+        rows[name] = run(config)
+    assert {(row["evidence"], row["cluster"]) for row in rows.values()} == {("predicted", "mine")}
+    # All the work of two steps, the optimizer's among it, within the time of two devices.
+    basis = make_basis(cluster_of("mine", made_up(), {}), COST["constants"], COST["declared"])
+    times = engine_times(Model(**load(["model=mid_gpt"]).model), 256, basis)
+    once = times.head_forward + times.head_backward + sum((*times.forward, *times.recompute, *times.backward))
+    assert rows["roundpipe"]["makespan_s"] > (2 * 4 * once) / 2
+    assert rows["1f1b"]["makespan_s"] > (2 * 4 * (once - sum(times.recompute))) / 2
+
+
+def test_a_calibrated_machine_that_lacks_a_figure_is_refused(tmp_path):
+    cluster = cluster_of("mine", made_up(), {"num_devices": 2})
+    asked = ["cost=analytic", "schedule=1f1b", "model=mid_gpt", "num_devices=2", f"results_dir={tmp_path}"]
+    config = load(asked)
+    text = OmegaConf.create(to_text(cluster, "x", None).replace("engine_head_forward_products", "# gone"))
+    config.cluster = OmegaConf.to_container(text)
+    with pytest.raises(ValueError, match=r"cluster=mine has no measured\.engine_head_forward_products.*calibrate"):
+        run(config)
+    config.cluster["measured"]["engine_hed_forward_products"] = 1.0
+    with pytest.raises(ValueError, match="unknown constant 'engine_hed_forward_products'"):
+        run(config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_its_own_file_is_replaced_and_stands_until_then(tmp_path, monkeypatch, measured):
+    calibrate.calibrate(["name=here", f"out={tmp_path}"])
+    before = (tmp_path / "here.yaml").read_text()
+    monkeypatch.setattr(cluster_file, "to_text", lambda *_: "name: here\n")
+    calibrate.calibrate(["name=here", f"out={tmp_path}"])
+    assert (tmp_path / "here.yaml").read_text() == "name: here\n" != before
+    (tmp_path / "here.yaml").write_text(before)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "calibrate_cores", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.calibrate(["name=here", f"out={tmp_path}"])
+    assert [path.name for path in tmp_path.iterdir()] == ["here.yaml"]
+    assert (tmp_path / "here.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["colour=red"], "calibrate takes name=NAME, .* not 'colour'"),
+        (["now"], "not 'now'"),
+        (["name="], "name= has no value"),
+        (["name=a b"], "name='a b': letters"),
+        (["name=8x_a800"], "was not written by calibrate; take another name"),
+        (["device=tpu"], "device=tpu: one of cpu, cuda"),
+        (["num_devices=0"], "num_devices=0: a whole number from 1 to"),
+        (["num_devices=1000000"], "num_devices=1000000: a whole number from 1 to"),
+        (["num_devices=two"], "num_devices=two: a whole number"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_is_measured(arguments, said, measured, tmp_path):
+    chosen = arguments if arguments[0].startswith("name=8x") else [*arguments, f"out={tmp_path}"]
+    with pytest.raises(ValueError, match=said):
+        calibrate.calibrate(chosen)
+    assert measured == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, measured):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="no folder that can be written"):
+        calibrate.calibrate([f"out={tmp_path / 'file'}"])
+    assert measured == []
+
+
+def test_gpus_are_counted_and_not_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "check_device", lambda device: None)
+    with pytest.raises(ConfigError, match="num_devices=2: with device=cuda the GPUs are counted"):
+        calibrate.calibrate(["device=cuda", "num_devices=2", f"out={tmp_path}"])
