@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from rpbench.engine.gradients import Tensors
-from rpbench.engine.stage import Segment, WeightSource
+from rpbench.engine.stage import Segment
+from rpbench.engine.weights import WeightSource
 from rpbench.engine.workload import Workload
 from rpbench.models.shared_loss import Half, Share, summed_loss, together
 from rpbench.models.vocab_shares import HeadShare
