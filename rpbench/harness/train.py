@@ -91,6 +91,7 @@ class EngineConfig:
             compensation=_compensation(config, entry),
             keep_state=config.checkpoint.save_to is not None,
             device_memory_bytes=self.device_memory_bytes,
+            recompute=config.recompute,  # type: ignore[arg-type]  # checked there
         )
 
 
@@ -125,6 +126,11 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
             "whole; use backend=sim or emulated"
         )
     settings = engine.settings(config, assembled.entry)
+    if config.recompute != "all" and settings.compensation.is_needed:
+        raise ConfigError(
+            f"recompute={config.recompute}: what {assembled.schedule.name} does about late gradients changes weights; "
+            "use recompute=all"
+        )
     if engine.name == "cuda":
         check_cuda(config, assembled.schedule, engine.recompute_grain)
     if engine.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:
