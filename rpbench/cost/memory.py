@@ -1,16 +1,17 @@
 """Bytes on a device by class of tensor, for weights bound to a device and for weights that stream through it.
 
-    bound      weights, gradients and optimizer state of every stage of the device, the input of every stage
-               and microbatch in flight, the recomputed activations of one stage, logits
+    bound      weights, gradients and optimizer state of every stage of the device, older versions of the weights
+               that a policy stashes, the input of every stage and microbatch in flight, the recomputed
+               activations of one stage, logits
     streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, its
                recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
 
 What replicas share, or keep on the host while stages are bound, is counted in `rpbench.cost.replicas`.
 
-Both recompute everything from the input of a stage. Where bound stages recompute nothing, there are the activations and
-logits of every microbatch in flight in place of kept inputs and recomputed activations. Mixed precision: weights and gradients in 16 bits; the
-optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on the host when
-streamed; so are the kept inputs of streamed stages. Working memory of kernels and allocator is left out.
+Both recompute everything from the input of a stage. Where bound stages recompute nothing, the activations and logits of
+every microbatch in flight stand in place of kept inputs and recomputed activations. Mixed precision: weights and
+gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on
+the host when streamed; so are the kept inputs of streamed stages. Working memory of kernels and allocator is left out.
 
 Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC'20, section 3.1; streamed tensors as in the released library of RoundPipe
@@ -27,11 +28,16 @@ import numpy.typing as npt
 from rpbench.cost import replicas
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.lower import add_steps
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.versions import replay
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
 BOUNDARY_BUFFERS = 4
 
+# Backward reads what forward read, which may be older than the newest weights.
+_STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
 _OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "logits")
 
 Ints = npt.NDArray[np.int64]
@@ -82,6 +88,7 @@ class Footprint:
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
+        self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
         rows = [schedule.compute(device) for device in devices] if sizes.keeps_activations else []
         self._in_flight_by_stage = [_moments(row, schedule.shape.num_stages) for row in rows] or None
         self._replicas = replicas.ReplicaFootprint(schedule, in_flight) if shares else None
@@ -165,6 +172,7 @@ class Footprint:
             logits = np.full(len(held), -(-self._sizes.logits // self._num_head_shards))
         return {
             "weights": on_devices(stages.weights),
+            "stashed weights": on_devices(stages.weights * self._more_versions),
             "gradients": on_devices(stages.gradients),
             "optimizer state": on_devices(stages.optimizer),
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
@@ -210,6 +218,13 @@ def _moments(row: Sequence[Action], num_stages: int) -> Ints:
     return np.array(sorted(found), np.int64)
 
 
+def _kept_versions(schedule: Schedule) -> Sequence[int]:
+    """The most versions of its weights that each stage keeps at a time, itself or under its policy."""
+    if schedule.policy not in _STASHING:
+        return (1,) * schedule.shape.num_backward_stages
+    return replay(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).live
+
+
 class Visit(NamedTuple):
     """A stage that runs on a device for some microbatches in a row."""
 
@@ -241,6 +256,7 @@ def _columns(pair: tuple[Visit | None, Visit | None], num_up: int, none: int) ->
 
 _WAYS_OUT = {
     "weights": "take more devices, or schedule=roundpipe, which streams the weights",
+    "stashed weights": "take more devices, or a schedule that keeps one version, such as 1f1b",
     "gathered weights": "take more and smaller stages, or schedule=zero_3, which gathers them stage by stage",
     "gradients on their way": "take more and smaller stages",
     "gradients": "take more devices, or schedule=roundpipe, which holds one stage's gradients at a time",

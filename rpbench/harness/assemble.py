@@ -176,7 +176,7 @@ def _traffic(
 
 
 def _finished(config: RunConfig, entry: Entry, cluster: Cluster, order: Schedule) -> Schedule:
-    """What runs of an order: with optimizer steps where several follow each other, and the transfers that are asked for.
+    """What runs of an order: with steps where several follow each other, and the transfers that are asked for.
 
     Methods that move weights or gradients say themselves what they move.
     """

@@ -26,6 +26,7 @@ STEPS = 8
 # Where finalists are timed with what they move, so much of the budget is for finding them, and there are so many.
 SHARE_BEFORE_MOVING = 0.2
 FINALISTS_THAT_MOVE = 4
+STEPS_THAT_MOVE = 2
 
 
 def plan_search(
@@ -74,7 +75,9 @@ def _best_that_moves(problem: Problem, partitions: Iterable[Partition]) -> Parti
 def _steps_to_simulate(problem: Problem, seed: Partition) -> int:
     """One where every step begins with the weights of the one before, a few where steps overlap."""
     schedule = problem.schedule(len(seed.forward), len(seed.backward))
-    return 1 if schedule.policy is Policy.FLUSH else min(problem.num_steps, STEPS)
+    return (
+        1 if schedule.policy is Policy.FLUSH else min(problem.num_steps, STEPS_THAT_MOVE if problem.traffic else STEPS)
+    )
 
 
 def _search(
@@ -84,7 +87,8 @@ def _search(
     every = climbs = _open_climbs(problem, seeds, tally, budget)
     alike = _computes_alike(problem, seeds[0])
     if problem.traffic and climbs[0].hopeless:
-        return [every[-1].best if alike else every[0].best]  # the smallest stages come nearest
+        smallest = promising_counts(problem)[-1]  # of what everybody runs in turn, small stages come nearest
+        return [plain_partitions(problem, smallest)[0] if alike else climbs[0].best]
     if alike:
         return [climb.best for climb in every]
     while True:
@@ -124,6 +128,8 @@ def _open_climbs(problem: Problem, seeds: Sequence[Partition], tally: Tally, bud
                 raise
             continue
         climbs = sorted([*climbs, climb], key=_score)[:FINALISTS]
+        if problem.traffic and climb.hopeless:
+            break
     return climbs
 
 

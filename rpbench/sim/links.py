@@ -166,17 +166,17 @@ class _Run:
                 self._begin(consumer)
 
     def _flow(self, place: int) -> None:
-        flow = self.flows[place]
-        assert flow is not None
-        self.left[place] = flow.carried
+        travelling = self.flows[place]
+        assert travelling is not None
+        self.left[place] = travelling.carried
         self._share()
 
     def _share(self) -> None:
         """Rates anew. A lane holds one transfer at a time, so that its link is the transfer's own."""
         if self.capacity.keys() <= {"memory"}:
-            flows = [(place, flow) for place in self.left if (flow := self.flows[place]) is not None]
-            self.rates = {place: flow.own_pace for place, flow in flows}
-            sharing = {place: flow.own_pace for place, flow in flows if flow.shares_memory}
+            under_way = [(place, kind) for place in self.left if (kind := self.flows[place]) is not None]
+            self.rates = {place: kind.own_pace for place, kind in under_way}
+            sharing = {place: kind.own_pace for place, kind in under_way if kind.shares_memory}
             self.rates |= fill_up(sharing, self.capacity.get("memory", inf))
             return
         uses = {}
