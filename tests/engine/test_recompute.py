@@ -42,7 +42,7 @@ def rpbench(capsys, tmp_path, monkeypatch):
         ("schedule=chimera", "backend=virtual", "recompute=none"),
         ("schedule=pipedream", "backend=virtual", "recompute=none"),
         ("schedule=pipedream_2bw", "backend=virtual", "recompute=none"),
-        ("schedule=zero_2", "backend=virtual", "recompute=none"),
+        ("schedule=data_parallel", "backend=virtual", "recompute=none"),
     ],
     ids=" ".join,
 )
