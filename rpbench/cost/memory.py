@@ -172,7 +172,11 @@ class Footprint:
             logits = np.full(len(held), -(-self._sizes.logits // self._num_head_shards))
         return {
             "weights": on_devices(stages.weights),
-            "stashed weights": on_devices(stages.weights * self._more_versions),
+            **(
+                {"stashed weights": on_devices(stages.weights * self._more_versions)}
+                if self._more_versions.any()
+                else {}
+            ),
             "gradients": on_devices(stages.gradients),
             "optimizer state": on_devices(stages.optimizer),
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
