@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from math import isinf
 from typing import Any
 
 from analysis.exhibit import Cell, Table
@@ -19,6 +20,16 @@ def ours(value: Any, form: str, runs: str | Iterable[str]) -> Cell:
     if _absent(value):
         return NOTHING
     return Cell(value, format(value, form), (runs,) if isinstance(runs, str) else tuple(runs))
+
+
+def ranged(spread: tuple[float, float, float], form: str, runs: Iterable[str]) -> Cell:
+    """Median, least and most of several runs, as `1.02 (1.00–1.05)`; words where some or all never came to it."""
+    median, least, most = spread
+    if isinf(least):
+        return Cell(None, "not reached", tuple(runs))
+    if isinf(most):
+        return Cell(None, f"{least:{form}} or more, not reached by all", tuple(runs))
+    return Cell(median, f"{median:{form}} ({least:{form}}–{most:{form}})", tuple(runs))
 
 
 def theirs(value: Any, form: str, source: str) -> Cell:

@@ -27,13 +27,13 @@ class Cluster:
         num_devices: accelerators of the host; None for as many as a run asks for.
         device_memory_bytes: memory of one device.
         matmul_flops_per_s: peak rate of one device in the precision of the workload.
-        host_to_device_bytes_per_s: one way, one device alone on its link.
+        host_to_device_bytes_per_s: one way, one device alone on its link; nominal where `copy_bytes_per_s` is known.
         device_to_host_bytes_per_s: the other way; None: as fast.
-        device_to_device_bytes_per_s: between two devices, one way; None: as fast as to the host.
+        device_to_device_bytes_per_s: between two devices, one way; None: only through the host, as fast as to it.
         transfer_latency_s: from the start of a transfer to its first byte.
         devices_per_root_complex: neighbours that share one; None: each has its own.
         root_complex_bytes_per_s: what those get together, one way; None: without limit.
-        host_memory_bytes_per_s: what all devices get together, both ways; None: without limit.
+        host_memory_bytes_per_s: what all devices get together, both ways; None: `host_bytes_per_s`.
         price_usd_per_hour: rent of the whole host.
         device_speeds: of devices that differ, as multiples of the device that costs were measured on; None where all
             are equal. They divide the time of work, not that of transfers.
@@ -110,13 +110,18 @@ class Cluster:
     def link_bytes_per_s(self, lane: str) -> float | None:
         """The pace of one device's link alone, by lane (h2d, d2h or net); None without limit."""
         other = {"d2h": self.device_to_host_bytes_per_s, "net": self.device_to_device_bytes_per_s}
-        return other.get(lane) or self.host_to_device_bytes_per_s
+        return other.get(lane) or self.copy_bytes_per_s or self.host_to_device_bytes_per_s
+
+    @property
+    def shared_host_bytes_per_s(self) -> float | None:
+        """What all devices and the host's optimizer get of the host's memory together; None without limit."""
+        return self.host_memory_bytes_per_s or self.host_bytes_per_s
 
     @property
     def shares_links(self) -> bool:
         """Whether transfers of different devices slow each other down."""
         complexes = self.devices_per_root_complex is not None and self.root_complex_bytes_per_s is not None
-        return complexes or self.host_memory_bytes_per_s is not None
+        return complexes or self.shared_host_bytes_per_s is not None
 
     def speeds_of(self, num_devices: int) -> tuple[float, ...]:
         """The speed of each device of a run; empty where all are equal.

@@ -1,16 +1,18 @@
 """Bytes on a device by class of tensor, for weights bound to a device and for weights that stream through it.
 
-    bound      weights, gradients and optimizer state of every stage of the device, the input of every stage
-               and microbatch in flight, the recomputed activations of one stage, logits; where devices share the
-               head, its logits of every microbatch that waits for the other shares
+    bound      weights, gradients and optimizer state of every stage of the device, older versions of the weights
+               that a policy stashes, the input of every stage and microbatch in flight, the recomputed
+               activations of one stage, logits; where devices share the head, its logits of every microbatch that
+               waits for the other shares
     streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, its
                recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
 
 What replicas share, or keep on the host while stages are bound, is counted in `rpbench.cost.replicas`.
 
-Both recompute everything from the input of a stage. Mixed precision: weights and gradients in 16 bits; the
-optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on the host when
-streamed; so are the kept inputs of streamed stages. Working memory of kernels and allocator is left out.
+Both recompute everything from the input of a stage. Where bound stages recompute nothing, the activations and logits of
+every microbatch in flight stand in place of kept inputs and recomputed activations. Mixed precision: weights and
+gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on
+the host when streamed; so are the kept inputs of streamed stages. Working memory of kernels and allocator is left out.
 
 Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC'20, section 3.1; streamed tensors as in the released library of RoundPipe
@@ -25,26 +27,24 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost import replicas
-from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes
+from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.lower import add_steps
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.versions import replay
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
 BOUNDARY_BUFFERS = 4
+
+# Backward reads what forward read, which may be older than the newest weights.
+_STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
+_OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "logits")
 
 Ints = npt.NDArray[np.int64]
 
 
 # --- bytes on each device -----------------------------------------------------------------------------------
-
-
-class _StageSizes(NamedTuple):
-    """The same of the stages of many cuts, (plans, stages)."""
-
-    weights: Ints
-    gradients: Ints
-    optimizer: Ints
-    activations: Ints
 
 
 def device_bytes(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[int]:
@@ -69,15 +69,16 @@ def classes_of(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) 
     cut = schedule.partition
     if cut is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
-    if schedule.weights is Weights.BOUND and replicas.shares_or_offloads(schedule):
-        return replicas.classes_of(schedule, sizes, in_flight)
     tables = Footprint(schedule, sizes, in_flight).classes(np.array([cut.forward]), np.array([cut.backward]))
     devices = range(schedule.shape.num_ranks)
     return [{name: int(table[0, device]) for name, table in tables.items()} for device in devices]
 
 
 class Footprint:
-    """Peak bytes of partitions with the same numbers of stages; a schedule says which stage runs where."""
+    """Peak bytes of partitions with the same numbers of stages; a schedule says which stage runs where.
+
+    Where replicas share stages or keep parts of them on the host, the schedule must say so: with its transfers.
+    """
 
     def __init__(self, schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> None:
         self._sizes = sizes
@@ -88,12 +89,19 @@ class Footprint:
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices]
+        shares = not self._streamed and replicas.shares_or_offloads(schedule)
+        self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
+        rows = [schedule.compute(device) for device in devices] if sizes.keeps_activations else []
+        self._in_flight_by_stage = [_moments(row, schedule.shape.num_stages) for row in rows] or None
+        self._replicas = replicas.ReplicaFootprint(schedule, in_flight) if shares else None
 
     @property
     def least_bytes(self) -> int:
         """What the fullest device holds at least, however the layers are cut."""
         if self._streamed:
             return 0
+        if self._replicas is not None:
+            return self._replicas.least_bytes(self._sizes)
         layers = [*self._sizes.layers, self._sizes.embedding, self._sizes.head]
         return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // len(self._visits)
 
@@ -110,6 +118,13 @@ class Footprint:
             backward: layers of each backward stage, (plans, backward stages).
         """
         below = self._stages(backward, has_head=True)
+        if self._in_flight_by_stage is not None and not self._streamed:
+            return self._with_activations(below)
+        return self._recomputing(forward, below)
+
+    def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
+        if self._replicas is not None:
+            return self._replicas.classes(below, self._sizes)
         if not self._streamed:
             found = self._bound_classes(below)
             if self._tensor_shares > 1:  # all but the kept inputs is cut over the devices
@@ -120,7 +135,17 @@ class Footprint:
             return found
         return self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
 
-    def _stages(self, counts: Ints, *, has_head: bool) -> _StageSizes:
+    def _with_activations(self, stages: StageSizes) -> dict[str, Ints]:
+        """Activations and logits of all that is in flight, in place of what is recomputed."""
+        assert self._in_flight_by_stage is not None
+        kept = stages.activations.copy()
+        kept[:, -1] += self._sizes.logits
+        peaks = [(kept @ moments.T).max(axis=1) for moments in self._in_flight_by_stage]
+        found = self._recomputing(np.zeros((len(kept), 1), np.int64), stages)
+        found = {name: table for name, table in found.items() if name not in _OF_RECOMPUTING}
+        return {**found, "activations": np.stack(peaks, axis=1)}
+
+    def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
         ends = np.cumsum(counts, axis=1)
         fields = []
         for name in LayerSize._fields:
@@ -134,9 +159,9 @@ class Footprint:
                 sums[:, 0] += embedding
                 sums[:, -1] += head * has_head
             fields.append(sums)
-        return _StageSizes(*fields)
+        return StageSizes(*fields)
 
-    def _bound_classes(self, stages: _StageSizes) -> dict[str, Ints]:
+    def _bound_classes(self, stages: StageSizes) -> dict[str, Ints]:
         held = [sorted({visit.stage for visit in visits}) for visits in self._visits]
         plans, num_stages = stages.weights.shape
 
@@ -149,6 +174,11 @@ class Footprint:
             logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
         return {
             "weights": on_devices(stages.weights),
+            **(
+                {"stashed weights": on_devices(stages.weights * self._more_versions)}
+                if self._more_versions.any()
+                else {}
+            ),
             "gradients": on_devices(stages.gradients),
             "optimizer state": on_devices(stages.optimizer),
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
@@ -156,7 +186,7 @@ class Footprint:
             "logits": np.tile(logits, (plans, 1)),
         }
 
-    def _streamed_classes(self, up: _StageSizes, down: _StageSizes) -> dict[str, Ints]:
+    def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
         plans, num_up = up.weights.shape
         none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages
@@ -181,6 +211,24 @@ class Footprint:
         worst = [total[:, start:stop].argmax(axis=1) + start for start, stop in pairwise(bounds)]
         chosen = np.stack(worst, axis=1)
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
+
+
+def _moments(row: Sequence[Action], num_stages: int) -> Ints:
+    """Microbatches in flight of each stage, each combination once, (moments, stages)."""
+    level, found = [0] * num_stages, {(0,) * num_stages}
+    for action in row:
+        for part in parts_of(action):
+            level[part.stage] += part.kind is Kind.F
+            found.add(tuple(level))
+            level[part.stage] -= part.kind in (Kind.B, Kind.W)
+    return np.array(sorted(found), np.int64)
+
+
+def _kept_versions(schedule: Schedule) -> Sequence[int]:
+    """The most versions of its weights that each stage keeps at a time, itself or under its policy."""
+    if schedule.policy not in _STASHING:
+        return (1,) * schedule.shape.num_backward_stages
+    return replay(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).live
 
 
 class Visit(NamedTuple):
@@ -223,12 +271,14 @@ def _columns(pair: tuple[Visit | None, Visit | None], num_up: int, none: int) ->
 
 _WAYS_OUT = {
     "weights": "take more devices, or schedule=roundpipe, which streams the weights",
+    "stashed weights": "take more devices, or a schedule that keeps one version, such as 1f1b",
     "gathered weights": "take more and smaller stages, or schedule=zero_3, which gathers them stage by stage",
     "gradients on their way": "take more and smaller stages",
     "gradients": "take more devices, or schedule=roundpipe, which holds one stage's gradients at a time",
     "optimizer state": "take more devices, or schedule=roundpipe, which keeps it on the host",
     "prefetched weights": "take more stages, or let partition=search find smaller ones",
     "kept stage inputs": "take smaller microbatches, or a schedule with fewer in flight such as 1f1b",
+    "activations": "take smaller microbatches, recompute=all, or a schedule with fewer in flight such as 1f1b",
     "recomputed activations": "take smaller microbatches, or more stages",
     "boundary tensors": "take smaller microbatches",
     "logits": "take smaller microbatches",

@@ -13,19 +13,27 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 5.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple
 
-from rpbench.cost.sizes import LayerSize, ModelBytes
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.sizes import ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.cargo import cargo_of
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.visits import Visit, visits_of
+from rpbench.ir.visits import visits_of
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Shares = Mapping[int, Fraction]  # stage -> the part of it that is there
 
 
 def shares_or_offloads(schedule: Schedule) -> bool:
@@ -35,12 +43,6 @@ def shares_or_offloads(schedule: Schedule) -> bool:
     )
 
 
-def classes_of(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[dict[str, int]]:
-    """Bytes of each class of tensors on every device; arguments as of `rpbench.cost.memory.classes_of`."""
-    replicas = _Replicas(schedule, sizes)
-    return [replicas.classes(device, number) for device, number in enumerate(in_flight)]
-
-
 def host_bytes(schedule: Schedule, sizes: ModelBytes) -> int:
     """Bytes at home on the host: what is loaded for every visit, stored, or updated there.
 
@@ -48,124 +50,193 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes) -> int:
     """
     if schedule.partition is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
-    stages = range(schedule.shape.num_backward_stages)
+    numbers = range(schedule.shape.num_backward_stages)
     if schedule.weights is Weights.STREAMED:
-        kept = sizes.boundary * (len(stages) - 1) * schedule.shape.num_microbatches
+        kept = sizes.boundary * (len(numbers) - 1) * schedule.shape.num_microbatches
         return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
     if not shares_or_offloads(schedule):
         return 0
-    replicas = _Replicas(schedule, sizes)
-    return sum(replicas.host_bytes(stage) for stage in stages)
+    shares, stages, found = _Shares(schedule), StageBytes(schedule.partition, sizes), 0
+    for number in numbers:
+        size = stages.stage(number, backward=True)
+        found += size.weights * (not shares.of_weights(number))
+        found += size.gradients * shares.moves.moves((Kind.STORE, "G"), number)
+        found += size.optimizer * shares.on_host.get(number, False)
+    return found
 
 
-class _Replicas:
-    def __init__(self, schedule: Schedule, sizes: ModelBytes) -> None:
-        assert schedule.partition is not None
-        self._index, self._sizes = Index(schedule), sizes
-        self._moves = self._index.moves
-        self._stages = StageBytes(schedule.partition, sizes)
+class _Device(NamedTuple):
+    """What a device has of each stage: (stages,), or one row for each moment (moments, stages)."""
+
+    weights: Floats
+    gathered: tuple[Floats, ...]  # by lane
+    gradients: Floats
+    passing: Floats
+    optimizer: Floats
+    held: tuple[int, ...]
+
+
+class ReplicaFootprint:
+    """Bytes on each device of a schedule whose replicas share stages or keep parts of them on the host, for many cuts.
+
+    Args:
+        in_flight: most stage inputs each device holds at once.
+    """
+
+    def __init__(self, schedule: Schedule, in_flight: Sequence[int]) -> None:
+        shares = _Shares(schedule)
+        self._num_stages = schedule.shape.num_stages
+        self._in_flight = np.asarray(in_flight, np.int64)
+        self._devices = [self._device(shares, device) for device in range(schedule.shape.num_ranks)]
+
+    def classes(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
+        """Bytes of each class at the peak, (plans, devices)."""
+        plans = len(stages.weights)
+        last = self._num_stages - 1
+
+        def on_devices(columns: Sequence[Floats]) -> Ints:
+            return np.rint(np.stack(columns, axis=1)).astype(np.int64)
+
+        return {
+            "weights": on_devices([stages.weights @ device.weights for device in self._devices]),
+            "gathered weights": on_devices(
+                [
+                    sum((_peak(stages.weights, lane) for lane in device.gathered), start=np.zeros(plans))
+                    for device in self._devices
+                ]
+            ),
+            "gradients": on_devices([stages.gradients @ device.gradients for device in self._devices]),
+            "gradients on their way": on_devices([_peak(stages.gradients, device.passing) for device in self._devices]),
+            "optimizer state": on_devices([stages.optimizer @ device.optimizer for device in self._devices]),
+            "kept stage inputs": np.tile(self._in_flight * sizes.boundary, (plans, 1)),
+            "recomputed activations": on_devices(
+                [stages.activations[:, list(device.held)].max(axis=1, initial=0) for device in self._devices]
+            ),
+            "logits": np.tile(np.array([sizes.logits * (last in device.held) for device in self._devices]), (plans, 1)),
+        }
+
+    def least_bytes(self, sizes: ModelBytes) -> int:
+        """What the fullest device keeps at least, however the layers are cut."""
+        layers = [*sizes.layers, sizes.embedding, sizes.head]
+        found = 0.0
+        for name in ("weights", "gradients", "optimizer"):
+            everywhere = np.sum([getattr(device, name) for device in self._devices], axis=0)
+            found += everywhere.min() * sum(getattr(layer, name) for layer in layers)
+        return int(found / len(self._devices))
+
+    def _device(self, shares: "_Shares", device: int) -> _Device:
+        held = shares.held(device)
+        return _Device(
+            self._row({stage: shares.of_weights(stage) for stage in held}),
+            tuple(self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")),
+            self._row({stage: shares.of_gradients(device, stage) for stage in held}),
+            self._rows(shares.passing(device)),
+            self._row({stage: shares.of_state(stage) for stage in held}),
+            tuple(held),
+        )
+
+    def _row(self, shares: Shares) -> Floats:
+        row = np.zeros(self._num_stages)
+        for stage, share in shares.items():
+            row[stage] = share
+        return row
+
+    def _rows(self, moments: Sequence[Shares]) -> Floats:
+        rows = [self._row(shares) for shares in moments]
+        return np.unique(np.array(rows), axis=0) if rows else np.zeros((1, self._num_stages))
+
+
+def _peak(sizes: Ints, moments: Floats) -> Floats:
+    """The most that is there at any moment, for each plan."""
+    found: Floats = (sizes @ moments.T).max(axis=1)
+    return found
+
+
+class _Shares:
+    """Which part of every stage is on a device: for good, and at each moment."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._index = Index(schedule)
+        self.moves = self._index.moves
         self._visits = visits_of(self._index)
-        self._steps = {  # stage -> whether the host updates it
+        self.on_host = {  # stage -> whether the host updates it
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
             for number in self._index.steps.values()
         }
         self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))}
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
-        self._arrivals = {  # number -> bytes of weights it brings for a while
-            number: Fraction(self._stages.of(cargo))
+        self._arrivals = {  # number -> the part of its stage's weights that it brings for a while
+            number: cargo.share
             for number, cargo in cargo_of(self._index).items()
             if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
         }
 
-    def size(self, stage: int) -> LayerSize:
-        return self._stages.stage(stage, backward=True)
-
-    def classes(self, device: int, in_flight: int) -> dict[str, int]:
-        """Bytes of each class on a device."""
-        visits = self._visits[device]
-        held = sorted({visit.stage for visit in visits})
-        found: dict[str, Fraction] = {
-            "weights": sum((self.size(stage).weights * self._kept_weights(stage) for stage in held), Fraction(0)),
-            "gathered weights": self._peak(device, "net") + self._peak(device, "h2d"),
-            "gradients": sum(
-                (self.size(stage).gradients * self._kept_gradients(device, stage) for stage in held), Fraction(0)
-            ),
-            "gradients on their way": self._passing(device, visits),
-            "optimizer state": sum(
-                (self.size(stage).optimizer * self._kept_state(stage) for stage in held), Fraction(0)
-            ),
-            "kept stage inputs": Fraction(in_flight * self._sizes.boundary),
-            "recomputed activations": Fraction(max((self.size(stage).activations for stage in held), default=0)),
-            "logits": Fraction(self._sizes.logits * (self._index.shape.num_stages - 1 in held)),
-        }
-        return {name: round(number) for name, number in found.items()}
-
-    def host_bytes(self, stage: int) -> int:
-        """Bytes of a stage at home on the host."""
-        size, found = self.size(stage), 0
-        found += size.weights * (not self._kept_weights(stage))
-        found += size.gradients * self._moves.moves((Kind.STORE, "G"), stage)
-        return found + size.optimizer * self._steps.get(stage, False)
+    def held(self, device: int) -> list[int]:
+        """The stages that run on a device."""
+        return sorted({visit.stage for visit in self._visits[device]})
 
     # --- what stays on a device ---
 
-    def _kept_weights(self, stage: int) -> Fraction:
+    def of_weights(self, stage: int) -> Fraction:
+        """Of its weights."""
         if stage in self._loaded:
             return Fraction(0)
-        gathered = self._moves.moves((Kind.UNSHARD, None), stage)
-        return Fraction(1, self._moves.replicas.get(stage, 1)) if gathered else Fraction(1)
+        gathered = self.moves.moves((Kind.UNSHARD, None), stage)
+        return Fraction(1, self.moves.replicas.get(stage, 1)) if gathered else Fraction(1)
 
-    def _kept_gradients(self, device: int, stage: int) -> Fraction:
+    def of_gradients(self, device: int, stage: int) -> Fraction:
+        """Of its gradients."""
         if not self._leaves_after_visits(device, stage):
             return Fraction(1)
-        if self._moves.moves((Kind.STORE, "G"), stage):
+        if self.moves.moves((Kind.STORE, "G"), stage):
             return Fraction(0)
-        return Fraction(1, self._moves.replicas.get(stage, 1))
+        return Fraction(1, self.moves.replicas.get(stage, 1))
 
-    def _kept_state(self, stage: int) -> Fraction:
-        if self._steps.get(stage, False):
+    def of_state(self, stage: int) -> Fraction:
+        """Of its optimizer state."""
+        if self.on_host.get(stage, False):
             return Fraction(0)
-        shared = self._moves.moves((Kind.UNSHARD, None), stage)
-        return Fraction(1, self._moves.replicas.get(stage, 1)) if shared else Fraction(1)
+        shared = self.moves.moves((Kind.UNSHARD, None), stage)
+        return Fraction(1, self.moves.replicas.get(stage, 1)) if shared else Fraction(1)
 
     def _leaves_after_visits(self, device: int, stage: int) -> bool:
         """Whether a gradient is scattered or stored after every visit that makes it; sums of replicas stay whole."""
-        shared = self._moves.moves((Kind.UNSHARD, None), stage) or self._moves.moves((Kind.STORE, "G"), stage)
+        shared = self.moves.moves((Kind.UNSHARD, None), stage) or self.moves.moves((Kind.STORE, "G"), stage)
         return shared and (device, stage) in self._leaving
 
     def _served_by_visit(self, *kinds: tuple[Kind, str | None]) -> set[tuple[int, int]]:
         """(device, stage) whose transfers of some kinds all serve one visit."""
-        found = {
-            (move.visits[0].device, move.visits[0].stage) for what in kinds for move in self._moves.transfers[what]
-        }
-        shared = (move.visits[0] for what in kinds for move in self._moves.transfers[what] if len(move.visits) > 1)
+        found = {(move.visits[0].device, move.visits[0].stage) for what in kinds for move in self.moves.transfers[what]}
+        shared = (move.visits[0] for what in kinds for move in self.moves.transfers[what] if len(move.visits) > 1)
         return found - {(visit.device, visit.stage) for visit in shared}
 
     # --- what comes and goes ---
 
-    def _peak(self, device: int, name: str) -> Fraction:
-        """The most weights that a lane has brought and not taken away again."""
+    def arrivals(self, device: int, name: str) -> list[Shares]:
+        """The weights that a lane has brought and not taken away again, after each of its actions."""
         brought: dict[int, deque[Fraction]] = defaultdict(deque)  # stage -> what is there, oldest first
-        level = peak = Fraction(0)
+        moments: list[Shares] = []
         for number in self._lane(device, name):
             action = self._index.actions[number]
             if number in self._arrivals:
                 if action.part == 0:
                     brought[action.stage].append(Fraction(0))
                 brought[action.stage][-1] += self._arrivals[number]
-                level += self._arrivals[number]
+                moments.append({stage: sum(parts, Fraction(0)) for stage, parts in brought.items() if parts})
             elif (action.kind is Kind.RESHARD or action.object == "P") and brought[action.stage]:
-                level -= brought[action.stage].popleft()
-            peak = max(peak, level)
-        return peak
+                brought[action.stage].popleft()
+        return moments
 
     def _lane(self, device: int, name: str) -> range:
         found = (lane for lane in self._index.lanes if (lane.device, lane.name) == (device, name))
         return next((range(lane.start, lane.stop) for lane in found), range(0))
 
-    def _passing(self, device: int, visits: Sequence[Visit]) -> Fraction:
+    def passing(self, device: int) -> list[Shares]:
         """Gradients of backward visits that follow each other, where they leave after each."""
-        made = [visit for visit in visits if visit.last_gradient >= 0]
-        bytes_ = [self.size(visit.stage).gradients * (self._kept_gradients(device, visit.stage) < 1) for visit in made]
-        pairs = [first + second for first, second in pairwise([*bytes_, 0])]
-        return Fraction(max(pairs, default=0))
+        made = [visit.stage for visit in self._visits[device] if visit.last_gradient >= 0]
+        leaves = [(stage, Fraction(int(self.of_gradients(device, stage) < 1))) for stage in made]
+        pairs = [
+            {first: share + other * (first == second), second: other + share * (first == second)}
+            for (first, share), (second, other) in pairwise(leaves)
+        ]
+        return [*pairs, dict(leaves[-1:])]

@@ -8,7 +8,12 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from rpbench.cost.model import BYTES_PER_VALUE, Model
+
+Ints = npt.NDArray[np.int64]
 
 # Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
 OPTIMIZER_BYTES = 12
@@ -27,6 +32,15 @@ class LayerSize(NamedTuple):
     activations: int = 0
 
 
+class StageSizes(NamedTuple):
+    """The same of the stages of many cuts, (plans, stages)."""
+
+    weights: Ints
+    gradients: Ints
+    optimizer: Ints
+    activations: Ints
+
+
 @dataclass(frozen=True)
 class ModelBytes:
     """Sizes of a model's layers for one microbatch size.
@@ -36,6 +50,7 @@ class ModelBytes:
         embedding, head: stand in the first and in the last stage.
         boundary: bytes that pass from one stage to the next for one microbatch.
         logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
+        keeps_activations: whether they stay from forward to backward; otherwise a stage's input does.
     """
 
     layers: tuple[LayerSize, ...]
@@ -44,6 +59,7 @@ class ModelBytes:
     boundary: int
     logits: int
     logits_chunk: int
+    keeps_activations: bool = False
 
     @property
     def num_layers(self) -> int:

@@ -50,7 +50,8 @@ class CostTable:
         units_per_second: 1000 when times are milliseconds.
         overlap_gain: share of the shorter of two actions that run together which is hidden behind the longer one.
         speeds: of the devices; times are those of speed 1. Empty where all are equal.
-        transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None: none.
+        transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None where `work` says
+            it, which is nothing for transfers.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -60,7 +61,7 @@ class CostTable:
     units_per_second: int = 1
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
-    transfer_time: Callable[[Cargo], Number] | None = None
+    transfer_time: Callable[[Cargo], Number | None] | None = None
 
     def of(self, kind: Kind, stage: int) -> Work:
         """The work of an action; communication and bookkeeping take no time of their own.
@@ -82,9 +83,10 @@ class CostTable:
             )
         return _NO_WORK
 
-    def of_cargo(self, cargo: Cargo) -> Work:
-        """What something takes on a link, whatever the speed of its device."""
-        return _NO_WORK if self.transfer_time is None else Work(self.transfer_time(cargo))
+    def of_cargo(self, cargo: Cargo | None) -> Work | None:
+        """What something takes on a link, whatever the speed of its device; None if its bytes do not decide."""
+        time = None if cargo is None or self.transfer_time is None else self.transfer_time(cargo)
+        return None if time is None else Work(time)
 
     def together(self, members: Members) -> Work:
         """The work of actions that run together; nothing of it runs ahead of its inputs."""

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rpbench.cost.hardware import Cluster
-from rpbench.cost.sizes import LayerSize, ModelBytes
+from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
 from rpbench.cost.table import Number
-from rpbench.ir.cargo import Cargo, cargo_of
+from rpbench.ir.cargo import LINKS, Cargo, cargo_of, carries
 from rpbench.ir.index import Index
-from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule
 
@@ -50,7 +49,9 @@ def moved_bytes(schedule: Schedule, sizes: ModelBytes) -> list[dict[str, int]]:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
     index, stages = Index(schedule), StageBytes(schedule.partition, sizes)
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(schedule.shape.num_ranks)]
-    for number, cargo in (cargo_of(index) if has_transfers(schedule) else {}).items():
+    for number, cargo in (cargo_of(index) if carries(schedule) else {}).items():
+        if cargo.lane not in LINKS:
+            continue
         action = index.actions[number]
         what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
         found[index.device(number)][f"{cargo.lane} {what}"] += stages.of(cargo)
@@ -63,20 +64,32 @@ class TransferTimes:
 
     Args:
         units_per_second: 1000 for times in milliseconds.
+        optimizer_bytes: traffic of the host's memory for each parameter that a STEP on lane host works on; None: such
+            a step takes what the costs say.
     """
 
     stages: StageBytes
     cluster: Cluster
     units_per_second: int = 1
+    optimizer_bytes: float | None = None
 
-    def __call__(self, cargo: Cargo) -> float:
-        """Time of one action on its link; 0 if it carries nothing."""
-        carried, pace = float(self.stages.of(cargo)), self.bytes_per_s(cargo)
+    def __call__(self, cargo: Cargo) -> float | None:
+        """Time of one action on its link, 0 if it carries nothing; None if its bytes do not decide."""
+        if cargo.lane == "host" and self.optimizer_bytes is None:
+            return None
+        carried, pace = self.bytes_of(cargo), self.bytes_per_s(cargo)
         seconds = self.cluster.transfer_latency_s + (carried / pace if pace else 0.0)
         return seconds * self.units_per_second if carried else 0.0
 
+    def bytes_of(self, cargo: Cargo) -> float:
+        """Bytes that an action moves over its link, or through the host's memory."""
+        found = float(self.stages.of(cargo))
+        return found / OPTIMIZER_BYTES * (self.optimizer_bytes or 0.0) if cargo.lane == "host" else found
+
     def bytes_per_s(self, cargo: Cargo) -> float | None:
         """The pace of a link alone; None without limit. What all devices exchange goes at that of collectives."""
+        if cargo.lane == "host":
+            return self.cluster.host_bytes_per_s
         if cargo.lane == "net" and cargo.object != "boundary" and self.cluster.collective_bytes_per_s:
             return self.cluster.collective_bytes_per_s
         return self.cluster.link_bytes_per_s(cargo.lane)

@@ -31,6 +31,7 @@ from rpbench.engine.stage import (
     weight_gradients,
 )
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.recomputation import Recompute
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
 
@@ -58,7 +59,7 @@ class Passes:
         adjustments: Adjustments | None = None,
         scaler: LossScaler | None = None,
         memory: DeviceMemory | None = None,
-        keeps_last: bool = False,
+        recompute: Recompute = "all",
     ) -> None:
         self._adjustments = adjustments
         self.losses: dict[int, float] = {}
@@ -67,12 +68,12 @@ class Passes:
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
         self._scaler = scaler
         self._memory = memory  # that counts the kept inputs; None where they are at home
-        self._keeps_last = keeps_last  # the graph of the last stage, from its forward to its backward
+        self._recompute = recompute
         self._workload, self._segments = stages.workload, Segments(stages.num_parts)
         self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
         self._stored: dict[tuple[int, Segment], torch.Tensor] = {}  # the same, moved off its device
         self._outputs: dict[tuple[int, Segment], torch.Tensor] = {}  # (forward stage, segment) -> its output
-        self._heads: dict[Segment, Graph] = {}  # segment -> the graph of the head, and of what is kept with it
+        self._graphs: dict[tuple[int, Segment], Graph] = {}  # (stage, segment) -> what lives from forward to backward
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
         self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
         self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
@@ -81,7 +82,7 @@ class Passes:
     @property
     def num_left(self) -> int:
         """Tensors and graphs that still wait for their reader."""
-        waiting = self._kept, self._stored, self._outputs, self._heads, self._recomputed, self._slopes, self._halves
+        waiting = self._kept, self._stored, self._outputs, self._graphs, self._recomputed, self._slopes, self._halves
         return sum(len(tensors) for tensors in waiting) + len(self._segments) + len(self._shares)
 
     # --- handlers ---
@@ -101,13 +102,15 @@ class Passes:
             weights = self._adjustments.before_forward(action.stage, segment[0], version)
         again = self._run_again(modules)
         x = self._stages.keep(again, x, segment, weights, note, exchange)
-        if self._layout.head in modules:
+        if len(again) < len(modules):
             graph = self._stages.graph(modules[len(again) :], x, segment, weights)
             if self.recompute_head:
                 self._kept[modules[-1], segment] = x
             else:
-                self._heads[segment] = graph
-            self._note_loss(segment, graph.end)
+                self._graphs[action.stage, segment] = graph
+            x = graph.end.detach()
+        if self._layout.head in modules:
+            self._note_loss(segment, x)
         elif action.stage == len(self._layout.forward) - 1 and self._layout.num_head_shares:
             self._shares.enter(segment, x)
         else:
@@ -226,13 +229,15 @@ class Passes:
             graph = self._again(again[-1], segment, weights)
         gate()
         gradients: Tensors = {}
+        kept = self._graphs.pop((stage, segment), None)
         if self._layout.head in modules:
-            head = self._heads.pop(segment, None) or self._again(modules[-1:], segment, version)
+            head = kept or self._again(modules[-1:], segment, version)
             slope, gradients = differentiate(head, self._loss_scale(head.end, version))
-        elif stage == self._layout.top and self._layout.num_head_shares:
-            slope = self._shares.leave(segment)
         else:
-            slope = self._slopes.pop((stage + 1, segment))
+            leaves_shares = stage == self._layout.top and self._layout.num_head_shares
+            slope = self._shares.leave(segment) if leaves_shares else self._slopes.pop((stage + 1, segment))
+            if kept is not None:
+                slope, gradients = differentiate(kept, slope)
         for run in reversed(again):
             slope, found = differentiate(graph or self._again(run, segment, weights), slope)
             gradients |= found
@@ -265,9 +270,11 @@ class Passes:
 
     def _run_again(self, modules: range) -> range:
         """Of a stage's modules, those whose graph does not live from forward to backward."""
+        if self._recompute == "none":
+            return modules[:0]
         if self._layout.head not in modules:
             return modules
-        return modules[:0] if self._keeps_last else modules[:-1]
+        return modules[:0] if self._recompute == "except_last" else modules[:-1]
 
     def _hand_down(self, stage: int, segment: Segment, slope: torch.Tensor | None) -> None:
         if stage:

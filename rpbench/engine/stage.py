@@ -3,7 +3,8 @@
 A forward runs without graph and keeps what backward stages begin with. A backward runs that part again, with
 graph, from the kept input ("stage" grain), or one module after another, each from its own ("layer" grain). The
 head is never run again: its graph lives from the forward to the backward, or both are one visit in a fused stage.
-Nor need the last stage's layers be, where its backward directly follows its forward (`rpbench.ir.turn`).
+Nor need the last stage's layers be, where its backward directly follows its forward, or any, where there is room for
+their graphs (`rpbench.ir.recomputation`).
 """
 
 from collections.abc import Callable
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 Segment = tuple[int, int]  # microbatch, part of its sequences
 Grain = Literal["stage", "layer"]
 GRAINS: tuple[Grain, ...] = get_args(Grain)
-Recompute = Literal["all", "except_last"]
-RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 
 
 class Graph(NamedTuple):

@@ -33,7 +33,7 @@ from rpbench.engine.reductions import reductions_of
 from rpbench.engine.replica_weights import ReplicaWeights
 from rpbench.engine.sharing import sharing_of
 from rpbench.engine.shells import Shells
-from rpbench.engine.stage import GRAINS, RECOMPUTES, Grain, Recompute, Stages
+from rpbench.engine.stage import GRAINS, Grain, Stages
 from rpbench.engine.tensor_parallel import Team, TeamGradients
 from rpbench.engine.traffic import Traffic
 from rpbench.engine.transfer_handlers import Transfers
@@ -41,9 +41,9 @@ from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.recomputation import RECOMPUTES, Recompute, check_recompute
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
-from rpbench.ir.turn import turns_at_once
 from rpbench.models.shares import held_parameters
 
 
@@ -53,7 +53,7 @@ class Settings:
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
-        recompute: `except_last` keeps the last stage's activations, in schedules that go back from there at once.
+        recompute: what a backward runs again; see `rpbench.ir.recomputation`.
         compensation: what is done about late gradients.
         keep_gradients: keep every step's gradients, to compare them with a reference.
         device_memory_bytes: the most a device may hold; None: no matter how much.
@@ -122,8 +122,7 @@ class Training:
             workload = replace(workload, first_step=start.num_steps)
         self.workload, self.settings, self.start = workload, settings or Settings(), start
         compensation = self.settings.compensation
-        if self.settings.recompute == "except_last":
-            _check_keeps_last(schedule, compensation)
+        _check_recompute(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(workload.tied))
         self.layout = layout_of(partition, workload.num_head_shares)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
@@ -201,7 +200,7 @@ class Training:
             self._adjustments,
             self.scaler,
             kept_there,
-            self.settings.recompute == "except_last",
+            self.settings.recompute,
         )
 
     @property
@@ -402,17 +401,10 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
     return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
 
 
-def _check_keeps_last(schedule: Schedule, compensation: Compensation) -> None:
-    if not turns_at_once(schedule):
-        raise ValueError(
-            f"recompute=except_last: the last stage of {schedule.name} does other work between a forward and its "
-            "backward; use recompute=all, or a schedule such as 1f1b"
-        )
-    leaves = Kind.UNSHARD in schedule.kinds or any(_moved(schedule).values())
-    if leaves or any(action.object == "A" for _, _, row in schedule.items() for action in row):
-        raise ValueError("recompute=except_last: nothing may leave the devices in between; use recompute=all")
-    if compensation.is_needed:
-        raise ValueError("recompute=except_last: what makes up for late gradients changes weights; use recompute=all")
+def _check_recompute(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
+    check_recompute(schedule, recompute)
+    if recompute != "all" and compensation.is_needed:
+        raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
 
 
 def _check_shape(workload: Workload, schedule: Schedule) -> None:

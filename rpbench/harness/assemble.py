@@ -1,6 +1,7 @@
 """Config -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rpbench import registry
@@ -16,11 +17,15 @@ from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.traffic import Traffic
 from rpbench.cost.transfers import TransferTimes
+from rpbench.harness.charging import check_charge, traffic_of, with_charges
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
-from rpbench.harness.offloading import transfer_times, with_offload, with_transfers
+from rpbench.harness.offloading import check_sizes, with_offload
 from rpbench.ir.lower import add_steps
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.recomputation import RECOMPUTES, check_recompute
 from rpbench.ir.schedule import Schedule, from_text
 from rpbench.ir.versions import Versions
 from rpbench.plan import Choice, choose
@@ -73,26 +78,33 @@ def assemble(config: RunConfig) -> Assembled:
     problem, model, cluster = pose(config)
     choice = choose(config.partition, problem)
     costs = problem.costs(choice.partition)
-    schedule = build_schedule(problem, choice, costs, config.dispatch, config.prefetch)
-    schedule = with_offload(config.offload, config.prefetch, schedule)
+    schedule = build_schedule(problem, choice, costs, config.dispatch)
     sizes = _model_bytes(config, model)
-    times = transfer_times(schedule, costs, sizes, cluster, asked=config.offload != "none")
+    if config.offload != "none":
+        check_sizes(schedule, sizes)
+    check_recompute(schedule, config.recompute)  # type: ignore[arg-type]  # one of them, or pose() had refused
+    costs = problem.charged(schedule)
     graph, versions = checked_graph(schedule)
     return Assembled(
         problem.entry,
         schedule,
         graph,
         versions,
-        with_transfers(costs, times, boundaries=config.offload == "all" or problem.entry.lower is not None),
+        costs,
         choice,
         model,
         cluster,
         sizes,
         _tokens_per_microbatch(config, model),
-        times,
+        transfers_of(costs),
         profile=problem.times if cost.name == "profiled" else None,
         evidence=_evidence(cost),
     )
+
+
+def transfers_of(costs: CostTable) -> TransferTimes | None:
+    """The times of transfers that costs have been charged with."""
+    return costs.transfer_time if isinstance(costs.transfer_time, TransferTimes) else None
 
 
 def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
@@ -104,6 +116,13 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
     entry = registry.entry(config.schedule["name"])
     cost = typed(CostConfig, config.cost)
     _check_sizes(config)
+    if config.recompute not in RECOMPUTES:
+        raise ConfigError(f"recompute={config.recompute}: one of {', '.join(RECOMPUTES)}")
+    if config.recompute != "all" and config.backend["name"] == "duel":
+        raise ConfigError(
+            f"recompute={config.recompute} with backend=duel: it has a key of its own; set backend.recompute"
+        )
+    check_charge(config.charge, config.offload, entry, config.backend["name"])
     cluster = Cluster(**config.cluster)
     if cluster.num_devices is not None and config.num_devices > cluster.num_devices:
         raise ConfigError(
@@ -121,11 +140,14 @@ def pose(config: RunConfig) -> tuple[Problem, Model | None, Cluster]:
         num_steps=config.num_steps,
         chunks_per_rank=config.chunks_per_device,
         options={key: value for key, value in config.schedule.items() if key != "name"},
+        keeps_last=config.recompute == "except_last",
         recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
         fused_ahead=cost.fused_ahead,
         published=_published(config, cost, entry, model),
         memory=DeviceMemory(sizes, cluster.device_memory_bytes) if sizes and cluster.device_memory_bytes else None,
         activations=layer_activations(model, _tokens_per_microbatch(config, model) or 0) if model else UNKNOWN,
+        finish=partial(_finished, config, entry, cluster),
+        traffic=_traffic(config, cost, entry, cluster, sizes),
     )
     return problem, model, cluster
 
@@ -143,19 +165,36 @@ def _published(config: RunConfig, cost: CostConfig, entry: Entry, model: Model |
         return None
 
 
-def build_schedule(
-    problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin", prefetch: int = 1
-) -> Schedule:
-    """The schedule of a partition, dealt as asked, with optimizer steps where several follow each other.
+def _traffic(
+    config: RunConfig, cost: CostConfig, entry: Entry, cluster: Cluster, sizes: ModelBytes | None
+) -> Traffic | None:
+    """What is charged for transfers; None for a run without any, or whose bytes nobody knows."""
+    if sizes is None and config.charge == "bytes":
+        raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
+    if sizes is None or (config.charge == "hops" and config.offload == "none" and entry.lower is None):
+        return None
+    boundaries = config.offload in ("all", "auto") or entry.lower is not None
+    return traffic_of(config.charge, cost, cluster, sizes, boundaries=boundaries)
 
-    Methods that move weights or gradients get their steps and transfers; `prefetch` is for these.
+
+def _finished(config: RunConfig, entry: Entry, cluster: Cluster, order: Schedule) -> Schedule:
+    """What runs of an order: with steps where several follow each other, and the transfers that are asked for.
+
+    Methods that move weights or gradients say themselves what they move.
     """
-    schedule = deal(choice.schedule or problem.order(choice.partition), costs, dispatch)
-    if problem.entry.lower is not None:
-        return problem.entry.lower(schedule, prefetch=prefetch, **problem.options)
-    if schedule.shape.num_steps > 1:
-        schedule = add_steps(schedule)
-    return schedule
+    if entry.lower is not None:
+        options = {key: value for key, value in config.schedule.items() if key != "name"}
+        schedule = entry.lower(order, prefetch=config.prefetch, **options)
+    else:
+        charged = config.charge == "bytes"
+        schedule = add_steps(order) if order.shape.num_steps > 1 or charged else order
+    schedule = with_offload(config.offload, config.prefetch, schedule)
+    return with_charges(schedule, cluster) if config.charge == "bytes" else schedule
+
+
+def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
+    """The schedule of a partition, dealt as asked, with its steps and transfers."""
+    return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
 
 
 def _check_sizes(config: RunConfig) -> None:
@@ -172,6 +211,8 @@ def _layer_times(
     if not 0 <= cost.overlap_gain <= 1:
         raise ConfigError(f"cost.overlap_gain={cost.overlap_gain}: a share, from 0 (nothing is hidden) to 1 (all is)")
     times = _times_of_source(config, cost, model, entry, cluster)
+    if config.recompute == "none":
+        times = replace(times, recompute=[0] * times.num_layers)
     return replace(times, overlap_gain=cost.overlap_gain, speeds=cluster.speeds_of(config.num_devices))
 
 
@@ -233,7 +274,9 @@ def _check_workload(config: RunConfig, cost: CostConfig, model: Model | None) ->
 
 def _model_bytes(config: RunConfig, model: Model | None) -> ModelBytes | None:
     tokens = _tokens_per_microbatch(config, model)
-    return model_bytes(model, tokens) if model and tokens else None
+    if model is None or not tokens:
+        return None
+    return replace(model_bytes(model, tokens), keeps_activations=config.recompute == "none")
 
 
 # --- a schedule from a file ----------------------------------------------------------------------------------
@@ -276,8 +319,10 @@ def _from_file(config: RunConfig, cost: CostConfig) -> Assembled:
     choice = Choice(schedule.partition, "given")
     sizes = _model_bytes(config, model)
     tokens = _tokens_per_microbatch(config, model)
-    transfers = transfer_times(schedule, costs, sizes, cluster)
-    costs = with_transfers(costs, transfers, boundaries=False)
+    check_sizes(schedule, sizes)
+    if sizes is not None and has_transfers(schedule):
+        costs = Traffic(sizes, cluster).charged(schedule, costs)
+    transfers = transfers_of(costs)
     profile = times if cost.name == "profiled" else None
     graph = replace(graph, schedule=schedule)
     return Assembled(entry, schedule, graph, versions, costs, choice, model, cluster, sizes, tokens, transfers, profile)

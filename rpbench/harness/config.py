@@ -108,6 +108,8 @@ class RunConfig:
     dispatch: str = MISSING
     offload: str = "none"
     prefetch: int = 1
+    charge: str = "hops"
+    recompute: str = "all"
     schedule_file: str | None = None
     seed: int = MISSING
     dtype: str = "float32"

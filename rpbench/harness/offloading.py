@@ -3,21 +3,20 @@
 from dataclasses import replace
 from typing import Any
 
-from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.table import CostTable
-from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
+from rpbench.cost.transfers import moved_bytes
 from rpbench.harness.config import ConfigError
-from rpbench.ir.cargo import LINKS
+from rpbench.ir.cargo import LINKS, carries
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.offload import stream
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
-from rpbench.sim.links import simulate_links
+from rpbench.sim.links import simulate_charged
 from rpbench.sim.longest_path import simulate_graph
 
-OFFLOADS = ("none", "weights", "all")
+OFFLOADS = ("none", "weights", "all", "auto")
 
 
 def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
@@ -30,6 +29,8 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
         raise ConfigError(f"offload={offload}: one of {', '.join(OFFLOADS)}")
     if prefetch < 0:
         raise ConfigError(f"prefetch={prefetch}: stages whose weights come ahead, 0 for none")
+    if offload == "auto":
+        offload = "all" if schedule.weights is Weights.STREAMED and not has_transfers(schedule) else "none"
     if offload == "none":
         return schedule
     if has_transfers(schedule):
@@ -42,38 +43,26 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
     return stream(schedule, prefetch=prefetch, activations=offload == "all")
 
 
-def transfer_times(
-    schedule: Schedule, costs: CostTable, sizes: ModelBytes | None, cluster: Cluster, *, asked: bool = True
-) -> TransferTimes | None:
-    """Seconds of a schedule's transfers on a cluster; None for a schedule without, or where they take no time.
+def check_sizes(schedule: Schedule, sizes: ModelBytes | None) -> None:
+    """Refuse transfers of a model whose bytes nobody knows.
 
     Raises:
-        ConfigError: if transfers were asked for and nobody knows of how many bytes.
+        ConfigError: for a model without a shape.
     """
-    if not has_transfers(schedule) or (sizes is None and not asked):
-        return None
-    if sizes is None or schedule.partition is None:
+    if sizes is None and has_transfers(schedule):
         raise ConfigError(
             "the bytes of a transfer follow from the model: take one with a shape, such as model=qwen3_1p7b, "
             "or offload=none"
         )
-    return TransferTimes(StageBytes(schedule.partition, sizes), cluster, costs.units_per_second)
 
 
-def with_transfers(costs: CostTable, times: TransferTimes | None, *, boundaries: bool) -> CostTable:
-    """Costs that know of transfers; where these bring boundary tensors too, hops take no time besides."""
-    if times is None:
-        return costs
-    return replace(costs, transfer_time=times, hop=0 if boundaries else costs.hop)
-
-
-def simulate_transfers(graph: Graph, costs: CostTable, times: TransferTimes) -> tuple[Timeline, dict[str, Any]]:
+def simulate_transfers(graph: Graph, costs: CostTable) -> tuple[Timeline, dict[str, Any]]:
     """The timeline of a schedule with transfers, with shared links where the cluster has them, and record fields.
 
-    `transfer_exposed_s` is how much sooner the last computation would end if every transfer took no time.
+    `transfer_exposed_s` is how much sooner the last computation would end if no transfer took any time, nor the host's
+    optimizer where its bytes are charged.
     """
-    shared = times.cluster.shares_links
-    timeline = simulate_links(graph, costs, times) if shared else simulate_graph(graph, costs)
+    timeline = simulate_charged(graph, costs)
     free = simulate_graph(graph, replace(costs, transfer_time=None))
     exposed = _last_compute(timeline) - _last_compute(free)
     return timeline, {"transfer_exposed_s": float(exposed) / timeline.units_per_second}
@@ -81,7 +70,7 @@ def simulate_transfers(graph: Graph, costs: CostTable, times: TransferTimes) -> 
 
 def transfer_bytes(schedule: Schedule, sizes: ModelBytes | None) -> dict[str, Any]:
     """Record fields: bytes over each kind of link, per device; none for a schedule without transfers."""
-    if sizes is None or not has_transfers(schedule):
+    if sizes is None or not carries(schedule):
         return {}
     moved = moved_bytes(schedule, sizes)
     return {

@@ -7,7 +7,7 @@ from rpbench.harness.config import RunConfig
 from rpbench.plan import METHODS, Choice, choose
 from rpbench.plan.problem import Problem
 from rpbench.sim.checked import checked_graph
-from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import measure
 
 
@@ -41,11 +41,11 @@ def compare_plans(config: RunConfig) -> dict[str, Any]:
 
 
 def _facts(problem: Problem, choice: Choice) -> dict[str, Any]:
-    costs = problem.costs(choice.partition)
-    schedule = build_schedule(problem, choice, costs)
+    schedule = build_schedule(problem, choice, problem.costs(choice.partition))
     graph, _ = checked_graph(schedule)
+    costs = problem.charged(schedule)
     after_last = problem.entry.switch_after_last_forward
-    metrics = measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=after_last)
+    metrics = measure(graph, simulate_charged(graph, costs), costs, switch_after_last_forward=after_last)
     return {
         "method": choice.method,
         "partition": str(choice.partition),

@@ -211,7 +211,7 @@ def _simulated(graph: Graph, assembled: Assembled) -> tuple[dict[str, Any], Time
     if assembled.transfers is None:
         timeline = simulate_graph(graph, costs)
     else:
-        timeline, more = simulate_transfers(graph, costs, assembled.transfers)
+        timeline, more = simulate_transfers(graph, costs)
     fields = measure(graph, timeline, costs, switch_after_last_forward=after_last)
     return {"evidence": assembled.evidence, **fields, **more}, timeline
 

@@ -93,6 +93,7 @@ class EngineConfig:
             compensation=_compensation(config, entry),
             keep_state=config.checkpoint.save_to is not None,
             device_memory_bytes=self.device_memory_bytes,
+            recompute=config.recompute,  # type: ignore[arg-type]  # checked there
         )
 
 
@@ -117,6 +118,11 @@ def check_request(config: RunConfig, assembled: Assembled) -> None:
             raise ConfigError(f"backend.time_scale={engine.time_scale}: a factor above 0; 1 is real time")
         return
     settings = engine.settings(config, assembled.entry)
+    if config.recompute != "all" and settings.compensation.is_needed:
+        raise ConfigError(
+            f"recompute={config.recompute}: what {assembled.schedule.name} does about late gradients changes weights; "
+            "use recompute=all"
+        )
     if engine.name == "cuda":
         check_cuda(config, assembled.schedule, engine.recompute_grain)
     if engine.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:

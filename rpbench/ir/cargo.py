@@ -7,20 +7,27 @@ from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.kept import What
 from rpbench.ir.moves import LANES, Moves
+from rpbench.ir.schedule import Schedule
 
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
 # All-reduces a layer: two of its forward, two of its recomputation and two of its backward.
 SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
 
 
+def carries(schedule: Schedule) -> bool:
+    """Whether anything may use a link or the memory of the host."""
+    return any(lane != "compute" for lanes in schedule.rows for lane, _ in lanes)
+
+
 class Cargo(NamedTuple):
     """What an action carries over a link.
 
     Args:
-        object: P, G, O or A, or "boundary" for what a stage hands to its neighbour, or "sum": all-reduces of as much.
+        object: P, G, O or A, or "boundary" for what a stage hands to its neighbour, or "sum": all-reduces of as much;
+            O on lane host is what a STEP there works on.
         stage, backward: whose; `backward` says that backward stages are counted.
         share: the part of it that goes over the link of this device.
-        lane: h2d, d2h or net: the link.
+        lane: h2d, d2h or net: the link; host: the memory of the host.
     """
 
     object: str
@@ -34,7 +41,8 @@ def cargo_of(index: Index) -> dict[int, Cargo]:
     """What every action that uses a link carries, by number.
 
     Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
-    all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard.
+    all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard. What goes
+    from device to device (lane net) is on its way once, what goes through the host is sent and received.
     """
     moves, found = index.moves, dict[int, Cargo]()
     for what, transfers in moves.transfers.items():
@@ -51,10 +59,12 @@ def cargo_of(index: Index) -> dict[int, Cargo]:
             found[number] = Cargo(
                 action.object, action.stage, True, part if action.object == "A" else Fraction(1), lane
             )
-        elif lane in LINKS and (action.kind in SEND or action.kind in RECV):
+        elif (lane in LINKS and action.kind in SEND) or (lane in ("h2d", "d2h") and action.kind in RECV):
             found[number] = Cargo("boundary", action.stage, False, part, lane)
         elif action.kind in SUMS:
             found[number] = Cargo("sum", action.stage, False, _summed(index, action), lane)
+        elif action.kind is Kind.STEP and lane == "host":
+            found[number] = Cargo("O", action.stage, True, Fraction(1), lane)
     return found
 
 

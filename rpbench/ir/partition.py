@@ -1,6 +1,7 @@
 """Partition: layers cut into forward stages and backward stages, which may differ."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 
@@ -114,6 +115,7 @@ def split_evenly(num_layers: int, num_stages: int) -> tuple[int, ...]:
     return tuple(base + (first <= stage < first + extra) for stage in range(num_stages))
 
 
+@lru_cache(maxsize=256)
 def _ranges(counts: tuple[int, ...]) -> tuple[range, ...]:
     ends = tuple(accumulate(counts))
     return tuple(range(end - count, end) for count, end in zip(counts, ends, strict=True))

@@ -67,10 +67,14 @@ class Climb:
             graph, problem.times, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead
         )
         self._memory = problem.memory
+        self.hopeless = False  # whether no partition fits into memory
         if self._memory is not None:
-            self._footprint = Footprint(graph.schedule, self._memory.sizes, peak_in_flight(graph))
+            shares = problem.entry.lower is not None and not self._separate  # what moves decides what stays
+            schedule = problem.finished(graph.schedule) if shares else graph.schedule
+            self._footprint = Footprint(schedule, self._memory.sizes, peak_in_flight(graph))
             if self._footprint.least_bytes > self._memory.limit_bytes:
-                self._memory = None  # nothing fits: then the fastest, and the verdict says why it cannot run
+                # Nothing fits: then the fastest, and the verdict says why it cannot run.
+                self._memory, self.hopeless = None, True
 
         # A bound stage without layers passes tensors on and pays for the hops. Where the directions are cut apart
         # a stage is a job of its own, and a job without layers is none.

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rpbench.cost.memory import why_infeasible
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.links import simulate_charged
 from rpbench.sim.memory import peak_in_flight
 
 
@@ -32,13 +31,12 @@ class Plan:
 
 
 def graph_of(problem: Problem, partition: Partition) -> Graph:
-    """The action graph of a partition, with optimizer steps where several follow each other.
+    """The action graph of a partition: of the schedule that would run.
 
     Raises:
         ValueError: if the partition does not cover the layers or does not fit the schedule.
     """
-    schedule = problem.order(partition)
-    return build_graph(add_steps(schedule) if schedule.shape.num_steps > 1 else schedule)
+    return build_graph(problem.finished(problem.order(partition)))
 
 
 def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluated: int = 1) -> Plan:
@@ -48,10 +46,19 @@ def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluat
         ValueError: as `graph_of`.
     """
     graph = graph_of(problem, partition)
-    timeline = simulate_graph(graph, problem.costs(partition))
+    timeline = simulate_charged(graph, problem.charged(graph.schedule))
     start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
-    reason = ""
-    if problem.memory is not None:
-        reason = why_infeasible(graph.schedule, problem.memory, peak_in_flight(graph))
+    reason = _misfit(problem, graph)
     # An action of no length ends no run.
     return Plan(partition, float(end[end > start].max(initial=0.0)), num_evaluated, method, reason)
+
+
+def why_unfit(problem: Problem, partition: Partition) -> str:
+    """Why a partition does not fit into memory; empty if it does, or if no memory is known."""
+    return _misfit(problem, graph_of(problem, partition))
+
+
+def _misfit(problem: Problem, graph: Graph) -> str:
+    if problem.memory is None:
+        return ""
+    return why_infeasible(graph.schedule, problem.memory, peak_in_flight(graph))

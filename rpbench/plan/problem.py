@@ -1,14 +1,17 @@
 """Problem: what a planner is asked."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rpbench.cost.activations import UNKNOWN, LayerActivations
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.cost.table import CostTable, LayerTimes, Number
+from rpbench.cost.traffic import Traffic
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
+from rpbench.ir.lower import add_steps
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import Entry
@@ -32,6 +35,8 @@ class Problem:
         memory: of a device, and the model's sizes; None for no limit.
         keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`rpbench.ir.turn`).
         activations: of one layer, for schedules that order by what stages hold.
+        finish: makes what runs of an order: steps and transfers; None: steps, where several follow each other.
+        traffic: what transfers take; None: nothing.
     """
 
     entry: Entry
@@ -47,6 +52,8 @@ class Problem:
     memory: DeviceMemory | None = None
     keeps_last: bool = False
     activations: LayerActivations = UNKNOWN
+    finish: Callable[[Schedule], Schedule] | None = None
+    traffic: Traffic | None = None
 
     def __post_init__(self) -> None:
         if self.num_layers < 1:
@@ -111,6 +118,20 @@ class Problem:
             num_head_shards=self.num_ranks if self.entry.shards_head else 0,
             keeps_last=self.keeps_last,
         )
+
+    def finished(self, order: Schedule) -> Schedule:
+        """The schedule that runs, of an order."""
+        if self.finish is not None:
+            return self.finish(order)
+        return add_steps(order) if order.shape.num_steps > 1 else order
+
+    def charged(self, schedule: Schedule) -> CostTable:
+        """Times of a finished schedule's actions, what it moves included."""
+        assert schedule.partition is not None
+        costs = self.costs(schedule.partition)
+        if self.traffic is None or not (self.traffic.optimizer or has_transfers(schedule)):
+            return costs
+        return self.traffic.charged(schedule, costs)
 
     @property
     def head_time(self) -> Number:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
 from rpbench.ir.action import COMPUTE, Action, Kind
-from rpbench.ir.cargo import Cargo, cargo_of
+from rpbench.ir.cargo import Cargo, cargo_of, carries
 from rpbench.ir.index import GRADIENT, Index
-from rpbench.ir.moves import CARRIERS, TRANSFERS, transfer_edges
+from rpbench.ir.moves import TRANSFERS, transfer_edges
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.sim.kernels import compiled, order_lanes
@@ -120,7 +120,7 @@ def build_graph(schedule: Schedule, index: Index | None = None) -> Graph:
         ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
     """
     columns = read_columns(schedule)
-    if index is None and columns.holds(CARRIERS):
+    if index is None and carries(schedule):
         index = Index(schedule)
     producer, consumer, moved = _edges(schedule, columns, index)
     order = _order(schedule, columns, producer, consumer)
@@ -180,7 +180,7 @@ def _with_cargo(
     index: Index | None, columns: Columns, slot: Ints, slots: tuple[Members, ...]
 ) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
     """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
-    if index is None or not columns.holds(CARRIERS):
+    if index is None or not carries(index.schedule):
         return slots, ()
     carried = cargo_of(index)
     distinct = dict.fromkeys((Kind(columns.kind[number]), cargo) for number, cargo in sorted(carried.items()))

@@ -1,15 +1,17 @@
 """Times of a schedule whose transfers share links: an event simulation with fair shares.
 
 Where devices hang on one root complex, or all of them on the host's memory, how long a transfer takes depends on what
-else travels; no longest path can say that. Every transfer gets what max-min fairness gives it: rates rise together
-until a link is full, the transfers on it stay there, and the others go on rising. Rates change whenever a transfer
-begins or ends. Without shared links, the times are those of `rpbench.sim.longest_path`.
+else travels; no longest path can say that. The optimizer of the host shares that memory with the transfers. Every
+transfer gets what max-min fairness gives it: rates rise together until a link is full, the transfers on it stay there,
+and the others go on rising. Rates change whenever a transfer begins or ends. Without shared links, the times are those
+of `rpbench.sim.longest_path`.
 """
 
 import heapq
 from collections.abc import Hashable, Iterable, Mapping
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.table import CostTable
@@ -17,7 +19,7 @@ from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.cargo import Cargo
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
-from rpbench.sim.longest_path import late_edges, works_by_slot
+from rpbench.sim.longest_path import late_edges, simulate_graph, works_by_slot
 
 
 def simulate_links(graph: Graph, costs: CostTable, times: TransferTimes) -> Timeline:
@@ -29,6 +31,14 @@ def simulate_links(graph: Graph, costs: CostTable, times: TransferTimes) -> Time
     start, main, end, exposed = ([column[place] for place in rank] for column in columns)
     hops = graph.num_hops * costs.hop
     return Timeline(graph.schedule, start, main, end, exposed, hops, costs.units_per_second)
+
+
+def simulate_charged(graph: Graph, costs: CostTable) -> Timeline:
+    """When each action runs at costs that may charge transfers, on shared links where the cluster has them."""
+    times = costs.transfer_time
+    if isinstance(times, TransferTimes) and graph.cargo and times.cluster.shares_links:
+        return simulate_links(graph, costs, times)
+    return simulate_graph(graph, costs)
 
 
 def fair_rates(uses: Mapping[int, Iterable[Hashable]], capacity: Mapping[Hashable, float]) -> dict[int, float]:
@@ -49,6 +59,24 @@ def fair_rates(uses: Mapping[int, Iterable[Hashable]], capacity: Mapping[Hashabl
             for link in open_.pop(transfer):
                 left[link] = max(0.0, left[link] - rate)
     return rates
+
+
+def fill_up(limits: Mapping[int, float], capacity: float) -> dict[int, float]:
+    """Max-min fair rates of transfers with limits of their own on one link that all of them share."""
+    rates, left = dict[int, float](), len(limits)
+    for transfer, limit in sorted(limits.items(), key=lambda item: item[1]):
+        rates[transfer] = min(limit, capacity / left)
+        capacity -= rates[transfer]
+        left -= 1
+    return rates
+
+
+class _Flow(NamedTuple):
+    """What travels: its bytes, the pace of its own link, and whether it goes through the host's memory."""
+
+    carried: float
+    own_pace: float
+    shares_memory: bool
 
 
 class _Run:
@@ -79,6 +107,8 @@ class _Run:
                 self.consumers[self.previous[place]].append(place)
         self.unit = costs.units_per_second
         self.capacity = _capacities(times.cluster)
+        kinds = {cargo: _flow(cargo, times) for cargo in set(self.cargo) if cargo is not None}
+        self.flows = [None if cargo is None else kinds[cargo] for cargo in self.cargo]
         self.events: list[tuple[float, int, bool]] = []  # (time, position, whether a transfer's bytes begin to flow)
         self.left: dict[int, float] = {}  # transfers under way -> bytes still to come
         self.rates: dict[int, float] = {}
@@ -122,7 +152,7 @@ class _Run:
         main = max(early + work.pre, late)
         self.start[place], self.main[place] = main - work.pre if main > early + work.pre else early, main
         self.exposed[place] = main - max(early_free + work.pre, late_free)
-        if cargo is not None and work.main > 0:
+        if cargo is not None and work.main > 0 and self.times(cargo) is not None:
             latency = self.times.cluster.transfer_latency_s * self.unit
             heapq.heappush(self.events, (main + latency, place, True))
         else:
@@ -136,19 +166,26 @@ class _Run:
                 self._begin(consumer)
 
     def _flow(self, place: int) -> None:
-        cargo = self.cargo[place]
-        assert cargo is not None
-        self.left[place] = float(self.times.stages.of(cargo))
+        travelling = self.flows[place]
+        assert travelling is not None
+        self.left[place] = travelling.carried
         self._share()
 
     def _share(self) -> None:
+        """Rates anew. A lane holds one transfer at a time, so that its link is the transfer's own."""
+        if self.capacity.keys() <= {"memory"}:
+            under_way = [(place, kind) for place in self.left if (kind := self.flows[place]) is not None]
+            self.rates = {place: kind.own_pace for place, kind in under_way}
+            sharing = {place: kind.own_pace for place, kind in under_way if kind.shares_memory}
+            self.rates |= fill_up(sharing, self.capacity.get("memory", inf))
+            return
         uses = {}
         capacity = dict(self.capacity)
         for flow in self.left:
             cargo, device = self.cargo[flow], self.device[flow]
             assert cargo is not None
             pace = self.times.bytes_per_s(cargo)
-            if pace is not None:
+            if pace is not None and cargo.lane != "host":
                 capacity[cargo.lane, device] = pace
             uses[flow] = _links(cargo, device, self.times.cluster)
         self.rates = fair_rates(uses, capacity)
@@ -160,8 +197,15 @@ class _Run:
         self.now = moment
 
 
+def _flow(cargo: Cargo, times: TransferTimes) -> _Flow:
+    pace = None if cargo.lane == "host" else times.bytes_per_s(cargo)
+    return _Flow(times.bytes_of(cargo), inf if pace is None else pace, cargo.lane != "net")
+
+
 def _links(cargo: Cargo, device: int, cluster: Cluster) -> list[Hashable]:
-    """What a transfer goes over: its device's link, the root complex, and the host's memory."""
+    """What a transfer goes over: its device's link, the root complex, and the host's memory; a STEP there only that."""
+    if cargo.lane == "host":
+        return ["memory"]
     links: list[Hashable] = [(cargo.lane, device)]
     if cargo.lane != "net":
         if cluster.devices_per_root_complex is not None:
@@ -173,8 +217,8 @@ def _links(cargo: Cargo, device: int, cluster: Cluster) -> list[Hashable]:
 def _capacities(cluster: Cluster) -> dict[Hashable, float]:
     """Bytes per second of what is shared."""
     found: dict[Hashable, float] = {}
-    if cluster.host_memory_bytes_per_s is not None:
-        found["memory"] = cluster.host_memory_bytes_per_s
+    if cluster.shared_host_bytes_per_s is not None:
+        found["memory"] = cluster.shared_host_bytes_per_s
     if cluster.devices_per_root_complex is not None and cluster.root_complex_bytes_per_s is not None:
         for number in range(-(-(cluster.num_devices or 1024) // cluster.devices_per_root_complex)):
             for lane in ("h2d", "d2h"):

@@ -74,9 +74,7 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
     works = [costs.together(members) for members in graph.slots]
     slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(works))])
     return slot, [
-        costs.on(device, works[number], num_parts) if carried is None else costs.of_cargo(carried)
-        for number, device in pairs
-        for carried in (cargo[number],)
+        costs.of_cargo(cargo[number]) or costs.on(device, works[number], num_parts) for number, device in pairs
     ]
 
 

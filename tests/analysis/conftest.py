@@ -20,6 +20,7 @@ from analysis.figures import convergence, gains, thousand_devices, what_if
 from analysis.figures.duel import NAMES
 from analysis.load import load_records
 from analysis.runs import MODELS, ONE_ROUND, SCHEDULES
+from analysis.tables import comparison
 from rpbench.harness import record
 from rpbench.harness.config import RunConfig, as_plain, load, swept
 from rpbench.harness.record import Record
@@ -236,6 +237,7 @@ def _trained(row: Record) -> Iterator[Record]:
                 staleness_steps=1,
                 weight_versions=2,
                 loss_curve=[5.5 - (2.5 + 0.1 * number + 0.01 * seed) * point / points for point in range(points)],
+                tokens_per_s=1024.0 * points,
                 loss_curve_s=[(1 + 0.1 * number) * (point + 1) / points for point in range(points)],
             )
 
@@ -285,8 +287,12 @@ def _compared(row: Record) -> Iterator[Record]:
     """Records of `experiment=figure10` and `experiment=baselines_cpu`, made up from cells of figure 17."""
     if (row["cost"], row["schedule"]) != ("published", "1f1b"):
         return
-    for number, name in enumerate(swept("figure10", "schedule")):
-        yield _system(row, name, f"on eight {name}", cluster="8x_rtx4090", num_steps=3, tokens_per_s=1000.0 + number)
+    systems = [*((name, False) for name in swept("figure10", "schedule")), *comparison.OPTIONS.values()]
+    for number, (name, late) in enumerate(systems):
+        sizes = {"cluster": "8x_rtx4090", "num_steps": 4, "tokens_per_s": 1000.0 + number}
+        made = _system(row, name, f"on eight {name} {late}", staleness_steps=int(late or name == "pipedream"), **sizes)
+        made["config"] |= {"charge": "bytes", "schedule": {"name": name, "asynchronous": late}}
+        yield made
     if row["model"] == MODELS[0]:
         for number, name in enumerate(("1f1b", "pipedream", "zero_3")):
             cpu = _system(row, name, f"on two {name}", backend="cpu", model="tiny_gpt", num_devices=2, num_steps=3)

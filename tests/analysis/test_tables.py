@@ -115,9 +115,17 @@ def test_every_system_says_why_it_cannot_run(full_records: pd.DataFrame) -> None
     row = shown.loc[("Qwen3-1.7B", "Data parallel")]
     assert row["why it cannot run"].startswith("infeasible: device 0 needs 41.6 GB")
     row = shown.loc[("Qwen3-1.7B", "ZeRO-3")]
-    assert (row["host links (GB a step)"], row["between devices (GB a step)"]) == ("8", "16")
+    assert (row["host links (GB a step)"], row["between devices (GB a step)"]) == ("6", "12")
     assert row["why it cannot run"] == "–"
-    assert len(shown) == 5 * 17
+    assert len(shown) == 5 * 19
+    # Late updates are rows of their own, and their pace stands beside what a late step is worth.
+    flushed, late = (shown.loc[("Qwen3-1.7B", name)] for name in ("RoundPipe", "RoundPipe, update one step late"))
+    assert (flushed["steps late"], flushed["tokens for the same loss"]) == ("0", "–")
+    assert flushed["tokens/s of equal progress"] == flushed["tokens/s"]
+    assert late["steps late"] == "1"
+    multiple = float(late["tokens for the same loss"].split()[0])
+    pace = float(late["tokens/s"].replace(",", ""))
+    assert float(late["tokens/s of equal progress"].replace(",", "")) == pytest.approx(pace / multiple, rel=0.01)
 
 
 def test_a_stale_step_is_not_a_full_one(full_records: pd.DataFrame) -> None:

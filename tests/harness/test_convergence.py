@@ -6,7 +6,7 @@ import pytest
 
 from analysis.figures.convergence import BATCH, METHODS, method_of
 from rpbench.cli import dispatch
-from rpbench.harness.config import CONF, choices, load
+from rpbench.harness.config import CONF, choices, load, swept
 
 SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices=2", "workload=prose")
 
@@ -24,7 +24,8 @@ def rpbench(capsys, tmp_path, monkeypatch):
 
 
 def test_methods_are_told_apart_by_their_options():
-    assert set(choices("method")) == set(METHODS)
+    assert swept("convergence", "method") == list(METHODS)
+    assert set(choices("method")) == {*METHODS, *swept("figure10_options", "method")}
     for name in METHODS:
         config = load(["experiment=convergence", f"method={name}"])
         assert method_of(config.schedule) == name

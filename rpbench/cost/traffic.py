@@ -1,0 +1,70 @@
+"""Traffic: what everything beside computing takes on a cluster, by its bytes.
+
+weights, gradients, kept inputs, shards   the transfers of a schedule, always
+boundary tensors                          a hop of the costs each; or SEND and RECV like the others
+optimizer                                 nothing; or its traffic over the memory where it works: of the host, which
+                                          all devices and all copies share, or of the device
+"""
+
+from dataclasses import dataclass, replace
+
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.sizes import OPTIMIZER_BYTES, ModelBytes
+from rpbench.cost.table import CostTable, Work
+from rpbench.cost.transfers import StageBytes, TransferTimes
+from rpbench.ir.action import Kind
+from rpbench.ir.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class OptimizerTraffic:
+    """Bytes of memory traffic for each trained parameter, and the pace of a device's memory.
+
+    Args:
+        on_host: where the host's optimizer works.
+        on_device: where a device updates what it holds.
+        device_bytes_per_s: what element-wise kernels get of a device's memory.
+    """
+
+    on_host: float
+    on_device: float
+    device_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is charged for a model's transfers on a cluster.
+
+    Args:
+        boundaries: whether boundary tensors travel as transfers, so that hops take no time besides.
+        optimizer: None: it takes what the costs say.
+    """
+
+    sizes: ModelBytes
+    cluster: Cluster
+    boundaries: bool = False
+    optimizer: OptimizerTraffic | None = None
+
+    def times(self, schedule: Schedule, units_per_second: int) -> TransferTimes:
+        """Times of the transfers of a schedule whose partition is known."""
+        assert schedule.partition is not None
+        stages = StageBytes(schedule.partition, self.sizes)
+        on_host = None if self.optimizer is None else self.optimizer.on_host
+        return TransferTimes(stages, self.cluster, units_per_second, on_host)
+
+    def charged(self, schedule: Schedule, costs: CostTable) -> CostTable:
+        """The costs with what the transfers and the optimizer of a schedule take."""
+        times = self.times(schedule, costs.units_per_second)
+        work = dict(costs.work)
+        if self.optimizer is not None:
+            work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
+        return replace(costs, work=work, transfer_time=times, hop=0 if self.boundaries else costs.hop)
+
+    def _steps(self, schedule: Schedule, stages: StageBytes, units_per_second: int) -> tuple[Work, ...]:
+        """Steps on devices, by stage. Of shards one STEP stands for all, and the devices take turns with them."""
+        assert self.optimizer is not None
+        pace = self.optimizer.device_bytes_per_s * OPTIMIZER_BYTES / self.optimizer.on_device
+        numbers = range(schedule.shape.num_backward_stages)
+        return tuple(
+            Work(stages.stage(number, backward=True).optimizer / pace * units_per_second) for number in numbers
+        )

@@ -1,0 +1,84 @@
+"""Charging: what takes time beside computing, and the schedule with everything in its lanes that does.
+
+charge=hops    a boundary tensor takes a hop of the costs, the optimizer nothing, transfers what their bytes take
+charge=bytes   all of it takes what its bytes take: boundary tensors over the links of the devices, sums over copies
+               of a stage, the optimizer over the memory where it works
+"""
+
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.sizes import ModelBytes
+from rpbench.cost.traffic import OptimizerTraffic, Traffic
+from rpbench.harness.config import ConfigError, CostConfig
+from rpbench.ir.boundary_lanes import send_over_links
+from rpbench.ir.moves import has_transfers
+from rpbench.ir.offload import shard
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.registry import Entry
+
+CHARGES = ("hops", "bytes")
+
+
+def check_charge(charge: str, offload: str, entry: Entry, backend: str) -> None:
+    """Refuse what cannot be charged.
+
+    Raises:
+        ConfigError: for an unknown word, or a request whose transfers nobody has named.
+    """
+    if charge not in CHARGES:
+        raise ConfigError(f"charge={charge}: one of {', '.join(CHARGES)}")
+    if charge == "hops":
+        return
+    if backend != "sim":
+        raise ConfigError(f"charge=bytes with backend={backend}: bytes are charged in simulation; use backend=sim")
+    if entry.separate_cuts and offload not in ("all", "auto"):
+        raise ConfigError(
+            f"charge=bytes with offload={offload}: the weights of {entry.name} follow its work, and their way counts; "
+            "use offload=all, or charge=hops"
+        )
+    if entry.shards_head:
+        raise ConfigError(
+            f"charge=bytes: the sums of {entry.name} over shares of the head have no bytes; use charge=hops"
+        )
+
+
+def with_charges(schedule: Schedule, cluster: Cluster) -> Schedule:
+    """The schedule with the sums over copies of a stage, and its boundary tensors as transfers.
+
+    Streamed schedules, and methods that say themselves what they move, have everything already.
+
+    Raises:
+        ScheduleError: if the devices exchange boundary tensors and sums over the same link.
+    """
+    if has_transfers(schedule) or schedule.weights is Weights.STREAMED:
+        return schedule
+    if schedule.placement and any(len(holders) > 1 for holders in schedule.placement):
+        schedule = shard(schedule, parameters=None, gradients="step")
+    return send_over_links(schedule, direct=cluster.device_to_device_bytes_per_s is not None)
+
+
+def traffic_of(charge: str, cost: CostConfig, cluster: Cluster, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
+    """What is charged for the transfers of a run.
+
+    Args:
+        boundaries: whether boundary tensors are among the transfers anyway.
+
+    Raises:
+        ConfigError: if the costs or the cluster lack a figure.
+    """
+    if charge == "hops":
+        return Traffic(sizes, cluster, boundaries)
+    for name in ("memory_bytes_per_s", "memory_efficiency", "host_bytes_per_s"):
+        if getattr(cluster, name) is None:
+            raise ConfigError(
+                f"charge=bytes: cluster={cluster.name} has no {name}; give cluster.{name}=NUMBER, take "
+                "cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
+            )
+    for name in ("optimizer_bytes", "adam_bytes"):
+        if name not in cost.constants:
+            raise ConfigError(
+                f"charge=bytes: cost={cost.name} has no constants.{name}, the optimizer's traffic for one parameter; "
+                f"use cost=published or analytic, or add +cost.constants.{name}=NUMBER"
+            )
+    pace = (cluster.memory_bytes_per_s or 0) * (cluster.memory_efficiency or 0)
+    optimizer = OptimizerTraffic(cost.constants["optimizer_bytes"], cost.constants["adam_bytes"], pace)
+    return Traffic(sizes, cluster, boundaries=True, optimizer=optimizer)

@@ -1,0 +1,129 @@
+"""Bytes charged: boundary tensors over links, sums over copies, optimizers on the host's and the devices' memory."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpbench.cost.constant import constant_times
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.model import Model
+from rpbench.cost.sizes import OPTIMIZER_BYTES, model_bytes
+from rpbench.cost.traffic import OptimizerTraffic, Traffic
+from rpbench.cost.transfers import moved_bytes
+from rpbench.harness.charging import with_charges
+from rpbench.ir.action import SEND, Kind
+from rpbench.ir.boundary_lanes import send_over_links
+from rpbench.ir.check import check
+from rpbench.ir.index import Index
+from rpbench.ir.lower import add_steps
+from rpbench.ir.partition import split_evenly, symmetric
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.registry import entry
+from rpbench.sim.graph import build_graph
+from rpbench.sim.links import fair_rates, fill_up, simulate_charged
+
+SIZES = model_bytes(Model("tiny", num_layers=8, hidden=32, heads=2, vocab=64, seq_len=16), 32)
+LAYERS = constant_times(8, 1, forward_ms=8, input_grad_ms=8, weight_grad_ms=8)
+PARAMETERS = sum(layer.optimizer for layer in (*SIZES.layers, SIZES.embedding, SIZES.head)) / OPTIMIZER_BYTES
+
+
+def built(name: str, ranks: int, microbatches: int, chunks: int = 1, num_steps: int = 1) -> Schedule:
+    shape = Shape(ranks, ranks * chunks, microbatches, num_steps=num_steps)
+    return entry(name).build(shape).with_partition(symmetric(split_evenly(8, ranks * chunks)))
+
+
+def cluster_of(pace: float, **figures: float) -> Cluster:
+    return Cluster("x", 8, host_to_device_bytes_per_s=pace, **figures)
+
+
+def makespan(schedule: Schedule, traffic: Traffic) -> float:
+    costs = traffic.charged(schedule, LAYERS.table(schedule.partition))
+    return float(simulate_charged(build_graph(schedule), costs).makespan)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    name=st.sampled_from(["gpipe", "1f1b", "dapple", "looped_bfs", "interleaved_1f1b"]),
+    ranks=st.sampled_from([2, 4]),
+    rounds=st.integers(1, 3),
+    direct=st.booleans(),
+)
+def test_links_with_time_to_spare_take_what_hops_of_their_length_take(name, ranks, rounds, direct):
+    looped = entry(name).looped
+    order = built(name, ranks, ranks * rounds, 2 if looped else 1)
+    transfer_s = 1e-5  # a hundredth of the shortest forward
+    pace = SIZES.boundary / transfer_s
+    schedule = send_over_links(order, direct=direct)
+    check(schedule)
+    traffic = Traffic(SIZES, cluster_of(pace, device_to_device_bytes_per_s=pace), boundaries=True)
+    hops = replace(LAYERS.table(order.partition), hop=1000 * transfer_s * (1 if direct else 2))
+    expected = float(simulate_charged(build_graph(order), hops).makespan)
+    # A device sends or receives one tensor at a time, so that two that meet may wait for each other.
+    assert expected <= makespan(schedule, traffic) * (1 + 1e-12)
+    assert makespan(schedule, traffic) == pytest.approx(expected, rel=0.01)
+
+
+def test_every_boundary_tensor_is_sent_and_received_once():
+    order = built("1f1b", 4, 6)
+    through_host = moved_bytes(send_over_links(order, direct=False), SIZES)
+    direct = moved_bytes(send_over_links(order, direct=True), SIZES)
+    crossings = 2 * 3 * 6  # forth and back over three boundaries
+    assert sum(sum(device.values()) for device in through_host) == 2 * crossings * SIZES.boundary
+    assert sum(sum(device.values()) for device in direct) == crossings * SIZES.boundary
+    with pytest.raises(ScheduleError, match="add them once"):
+        send_over_links(send_over_links(order, direct=False), direct=False)
+
+
+def test_a_device_receives_in_the_order_of_use():
+    schedule = send_over_links(built("1f1b", 4, 8), direct=False)
+    index = Index(schedule)
+    for rank in range(4):
+        lanes = dict(schedule.rows[rank])
+        used = [number for number in range(len(index.actions)) if index.device(number) == rank]
+        needed = [index.actions[number] for number in used if index.actions[number].kind in (Kind.F, Kind.B)]
+        wanted = [
+            (a.kind is Kind.F, a.microbatch)
+            for a in needed
+            if (a.kind is Kind.F and rank) or (a.kind is Kind.B and rank < 3)
+        ]
+        assert [(a.kind is Kind.RECV_F, a.microbatch) for a in lanes["h2d"]] == wanted
+
+
+def test_copies_of_a_stage_are_summed_and_a_link_for_both_is_refused():
+    order = add_steps(built("chimera", 4, 4, num_steps=2))
+    schedule = with_charges(order, cluster_of(1e6))
+    check(schedule)
+    assert sum(action.kind is Kind.REDUCE_GRAD for _, _, row in schedule.items() for action in row) == 2 * 4 * 2
+    assert any(action.kind in SEND for _, _, row in schedule.items() for action in row)
+    with pytest.raises(ScheduleError, match="which goes first there is not known"):
+        with_charges(order, cluster_of(1e6, device_to_device_bytes_per_s=1e6))
+
+
+def test_the_optimizer_takes_the_time_of_its_traffic():
+    optimizer = OptimizerTraffic(on_host=40, on_device=28, device_bytes_per_s=1e6)
+    # On the devices: the fullest one's share, behind its last backward.
+    schedule = add_steps(built("gpipe", 1, 2))
+    plain = makespan(schedule, Traffic(SIZES, cluster_of(1e12)))
+    on_device = makespan(schedule, Traffic(SIZES, cluster_of(1e12), optimizer=optimizer))
+    assert on_device - plain == pytest.approx(1000 * 28 * PARAMETERS / 1e6)
+    # On the host all devices share its memory, with what is loaded: once more traffic takes its time on one or on four.
+    for ranks in (1, 4):
+        found = entry("zero_infinity")
+        order = found.build(Shape(ranks, 4, 4)).with_partition(symmetric(split_evenly(8, 4)))
+        lowered = found.lower(order, prefetch=1, **found.options)
+        once, twice = (
+            makespan(lowered, Traffic(SIZES, cluster_of(1e12, host_bytes_per_s=1e3), optimizer=traffic))
+            for traffic in (optimizer, replace(optimizer, on_host=80))
+        )
+        assert twice - once == pytest.approx(1000 * 40 * PARAMETERS / 1e3, rel=0.01)
+
+
+@given(st.lists(st.one_of(st.floats(0.1, 100), st.just(inf)), min_size=1, max_size=8), st.floats(0.1, 200))
+def test_filling_one_link_is_max_min_fairness(limits, capacity):
+    uses = {number: [number, "memory"] for number in range(len(limits))}
+    links = {number: limit for number, limit in enumerate(limits) if limit != inf} | {"memory": capacity}
+    found = fill_up(dict(enumerate(limits)), capacity)
+    assert found == pytest.approx(fair_rates(uses, links))
