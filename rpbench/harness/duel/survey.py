@@ -67,6 +67,7 @@ class Survey:
                 plan.schedule.partition,
                 recompute_ahead=plan.costs.recompute_ahead,
                 fused_ahead=plan.costs.fused_ahead,
+                num_head_shards=plan.schedule.shape.num_head_shards,
                 keeps_last=plan.keeps_last,
             ),
         )
