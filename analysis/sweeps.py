@@ -68,8 +68,10 @@ _ALONE = ("cpu_duel", "baselines_cpu")
 
 # What takes longest, first; experiments that are not named here follow.
 _LONGEST = (
+    "figure10",
     "equivalence",
     "convergence",
+    "figure10_options",
     "gains",
     "thousand_devices",
     "partitions",
