@@ -142,9 +142,10 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             for clock in CLOCKS
             if f"speed_up_{clock}" in own
         ]
+        share = "unknown" if own["foreign_cores"] is None else f"{own['foreign_cores']:.2f}"
         text.append(
             f"  {name:18} {'; '.join(ratios)}; cpu {own['cpu_s']:.2f} s, wall/replay {own['wall_over_replay'][0]:.3f}, "
-            f"replay/simulated {own['replay_over_simulated']:.3f}, foreign {own['foreign_cores']}"
+            f"replay/simulated {own['replay_over_simulated']:.3f}, foreign {share}"
             + "".join(
                 f", {clock}/predicted {Ratio(*own[f'{clock}_over_predicted'])}"
                 for clock in CLOCKS
