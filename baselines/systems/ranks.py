@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -79,7 +80,8 @@ class Ranks:
         """End the processes."""
         for process in self._processes:
             if process.stdin is not None:
-                process.stdin.close()
+                with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
+                    process.stdin.close()
         deadline = time.monotonic() + GRACE_S
         for process in self._processes:
             try:
