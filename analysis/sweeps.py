@@ -96,9 +96,18 @@ def experiments() -> list[str]:
 
 FULL = Scope("full", tuple(Sweep(experiment, alone=experiment in _ALONE) for experiment in experiments()))
 
-# The published cells, asynchronous steps as the benchmarks take them, the closed forms of one machine, and one round
-# of a small duel.
-_SMALL_DUEL = ("model=mid_gpt", "model.seq_len=32", "num_steps=2", "backend.num_rounds=1", "backend.search_budget=100")
+# The published cells, asynchronous steps as the benchmarks take them, the closed forms of one machine, some schedules
+# against plain training, and one round of a small duel.
+_SMALL_DUEL = (
+    "model=mid_gpt",
+    "model.seq_len=32",
+    "num_steps=2",
+    "backend.num_rounds=1",
+    "backend.search_budget=100",
+    "backend.calibrate=false",
+)
+# A schedule of every kind: flushed, split backward, stale, sharded, in shares, dealt.
+_SOME_SCHEDULES = "schedule=1f1b,zb_h1,dualpipe,pipedream,zero_3,vocab_parallel,megatron_tp,roundpipe"
 QUICK = Scope(
     "quick",
     (
@@ -107,7 +116,7 @@ QUICK = Scope(
         Sweep("roofline", ("cluster=8x_rtx4090",), lambda choices: choices[1] == "8x_rtx4090"),
         Sweep("causal"),
         Sweep("hand_cuts"),
-        Sweep("equivalence", ("backend=virtual",)),
+        Sweep("equivalence", ("backend=virtual", _SOME_SCHEDULES)),
         Sweep("cpu_duel", _SMALL_DUEL, alone=True),
     ),
 )
