@@ -7,8 +7,8 @@ which runs no code, after every checksum in it has been looked at.
 import os
 import pickle
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,16 @@ class State:
     moments: dict[Place, dict[str, torch.Tensor]]
     stale: dict[int, Tensors] = field(default_factory=dict)
     scales: dict[int, Scale] = field(default_factory=dict)
+
+    def changed(self, change: Callable[[Tensors], Tensors]) -> "State":
+        """The same with all that is a tensor a weight - masters, moments, stale weights - cut or joined alike."""
+        moments: dict[Place, dict[str, torch.Tensor]] = {}
+        for name in dict.fromkeys(name for found in self.moments.values() for name in found):
+            of_all = change({place: found[name] for place, found in self.moments.items() if name in found})
+            for place, tensor in of_all.items():
+                moments.setdefault(place, {})[name] = tensor
+        stale = {age: change(tensors) for age, tensors in self.stale.items()}
+        return replace(self, masters=change(self.masters), moments=moments, stale=stale)
 
 
 def save(path: Path, state: State, subject: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ A checkpoint is of the model, not of a schedule: what was saved by devices that 
 of them, and with a head that is whole. Adam's moments are cut and joined as weights are.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -51,7 +50,7 @@ def cut_state(state: State, workload: Workload) -> State:
             found |= {place: tensor} if parts is None else dict(zip(parts, _split(tensor, len(parts)), strict=True))
         return found
 
-    return _changed(state, cut)
+    return state.changed(cut)
 
 
 def join_state(state: State, workload: Workload) -> State:
@@ -67,7 +66,7 @@ def join_state(state: State, workload: Workload) -> State:
                 found[whole] = _joined([tensors[part] for part in pieces[whole]]) if place in whole_of else tensor
         return found
 
-    return _changed(state, join)
+    return state.changed(join)
 
 
 def _pieces(workload: Workload) -> dict[Place, list[Place]]:
@@ -87,12 +86,3 @@ def _split(tensor: torch.Tensor, num_parts: int) -> list[torch.Tensor]:
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(parts) if parts[0].dim() else parts[0]
-
-
-def _changed(state: State, change: Callable[[Tensors], Tensors]) -> State:
-    moments: dict[Place, dict[str, torch.Tensor]] = {}
-    for name in sorted({name for found in state.moments.values() for name in found}):
-        for place, tensor in change({place: found[name] for place, found in state.moments.items()}).items():
-            moments.setdefault(place, {})[name] = tensor
-    stale = {age: change(tensors) for age, tensors in state.stale.items()}
-    return replace(state, masters=change(state.masters), moments=moments, stale=stale)

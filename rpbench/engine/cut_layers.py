@@ -4,13 +4,13 @@ A checkpoint is of the model, not of its shares: what was saved by devices that 
 them, and with whole layers. An optimizer's moments are cut and joined as weights are.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from rpbench.engine.checkpoint import State
-from rpbench.engine.gradients import Place, Tensors
+from rpbench.engine.gradients import Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
@@ -56,12 +56,12 @@ def cut_state(state: State, cut: Workload, num_shares: int) -> State:
         found = _by_module(tensors, lambda named: cut_tensors(named, num_shares))
         return {place: tensor for place, tensor in found.items() if place in owners}
 
-    return replace(state, masters=in_shares(state.masters), moments=_by_name(state.moments, in_shares))
+    return state.changed(in_shares)
 
 
 def joined_state(state: State) -> State:
     """A state of shares as one of the whole model."""
-    return replace(state, masters=joined(state.masters), moments=_by_name(state.moments, joined))
+    return state.changed(joined)
 
 
 def joined(tensors: Tensors) -> Tensors:
@@ -74,14 +74,3 @@ def _by_module(tensors: Tensors, change: Callable[[dict[str, torch.Tensor]], dic
     for (module, name), tensor in tensors.items():
         modules.setdefault(module, {})[name] = tensor
     return {(module, name): tensor for module, named in modules.items() for name, tensor in change(named).items()}
-
-
-def _by_name(
-    moments: Mapping[Place, Mapping[str, torch.Tensor]], change: Callable[[Tensors], Tensors]
-) -> dict[Place, dict[str, torch.Tensor]]:
-    found: dict[Place, dict[str, torch.Tensor]] = {}
-    for name in dict.fromkeys(name for state in moments.values() for name in state):
-        of_all = change({place: state[name] for place, state in moments.items() if name in state})
-        for place, tensor in of_all.items():
-            found.setdefault(place, {})[name] = tensor
-    return found

@@ -1,10 +1,6 @@
 """What backward runs again: nothing, the last stage spared, or everything, with the same gradients to the last bit."""
 
-import json
-
 import pytest
-
-from rpbench.cli import dispatch
 
 SIZES = (
     "model=tiny_gpt",
@@ -17,18 +13,6 @@ SIZES = (
     "verify=true",
     "dtype=float64",
 )
-
-
-@pytest.fixture
-def rpbench(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        status = dispatch(arguments)
-        out, err = capsys.readouterr()
-        return status, [json.loads(line) for line in out.splitlines()], err
-
-    return run
 
 
 @pytest.mark.parametrize(

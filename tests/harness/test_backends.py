@@ -1,24 +1,8 @@
 """Backends behind the command line: the same schedule simulated, on a virtual clock, on threads, emulated."""
 
-import json
-
 import pytest
 
-from rpbench.cli import dispatch
-
 SIZES = ("model=tiny_gpt", "num_devices=5", "num_microbatches=10", "seed=3")
-
-
-@pytest.fixture
-def rpbench(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        status = dispatch(arguments)
-        out, err = capsys.readouterr()
-        return status, [json.loads(line) for line in out.splitlines()], err
-
-    return run
 
 
 @pytest.mark.parametrize("backend, evidence", [("virtual", "simulated"), ("cpu", "measured")])

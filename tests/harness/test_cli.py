@@ -7,19 +7,6 @@ import pytest
 from rpbench.cli import dispatch
 
 
-@pytest.fixture
-def rpbench(capsys, tmp_path, monkeypatch):
-    """Run the command line in an empty folder; returns (status, records on stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        status = dispatch(arguments)
-        out, err = capsys.readouterr()
-        return status, [json.loads(line) for line in out.splitlines()], err
-
-    return run
-
-
 def test_a_run_prints_one_record_and_keeps_it(rpbench, tmp_path):
     status, (row,), err = rpbench(
         "schedule=gpipe", "cost=unit", "num_devices=4", "num_microbatches=8", "results_dir=out"

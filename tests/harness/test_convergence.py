@@ -1,26 +1,11 @@
 """Training curves: a real text, the same batches for every method, and the methods of the comparison."""
 
-import json
-
 import pytest
 
 from analysis.figures.convergence import BATCH, METHODS, method_of
-from rpbench.cli import dispatch
 from rpbench.harness.config import CONF, choices, load, swept
 
 SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices=2", "workload=prose")
-
-
-@pytest.fixture
-def rpbench(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        status = dispatch(arguments)
-        out, err = capsys.readouterr()
-        return status, [json.loads(line) for line in out.splitlines()], err
-
-    return run
 
 
 def test_methods_are_told_apart_by_their_options():

@@ -1,10 +1,8 @@
 """Checkpoints through the command line, and how bad ones are refused."""
 
-import json
+from functools import partial
 
 import pytest
-
-from rpbench.cli import dispatch
 
 SIZES = (
     "model=tiny_gpt",
@@ -16,15 +14,8 @@ SIZES = (
 
 
 @pytest.fixture
-def rpbench(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        status = dispatch((*SIZES, *arguments))
-        out, err = capsys.readouterr()
-        return status, [json.loads(line) for line in out.splitlines()], err
-
-    return run
+def rpbench(rpbench):
+    return partial(rpbench, *SIZES)
 
 
 @pytest.mark.parametrize(
