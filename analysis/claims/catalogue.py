@@ -60,7 +60,7 @@ def evaluate(
     """A verdict on each claim.
 
     Args:
-        records: as `analysis.load.load_records` gives them.
+        records: as `analysis.records.load.load_records` gives them.
         planned: which runs were to be made; see `judge`.
     """
     runs = Runs(records)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs import back_to_back, closed_forms, single_call
+from analysis.records.runs import back_to_back, closed_forms, single_call
 from rpbench import registry
 
 Record = dict[str, Any]

@@ -23,10 +23,10 @@ from pathlib import Path
 results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
 
 # %%
-from analysis.figures import tuning
-from analysis.load import load_records
-from analysis.notebook import say, show
-from analysis.tables import plans
+from analysis.exhibits.figures import tuning
+from analysis.exhibits.notebook import say, show
+from analysis.exhibits.tables import plans
+from analysis.records.load import load_records
 
 records = load_records(results)
 

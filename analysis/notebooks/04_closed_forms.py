@@ -24,9 +24,9 @@ from pathlib import Path
 results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
 
 # %%
-from analysis.figures import figure2, figure5
-from analysis.load import load_records
-from analysis.notebook import say, show
+from analysis.exhibits.figures import figure2, figure5
+from analysis.exhibits.notebook import say, show
+from analysis.records.load import load_records
 
 records = load_records(results)
 

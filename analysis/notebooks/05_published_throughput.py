@@ -23,9 +23,9 @@ from pathlib import Path
 results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
 
 # %%
-from analysis.figures import prediction, systems
-from analysis.load import load_records
-from analysis.notebook import say, show
+from analysis.exhibits.figures import prediction, systems
+from analysis.exhibits.notebook import say, show
+from analysis.records.load import load_records
 
 records = load_records(results)
 

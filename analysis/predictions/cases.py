@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from analysis.paper import PUBLISHED_MODELS
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.basis import Basis
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model

@@ -9,9 +9,9 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis.claims import Need, Verdict, all_claims, evaluate, tally
-from analysis.exhibit import Exhibit
-from analysis.exhibits import exhibits as make_exhibits
-from analysis.load import load_records
+from analysis.exhibits.catalogue import exhibits as make_exhibits
+from analysis.exhibits.exhibit import Exhibit
+from analysis.records.load import load_records
 from analysis.report import findings, views
 from analysis.report.images import draw_all
 from rpbench.harness import record

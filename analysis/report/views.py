@@ -9,9 +9,9 @@ from typing import Any
 from analysis.claims.claim import CONTRADICTED, EVALUATED, KINDS, Verdict
 from analysis.claims.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
-from analysis.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.command import commands
-from analysis.runs import MODELS, SCHEDULES
 from rpbench.harness.run import describe
 
 Row = dict[str, Any]

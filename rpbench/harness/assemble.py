@@ -22,12 +22,12 @@ from rpbench.cost.transfers import TransferTimes
 from rpbench.harness.charging import check_charge, traffic_of, with_charges
 from rpbench.harness.config import ConfigError, CostConfig, RunConfig, WorkloadConfig, typed
 from rpbench.harness.offloading import check_sizes, with_offload
-from rpbench.ir.lower import add_steps
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.recomputation import RECOMPUTES, check_recompute
 from rpbench.ir.schedule import Schedule, from_text
 from rpbench.ir.versions import Versions
+from rpbench.passes.lower import add_steps
+from rpbench.passes.recomputation import RECOMPUTES, check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry

@@ -9,10 +9,10 @@ from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.harness.config import ConfigError, CostConfig
-from rpbench.ir.boundary_lanes import send_over_links
 from rpbench.ir.moves import has_transfers
-from rpbench.ir.offload import shard
 from rpbench.ir.schedule import Schedule, Weights
+from rpbench.passes.boundary_lanes import send_over_links
+from rpbench.passes.offload import shard
 from rpbench.registry import Entry
 
 CHARGES = ("hops", "bytes")

@@ -10,7 +10,7 @@ from rpbench.cost.engine_times import counted
 from rpbench.cost.factors import factors
 from rpbench.cost.hardware import NUMBERS, Cluster
 from rpbench.cost.measured import HALVES, PARTS, factor_name
-from rpbench.engine.calibration import Calibration
+from rpbench.engine.measure.calibration import Calibration
 from rpbench.harness.config import load
 from rpbench.harness.provenance import hardware, now
 

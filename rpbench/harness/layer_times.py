@@ -38,7 +38,7 @@ def profiled_times(config: RunConfig, cost: CostConfig, model: Model | None) -> 
 def _measured(
     model: Model, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
 ) -> LayerTimes:
-    from rpbench.engine.layer_times import time_layers
+    from rpbench.engine.measure.layer_times import time_layers
     from rpbench.engine.training import Settings
     from rpbench.harness.train import one_thread, workload_of
 

@@ -82,7 +82,7 @@ def _out_of_memory(config: RunConfig, error: Exception) -> bool:
     """Whether a run ended because a device or the host had no memory left: a verdict, not a failure."""
     if config.backend["name"] == "sim":
         return isinstance(error, MemoryError)
-    from rpbench.engine.device_memory import is_out_of_memory  # torch, which a simulation does not need
+    from rpbench.engine.state.device_memory import is_out_of_memory  # torch, which a simulation does not need
 
     return is_out_of_memory(error)
 

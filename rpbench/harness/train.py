@@ -11,41 +11,41 @@ import torch
 
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable
-from rpbench.engine import checkpoint
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.cuda import CudaBackend, OnCurrentGpu, make_repeatable
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
-from rpbench.engine.checkpoint import State
-from rpbench.engine.compensation import Compensation, check_compensation
-from rpbench.engine.device_weights import copy_in_memory
 from rpbench.engine.executor import execute as run_program
-from rpbench.engine.foreign import ForeignLoad
-from rpbench.engine.loss_scale import LossScaling
-from rpbench.engine.optimizer import OptimizerSettings
-from rpbench.engine.paced import PacedCopies
-from rpbench.engine.profile import measured_costs
+from rpbench.engine.measure.action_times import measured_costs
+from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.program import Program, make_program
+from rpbench.engine.state import checkpoint
+from rpbench.engine.state.checkpoint import State
+from rpbench.engine.state.compensation import Compensation, check_compensation
+from rpbench.engine.state.device_weights import copy_in_memory
+from rpbench.engine.state.loss_scale import LossScaling
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.training import Settings, Training
-from rpbench.engine.weights import master_dtype
+from rpbench.engine.transfers.paced_copies import PacedCopies
+from rpbench.engine.verification import verified
 from rpbench.engine.workload import Workload
 from rpbench.harness.allocator import is_tuned
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, typed
 from rpbench.harness.curve import loss_curve
 from rpbench.harness.gpu_request import check_cuda
-from rpbench.harness.verification import verified
 from rpbench.ir.action import Kind
-from rpbench.ir.cargo import LINKS
-from rpbench.ir.lane_reads import lane_reads
+from rpbench.ir.moved_objects import LINKS
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
+from rpbench.ir.versions_by_lane import lane_reads
 from rpbench.models.build import build_layer, build_model
 from rpbench.models.data import TEXTS, Data, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
-from rpbench.models.shares import check_shares
+from rpbench.models.shards import check_shares
 from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
 

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.measured import MEASURED
 from rpbench.cost.model import Model
-from rpbench.engine.calibration import calibrate_cores
-from rpbench.engine.probes import Probe
+from rpbench.engine.measure.calibration import calibrate_cores
+from rpbench.engine.measure.probes import Probe
 from rpbench.harness import record
 from rpbench.harness.allocator import is_tuned
 from rpbench.harness.config import ConfigError, load

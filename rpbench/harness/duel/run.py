@@ -13,10 +13,10 @@ from baselines.systems.ranks import RankFailed, Ranks
 from rpbench.cost.model import Model
 from rpbench.cost.profiled import to_text
 from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.calibration import Calibration, calibrate_cores
 from rpbench.engine.executor import ActionFailed
-from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.measure.calibration import Calibration, calibrate_cores
 from rpbench.engine.program import make_program
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings
 from rpbench.harness import provenance, record, tracker
 from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, as_plain, resolved, typed

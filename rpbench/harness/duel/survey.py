@@ -7,7 +7,7 @@ from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import engine_times
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
-from rpbench.engine.calibration import Calibration
+from rpbench.engine.measure.calibration import Calibration
 from rpbench.harness.cluster_file import cluster_of, to_text
 from rpbench.harness.config import load
 from rpbench.plan.whole import WholePlan

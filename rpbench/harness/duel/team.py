@@ -11,12 +11,12 @@ from baselines.systems.ranks import Ranks
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import replay_clock
 from rpbench.engine.executor import execute
-from rpbench.engine.foreign import ForeignLoad
+from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.program import Program
 from rpbench.engine.training import Settings, Training
+from rpbench.engine.verification import verified
 from rpbench.engine.workload import Workload
 from rpbench.harness.duel.sample import Sample
-from rpbench.harness.verification import verified
 from rpbench.ir.action import Kind
 from rpbench.models.data import SyntheticTokens
 from rpbench.plan.whole import WholePlan

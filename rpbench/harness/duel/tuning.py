@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rpbench.engine.side_by_side import side_by_side
+from rpbench.engine.measure.side_by_side import side_by_side
 from rpbench.harness.assemble import pose
 from rpbench.harness.config import RunConfig
 from rpbench.harness.duel.contenders import Contender
