@@ -73,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
 def show(arguments: Sequence[str]) -> int:
     """Print a schedule in its text form, after checking it; `draw=FILE` (svg, pdf, png) draws its timeline."""
     from rpbench.commands.show import draw_schedule, drawing_path, show_schedule
-    from rpbench.harness.config import load
+    from rpbench.harness.request import load
 
     drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]
     config = load([item for item in arguments if not item.startswith("draw=")])
@@ -87,7 +87,7 @@ def plan(arguments: Sequence[str]) -> int:
     """Partitions side by side, or with `plan=pipedream` what that makes of a profile; one JSON object."""
     from rpbench.commands.plan import compare_plans
     from rpbench.commands.plan_pipedream import partition_profile
-    from rpbench.harness.config import load
+    from rpbench.harness.request import load
 
     of_profile = any(item.startswith("plan=") for item in arguments)
     print(json.dumps(partition_profile(arguments) if of_profile else compare_plans(load(arguments)), allow_nan=False))

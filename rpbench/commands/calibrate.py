@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness.config import CONF, ConfigError
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.config import CONF
 from rpbench.harness.provenance import now
 from rpbench.harness.record import check_writable, write_atomically
 

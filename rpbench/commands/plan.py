@@ -3,7 +3,7 @@
 from typing import Any
 
 from rpbench.harness.assemble import build_schedule, pose
-from rpbench.harness.config import RunConfig
+from rpbench.harness.request import Request
 from rpbench.plan import METHODS, Choice, choose
 from rpbench.plan.problem import Problem
 from rpbench.sim.checked import checked_graph
@@ -11,13 +11,13 @@ from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import measure
 
 
-def compare_plans(config: RunConfig) -> dict[str, Any]:
+def compare_plans(request: Request) -> dict[str, Any]:
     """The plans of every method, the best first; a method that cannot be used says why.
 
     Raises:
         ValueError: if the request is wrong whatever the method.
     """
-    problem, model, cluster = pose(config)
+    problem = pose(request)
     plans: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     for method in METHODS:
@@ -30,8 +30,8 @@ def compare_plans(config: RunConfig) -> dict[str, Any]:
     plans.sort(key=lambda plan: float(plan["makespan_s"]))
     return {
         "schedule": problem.entry.name,
-        "model": model.name if model else "abstract",
-        "cluster": cluster.name,
+        "model": request.model_name,
+        "cluster": request.cluster.name,
         "num_devices": problem.num_ranks,
         "num_microbatches": problem.num_microbatches,
         "best": plans[0]["method"],

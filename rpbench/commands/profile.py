@@ -13,7 +13,8 @@ from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.harness import record
 from rpbench.harness.assemble import pose
-from rpbench.harness.config import ConfigError, RunConfig, WorkloadConfig, load, typed
+from rpbench.harness.choices import ConfigError, typed
+from rpbench.harness.request import Request, load
 
 LOSS_BYTES = 4  # one float, all that the head hands on
 
@@ -37,23 +38,23 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
         ValueError: if the request is wrong; nothing is measured or written then.
     """
     own = {key: value for key, _, value in (item.partition("=") for item in arguments) if key in ("out", "num_runs")}
-    request = typed(ProfileRequest, own)
-    if request.num_runs < 1:
-        raise ConfigError(f"num_runs={request.num_runs}: a whole number of at least 1")
+    asked = typed(ProfileRequest, own)
+    if asked.num_runs < 1:
+        raise ConfigError(f"num_runs={asked.num_runs}: a whole number of at least 1")
     overrides = [item for item in arguments if item.partition("=")[0] not in own]
-    config = load(overrides)
-    prefix = Path(request.out or Path(config.results_dir) / "profiles" / config.model["name"])
-    record.check_writable(prefix.parent, "out" if request.out else "results_dir")
+    request = load(overrides)
+    prefix = Path(asked.out or request.results_dir / "profiles" / request.model_name)
+    record.check_writable(prefix.parent, "out" if asked.out else "results_dir")
     from_table = any(item.startswith("cost=") for item in overrides)
-    graph = _from_table(config) if from_table else _measured(config, request.num_runs)
+    graph = _from_table(request) if from_table else _measured(request, asked.num_runs)
     paths = [prefix.with_name(f"{prefix.name}_{table}.csv") for table in ("nodes", "edges")]
     for path, text in zip(paths, to_csv(graph), strict=True):
         record.write_atomically(path, text)
     return {
         "profile": str(paths[0]),
         "edges": str(paths[1]),
-        "model": config.model["name"],
-        "times": config.cost["name"] if from_table else "measured",
+        "model": request.model_name,
+        "times": request.cost.name if from_table else "measured",
         "num_layers": len(graph.layers),
         "forward_ms": sum(layer.forward_ms for layer in graph.layers),
         "backward_ms": sum(layer.backward_ms for layer in graph.layers),
@@ -61,23 +62,23 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _measured(config: RunConfig, num_runs: int) -> LayerGraph:
+def _measured(request: Request, num_runs: int) -> LayerGraph:
     from rpbench.engine.measure.layer_profile import profile_layers  # torch, which a table does not need
     from rpbench.engine.workload import Workload
-    from rpbench.harness.train import DTYPES, check_host_memory
+    from rpbench.harness.tensors import DTYPES, check_host_memory
     from rpbench.models.build import build_model
     from rpbench.models.data import SyntheticTokens
 
-    model = _model(config)
-    if config.dtype not in DTYPES:
-        raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
-    dtype = DTYPES[config.dtype]
+    model = _model(request)
+    if request.dtype not in DTYPES:
+        raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
+    dtype = DTYPES[request.dtype]
     check_host_memory(model, dtype)
     workload = Workload(
-        list(build_model(model, seed=config.seed, dtype=dtype)),
-        SyntheticTokens(model.vocab, model.seq_len, _sequences(config), config.seed),
+        list(build_model(model, seed=request.seed, dtype=dtype)),
+        SyntheticTokens(model.vocab, model.seq_len, request.workload.microbatch_sequences, request.seed),
         1,
-        config.seed,
+        request.seed,
         draws_random=model.dropout > 0,
     )
     return profile_layers(workload, num_runs=num_runs, on_run=_Progress(model.name))
@@ -96,10 +97,10 @@ class _Progress:
             print(f"profile {self.name}: {num_over} runs are over", file=sys.stderr)
 
 
-def _from_table(config: RunConfig) -> LayerGraph:
-    model = _model(config)
-    problem, _, _ = pose(config)
-    return _chain(problem.times, model_bytes(model, _sequences(config) * model.seq_len))
+def _from_table(request: Request) -> LayerGraph:
+    model = _model(request)
+    problem = pose(request)
+    return _chain(problem.times, model_bytes(model, request.workload.microbatch_sequences * model.seq_len))
 
 
 def _chain(times: LayerTimes, sizes: ModelBytes) -> LayerGraph:
@@ -120,14 +121,7 @@ def _chain(times: LayerTimes, sizes: ModelBytes) -> LayerGraph:
     )
 
 
-def _model(config: RunConfig) -> Model:
-    if config.model["name"] == "abstract":
+def _model(request: Request) -> Model:
+    if request.model is None:
         raise ConfigError("model=abstract has no layers to profile; take one with a shape, such as model=tiny_gpt")
-    return Model(**config.model)
-
-
-def _sequences(config: RunConfig) -> int:
-    num = typed(WorkloadConfig, config.workload).microbatch_sequences
-    if num < 1:
-        raise ConfigError(f"workload.microbatch_sequences={num}: a whole number of at least 1")
-    return num
+    return request.model

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rpbench.harness.assemble import Assembled, assemble
-from rpbench.harness.config import RunConfig
+from rpbench.harness.request import Request
 from rpbench.ir.schedule import to_text
 
 
@@ -21,13 +21,13 @@ def drawing_path(name: str) -> Path:
     return path
 
 
-def show_schedule(config: RunConfig, out: TextIO) -> Assembled:
+def show_schedule(request: Request, out: TextIO) -> Assembled:
     """Print a checked schedule in its text form to `out`, its sizes to stderr.
 
     Raises:
         ValueError: if the schedule cannot be built or does not hold.
     """
-    assembled = assemble(config)
+    assembled = assemble(request)
     schedule = assembled.schedule
     out.write(to_text(schedule))
     out.flush()

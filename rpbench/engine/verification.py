@@ -4,6 +4,8 @@ from dataclasses import replace
 from itertools import starmap
 from typing import Any
 
+import torch
+
 from rpbench.engine.reference import (
     Reads,
     ReadVersion,
@@ -69,6 +71,28 @@ def verified(training: Training) -> dict[str, Any]:
         "num_microbatches_verified": schedule.shape.num_steps * window,
         **(_beside_the_whole(training, found) if training.team and not training.scaler else {}),
     }
+
+
+# How far the sums of layers in shards may be from those of whole layers, as a fraction of the largest value: rounding.
+WHOLE_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.1}
+
+
+def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """What `verified` found, with the status `failed` and a reason where it is no parity.
+
+    Gradients and weights must agree in every bit, and every action must have read the reference's version.
+    """
+    faults = [
+        f"{name} is {found[name]:g}, expected 0"
+        for name in ("grad_max_abs_diff", "weight_max_abs_diff")
+        if found[name] != 0
+    ]
+    if not found["versions_as_reference"]:
+        faults.append("actions read other versions of the weights than the reference")
+    whole = found.get("whole_grad_max_rel_diff", 0.0)
+    if not whole <= WHOLE_BOUNDS[dtype]:
+        faults.append(f"whole_grad_max_rel_diff is {whole:g}, at most {WHOLE_BOUNDS[dtype]:g} is rounding")
+    return found if not faults else found | {"status": "failed", "reason": f"verification: {'; '.join(faults)}"}
 
 
 def _beside_the_whole(training: Training, found: list[Tensors]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import moved_bytes
-from rpbench.harness.config import ConfigError
+from rpbench.harness.choices import ConfigError
 from rpbench.ir.moved_objects import LINKS, carries
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.schedule import Schedule, Weights

@@ -15,9 +15,9 @@ from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records.load import select
 from analysis.records.runs import MissingRuns
-from rpbench.harness.duel.contenders import BASE, LIMIT, TWIN
-from rpbench.harness.duel.paired import Ratio, noise, ratio
-from rpbench.harness.duel.rows import CLOCKS, speed_up, times
+from rpbench.harness.modes.duel.contenders import BASE, LIMIT, TWIN
+from rpbench.harness.modes.duel.paired import Ratio, noise, ratio
+from rpbench.harness.modes.duel.rows import CLOCKS, speed_up, times
 
 Row = dict[str, Any]
 
