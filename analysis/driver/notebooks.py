@@ -15,7 +15,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from analysis.exhibits.figures.files import OUT
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import MissingRuns
 
 SOURCES = Path(__file__).parents[1] / "notebooks"
 _ROOT = Path(__file__).parents[2]

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from analysis.claims.summary import red_text, summary_text
@@ -20,7 +21,7 @@ from analysis.driver.notebooks import execute, notebooks
 from analysis.driver.sweeps import FULL, QUICK, ROOT, Scope, run_sweeps
 from analysis.exhibits.figures.files import OUT
 from analysis.exhibits.tables.files import save_table
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import MissingRuns
 from analysis.report.images import draw_all, drawings_of
 from analysis.report.page import Content, gather, write
 
@@ -74,7 +75,8 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         for failure in failures
     ]
     try:
-        content = gather(results, scope.plans, scope.name)
+        experiments = scope.experiments(results)
+        content = gather(experiments, partial(scope.plans, experiments=experiments), scope.name)
     except ValueError as error:  # no record at all
         problems.append(str(error))
         return _say_what_is_red(problems, "")

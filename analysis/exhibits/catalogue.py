@@ -1,10 +1,6 @@
 """Everything the report shows, in its order, as far as the records go."""
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-
-import pandas as pd
 
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.figures import (
@@ -32,10 +28,10 @@ from analysis.exhibits.figures import (
     what_if,
 )
 from analysis.exhibits.tables import causal, comparison, equivalence, plans, prediction_score, published_cells
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns
 
 # Identity of an exhibit -> what makes it of the records; the order is that of the report.
-_MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
+_MAKERS: dict[str, Callable[[Experiments], Exhibit]] = {
     "figure17": figure17.exhibit,
     "published_cells": published_cells.exhibit,
     "steady_state": steady_state.exhibit,
@@ -73,22 +69,17 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "figure15_predicted": predicted_curves.scaling,
     "figure16_predicted": predicted_curves.seqlen,
     "what_if": what_if.exhibit,
+    "atlas": atlas.exhibit,
+    "timelines": timelines.exhibit,
 }
 
 
-def exhibits(records: pd.DataFrame, results: Path) -> tuple[list[Exhibit], list[tuple[str, str]]]:
-    """What can be made of the records, and (identity, what is missing) of the rest.
-
-    Args:
-        records: as `analysis.records.load.load_records` gives them.
-        results: the folder they lie in; it also holds the timelines.
-    """
+def exhibits(experiments: Experiments) -> tuple[list[Exhibit], list[tuple[str, str]]]:
+    """What can be made of the records, and (identity, what is missing) of the rest."""
     made, missing = [], []
-    with_timelines = {"atlas": partial(atlas.exhibit, results=results)}
-    with_timelines["timelines"] = partial(timelines.exhibit, results=results)
-    for name, maker in (_MAKERS | with_timelines).items():
+    for name, maker in _MAKERS.items():
         try:
-            made.append(maker(records))
+            made.append(maker(experiments))
         except MissingRuns as lack:
             missing.append((name, str(lack)))
     return made, missing

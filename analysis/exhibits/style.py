@@ -78,6 +78,9 @@ _NAMES = {
     "zero_3": "ZeRO-3",
     "zero_infinity": "ZeRO-Infinity",
     "zero_offload": "ZeRO-Offload",
+    "zero_offload_delayed": "ZeRO-Offload, one step late",
+    "roundpipe_async": "RoundPipe, one step late",
+    "roundpipe_call_async": "RoundPipe, one round, one step late",
 }
 
 # Kinds of schedules, for figures that show them all.

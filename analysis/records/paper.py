@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.records.load import published
+from analysis.records.published import published
 
 # The paper's names of models, from its own tables, in their order.
 PUBLISHED_MODELS = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+CALIBRATED = b"# python -m rpbench calibrate"  # how a cluster file begins that was measured on a machine
 
 _CODE = ("rpbench/**/*.py", "baselines/**/*.py", "analysis/published/*.csv")
 _PACKAGES = ("rpbench", "numpy", "numba", "torch", "hydra-core", "omegaconf")
@@ -49,8 +50,8 @@ def code_version() -> str:
 
 @cache
 def conf_version() -> str:
-    """Hash of every file of `conf/`: what experiments and named choices stand for."""
-    return _digest_of(ROOT.glob("conf/**/*.yaml"))
+    """Hash of every file of `conf/`, but for clusters that `calibrate` wrote: what named choices stand for."""
+    return _digest_of(path for path in ROOT.glob("conf/**/*.yaml") if not path.read_bytes().startswith(CALIBRATED))
 
 
 def _digest_of(paths: Iterable[Path]) -> str:

@@ -13,6 +13,8 @@ from rpbench.ir.timeline import Timeline
 
 Fields = dict[str, Any]
 
+TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -61,11 +63,13 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
         for file, text in work.files.items():
             record.write_atomically(folder / file, text)
         outcome = _carried_out(work, events)
+        files = list(work.files)
         if outcome.timeline is not None and request.save_timeline:
-            record.write_atomically(folder / "timeline.csv", outcome.timeline.to_csv())
+            record.write_atomically(folder / TIMELINE, outcome.timeline.to_csv())
+            files.append(TIMELINE)
     finally:
         events.close()
-    row = opening | {"status": "ok", "reason": None} | outcome.fields
+    row = opening | {"files": files, "status": "ok", "reason": None} | outcome.fields
     record.write(folder, row)
     tracker.mirror(request, row, outcome.timeline)
     return row
@@ -98,7 +102,7 @@ def _finished(request: Request, name: str) -> Record | None:
     known = record.read(folder)
     if known is None or known["status"] == "failed":
         return None
-    if request.save_timeline and known["status"] == "ok" and not (folder / "timeline.csv").exists():
+    if request.save_timeline and known["status"] == "ok" and not (folder / TIMELINE).exists():
         return None
     return known
 

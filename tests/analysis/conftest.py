@@ -19,7 +19,7 @@ import pytest
 from analysis.exhibits.figures import convergence, gains, thousand_devices, what_if
 from analysis.exhibits.figures.duel import NAMES
 from analysis.exhibits.tables import comparison
-from analysis.records.load import load_records
+from analysis.records.published import load_records
 from analysis.records.runs import MODELS, ONE_ROUND, SCHEDULES
 from rpbench.harness import record
 from rpbench.harness.config import RunConfig, as_plain, load, swept

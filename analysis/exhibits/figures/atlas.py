@@ -11,7 +11,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.exhibits.figures.timelines import draw_small, lacking_timelines, read_timeline
-from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.harness.config import swept
 from rpbench.harness.drawing import COLOURS, NAMES, draw_timeline
 from rpbench.ir.action import Kind
@@ -21,13 +21,13 @@ _ACROSS = 4
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
-def exhibit(records: pd.DataFrame, results: Path) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """All schedules on one page, and each as a drawing of its own.
 
     Raises:
         MissingRuns: if a run behind it, or its timeline.csv, is not there.
     """
-    rows = _runs(records, results)
+    rows, results = _runs(experiments), experiments.results
     return Exhibit(
         id="atlas",
         title="Atlas: every schedule, drawn alike",
@@ -45,11 +45,11 @@ def exhibit(records: pd.DataFrame, results: Path) -> Exhibit:
     )
 
 
-def _runs(records: pd.DataFrame, results: Path) -> pd.DataFrame:
+def _runs(experiments: Experiments) -> pd.DataFrame:
     wanted = [(name,) for name in swept(EXPERIMENT, "schedule")]
-    rows = runs.unit_work(records, num_devices=4, num_microbatches=8, config__cost__hop_ms=0)
-    found = runs.index(rows, ("schedule",), wanted, EXPERIMENT)
-    lacking_timelines(found, results, EXPERIMENT)
+    rows = succeeded(experiments.cells(EXPERIMENT))
+    found = index(rows, ("schedule",), wanted, EXPERIMENT)
+    lacking_timelines(found, experiments.results, EXPERIMENT)
     return found
 
 

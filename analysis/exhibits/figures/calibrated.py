@@ -13,7 +13,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.exhibits.figures.duel import MODELS, NAMES, Row, found_duels
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.harness.modes.duel.paired import Ratio
 from rpbench.harness.modes.duel.rows import drift, over_predicted, predictions
 
@@ -22,13 +22,13 @@ BAR = 0.15  # how far a prediction may be off
 Duels = Mapping[str, Mapping[str, Row]]
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if there was no duel with calibrations.
     """
-    duels = found_duels(_calibrated(records))
+    duels = found_duels(_calibrated(experiments))
     columns = (
         "model",
         "contender",
@@ -61,16 +61,17 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def _calibrated(records: pd.DataFrame) -> pd.DataFrame:
+def _calibrated(experiments: Experiments) -> pd.DataFrame:
     """The records that have predictions.
 
     Raises:
         MissingRuns: if none has.
     """
     column = "calibrated_makespans_s"
-    found = records[records[column].map(lambda value: isinstance(value, list))] if column in records else records[:0]
+    rows = succeeded(experiments.cells("cpu_duel"))
+    found = rows[rows[column].map(lambda value: isinstance(value, list))] if column in rows else rows[:0]
     if found.empty:
-        raise MissingRuns("runs of experiment=cpu_duel with backend.calibrate=true")
+        raise MissingRuns("runs of experiment=cpu_duel with mode.calibrate=true")
     return found
 
 

@@ -12,10 +12,9 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style, time_to_loss
 from analysis.exhibits.cells import label, ours, ranged, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
-from analysis.records.load import select
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
-# By their file in `conf/method/`; flushed ones black and grey, asynchronous ones coloured.
+# By their name under `schedule=`; flushed ones black and grey, asynchronous ones coloured.
 METHODS = {
     "gpipe": style.Look("GPipe, flushed", style.BLACK, "s"),
     "roundpipe": style.Look("RoundPipe, flushed", style.VERMILION, "X"),
@@ -34,17 +33,19 @@ METHODS = {
 # One optimizer step for every batch; the others step after every microbatch.
 BY_BATCH = ("gpipe", "roundpipe", "roundpipe_async", "pipedream_2bw", "xpipe")
 SEEDS = (0, 1, 2)
+EXPERIMENTS = ("convergence", "convergence_one_by_one")
+ONE_BY_ONE = "one_by_one"  # 1F1B of single microbatches, the second of them
 BATCH = 4  # microbatches behind each point
 LAST = 8  # points behind the loss at the end
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="convergence",
         title="What late gradients cost",
@@ -63,44 +64,28 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
             f"{answer(data)}"
         ),
         evidence=("simulated",),
-        command="python -m rpbench -m experiment=convergence",
+        command="; ".join(f"python -m rpbench -m experiment={name}" for name in EXPERIMENTS),
         draw=partial(draw, data),
         table=tabulate(data),
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    found = select(records, workload="prose", backend="virtual", num_devices=4)
     rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in found.to_dict("records"):
-        rows[method_of(row["config"]["schedule"]), int(row["seed"])] = _points(row)
+    for experiment in EXPERIMENTS:
+        for row in succeeded(experiments.cells(experiment)).to_dict("records"):
+            method = ONE_BY_ONE if experiment == EXPERIMENTS[1] else row["schedule"]
+            rows[method, int(row["seed"])] = _points(row)
     lacking = [(method, seed) for method in METHODS for seed in SEEDS if (method, seed) not in rows]
     if lacking:
         raise MissingRuns(f"{len(lacking)} runs such as {lacking[0]}: python -m rpbench -m experiment=convergence")
     kept = {(method, seed): rows[method, seed] for method in METHODS for seed in SEEDS}
     return pd.DataFrame([{"method": method, "seed": seed, **row} for (method, seed), row in kept.items()])
-
-
-def method_of(options: Mapping[str, Any]) -> str:
-    """The name under `conf/method/` of a schedule with its options."""
-    name = options["name"]
-    if name == "roundpipe":
-        return "roundpipe_async" if options["asynchronous"] else name
-    if name == "pipedream":
-        return name if options["weight_stashing"] else "pipedream_unstashed"
-    if name == "pipemare":
-        used = [
-            options["rescheduling_steps"] > 0,
-            options["correction_decay"] is not None,
-            options["num_sync_steps"] > 0,
-        ]
-        return "_".join([name, *(f"t{number}" for number, on in enumerate(used, start=1) if on)])
-    return "one_by_one" if name == "1f1b" else str(name)
 
 
 def _points(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,17 +9,18 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 
 ROUNDS = (8, 4, 1)  # microbatches a round
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     columns = (
         "model",
         "rotation, rounds of 8: bubble (%)",
@@ -43,19 +44,19 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model and dispatch: `round_size` (0 for the rotation), `bubble` (%), `makespan_s`, `run_id`.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
     models = [("roundpipe", model) for model in runs.MODELS]
-    rotation = runs.index(runs.single_call(records, causal=True), ("schedule", "model"), models, "causal")
+    rotation = index(succeeded(experiments.cells("causal")), ("schedule", "model"), models, "causal")
     rotation = rotation.assign(round_size=0)
-    pool = runs.single_call(records, causal=True, dispatch="dynamic")
+    pool = succeeded(experiments.cells("dispatch"))
     pool = pool.assign(round_size=[config["schedule"].get("round_size") for config in pool["config"]])
     wanted = [(model, size) for model in runs.MODELS for size in ROUNDS]
-    pool = runs.index(pool, ("model", "round_size"), wanted, "dispatch")
+    pool = index(pool, ("model", "round_size"), wanted, "dispatch")
     rows = pd.concat([rotation, pool])[["model", "round_size", "bubble_makespan", "makespan_s", "run_id"]]
     # A bubble of nothing may come out a hair below zero.
     return (

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit
-from analysis.records.load import select
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.harness.modes.duel.contenders import BASE, LIMIT, TWIN
 from rpbench.harness.modes.duel.paired import Ratio, noise, ratio
 from rpbench.harness.modes.duel.rows import CLOCKS, speed_up, times
@@ -38,13 +37,13 @@ NAMES = {
 MODELS = {"mid_gpt": "mid GPT", "fat_head_gpt": "fat-head GPT"}
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if there was no duel.
     """
-    duels = found_duels(records)
+    duels = found_duels(experiments.cells("cpu_duel"))
     columns = (
         "model",
         "contender",
@@ -82,27 +81,19 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def found_duels(records: pd.DataFrame) -> dict[str, dict[str, Row]]:
-    """Model -> contender -> its record, of the duel of most rounds, and of equal ones the newest.
+def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
+    """Model -> contender -> its record, those that failed included.
 
     Raises:
         MissingRuns: if there is none.
     """
-    found = select(records, backend="duel")
-    rows = [] if found.empty else found.sort_values("started_at", kind="stable").to_dict("records")
     duels: dict[str, dict[str, Row]] = {}
-    for model in MODELS:
-        by_config: dict[str, dict[str, Row]] = {}
-        for row in rows:
-            if row["model"] == model:
-                by_config.setdefault(str(row["config"]), {})[row["contender"]] = row
-        whole = [own for own in by_config.values() if BASE in own]
-        if whole:
-            best = max(whole, key=lambda own: (len(own[BASE]["round_walls_s"]), own[BASE]["started_at"]))
-            duels[model] = {name: best[name] for name in NAMES if name in best}
-    if not duels:
+    for row in rows.to_dict("records"):
+        duels.setdefault(row["model"], {})[row["contender"]] = row
+    ordered = {model: duels[model] for model in MODELS if BASE in duels.get(model, {})}
+    if not ordered:
         raise MissingRuns("all runs of experiment=cpu_duel")
-    return duels
+    return {model: {name: rows[name] for name in NAMES if name in rows} for model, rows in ordered.items()}
 
 
 def answer(duels: Mapping[str, Mapping[str, Row]]) -> str:

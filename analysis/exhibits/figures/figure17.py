@@ -12,6 +12,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 
 PARTS = ("fill", "switch", "drain", "intra")
@@ -30,13 +31,13 @@ _BARS = {
 }
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="figure17",
         title="Figure 17: where the bubble comes from",
@@ -54,16 +55,18 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a bar: `model`, `bar`, its four parts and `total` in percent, `published`, `source`, `run_id`.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
     wanted = [(schedule, model) for model in runs.MODELS for schedule in runs.SCHEDULES]
-    calls = runs.index(runs.single_call(records), ("schedule", "model"), wanted, "figure17")
+    calls = index(runs.single_call(experiments), ("schedule", "model"), wanted, "figure17")
     wanted_steady = [(model, count) for model in runs.MODELS for count in BACK_TO_BACK]
-    steady = runs.index(runs.back_to_back(records), ("model", "num_microbatches"), wanted_steady, "steady_state")
+    steady = index(
+        succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted_steady, "steady_state"
+    )
     bars = [bar for row in calls.to_dict("records") for bar in _of_call(row)]
     bars += [_of_steady(row) for row in steady.to_dict("records")]
     rows = pd.DataFrame(bars)

@@ -12,6 +12,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 CLUSTER = "8x_rtx4090"
@@ -19,13 +20,13 @@ CLUSTER = "8x_rtx4090"
 _RECOMPUTE, _RELOAD = style.ORANGE, style.BLUE
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="figure2",
         title="Figure 2: recompute or reload",
@@ -43,7 +44,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model: times in ms and ratios, in the artifact's and the corrected count, and run_ids.
 
     Raises:
@@ -52,7 +53,7 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     wanted = [(model,) for model in runs.MODELS]
     rows = {"model": list(runs.MODELS)}
     for count in ("artifact", "corrected"):
-        found = runs.index(runs.closed_forms(records, CLUSTER, count), ("model",), wanted, "roofline")
+        found = index(runs.closed_forms(experiments, CLUSTER, count), ("model",), wanted, "roofline")
         rows[f"recompute_ms_{count}"] = (1000 * found["recompute_s"]).to_list()
         rows[f"reload_ms_{count}"] = (1000 * found["reload_s"]).to_list()
         rows[f"ratio_{count}"] = found["reload_over_recompute"].to_list()

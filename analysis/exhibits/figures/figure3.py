@@ -12,18 +12,19 @@ from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.exhibits.figures.figure2 import CLUSTER
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 
 SCHEDULES = ("interleaved_1f1b", "looped_bfs")
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="figure3",
         title="Figure 3: ideal and simulated bubble of interleaved schedules",
@@ -39,16 +40,16 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a bar: `model`, `bar` (ideal or a schedule), `bubble` and `published` (%), `source`, `run_id`.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
     models = [(model,) for model in runs.MODELS]
-    ideal = runs.index(runs.closed_forms(records, CLUSTER, "artifact"), ("model",), models, "roofline")
+    ideal = index(runs.closed_forms(experiments, CLUSTER, "artifact"), ("model",), models, "roofline")
     wanted = [(schedule, model) for schedule in SCHEDULES for model in runs.MODELS]
-    simulated = runs.index(runs.single_call(records), ("schedule", "model"), wanted, "figure17")
+    simulated = index(runs.single_call(experiments), ("schedule", "model"), wanted, "figure17")
     bars = [_bar(row, "ideal", 100 * row["ideal_bubble"]) for row in ideal.to_dict("records")]
     bars += [_bar(row, row["schedule"], 100 * row["bubble_makespan"]) for row in simulated.to_dict("records")]
     return pd.DataFrame(bars)

@@ -10,6 +10,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 # Clusters from the lowest threshold to the highest; what the published tables call them, and what people do.
@@ -22,13 +23,13 @@ GPUS = {
 COUNTS = ("artifact", "corrected")
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="figure5",
         title="Figure 5: when streaming weights costs nothing",
@@ -45,7 +46,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """The roofline records of all models, GPUs and both counts.
 
     Raises:
@@ -53,7 +54,7 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     """
     wanted = [(model,) for model in runs.MODELS]
     found = [
-        runs.index(runs.closed_forms(records, cluster, count), ("model",), wanted, "roofline")
+        index(runs.closed_forms(experiments, cluster, count), ("model",), wanted, "roofline")
         for count in COUNTS
         for cluster in GPUS
     ]

@@ -13,6 +13,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.harness.config import swept
 
 FLUSHING, ASYNCHRONOUS = "gains", "gains_async"
@@ -22,13 +23,13 @@ NUM_MICROBATCHES = 16
 DEVICE_GIB = 24  # of the consumer devices the published timings were taken on
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="gains",
         title="What RoundPipe gains over every other schedule",
@@ -51,24 +52,24 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and model: `slower` (step time over RoundPipe's), `peak_gib`, `flushes`, `run_ids`.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    flushing = _with_rival(_runs(records, FLUSHING), None)
-    steady = runs.back_to_back(records, causal=True)
+    flushing = _with_rival(_runs(experiments, FLUSHING), None)
+    steady = succeeded(experiments.cells(BACK_TO_BACK))
     wanted = [(model, NUM_MICROBATCHES) for model in runs.MODELS]
-    steady = runs.index(steady, ("model", "num_microbatches"), wanted, BACK_TO_BACK)
-    asynchronous = _with_rival(_runs(records, ASYNCHRONOUS), steady)
+    steady = index(steady, ("model", "num_microbatches"), wanted, BACK_TO_BACK)
+    asynchronous = _with_rival(_runs(experiments, ASYNCHRONOUS), steady)
     return pd.concat([flushing.assign(flushes=True), asynchronous.assign(flushes=False)]).reset_index(drop=True)
 
 
-def _runs(records: pd.DataFrame, experiment: str) -> pd.DataFrame:
+def _runs(experiments: Experiments, experiment: str) -> pd.DataFrame:
     keys = ("schedule", "model")
     wanted = list(product(swept(experiment, "schedule"), swept(experiment, "model")))
-    return runs.index(runs.with_halves(records), keys, wanted, experiment)
+    return index(succeeded(experiments.cells(experiment)), keys, wanted, experiment)
 
 
 def _with_rival(rows: pd.DataFrame, steady: pd.DataFrame | None) -> pd.DataFrame:

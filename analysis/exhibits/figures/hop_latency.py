@@ -10,19 +10,19 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
-from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.harness.config import swept
 
 EXPERIMENT = "hop_latency"
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="hop_latency",
         title="What a slow hop costs",
@@ -39,7 +39,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`.
 
     Raises:
@@ -47,8 +47,9 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     """
     hops = swept(EXPERIMENT, "cost.hop_ms")  # a forward takes 1 ms
     wanted = list(product(swept(EXPERIMENT, "schedule"), hops))
-    rows = pd.concat([_with_hop(records, hop) for hop in hops])
-    found = runs.index(rows, ("schedule", "hop"), wanted, EXPERIMENT)
+    rows = succeeded(experiments.cells(EXPERIMENT))
+    rows = rows.assign(hop=[config["cost"]["hop_ms"] for config in rows["config"]])
+    found = index(rows, ("schedule", "hop"), wanted, EXPERIMENT)
     return pd.DataFrame(
         {
             "schedule": found["schedule"],
@@ -58,11 +59,6 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
             "run_id": found["run_id"],
         }
     ).reset_index(drop=True)
-
-
-def _with_hop(records: pd.DataFrame, hop: float) -> pd.DataFrame:
-    found = runs.unit_work(records, num_devices=8, num_microbatches=32, config__cost__hop_ms=hop)
-    return found.assign(hop=hop)
 
 
 def answer(data: pd.DataFrame) -> str:

@@ -15,8 +15,8 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.predictions.tables import read
-from analysis.records.load import published
 from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import published
 
 COMMAND = "python -m analysis.predictions"
 RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"

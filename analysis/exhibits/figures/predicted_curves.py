@@ -15,8 +15,8 @@ from analysis.exhibits.cells import label, table, theirs
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.exhibits.figures.predicted import A800, COMMAND, RTX4090
 from analysis.predictions.tables import read
-from analysis.records.load import PUBLISHED, published
 from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED, published
 
 _PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}
 

@@ -10,6 +10,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 # What is simulated, and the published system it stands for.
@@ -21,13 +22,13 @@ ESTIMATES = {
 BACK_TO_BACK = 10  # microbatches a call in the published measurements of four of the five models
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="prediction",
         title="Simulated against measured throughput",
@@ -45,20 +46,20 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model and estimate: `simulated`, `measured` (tokens/s), their `ratio`, `source`, `run_id`.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    calls = runs.index(
-        runs.single_call(records),
+    calls = index(
+        runs.single_call(experiments),
         ("schedule", "model"),
         [("roundpipe", model) for model in runs.MODELS],
         "figure17",
     ).set_index("model")
     wanted = [(model, BACK_TO_BACK) for model in runs.MODELS]
-    steady = runs.index(runs.back_to_back(records), ("model", "num_microbatches"), wanted, "steady_state")
+    steady = index(succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted, "steady_state")
     steady = steady.set_index("model")
     rows = []
     for model in runs.MODELS:

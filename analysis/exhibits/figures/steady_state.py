@@ -11,18 +11,19 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
+from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 COUNTS = (8, 9, 10, 16)  # microbatches a call
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="steady_state",
         title="RoundPipe back to back: the asynchronous bubble, simulated",
@@ -38,7 +39,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model and N: `bubble` and, where it was run, `bubble_causal` in percent, with their run_ids.
 
     In the causal runs the fused stage's forward waits for its input.
@@ -48,7 +49,7 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     """
     wanted = [(model, count) for model in runs.MODELS for count in COUNTS]
     keys = ("model", "num_microbatches")
-    found = runs.index(runs.back_to_back(records), keys, wanted, "steady_state")
+    found = index(succeeded(experiments.cells("steady_state")), keys, wanted, "steady_state")
     rows = pd.DataFrame(
         {
             "model": found["model"],
@@ -57,12 +58,20 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
             "run_id": found["run_id"],
         }
     ).reset_index(drop=True)
-    causal = runs.back_to_back(records, causal=True)
+    causal = _causal(experiments)
     if causal.empty:
         return rows.assign(bubble_causal=float("nan"), run_id_causal="")
-    causal = causal.drop_duplicates(list(keys), keep="last")[[*keys, "bubble_steady", "run_id"]]
+    causal = causal[[*keys, "bubble_steady", "run_id"]]
     causal = causal.assign(bubble_causal=100 * causal["bubble_steady"]).drop(columns="bubble_steady")
     return rows.merge(causal, "left", list(keys), suffixes=("", "_causal"))
+
+
+def _causal(experiments: Experiments) -> pd.DataFrame:
+    """The runs whose fused stage waits; none where they were not made."""
+    try:
+        return succeeded(experiments.cells("steady_causal"))
+    except MissingRuns:
+        return pd.DataFrame()
 
 
 def answer(data: pd.DataFrame) -> str:

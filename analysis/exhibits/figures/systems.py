@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
-from analysis.records.load import published
 from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import published
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 
 PLATFORM = "8x-rtx4090-24gb"

@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
-from analysis.records import runs
-from rpbench.harness.config import load, swept
+from analysis.records.experiments import Experiments, index, succeeded
+from rpbench.harness.config import swept
 
 # Schedules in V placement go less far than the others.
 EXPERIMENTS = ("thousand_devices", "thousand_devices_v")
@@ -34,13 +34,13 @@ _DASHED = ("dapple", "zb_h2", "roundpipe_call")  # by colour alone they would be
 _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="thousand_devices",
         title="A thousand devices: the batch runs out before the hops matter",
@@ -61,13 +61,13 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and number of devices: `bubble`, `span` (bubbles in %), `peak` and `run_id`.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    found = pd.concat([_of(records, experiment) for experiment in EXPERIMENTS])
+    found = pd.concat([_of(experiments, experiment) for experiment in EXPERIMENTS])
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
     return pd.DataFrame(
         {
@@ -81,11 +81,10 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-def _of(records: pd.DataFrame, experiment: str) -> pd.DataFrame:
+def _of(experiments: Experiments, experiment: str) -> pd.DataFrame:
     keys = ("schedule", "num_devices")
-    config = load([f"experiment={experiment}"])
-    rows = runs.unit_work(records, num_microbatches=config.num_microbatches, config__cost__hop_ms=config.cost["hop_ms"])
-    return runs.index(rows, keys, list(product(*(swept(experiment, key) for key in keys))), experiment)
+    rows = succeeded(experiments.cells(experiment))
+    return index(rows, keys, list(product(*(swept(experiment, key) for key in keys))), experiment)
 
 
 def answer(data: pd.DataFrame) -> str:

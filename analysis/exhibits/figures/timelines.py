@@ -17,7 +17,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.records import runs
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns, index
 from rpbench.harness.drawing import COLOURS, NAMES, draw_timeline
 from rpbench.ir.action import Action, Kind, parse, parts_of
 from rpbench.ir.partition import parse as parse_partition
@@ -25,13 +25,13 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.timeline import Timeline
 
 
-def exhibit(records: pd.DataFrame, results: Path) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """All timelines on one page, and each as a drawing of its own.
 
     Raises:
         MissingRuns: if a run behind it, or its timeline.csv, is not there.
     """
-    rows = _runs(records, results)
+    rows, results = _runs(experiments), experiments.results
     return Exhibit(
         id="timelines",
         title="The 25 timelines behind figure 17",
@@ -52,10 +52,10 @@ def exhibit(records: pd.DataFrame, results: Path) -> Exhibit:
     )
 
 
-def _runs(records: pd.DataFrame, results: Path) -> pd.DataFrame:
+def _runs(experiments: Experiments) -> pd.DataFrame:
     every = [(schedule, model) for schedule in runs.SCHEDULES for model in runs.MODELS]
-    rows = runs.index(runs.single_call(records), ("schedule", "model"), every, "figure17")
-    lacking_timelines(rows, results, "figure17")
+    rows = index(runs.single_call(experiments), ("schedule", "model"), every, "figure17")
+    lacking_timelines(rows, experiments.results, "figure17")
     return rows
 
 

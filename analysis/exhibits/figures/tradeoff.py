@@ -11,19 +11,19 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
-from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.harness.config import swept
 
 EXPERIMENT = "tradeoff"
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="tradeoff",
         title="Bubble against memory, every synchronous schedule",
@@ -42,7 +42,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and number of microbatches: `span`, `whole` (bubbles in %), `peak` and its `family`.
 
     Raises:
@@ -50,8 +50,8 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ("schedule", "num_microbatches")
     wanted = list(product(*(swept(EXPERIMENT, key) for key in keys)))
-    rows = runs.unit_work(records, num_devices=8, config__cost__hop_ms=0)
-    found = runs.index(rows, keys, wanted, EXPERIMENT)
+    rows = succeeded(experiments.cells(EXPERIMENT))
+    found = index(rows, keys, wanted, EXPERIMENT)
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
     return pd.DataFrame(
         {

@@ -11,6 +11,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 
 CUTS = ("published", "even", "greedy", "search")
 # Searched with recomputation allowed before the gradient arrives; RoundPipe always has that.
@@ -36,13 +37,13 @@ _COMMAND = "; ".join(
 )
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="tuning",
         title="Tuned cuts: every schedule at its best",
@@ -61,7 +62,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model, schedule and cut: `bubble` in percent, `makespan_s`, `partition_layers`, `run_id`.
 
     For RoundPipe back to back, `makespan_s` is the time from call to call.
@@ -73,16 +74,18 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     found = []
     for cut in CUTS:
         experiment = "figure17" if cut == "published" else "partitions"
-        rows = runs.index(runs.single_call(records, cut), ("schedule", "model"), every, experiment)
+        rows = index(runs.single_call(experiments, cut), ("schedule", "model"), every, experiment)
         found.append(rows.assign(cut=cut))
     baselines = [(schedule, model) for schedule, model in every if schedule != "roundpipe"]
-    ahead = runs.single_call(records, "search", recompute_ahead=True)
-    found.append(runs.index(ahead, ("schedule", "model"), baselines, "recompute_ahead").assign(cut=AHEAD))
+    ahead = succeeded(experiments.cells("recompute_ahead"))
+    found.append(index(ahead, ("schedule", "model"), baselines, "recompute_ahead").assign(cut=AHEAD))
     wanted = [(model, NUM_MICROBATCHES) for model in runs.MODELS]
-    steady = runs.index(runs.back_to_back(records), ("model", "num_microbatches"), wanted, "steady_state")
+    steady = index(succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted, "steady_state")
     steady = steady.assign(cut=BACK_TO_BACK, bubble_makespan=steady["bubble_steady"], makespan_s=steady["step_time_s"])
-    whole = runs.index(runs.one_round(records), ("model",), [(model,) for model in runs.MODELS], "one_round")
-    rows = pd.concat([*found, whole.assign(cut=ONE_ROUND), steady]).reset_index(drop=True)
+    whole = index(
+        succeeded(experiments.cells("one_round")), ("model",), [(model,) for model in runs.MODELS], "one_round"
+    )
+    rows = pd.concat([*found, whole.assign(cut=ONE_ROUND, schedule="roundpipe"), steady]).reset_index(drop=True)
     rows["bubble"] = 100 * rows["bubble_makespan"]
     return rows[["model", "schedule", "cut", "bubble", "makespan_s", "partition_layers", "num_stages", "run_id"]]
 
@@ -154,13 +157,13 @@ def _row(found: dict, model: str, schedule: str) -> list[Cell]:
     ]
 
 
-def lead_exhibit(records: pd.DataFrame) -> Exhibit:
+def lead_exhibit(experiments: Experiments) -> Exhibit:
     """RoundPipe's lead as a table of its own.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     rows = leads(data)
     columns = ["model"]
     for look in _LEADS.values():

@@ -11,19 +11,20 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.harness.config import swept
 
 EXPERIMENT = "uneven_head"
 _DEALT = ("roundpipe", runs.ONE_ROUND)
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     return Exhibit(
         id="uneven_head",
         title="A heavy head",
@@ -41,7 +42,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and head: `head`, `bubble` (%), `slower` (step time over RoundPipe's), `run_id`.
 
     RoundPipe's is the shorter of those with rounds of as many microbatches as devices and with one round.
@@ -51,8 +52,9 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     """
     heads = swept(EXPERIMENT, "cost.head_share")
     wanted = list(product(swept(EXPERIMENT, "schedule"), heads))
-    rows = pd.concat([_of_head(records, head) for head in heads])
-    found = runs.index(rows, ("schedule", "head"), wanted, EXPERIMENT)
+    rows = succeeded(experiments.cells(EXPERIMENT))
+    rows = rows.assign(head=[config["cost"]["head_share"] for config in rows["config"]])
+    found = index(rows, ("schedule", "head"), wanted, EXPERIMENT)
     dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()
     return pd.DataFrame(
         {
@@ -63,21 +65,6 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
             "run_id": found["run_id"],
         }
     ).reset_index(drop=True)
-
-
-def _of_head(records: pd.DataFrame, head: float) -> pd.DataFrame:
-    found = runs.unit_work(
-        records,
-        model="transformer",
-        partition="search",
-        num_devices=8,
-        num_microbatches=32,
-        config__model__num_layers=32,
-        config__cost__hop_ms=0,
-        config__cost__recompute_ms=1,
-        config__cost__head_share=head,
-    )
-    return found.assign(head=head)
 
 
 def answer(data: pd.DataFrame) -> str:

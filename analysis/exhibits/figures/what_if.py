@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.cost.model import Model
 
 SYSTEMS = ("roundpipe", "megatron-pp", "fsdp")
@@ -46,17 +46,17 @@ SIZES = Map(
     DEVICES,
     "microbatches a step",
     MICROBATCHES,
-    lambda config: (config["num_devices"], config["workload"]["microbatches"]),
+    lambda config: (config["num_devices"], config["mode"]["microbatches"]),
 )
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The two maps with their numbers.
 
     Raises:
         MissingRuns: if a run behind them is not there.
     """
-    maps = {LINKS.experiment: numbers(records, LINKS), SIZES.experiment: numbers(records, SIZES)}
+    maps = {LINKS.experiment: numbers(experiments, LINKS), SIZES.experiment: numbers(experiments, SIZES)}
     rows = [*_rows(maps["what_if"], LINKS), *_rows(maps["what_if_devices"], SIZES)]
     columns = ("where", *(f"{style.method_name(system)}, tokens/s" for system in SYSTEMS), "fastest")
     return Exhibit(
@@ -82,20 +82,15 @@ def head_share(vocab: int) -> float:
     return shape.head_forward_flops(1) / shape.forward_flops(1, "causal")
 
 
-def numbers(records: pd.DataFrame, wanted: Map) -> pd.DataFrame:
+def numbers(experiments: Experiments, wanted: Map) -> pd.DataFrame:
     """One row a point and system: `x`, `y`, `system`, `rate` (None where it does not fit), `run_id`.
 
     Raises:
         MissingRuns: if a run is not there.
     """
     rows = []
-    chosen = records[records["workload"] == "paper"] if not records.empty else records
-    for row in chosen.to_dict("records"):
-        config = row["config"]
-        one_sequence = config["workload"].get("sequences") == 1
-        if config["workload"].get("microbatches") is None or one_sequence != (wanted is LINKS):
-            continue
-        x, y = wanted.read(config)
+    for row in experiments.cells(wanted.experiment).to_dict("records"):
+        x, y = wanted.read(row["config"])
         rate = row["tokens_per_s"] if row["status"] == "ok" else None
         rows.append({"x": x, "y": y, "system": row["system"], "rate": rate, "run_id": row["run_id"]})
     found = {(row["x"], row["y"], row["system"]): row for row in rows}

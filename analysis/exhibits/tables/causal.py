@@ -6,15 +6,16 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     columns = (
         "model",
         "bubble as in the artifact (%)",
@@ -37,7 +38,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model: `bubble` (%), `makespan_s` and `run_id` of both (`_ahead`, `_waits`), `longer` (%).
 
     Raises:
@@ -45,8 +46,8 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
     """
     wanted = [("roundpipe", model) for model in runs.MODELS]
     data = pd.DataFrame({"model": list(runs.MODELS)})
-    for name, causal, experiment in (("ahead", False, "figure17"), ("waits", True, "causal")):
-        rows = runs.index(runs.single_call(records, causal=causal), ("schedule", "model"), wanted, experiment)
+    for name, experiment in (("ahead", "figure17"), ("waits", "causal")):
+        rows = index(succeeded(experiments.cells(experiment)), ("schedule", "model"), wanted, experiment)
         data[f"bubble_{name}"] = (100 * rows["bubble_makespan"]).to_list()
         data[f"makespan_s_{name}"] = rows["makespan_s"].to_list()
         data[f"run_id_{name}"] = rows["run_id"].to_list()

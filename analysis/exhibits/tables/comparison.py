@@ -10,9 +10,7 @@ from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.exhibits.figures import convergence
 from analysis.exhibits.time_to_loss import SHARE, Spread, token_multiples
-from analysis.records import runs
-from analysis.records.load import select
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
 from rpbench.harness.config import swept
 
 _COLUMNS = (
@@ -26,12 +24,6 @@ _COLUMNS = (
     "between devices (GB a step)",
     "steps late",
 )
-# What `experiment=figure10_options` adds: (schedule, whether its update is late).
-OPTIONS = {
-    "roundpipe_call": ("roundpipe", False),
-    "roundpipe_call_async": ("roundpipe", True),
-    "zero_offload_delayed": ("zero_offload", True),
-}
 # The run of `experiment=convergence` that reads weights as late, where it has another name; PipeMare with T1 to T3.
 _TRAINED_AS = {
     "roundpipe": "roundpipe_async",
@@ -42,13 +34,13 @@ _TRAINED_AS = {
 Multiples = Mapping[str, Spread]
 
 
-def simulated(records: pd.DataFrame) -> Exhibit:
+def simulated(experiments: Experiments) -> Exhibit:
     """All systems on eight devices and the published models.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    rows, multiples, behind = _figure10(records), *_multiples(records)
+    rows, multiples, behind = _figure10(experiments), *_multiples(experiments)
     columns = ("model", "system", *_COLUMNS, "why it cannot run")
     cells = (
         (label(style.model_name(row["model"])), *_system(row, multiples, behind), _why(row))
@@ -85,13 +77,13 @@ _LATE = (
 )
 
 
-def measured(records: pd.DataFrame) -> Exhibit:
+def measured(experiments: Experiments) -> Exhibit:
     """All systems that the engine trains, on two cores of this machine.
 
     Raises:
         MissingRuns: if there is none.
     """
-    rows, multiples, behind = _baselines_cpu(records), *_multiples(records)
+    rows, multiples, behind = _baselines_cpu(experiments), *_multiples(experiments)
     columns = ("system", *_COLUMNS, "loss", "largest difference")
     cells = ((*_system(_whole_run(row), multiples, behind), *_training(row)) for row in rows.to_dict("records"))
     exact = int((rows["grad_max_abs_diff"] == 0).sum())
@@ -121,49 +113,37 @@ def answer(rows: pd.DataFrame) -> str:
 
 def _fastest(rows: pd.DataFrame) -> str:
     best = rows.loc[rows.groupby("model", sort=False)["tokens_per_s"].idxmax()]
-    if len({(row["schedule"], _is_late(row)) for row in best.to_dict("records")}) == 1:
+    if len({row["schedule"] for row in best.to_dict("records")}) == 1:
         return f"{_name(best.iloc[0].to_dict())} on every model"
     return ", ".join(f"{_name(row)} on {style.model_name(row['model'])}" for row in best.to_dict("records"))
 
 
 def _name(row: Mapping) -> str:
-    return style.method_name(row["schedule"]) + (", update one step late" if _is_late(row) else "")
+    return style.method_name(row["schedule"])
 
 
-def _is_late(row: Mapping) -> bool:
-    """Whether a schedule was asked for the late updates that it has as an option."""
-    options = row["config"]["schedule"]
-    return bool(options.get("asynchronous") or options.get("delayed_update"))
-
-
-def _figure10(records: pd.DataFrame) -> pd.DataFrame:
+def _figure10(experiments: Experiments) -> pd.DataFrame:
     """The experiments' rows, those that do not fit included."""
-    systems = [(name, False) for name in swept("figure10", "schedule")]
-    systems += [OPTIONS[name] for name in swept("figure10_options", "method")]
-    wanted = [(model, *system) for model in swept("figure10", "model") for system in systems]
-    rows = records if records.empty else records[records["status"].isin(("ok", "infeasible", "oom"))]
-    choices = {"backend": "sim", "cluster": "8x_rtx4090", "num_microbatches": 16, "config__charge": "bytes"}
-    kept = select(rows.assign(status="ok"), **choices) if not rows.empty else rows
-    kept = rows.loc[kept.index].assign(late=[_is_late(row) for row in kept.to_dict("records")])
-    return runs.index(kept, ("model", "schedule", "late"), wanted, "figure10 and experiment=figure10_options")
+    rows = pd.concat([experiments.cells(name) for name in ("figure10", "figure10_options")]).reset_index(drop=True)
+    systems = [*swept("figure10", "schedule"), *swept("figure10_options", "schedule")]
+    wanted = [(model, system) for model in swept("figure10", "model") for system in systems]
+    return index(rows, ("model", "schedule"), wanted, "figure10 and experiment=figure10_options")
 
 
-def _multiples(records: pd.DataFrame) -> tuple[Multiples, list[str]]:
+def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
     """What late weights cost in tokens, by method, and the runs behind it; nothing before these are there."""
     try:
-        data = convergence.numbers(records)
+        data = convergence.numbers(experiments)
     except MissingRuns:
         return {}, []
     return token_multiples(data, convergence.BY_BATCH), data["run_id"].tolist()
 
 
-def _baselines_cpu(records: pd.DataFrame) -> pd.DataFrame:
-    rows = select(records, backend="cpu", model="tiny_gpt", num_devices=2, config__verify=True, config__num_steps=3)
+def _baselines_cpu(experiments: Experiments) -> pd.DataFrame:
+    rows = succeeded(experiments.cells("baselines_cpu"))
     if rows.empty:
         raise MissingRuns("all runs of experiment=baselines_cpu")
-    return (
-        rows.sort_values("started_at", kind="stable").drop_duplicates("schedule", keep="last").sort_values("schedule")
-    )
+    return rows.sort_values("schedule", kind="stable")
 
 
 def _whole_run(row: dict) -> dict:
@@ -195,7 +175,7 @@ def _progress(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequenc
     pace, run = row["tokens_per_s"], row["run_id"]
     if row["status"] != "ok" or not row["staleness_steps"]:
         return NOTHING, ours(pace, ",.0f", run)
-    method = _TRAINED_AS.get(row["schedule"], row["schedule"])
+    method = _TRAINED_AS.get(row["generator"], row["generator"])
     if method not in multiples:
         return NOTHING, NOTHING
     needed = multiples[method]

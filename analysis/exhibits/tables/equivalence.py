@@ -7,20 +7,19 @@ import pandas as pd
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table
 from analysis.exhibits.exhibit import Cell, Exhibit
-from analysis.records.load import select
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 BACKENDS = ("virtual", "cpu")
 DTYPES = ("float64", "float32", "bfloat16")
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
     Raises:
         MissingRuns: if no run was compared with plain training.
     """
-    data = numbers(records)
+    data = numbers(experiments)
     known = set(zip(data["backend"], data["dtype"], strict=True))
     places = [(backend, dtype) for backend in BACKENDS for dtype in DTYPES if (backend, dtype) in known]
     columns = ("schedule", *(f"{backend}, {dtype}" for backend, dtype in places))
@@ -41,17 +40,16 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a run of the experiment: `name`, `backend`, `dtype`, `grad_max_abs_diff`, `run_id`.
 
     Raises:
         MissingRuns: if there is none.
     """
-    rows = select(records, model="tiny_gpt", num_devices=4, config__verify=True, config__num_steps=2)
+    rows = succeeded(experiments.cells("equivalence"))
     if rows.empty:
         raise MissingRuns("all runs of experiment=equivalence")
-    rows = rows.sort_values("started_at", kind="stable")
-    names = [_name(config["schedule"]) for config in rows["config"]]
+    names = rows["schedule"].map(style.method_name)
     return rows.assign(name=names, dtype=[config["dtype"] for config in rows["config"]])
 
 
@@ -59,12 +57,6 @@ def answer(data: pd.DataFrame) -> str:
     """How many agree, in a sentence."""
     exact = int((data["grad_max_abs_diff"] == 0).sum())
     return f"{exact} of {len(data)} runs agree in every bit."
-
-
-def _name(schedule: dict) -> str:
-    """The schedule with the options that were switched on."""
-    on = [key for key, value in schedule.items() if value is True]
-    return ", ".join((style.method_name(schedule["name"]), *on))
 
 
 def _row(cells: pd.DataFrame, name: str, columns: Sequence[tuple[str, str]]) -> list[Cell]:

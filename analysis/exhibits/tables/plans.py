@@ -1,23 +1,22 @@
 """RoundPipe's plans: the published cut, that of the released planner's rule, and the best one found."""
 
-import pandas as pd
-
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records import runs
+from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 CUTS = ("published", "even", "greedy", "search")
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    found = numbers(records)
+    found = numbers(experiments)
     columns = (
         "model",
         "plan",
@@ -46,7 +45,7 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> dict[tuple[str, str], dict]:
+def numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
     """RoundPipe's records by model and cut.
 
     Raises:
@@ -56,7 +55,7 @@ def numbers(records: pd.DataFrame) -> dict[tuple[str, str], dict]:
     found: dict[tuple[str, str], dict] = {}
     for cut in CUTS:
         experiment = "figure17" if cut == "published" else "partitions"
-        rows = runs.index(runs.single_call(records, cut), ("schedule", "model"), wanted, experiment)
+        rows = index(runs.single_call(experiments, cut), ("schedule", "model"), wanted, experiment)
         found |= {(row["model"], cut): row for row in rows.to_dict("records")}
     return found
 

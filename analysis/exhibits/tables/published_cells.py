@@ -1,13 +1,12 @@
 """The 25 published cells of figure 17: every printed number, simulated and published side by side."""
 
-import pandas as pd
-
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records import runs
-from analysis.records.load import published
+from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import published
 
 # Column of bubble.csv -> heading, and how a record says it. Ratios are of devices × makespan.
 _SHOWN = {
@@ -25,13 +24,13 @@ _SHOWN = {
 DECIMALS = 4
 
 
-def exhibit(records: pd.DataFrame) -> Exhibit:
+def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    rows = numbers(records)
+    rows = numbers(experiments)
     columns = ["schedule", "model", "equal numbers"]
     for heading in _SHOWN.values():
         columns += [heading, f"{heading}, published"]
@@ -48,14 +47,14 @@ def exhibit(records: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(records: pd.DataFrame) -> list[dict]:
+def numbers(experiments: Experiments) -> list[dict]:
     """The 25 records.
 
     Raises:
         MissingRuns: if one is not there.
     """
     wanted = [(schedule, model) for schedule in runs.SCHEDULES for model in runs.MODELS]
-    return runs.index(runs.single_call(records), ("schedule", "model"), wanted, "figure17").to_dict("records")
+    return index(runs.single_call(experiments), ("schedule", "model"), wanted, "figure17").to_dict("records")
 
 
 def cell_numbers(row: dict) -> dict[str, float]:
