@@ -427,7 +427,7 @@ def _check_parts(workload: Workload, schedule: Schedule) -> None:
     if split:
         raise ValueError(
             f"{split[0]}: gradients of keys and values pass between segments in whole backwards only; "
-            "use schedule=seq1f1b as it is, or backend=sim"
+            "use schedule=seq1f1b as it is, or mode=simulate"
         )
     for module in workload.modules[1:-1]:
         if "earlier" not in inspect.signature(module.forward).parameters:

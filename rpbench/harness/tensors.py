@@ -48,5 +48,5 @@ def check_host_memory(model: Model, dtype: torch.dtype, num_copies: int = 1) -> 
         raise ConfigError(
             f"model={model.name} needs {needed / 1e9:.0f} GB of host memory for weights, gradients and optimizer "
             f"state in {str(dtype).removeprefix('torch.')}; {there / 1e9:.0f} GB are free. "
-            "Take a smaller model, or backend=sim"
+            "Take a smaller model, or mode=simulate"
         )

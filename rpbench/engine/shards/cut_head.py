@@ -26,7 +26,7 @@ def cut_head(workload: Workload, schedule: Schedule) -> Workload:
     if shape.separate_cuts or shape.num_stages != shape.num_ranks or shape.num_parts > 1:
         raise ValueError(
             f"{schedule.name}: with a head in shares the engine runs one stage on each device, cut alike in both "
-            "directions, and whole sequences; use schedule=vocab_parallel as it is, or backend=sim"
+            "directions, and whole sequences; use schedule=vocab_parallel as it is, or mode=simulate"
         )
     if schedule.policy not in STEPS_BEHIND:
         raise ValueError(

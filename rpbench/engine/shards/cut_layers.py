@@ -39,7 +39,7 @@ def _check(workload: Workload, schedule: Schedule) -> None:
         names = ", ".join(kind.name for kind in sorted(strange))
         raise ValueError(
             f"{names} in {schedule.name or 'a schedule'}: devices that have shares of matrices run F, B or I and W, "
-            "SUM_F, SUM_B and STEP in the engine; use backend=sim"
+            "SUM_F, SUM_B and STEP in the engine; use mode=simulate"
         )
     if schedule.policy is not Policy.FLUSH:
         raise ValueError(f"policy {schedule.policy.value}: shares of matrices are trained with policy=flush only")
