@@ -22,8 +22,9 @@ from analysis.exhibits.tables import comparison
 from analysis.records.published import load_records
 from analysis.records.runs import MODELS, ONE_ROUND, SCHEDULES
 from rpbench.harness import record
-from rpbench.harness.config import RunConfig, as_plain, load, swept
+from rpbench.harness.config import RunConfig, as_plain, swept
 from rpbench.harness.record import Record
+from rpbench.harness.request import load
 from rpbench.harness.run import run
 
 CLUSTERS = ("8x_rtx4090", "8x_a800", "8x_rtx5090", "8x_h100")
