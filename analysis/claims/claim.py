@@ -208,11 +208,11 @@ def _reason(claim: Claim, kind: str, value: Value, difference: float | None) -> 
         return f"differs by {_rough(difference)} {claim.unit}; up to {_rough(claim.wide_tolerance)} was allowed for"
     if kind in (CONTRADICTED, MISSED) and difference is not None:
         return f"differs by {_rough(difference)} {claim.unit}; {_rough(claim.largest_difference)} was allowed for"
-    return (
-        ""
-        if kind not in (CONTRADICTED, MISSED)
-        else f"expected {claim.published.text if claim.published else ''}, found {value}"
-    )
+    return "" if kind not in (CONTRADICTED, MISSED) else _instead(claim, value)
+
+
+def _instead(claim: Claim, value: Value) -> str:
+    return f"expected {claim.published.text if claim.published else ''}, found {value}"
 
 
 def _rough(number: float | None) -> str:

@@ -16,6 +16,8 @@ from analysis.claims.printed import Printed
 
 SECTION = "Every cell as it was accepted"
 AS_ACCEPTED = "as accepted"
+_TRAINED = 1e-3  # of a loss: another version of torch adds in another order, and steps carry that on
+_LOSSES = ("loss", "loss_curve")
 REL_TOLERANCE = 1e-6  # of a number that is computed; another platform rounds the last bits otherwise
 _CELL = "cell."  # how columns begin that say which cell a row is of
 CONTENDER = "contender"
@@ -81,7 +83,14 @@ EXACT = (
     "parity",
 )
 # A plan of a measured run is searched on times that were measured before it.
-_OF_A_PLAN = ("partition_layers", "num_stages", "num_backward_stages", "num_actions", "num_updates", "num_layer_events")
+_OF_A_PLAN: tuple[str, ...] = (
+    "partition_layers",
+    "num_stages",
+    "num_backward_stages",
+    "num_actions",
+    "num_updates",
+    "num_layer_events",
+)
 _OF_A_PLAN += ("peak_in_flight", "peak_memory_bytes", "host_memory_bytes", "h2d_bytes", "d2h_bytes", "net_bytes")
 
 
@@ -155,14 +164,15 @@ def _is_there(value: Any) -> bool:
     return value is not None and value == value and value != []
 
 
-def _same(value: Any, text: str) -> bool:
+def _same(value: Any, text: str, rel_tolerance: float) -> bool:
     if isinstance(value, list):
         parts = _unfolded(text)
-        return len(parts) == len(value) and all(map(_same, value, parts))
+        same = (_same(item, part, rel_tolerance) for item, part in zip(value, parts, strict=False))
+        return len(parts) == len(value) and all(same)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value) == text
     try:
-        return isclose(value, float(text), rel_tol=REL_TOLERANCE, abs_tol=1e-12)
+        return isclose(value, float(text), rel_tol=rel_tolerance, abs_tol=1e-12)
     except ValueError:
         return False
 
