@@ -18,7 +18,7 @@ from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Verdict
 from analysis.claims.expected import CONTRADICTIONS, FOLDER, STATEMENTS, read_table
 from analysis.claims.regression import row_of
 from analysis.driver.sweeps import ROOT, experiments
-from analysis.records.experiments import Experiments, MissingRuns
+from analysis.records.experiments import ENDED, Experiments, MissingRuns
 from rpbench.harness.record import write_atomically
 
 _DIGITS = 4  # significant, of a statement that is new
@@ -47,7 +47,7 @@ def _cells(found: Experiments, experiment: str) -> Iterable[dict[str, str]]:
         frame, manifest = found.cells(experiment), found.manifest(experiment)
     except MissingRuns:
         return
-    if manifest is None or manifest.overrides:
+    if manifest is None or manifest.overrides or any(cell.state not in ENDED for cell in manifest.cells):
         return
     swept = [key for key in manifest.cells[0].overrides if len({cell.overrides[key] for cell in manifest.cells}) > 1]
     for row in (row for row in found.rows if row["run_id"] in set(frame["run_id"])):
