@@ -72,12 +72,12 @@ def unpack(packed: bytes) -> Standing:
     return Standing(step, position, Phase(phase), at_s)
 
 
-def read_file(path: Path) -> Standing:
-    """The standing in a rank's file."""
+def read_file(path: Path) -> Standing | None:
+    """The standing in a rank's file; None without one."""
     try:
         return unpack(path.read_bytes())
     except OSError:
-        return Standing()
+        return None
 
 
 def read_standing(get: Callable[[str], bytes | None], rank: int) -> Standing:
@@ -88,6 +88,5 @@ def read_standing(get: Callable[[str], bytes | None], rank: int) -> Standing:
     """
     where = (get(f"board/{rank}") or b"").decode()
     host, _, path = where.partition(":")
-    if path and host == socket.gethostname():
-        return read_file(Path(path))
-    return unpack(get(f"standing/{rank}") or b"")
+    found = read_file(Path(path)) if path and host == socket.gethostname() else None
+    return found or unpack(get(f"standing/{rank}") or b"")

@@ -40,14 +40,16 @@ class Evidence:
     Args:
         standings: of every process.
         errors: process -> the words of the error it raised.
-        exits: process -> its exit status, for those that are gone; negative for a signal.
+        exits: process -> its exit status, for those that are gone; negative for a signal, None where nobody knows.
         hosts: process -> host, where known.
+        frozen: processes that are there and run nothing at all, not even a thread beside.
     """
 
     standings: Sequence[Standing]
     errors: Mapping[int, str]
-    exits: Mapping[int, int]
+    exits: Mapping[int, int | None]
     hosts: Mapping[int, str]
+    frozen: frozenset[int] = frozenset()
 
 
 def diagnose(lowered: Lowered, evidence: Evidence, inner: int = 1) -> RunFailed:
@@ -76,18 +78,24 @@ def _culprit(lowered: Lowered, evidence: Evidence, inner: int) -> tuple[int, Cau
         cause: Cause = "out of memory" if _is_memory(own[rank]) else "raised"
         return rank, cause, f"{'ran out of memory' if cause == 'out of memory' else 'failed'} ({_short(own[rank])})"
     silent = [rank for rank in range(len(evidence.standings)) if rank not in evidence.errors]
+    if evidence.frozen:
+        return min(evidence.frozen), "hung", "is stopped: its process is there and runs nothing,"
     able = [rank for rank in silent if _can_move(lowered, evidence.standings, rank, inner)]
     if able:
         computing = [rank for rank in able if evidence.standings[rank].phase is Phase.COMPUTING]
         rank = min(computing or able, key=lambda rank: evidence.standings[rank].at_s)
-        return rank, "hung", "hangs: it has all it waits for and does not go on"
+        return rank, "hung", "hangs: it has all it waits for and does not go on,"
     rank = (silent or list(evidence.errors) or [0])[0]
     words = evidence.errors.get(rank)
     return rank, "stuck", f"lost a connection ({_short(words)})" if words else "waits for a message that was not sent"
 
 
-def _status(status: int) -> str:
-    return f"signal {-status}" + (", as the kernel's when memory is out" if status == -9 else "") if status < 0 else f"exit status {status}"
+def _status(status: int | None) -> str:
+    if status is None:
+        return "its process is gone"
+    if status >= 0:
+        return f"exit status {status}"
+    return f"signal {-status}" + (", which the kernel sends when memory is out" if status == -9 else "")
 
 
 def _is_connection(words: str) -> bool:

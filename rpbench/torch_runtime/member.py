@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from rpbench.engine.gradients import Tensors
 from rpbench.engine.layout import layout_of
@@ -69,7 +69,7 @@ class Member:
             self._load()
         else:
             self.runtime = own_runtime(request, self.recorder, stages)
-        self.optimizer = self._make_optimizer()
+        self.optimizers = self._make_optimizers()
         self.steps: list[tuple[list[Any], float, float]] = []
         self.losses: list[float] = []
 
@@ -106,10 +106,10 @@ class Member:
                         found[int(name), parameter_name] = parameter
         return dict(sorted(found.items()))
 
-    def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        if self.request.optimizer is None:
-            return None
-        return self.request.settings().make(self.parameters.values())
+    def _make_optimizers(self) -> list[torch.optim.Optimizer]:
+        """One for sharded and one for whole parameters, which no fused step takes together; none if weights stay."""
+        kinds = [[p for p in self.parameters.values() if isinstance(p, DTensor) is sharded] for sharded in (True, False)]
+        return [self.request.settings().make(own) for own in kinds if own and self.request.optimizer is not None]
 
     # --- running ---
 
@@ -121,8 +121,7 @@ class Member:
         self.losses.clear()
         for step in range(self.request.num_steps):
             self._step(step)
-            if self.optimizer is not None:
-                self._update(step + 1)
+            self._update(step + 1)
         self.recorder.place.write(Phase.DONE)
 
     def _step(self, step: int) -> None:
@@ -139,7 +138,7 @@ class Member:
         if zero is not None:
             self.recorder.settle(zero, began)
         ended = time.perf_counter()
-        self.recorder.place.write(Phase.BETWEEN)
+        self.recorder.place.write(Phase.BETWEEN, -1)
         self.groups.add_up(self.parameters)
         self.steps.append((self.recorder.moments, began, ended))
         self.losses.append(float(sum(float(loss.detach().sum()) for loss in losses)))
@@ -151,13 +150,13 @@ class Member:
         return event
 
     def _update(self, version: int) -> None:
-        assert self.optimizer is not None
         for parameter in self.parameters.values():
-            if parameter.grad is not None:
+            if parameter.grad is not None and not isinstance(parameter, DTensor):
                 parameter.grad = laid_out_as(parameter, parameter.grad)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.request.settings().rate(version)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.request.settings().rate(version)
+            optimizer.step()
 
     def _batch(self, step: int) -> dict[str, torch.Tensor]:
         """The microbatches of a step by keyword, those of a chain one after another."""

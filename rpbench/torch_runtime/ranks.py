@@ -29,7 +29,7 @@ WORKER = ("-m", "rpbench.torch_runtime.worker")
 POLL_S = 0.25
 LAST_WORDS_S = 1.5  # what others have to say after the first failure
 GRACE_S = 5.0
-STALL_S = 50.0  # all ends within a minute
+STALL_S = 40.0  # so that all has ended within a minute
 
 Answer = dict[str, Any]
 
@@ -148,10 +148,11 @@ class Ranks:
     def _failure(self, request: TorchRequest, answers: dict[int, Answer]) -> RunFailed:
         exits = {rank: process.poll() for rank, process in enumerate(self._processes)}
         evidence = Evidence(
-            [read_file(board) for board in self._boards],
+            [read_file(board) or Standing() for board in self._boards],
             {rank: answer["error"] for rank, answer in answers.items() if "error" in answer},
             {rank: status for rank, status in exits.items() if status is not None},
             {},
+            frozenset(rank for rank, pid in enumerate(self.pids) if exits[rank] is None and is_stopped(pid)),
         )
         error = diagnose(request.lowered, evidence, request.data_parallel * request.tensor_parallel)
         words = answers.get(error.rank, {}).get("traceback") or self._last_words(error.rank)
@@ -203,7 +204,16 @@ class _Watch:
         self._since = time.monotonic()
 
     def stalled(self) -> bool:
-        found = [read_file(board) for board in self._boards]
+        found = [read_file(board) or Standing() for board in self._boards]
         if found != self._last or not any(standing.phase in (Phase.WAITING, Phase.COMPUTING) for standing in found):
             self._last, self._since = found, time.monotonic()
         return time.monotonic() - self._since > self._stall_s
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this host is stopped by a signal; False where the system does not say."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in "Tt"
