@@ -1,8 +1,8 @@
 """Diagnosis: which rank stopped a run, at which action, from where all of them stand.
 
-When a rank dies or hangs, the others raise errors about closed connections or wait for good. Their words say who suffers
-and not who is at fault, so the rank is found from the order of messages: one that has all it waits for, and yet does
-not move on.
+When a rank dies or hangs, the others raise errors about closed connections or wait for good. Their words say who
+suffers and not who is at fault, so the rank is found from the order of messages: one that has all it waits for, and yet
+does not move on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,14 @@ from rpbench.torch_runtime.board import Phase, Standing
 from rpbench.torch_runtime.lowering import Lowered
 
 Cause = Literal["died", "raised", "out of memory", "hung", "stuck"]
-CONNECTION = ("connection closed by peer", "connection reset", "broken pipe", "timed out waiting", "socket", "gloo/transport")
+CONNECTION = (
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "timed out waiting",
+    "socket",
+    "gloo/transport",
+)
 MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "memoryerror")
 
 

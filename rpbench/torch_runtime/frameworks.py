@@ -56,7 +56,9 @@ class Lines:
 
     def to_toml(self) -> str:
         """Notes as comments, then one option a line."""
-        return "\n".join([*(f"# {note}" for note in self.notes), *(f"{k} = {json.dumps(v)}" for k, v in self.options.items())])
+        return "\n".join(
+            [*(f"# {note}" for note in self.notes), *(f"{k} = {json.dumps(v)}" for k, v in self.options.items())]
+        )
 
 
 def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[list[str]]:
@@ -87,7 +89,7 @@ def table_lines(
         ValueError: for a framework we know no options of.
     """
     if framework not in FRAMEWORKS:
-        raise ValueError(f"framework={framework!r}: one of {', '.join(FRAMEWORKS)}")
+        raise ValueError(f"framework={framework}: one of {', '.join(FRAMEWORKS)}")
     table = make_table(schedule)
     name = _placed_by(table, framework)
     m, stages = table.shape.num_microbatches, table.shape.num_stages
@@ -122,12 +124,14 @@ def _placed_by(table: Schedule, framework: Framework) -> str:
         return "ZBVZeroBubble"
     where = "; ".join(f"rank {rank}: {','.join(map(str, own))}" for rank, own in enumerate(placed))
     raise ScheduleError(
-        f"schedule={table.name}: {framework} places stages one a rank, in loops or in a V of two a rank, and this table "
-        f"has {where}; run it with backend=torch, or take two chunks a device"
+        f"schedule={table.name}: {framework} places stages one a rank, in loops or in a V of two a rank, and this "
+        f"table has {where}; run it with backend=torch, or take two chunks a device"
     )
 
 
-def megatron_options(partition: Partition, num_ranks: int, placement: Sequence[Sequence[int]] = ()) -> dict[str, str | int]:
+def megatron_options(
+    partition: Partition, num_ranks: int, placement: Sequence[Sequence[int]] = ()
+) -> dict[str, str | int]:
     """Megatron-LM's options for a partition: sizes, virtual stages and `pipeline-model-parallel-layout`.
 
     Args:

@@ -80,7 +80,7 @@ def _check_world(request: TorchRequest) -> None:
     world = int(os.environ["WORLD_SIZE"])
     if world != request.num_ranks:
         raise ValueError(
-            f"WORLD_SIZE={world}: {request.lowered.table.name} has {request.num_pipeline_ranks} pipeline ranks, with data "
-            f"and tensor parallelism {request.num_ranks} processes; start torchrun with as many (nnodes times "
+            f"WORLD_SIZE={world}: {request.lowered.table.name} has {request.num_pipeline_ranks} pipeline ranks, with "
+            f"data and tensor parallelism {request.num_ranks} processes; start torchrun with as many (nnodes times "
             "nproc-per-node), or change num_devices"
         )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from rpbench.engine.gradients import Tensors
 from rpbench.engine.layout import layout_of
@@ -23,7 +22,7 @@ from rpbench.torch_runtime.groups import Groups
 from rpbench.torch_runtime.own_schedules import own_runtime
 from rpbench.torch_runtime.recording import Recorder, recording_runtime
 from rpbench.torch_runtime.request import TorchRequest
-from rpbench.torch_runtime.shards import whole, wrapper
+from rpbench.torch_runtime.shards import is_sharded, whole, wrapper
 from rpbench.torch_runtime.stages import make_stages
 
 
@@ -108,7 +107,7 @@ class Member:
 
     def _make_optimizers(self) -> list[torch.optim.Optimizer]:
         """One for sharded and one for whole parameters, which no fused step takes together; none if weights stay."""
-        kinds = [[p for p in self.parameters.values() if isinstance(p, DTensor) is sharded] for sharded in (True, False)]
+        kinds = [[p for p in self.parameters.values() if is_sharded(p) is sharded] for sharded in (True, False)]
         return [self.request.settings().make(own) for own in kinds if own and self.request.optimizer is not None]
 
     # --- running ---
@@ -151,7 +150,7 @@ class Member:
 
     def _update(self, version: int) -> None:
         for parameter in self.parameters.values():
-            if parameter.grad is not None and not isinstance(parameter, DTensor):
+            if parameter.grad is not None and not is_sharded(parameter):
                 parameter.grad = laid_out_as(parameter, parameter.grad)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

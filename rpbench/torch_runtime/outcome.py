@@ -123,14 +123,21 @@ class Outcome:
             "losses": self.losses,
             "rows_as_ours": self.rows_as_ours,
             "table_digest": self.request.lowered.digest,
-            "num_messages": sum(len(row) for _, _, row in self.request.lowered.schedule.items()) - timeline.schedule.num_actions,
+            "num_messages": sum(len(row) for _, _, row in self.request.lowered.schedule.items())
+            - timeline.schedule.num_actions,
             "hosts": [rank["host"] for rank in ranks],
             "clock_error_s": max(rank["offset_error_s"] for rank in ranks),
             "runtime_versions": dict(self.answer["versions"]),
         }
         if any(rank["peak_memory_bytes"] is not None for rank in ranks):
             found["gpu_peak_memory_bytes"] = [rank["peak_memory_bytes"] for rank in ranks]
-        names = ("grad_max_abs_diff", "grad_max_rel_diff", "weight_max_abs_diff", "copies_max_abs_diff", "num_microbatches_verified")
+        names = (
+            "grad_max_abs_diff",
+            "grad_max_rel_diff",
+            "weight_max_abs_diff",
+            "copies_max_abs_diff",
+            "num_microbatches_verified",
+        )
         return found | {name: self.answer[name] for name in names if name in self.answer}
 
     def median_wall_s(self) -> float:

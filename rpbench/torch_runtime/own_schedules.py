@@ -66,4 +66,3 @@ def _listen_alone(stage: Any, recorder: Recorder) -> None:
                 return recorder.computes(_call)(microbatch, *arguments, **options)
 
         setattr(stage, name, timed)
-

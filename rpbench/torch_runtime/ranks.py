@@ -1,7 +1,7 @@
 """Ranks: processes of this host that run requests together, started, watched and ended here.
 
-Whatever goes wrong in one ends all of them with an error that names the rank at fault (`rpbench.torch_runtime.diagnosis`).
-A rank that hangs is found by the board: no rank has moved for `stall_s`.
+Whatever goes wrong in one ends all of them with an error that names the rank at fault
+(`rpbench.torch_runtime.diagnosis`). A rank that hangs is found by the board: no rank has moved for `stall_s`.
 """
 
 import json
@@ -22,7 +22,6 @@ from rpbench.torch_runtime.board import Phase, Standing, read_file
 from rpbench.torch_runtime.diagnosis import Evidence, RunFailed, diagnose
 from rpbench.torch_runtime.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
-from rpbench.torch_runtime.worker import Refused
 
 ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "rpbench.torch_runtime.worker")

@@ -174,7 +174,9 @@ def check_request(request: TorchRequest) -> None:
     _check_partition(lowered.table, request)
     _check_ways(request, splits=lowered.splits_backward)
     if request.dtype not in DTYPES:
-        raise ValueError(f"dtype={request.dtype}: backend=torch trains in {' or '.join(DTYPES)}; use backend=cpu or cuda")
+        raise ValueError(
+            f"dtype={request.dtype}: backend=torch trains in {' or '.join(DTYPES)}; use backend=cpu or cuda"
+        )
     for name in ("num_steps", "data_parallel", "tensor_parallel", "microbatch_sequences"):
         value = getattr(request, name)
         if value < 1:
@@ -201,8 +203,8 @@ def _check_partition(table: Schedule, request: TorchRequest) -> None:
         )
     if model.tied_embedding and stages > 1:
         raise ValueError(
-            f"model={model.name} ties embedding and head, which are on different stages, and torch's runtime adds up no "
-            "gradients between stages; set model.tied_embedding=false, or use backend=cpu"
+            f"model={model.name} ties embedding and head, which are on different stages, and torch's runtime adds up "
+            "no gradients between stages; set model.tied_embedding=false, or use backend=cpu"
         )
 
 
@@ -226,8 +228,8 @@ def _check_ways(request: TorchRequest, *, splits: bool) -> None:
         raise ValueError(f"recompute={request.recompute}: {cause}; set recompute=none, or use backend=cpu")
     if request.data_parallel > 1 and request.tensor_parallel > 1:
         raise ValueError(
-            f"data_parallel={request.data_parallel}, tensor_parallel={request.tensor_parallel}: backend=torch composes a "
-            "pipeline with one of them; set the other to 1"
+            f"data_parallel={request.data_parallel}, tensor_parallel={request.tensor_parallel}: backend=torch composes "
+            "a pipeline with one of them; set the other to 1"
         )
     chains = request.lowered.chains.routes
     if request.data_parallel * request.tensor_parallel > 1 and len(chains) > 1:
@@ -244,4 +246,3 @@ def _check_ways(request: TorchRequest, *, splits: bool) -> None:
 def with_schedule(request: TorchRequest, schedule: Schedule) -> TorchRequest:
     """The same request for another schedule of the same model."""
     return replace(request, schedule=to_text(schedule))
-

@@ -128,7 +128,7 @@ class Sentinel:
 
     def _set(self, key: str, value: bytes) -> None:
         with self._lock:
-            self._store.set(key, value)
+            self._store.set(key, value)  # type: ignore[arg-type]  # bytes are taken, and what `get` gives
 
     def _get(self, key: str) -> bytes | None:
         with self._lock:

@@ -1,8 +1,8 @@
 """Shards: a stage's module under FSDP2, replicate or tensor parallelism, as torch's runtime can take it.
 
 FSDP2 keeps its weights gathered from a step's first action to its last: where backward comes as I and W, resharding in
-between loses weight gradients without an error. Tensor parallelism cuts queries, keys, values and the first matrix of the
-MLP by outputs, the others by inputs, so that what passes between stages is whole.
+between loses weight gradients without an error. Tensor parallelism cuts queries, keys, values and the first matrix of
+the MLP by outputs, the others by inputs, so that what passes between stages is whole.
 
 Source: torch 2.13, `fully_shard`, `replicate_with_fsdp`, `parallelize_module`; Shoeybi et al., "Megatron-LM",
 arXiv 1909.08053, section 3.
@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.linear import Linear
@@ -42,6 +39,8 @@ def wrapper(request: TorchRequest, groups: Groups) -> Callable[[nn.Module], nn.M
 
 def shard_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """FSDP2 on every layer and on the stage, gathered until the step is over."""
+    from torch.distributed.fsdp import fully_shard  # a second to import, and most runs have no shards
+
     assert isinstance(module, StageModule)
     for layer in module.layers.values():
         fully_shard(layer, mesh=mesh, reshard_after_forward=False)
@@ -58,7 +57,7 @@ def replicate_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         from torch.distributed._composable.replicate_with_fsdp import replicate
     except ImportError as error:
         raise ValueError(f"data_mode=replicate: this torch lacks it ({error}); use data_mode=fsdp2 or plain") from None
-    return replicate(module, mesh=mesh)  # type: ignore[no-any-return]
+    return replicate(module, mesh=mesh)  # type: ignore[return-value]
 
 
 def shard_matrices(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -67,6 +66,8 @@ def shard_matrices(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     Raises:
         ValueError: for layers that torch's styles cannot cut, or heads that cannot be dealt evenly.
     """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     assert isinstance(module, StageModule)
     for layer in module.layers.values():
         if isinstance(layer, DecoderLayer):
@@ -89,8 +90,8 @@ def _check_layer(layer: DecoderLayer, num_ranks: int) -> None:
     heads = [linear.weight.shape[0] // attention.head_dim for linear in (attention.q, attention.k)]
     if any(count % num_ranks for count in heads):
         raise ValueError(
-            f"tensor_parallel={num_ranks}: {heads[0]} heads and {heads[1]} key heads cannot be dealt evenly; take a number "
-            "that divides both"
+            f"tensor_parallel={num_ranks}: {heads[0]} heads and {heads[1]} key heads cannot be dealt evenly; take a "
+            "number that divides both"
         )
     if any(isinstance(part, Linear) and part.adapter is not None for part in layer.modules()):
         raise ValueError("tensor_parallel: adapters have no style in torch; use model.training_mode=full")
@@ -107,7 +108,7 @@ def _as_torch_linear(layer: nn.Module, name: str) -> None:
         return
     parent, _, child = name.rpartition(".")
     ours = layer.get_submodule(name)
-    outputs, inputs = ours.weight.shape  # type: ignore[union-attr]
+    outputs, inputs = ours.weight.shape  # type: ignore[union-attr, misc]
     theirs = nn.Linear(int(inputs), int(outputs), bias=ours.bias is not None, device="meta")
     theirs.weight = ours.weight  # type: ignore[assignment]
     if ours.bias is not None:
@@ -115,6 +116,11 @@ def _as_torch_linear(layer: nn.Module, name: str) -> None:
     setattr(layer.get_submodule(parent), child, theirs)
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor; asked without importing them."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A sharded tensor put together, on every rank that asks; another one as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]

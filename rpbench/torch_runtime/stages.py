@@ -103,7 +103,7 @@ def make_stages(
         boundary: one microbatch's tensor between two stages, (B, S, H), with `requires_grad` or none comes back.
         wrap: what is done to each stage's module before (data or tensor parallelism).
     """
-    found = []
+    found: list[PipelineStage] = []
     length = len(chains.routes[0])
     tokens = workload.batch(0).tokens.to(device)
     loss = torch.empty(1, dtype=boundary.dtype, device=device, requires_grad=True)

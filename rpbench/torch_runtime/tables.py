@@ -5,6 +5,7 @@ the gradients of another method, an offload lane is dropped. So a schedule is re
 the way, before anything is written or started.
 """
 
+import itertools
 from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind, parts_of
@@ -48,8 +49,8 @@ def _policy(schedule: Schedule) -> str:
     if schedule.policy is Policy.FLUSH:
         return ""
     return (
-        f"policy {schedule.policy.value} is asynchronous: torch ends every step with a flush and keeps one version of the "
-        "weights, so it would train another method without a word; use backend=cpu or cuda"
+        f"policy {schedule.policy.value} is asynchronous: torch ends every step with a flush and keeps one version of "
+        "the weights, so it would train another method without a word; use backend=cpu or cuda"
     )
 
 
@@ -97,15 +98,15 @@ def _copies(chains: Chains, *, two_way: bool) -> str:
         return ""
     stage = next(stage for stage in range(len(routes[0])) if len({route[stage] for route in routes}) > 1)
     holders = " and ".join(str(rank) for rank in sorted({route[stage] for route in routes}))
-    if not two_way:
-        return (
-            f"stage {stage} has copies on ranks {holders}, a table has one rank for each stage; backend=torch runs two "
-            "copies that go opposite ways"
-        )
     if len(routes) != 2 or routes[0] != tuple(reversed(routes[1])):
         return (
             f"stage {stage} has copies on ranks {holders} that do not go opposite ways: copies of whole pipelines are "
             "data parallelism; use a schedule without copies and data_parallel"
+        )
+    if not two_way:
+        return (
+            f"stage {stage} has copies on ranks {holders}, a table has one rank for each stage; backend=torch runs two "
+            "copies that go opposite ways"
         )
     if len(set(map(len, chains.microbatches))) > 1:
         counts = " and ".join(str(len(own)) for own in chains.microbatches)
@@ -118,10 +119,10 @@ def _last_stage(table: Schedule, chains: Chains) -> str:
     last = table.shape.num_stages - 1
     for route, expected in zip(chains.routes, chains.microbatches, strict=True):
         own = frozenset(expected)
-        found = [part.microbatch for part in _parts(table.compute(route[last])) if part[:2] == (Kind.F, last)]
+        found = [part.microbatch or 0 for part in _parts(table.compute(route[last])) if part[:2] == (Kind.F, last)]
         found = [microbatch for microbatch in found if microbatch in own]
         if found != sorted(found):
-            late = next(b for a, b in zip(found, found[1:], strict=False) if b < a)
+            late = next(b for a, b in itertools.pairwise(found) if b < a)
             return (
                 f"the last stage runs {last}F{late} after a later microbatch: torch would take another microbatch's "
                 "loss and give wrong gradients without an error; keep its forwards in ascending order"

@@ -1,8 +1,8 @@
 """Worker: one rank of a run, started by `rpbench.torch_runtime.ranks` or by torchrun.
 
-Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others with a word that they
-are through. The parent's end is the end of stdin: a thread watches for it, so that no rank outlives its parent even while
-it waits for a message.
+Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others with a word that
+they are through. The parent's end is the end of stdin: a thread watches for it, so that no rank outlives its parent even
+while it waits for a message.
 """
 
 import json
