@@ -59,23 +59,26 @@ class Evidence:
     frozen: frozenset[int] = frozenset()
 
 
-def diagnose(lowered: Lowered, evidence: Evidence, inner: int = 1) -> RunFailed:
+def diagnose(lowered: Lowered | None, evidence: Evidence, inner: int = 1) -> RunFailed:
     """The error that names the rank at fault, its action, and shows the rows with every rank's place marked.
 
     Args:
+        lowered: None where ranks run no rows of torch's, as nodes with engines of their own: then only the rank.
         inner: processes of each pipeline rank.
     """
     rank, cause, said = _culprit(lowered, evidence, inner)
-    action = _action_at(lowered, evidence.standings[rank], rank // inner)
+    action = _action_at(lowered, evidence.standings[rank], rank // inner) if lowered else None
     host = f" on {evidence.hosts[rank]}" if rank in evidence.hosts else ""
     where = f"at {action._replace(peer=None)}" if action is not None else _between(evidence.standings[rank])
     rule = f"rank {rank}{host} {said} {where} of step {max(evidence.standings[rank].step, 0)}"
+    if lowered is None:
+        return RunFailed(rule, rank, cause)
     numbers, notes = _marks(lowered, evidence, inner)
     error = broken(lowered.schedule, rule, numbers, notes=notes)
     return RunFailed(str(error), rank, cause, "" if action is None else str(action._replace(peer=None)))
 
 
-def _culprit(lowered: Lowered, evidence: Evidence, inner: int) -> tuple[int, Cause, str]:
+def _culprit(lowered: Lowered | None, evidence: Evidence, inner: int) -> tuple[int, Cause, str]:
     gone = [rank for rank, status in evidence.exits.items() if rank not in evidence.errors and status != 0]
     if gone:
         return gone[0], "died", f"died ({_status(evidence.exits[gone[0]])})"
@@ -126,10 +129,10 @@ def _action_at(lowered: Lowered, standing: Standing, rank: int) -> Action | None
     return row[standing.position] if 0 <= standing.position < len(row) else None
 
 
-def _can_move(lowered: Lowered, standings: Sequence[Standing], rank: int, inner: int) -> bool:
+def _can_move(lowered: Lowered | None, standings: Sequence[Standing], rank: int, inner: int) -> bool:
     """Whether every message that a rank's action needs has been sent."""
     own, pipeline_rank = standings[rank], rank // inner
-    if own.phase in (Phase.COMPUTING, Phase.STARTING):
+    if lowered is None or own.phase in (Phase.COMPUTING, Phase.STARTING):
         return True
     action = _action_at(lowered, own, pipeline_rank)
     if action is None or own.phase is not Phase.WAITING:

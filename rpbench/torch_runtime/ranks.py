@@ -20,8 +20,10 @@ import torch.distributed as dist
 
 from rpbench.torch_runtime.board import Phase, Standing, read_file
 from rpbench.torch_runtime.diagnosis import Evidence, RunFailed, diagnose
+from rpbench.torch_runtime.node_run import NodeRequest
 from rpbench.torch_runtime.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
+from rpbench.torch_runtime.worker import AnyRequest
 
 ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "rpbench.torch_runtime.worker")
@@ -86,14 +88,22 @@ class Ranks:
             RunFailed: if a rank died, raised, hung or ran out of memory; all of them have ended.
         """
         check_request(request)
+        return Outcome(request, self._ask(request))
+
+    def run_nodes(self, request: NodeRequest) -> Answer:
+        """The same of processes that are nodes: what node 0 answers (`rpbench.torch_runtime.node_run`)."""
+        request.check()
+        return self._ask(request)
+
+    def _ask(self, request: AnyRequest) -> Answer:
         if request.num_ranks != len(self._processes):
             raise ValueError(
                 f"{len(self._processes)} processes for a request of {request.num_ranks} ranks: start as many as it has"
             )
-        return self.run_each([request] * len(self._processes))
+        return self.ask_each([request] * len(self._processes))
 
-    def run_each(self, requests: Sequence[TorchRequest]) -> Outcome:
-        """The same with a request for each rank, which they refuse unless all are alike."""
+    def ask_each(self, requests: Sequence[AnyRequest]) -> Answer:
+        """Rank 0's answer where each rank has a request of its own; they refuse them unless all are alike."""
         try:
             self._tell([request.to_json() for request in requests])
             answers = self._listen(requests[0])
@@ -105,7 +115,8 @@ class Ranks:
             if len(answers) < len(self._processes):  # the others wait for the one that refused
                 self._kill()
             raise ValueError(refused)
-        return Outcome(requests[0], answers[0]["answer"])
+        found: Answer = answers[0]["answer"]
+        return found
 
     def _tell(self, lines: Sequence[str]) -> None:
         for process, line in zip(self._processes, lines, strict=True):
@@ -114,7 +125,7 @@ class Ranks:
                 process.stdin.write(line.encode() + b"\n")
                 process.stdin.flush()
 
-    def _listen(self, request: TorchRequest) -> dict[int, Answer]:
+    def _listen(self, request: AnyRequest) -> dict[int, Answer]:
         """An answer of every rank, or of those that had one soon after the first that failed or refused."""
         heard: dict[int, bytes] = dict.fromkeys(range(len(self._processes)), b"")
         answers: dict[int, Answer] = {}
@@ -144,7 +155,7 @@ class Ranks:
             return answers
         raise self._failure(request, answers)
 
-    def _failure(self, request: TorchRequest, answers: dict[int, Answer]) -> RunFailed:
+    def _failure(self, request: AnyRequest, answers: dict[int, Answer]) -> RunFailed:
         exits = {rank: process.poll() for rank, process in enumerate(self._processes)}
         evidence = Evidence(
             [read_file(board) or Standing() for board in self._boards],
@@ -153,7 +164,10 @@ class Ranks:
             {},
             frozenset(rank for rank, pid in enumerate(self.pids) if exits[rank] is None and is_stopped(pid)),
         )
-        error = diagnose(request.lowered, evidence, request.data_parallel * request.tensor_parallel)
+        if isinstance(request, TorchRequest):
+            error = diagnose(request.lowered, evidence, request.data_parallel * request.tensor_parallel)
+        else:
+            error = diagnose(None, evidence)
         words = answers.get(error.rank, {}).get("traceback") or self._last_words(error.rank)
         return RunFailed(f"{error}\n{words}".rstrip(), error.rank, error.cause, error.action)
 

@@ -1,8 +1,8 @@
 """Worker: one rank of a run, started by `rpbench.torch_runtime.ranks` or by torchrun.
 
 Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others with a word that
-they are through. The parent's end is the end of stdin: a thread watches for it, so that no rank outlives its parent even
-while it waits for a message.
+they are through. The parent's end is the end of stdin: a thread watches for it, so that no rank outlives its parent
+even while it waits for a message.
 """
 
 import json
@@ -22,10 +22,14 @@ import torch.distributed as dist
 from rpbench.torch_runtime.board import Phase, Place
 from rpbench.torch_runtime.gathering import Answer, gather
 from rpbench.torch_runtime.member import Member
+from rpbench.torch_runtime.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.request import TorchRequest
 from rpbench.torch_runtime.versions import load_runtime
 
 COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
+
+
+AnyRequest = TorchRequest | NodeRequest
 
 
 class Refused(ValueError):
@@ -77,6 +81,20 @@ def run_request(request: TorchRequest, place: Place, change: Callable[[Member], 
         torch.set_num_threads(threads)
 
 
+def read_request(line: str) -> AnyRequest:
+    """The request of either kind that a line holds."""
+    return NodeRequest.from_json(line) if line.startswith('{"nodes"') else TorchRequest.from_json(line)
+
+
+def _run(request: AnyRequest, place: Place, change: Callable[[Member], None] | None) -> Answer | None:
+    if isinstance(request, TorchRequest):
+        return run_request(request, place, change)
+    try:
+        return run_node(request, place)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
 def main(board: str, change: Callable[[Member], None] | None = None) -> int:
     """Serve requests from stdin until it ends; arguments as in `run_request`, `board` being this rank's file."""
     out = _answers_only()
@@ -86,11 +104,11 @@ def main(board: str, change: Callable[[Member], None] | None = None) -> int:
     started = False
     for line in iter(lines.get, None):
         try:
-            request = TorchRequest.from_json(line)
+            request = read_request(line)
             if not started:
                 start_group(request.device)
                 started = True
-            answer = run_request(request, place, change)
+            answer = _run(request, place, change)
             place.write(Phase.DONE)
             _say(out, {"answer": answer})
         except Refused as error:  # every rank sees it alike

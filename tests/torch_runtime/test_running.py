@@ -176,7 +176,7 @@ def test_one_rank_ends_all_with_its_name_its_action_and_the_marked_table(what, c
 def test_different_tables_on_two_ranks_are_refused_before_anything_runs(two):
     one, other = request_for("1f1b"), request_for("gpipe")
     with pytest.raises(ValueError, match="rank 1 has another table or request than rank 0"):
-        two.run_each([one, other])
+        two.ask_each([one, other])
     assert two.run(one).rows_as_ours  # and the ranks live on
 
 
