@@ -1,8 +1,8 @@
 """Nodes: an engine on every host, each with the whole schedule and microbatches of its own (RoundPipe over hosts).
 
 Weights that are streamed have no rank of torch's runtime. But a node's host holds all of them, so nodes are data
-parallel: gradients of a stage are scattered over the nodes as soon as the stage is to be stepped, each node's host steps
-its shard with optimizer state for nothing else, and the new weights are gathered. All of that is one STEP to the
+parallel: gradients of a stage are scattered over the nodes as soon as the stage is to be stepped, each node's host
+steps its shard with optimizer state for nothing else, and the new weights are gathered. All of that is one STEP to the
 engine, so it overlaps with the next step's work wherever the schedule's STEP does.
 
 Every stage has a group of its own, because steps of several stages run at a time and in no common order.

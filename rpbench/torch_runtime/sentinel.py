@@ -5,6 +5,7 @@ store: each says where it stands every second and what error it has raised, and 
 for too long, every rank finds the one at fault and leaves.
 """
 
+import json
 import os
 import signal
 import socket
@@ -61,7 +62,18 @@ class Sentinel:
         self._set("failed", b"1")
         time.sleep(LAST_WORDS_S)
         self._stop.set()
-        return diagnose(self._request.lowered, self._evidence(), self._inner)
+        return self._verdict()
+
+    def _verdict(self) -> RunFailed:
+        """The rank at fault, by whoever was first to say: what follows from it must not look like another cause."""
+        found = diagnose(self._request.lowered, self._evidence(), self._inner)
+        said = json.dumps([str(found), found.rank, found.cause, found.action])
+        try:
+            with self._lock:
+                first = self._store.compare_set("verdict", "", said)
+        except dist.DistError:  # the store is gone
+            return found
+        return RunFailed(*json.loads(first))
 
     @property
     def _inner(self) -> int:
@@ -69,6 +81,14 @@ class Sentinel:
 
     def _watch(self) -> None:
         """Publish and look, until the run is over; end this process if the main thread cannot."""
+        try:
+            self._publish_and_look()
+        except dist.DistError as error:
+            if not self._stop.wait(4 * LAST_WORDS_S):
+                print(f"the host that keeps the ranks' store is gone ({error})", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _publish_and_look(self) -> None:
         while not self._stop.wait(PERIOD_S):
             self._set(f"standing/{self._rank}", self._place.pack())
             self._set(f"alive/{self._rank}", repr(time.time()).encode())
@@ -89,7 +109,7 @@ class Sentinel:
 
     def _leave(self) -> None:
         """Say what is known and end this process, whose main thread waits in torch."""
-        error = diagnose(self._request.lowered, self._evidence(), self._inner)
+        error = self._verdict()
         if error.rank == self._rank or self._rank == 0:
             print(error, file=sys.stderr, flush=True)
         if error.cause == "hung" and error.rank != self._rank:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,12 +13,13 @@ import pytest
 
 PROGRAM = str(Path(__file__).with_name("torchrun_program.py"))
 ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT, Path(__file__).parents[1], Path(__file__).parent)
 
 pytestmark = pytest.mark.slow
 
 
 def agent(*options, arguments):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, FOLDERS))}
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *options, PROGRAM, *arguments],
         stdout=subprocess.PIPE,
@@ -84,8 +86,6 @@ def test_a_lost_rank_of_the_second_host_ends_both(what, said):
     found = two_agents("1f1b", "4", f"3:3B1:{what}")
     words = "\n".join(each for each, _ in found)
     assert all(status != 0 for _, status in found)
-    import re
-
     assert re.search(said + r".* at 3B1 of step 0", words)
     assert ">3B1<" in words
     assert time.monotonic() - began < 110  # starts included; see `ends_all` in test_running for the bound itself

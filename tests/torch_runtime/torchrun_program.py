@@ -2,11 +2,8 @@
 
 import json
 import sys
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
-from cases import request_for
+from cases import request_for  # found by PYTHONPATH
 from faulty_worker import change
 
 from rpbench.torch_runtime import launch, worker
