@@ -5,6 +5,7 @@ import platform
 import socket
 import time
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ Answer = dict[str, Any]
 def gather(member: Member) -> Answer | None:
     """What a run came to, on rank 0; None on the others, all of which must ask."""
     offset_s, error_s = clock_offset(member.device)
+    hop_s = measure_hop(member)
     own = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -34,7 +36,7 @@ def gather(member: Member) -> Answer | None:
         "peak_memory_bytes": _peak_memory(member.device),
     }
     ranks = _to_first(own)
-    answer: Answer = {"ranks": ranks, "versions": versions()} if ranks is not None else {}
+    answer: Answer = {"ranks": ranks, "versions": versions(), "hop_s": hop_s} if ranks is not None else {}
     if member.request.verify:
         answer |= _verify(member)
     return answer if dist.get_rank() == 0 else None
@@ -106,6 +108,24 @@ def _round_trips(other: int, device: torch.device) -> tuple[float, float]:
             if (answered - asked) / 2 < best[1]:
                 best = float(value[0]) - (asked + answered) / 2, (answered - asked) / 2
     return best
+
+
+def measure_hop(member: Member) -> float:
+    """Seconds of one boundary tensor between the first two pipeline ranks, on rank 0: half a round trip, median."""
+    group, times = member.groups.pipeline, []
+    value = torch.zeros_like(member.boundary)
+    rank = member.rank
+    for _ in range(ROUND_TRIPS if member.request.num_pipeline_ranks > 1 and rank < 2 else 0):
+        began = time.perf_counter()
+        for sender in (0, 1):
+            if rank == sender:
+                dist.send(value, group=group, group_dst=1 - sender)
+            else:
+                dist.recv(value, group=group, group_src=sender)
+        if value.is_cuda:
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - began) / 2)
+    return median(times) if times else 0.0
 
 
 # --- verification -------------------------------------------------------------------------------------------

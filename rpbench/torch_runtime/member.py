@@ -51,7 +51,7 @@ class Member:
         own = [layout.forward[chains.place(stage)[1]] for stage in chains.stages_of(self.rank)]
         self.modules = sorted({module for modules in own for module in modules})
         self.workload = request.workload(own=self.modules)
-        boundary = self._boundary()
+        self.boundary = self._boundary()
         stages = make_stages(
             self._scaled(self.workload),
             layout,
@@ -59,7 +59,7 @@ class Member:
             self.rank,
             self.device,
             self.groups.pipeline,
-            boundary,
+            self.boundary,
             wrapper(request, self.groups),
         )
         self.recorder = Recorder(place, self._positions(), on_gpu=self.device.type == "cuda")

@@ -69,6 +69,11 @@ class Outcome:
             for step in range(self.num_steps)
         )
 
+    @property
+    def hop_s(self) -> float:
+        """Seconds one boundary tensor took from rank 0 to rank 1, by itself: half a round trip, median."""
+        return float(self.answer["hop_s"])
+
     def wall_s(self, step: int = -1) -> float:
         """From the first rank's start of a step to the last one's end."""
         steps = [rank["steps"][step] for rank in self.answer["ranks"]]
@@ -126,6 +131,7 @@ class Outcome:
             "num_messages": sum(len(row) for _, _, row in self.request.lowered.schedule.items())
             - timeline.schedule.num_actions,
             "hosts": [rank["host"] for rank in ranks],
+            "hop_s": self.hop_s,
             "clock_error_s": max(rank["offset_error_s"] for rank in ranks),
             "runtime_versions": dict(self.answer["versions"]),
         }

@@ -150,21 +150,22 @@ class TorchRequest:
             raise ValueError(f"not a request ({error}): fields are {', '.join(cls.__dataclass_fields__)}") from None
 
 
-def make_request(schedule: Schedule, model: Model, **fields: Any) -> TorchRequest:
+def make_request(schedule: Schedule, model: Model, *, check_device: bool = True, **fields: Any) -> TorchRequest:
     """A request for a schedule and a model, checked.
 
     Args:
+        check_device: refuse a device that is not here; a dry run needs none.
         fields: the other fields of `TorchRequest`.
 
     Raises:
         ValueError: for what torch's runtime cannot do, or would do wrong without saying so.
     """
     request = TorchRequest(to_text(schedule), asdict(model), **fields)
-    check_request(request)
+    check_request(request, check_device=check_device)
     return request
 
 
-def check_request(request: TorchRequest) -> None:
+def check_request(request: TorchRequest, *, check_device: bool = True) -> None:
     """Refuse what cannot be run, or would give wrong gradients without an error, before any process starts.
 
     Raises:
@@ -181,6 +182,8 @@ def check_request(request: TorchRequest) -> None:
         value = getattr(request, name)
         if value < 1:
             raise ValueError(f"{name}={value}: at least 1")
+    if check_device and request.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda: torch sees no CUDA device; use device=cpu, or a dry run")
     settings = request.settings()
     if settings.clip_norm is not None or settings.loss_scaling is not None:
         raise ValueError(
@@ -239,8 +242,6 @@ def _check_ways(request: TorchRequest, *, splits: bool) -> None:
         )
     if request.device not in ("cpu", "cuda"):
         raise ValueError(f"device={request.device}: cpu (gloo) or cuda (NCCL)")
-    if request.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda: torch sees no CUDA device; use device=cpu")
 
 
 def with_schedule(request: TorchRequest, schedule: Schedule) -> TorchRequest:
