@@ -5,7 +5,13 @@ from collections.abc import Callable, Mapping
 
 from rpbench.ir.schedule import Schedule, to_text
 from rpbench.ir.timeline import Timeline
-from rpbench.torch_runtime.frameworks import FRAMEWORKS, deepspeed_parts, megatron_options, table_lines
+from rpbench.torch_runtime.frameworks import (
+    FRAMEWORKS,
+    deepspeed_parts,
+    megatron_options,
+    megatron_virtual_stages,
+    table_lines,
+)
 from rpbench.torch_runtime.tables import make_table
 from rpbench.torch_runtime.torch_csv import placement_of, to_csv
 
@@ -43,12 +49,17 @@ def _framework_lines(schedule: Schedule, times: Times, csv_path: str) -> str:
 
 
 def _megatron(schedule: Schedule, times: Times, csv_path: str) -> str:
-    """One option a line; the order stays Megatron's own."""
+    """One option a line; the order stays Megatron's own. Equal virtual stages also in Megatron's older words."""
     if schedule.partition is None:
         raise ValueError("format=megatron_layout writes a partition, and this schedule has none: name a model")
     table = make_table(schedule)
     options = megatron_options(schedule.partition, schedule.shape.num_ranks, placement_of(table))
-    return "".join(f"--{name} {value}\n" for name, value in options.items())
+    text = "".join(f"--{name} {value}\n" for name, value in options.items())
+    equal = megatron_virtual_stages(schedule.partition, schedule.shape.num_ranks)
+    if equal is not None:
+        text += "# or, because the stages are equal, instead of the layout:\n"
+        text += "".join(f"# --{name} {value}\n" for name, value in equal.items())
+    return text
 
 
 def _deepspeed(schedule: Schedule, times: Times, csv_path: str) -> str:

@@ -3,8 +3,9 @@
 They read a partition or an order from options of their own. Only what they can express is written: torchtitan and
 AutoModel find the placement by the schedule's NAME and not in the file, Megatron and DeepSpeed run their own order.
 
-Source: torchtitan and NeMo AutoModel, `pipeline_parallel_schedule_csv` and `pp_schedule_csv` and what builds stages for
-them; Megatron-LM, `pipeline_model_parallel_layout`; DeepSpeed 0.19, `PipelineModule`.
+Source: torchtitan 0.3 (whose head was named `output` before) and NeMo AutoModel, `pipeline_parallel_schedule_csv` and
+`pp_schedule_csv` and what builds stages for them; Megatron-LM, `pipeline_model_parallel_layout` (megatron-core 0.16);
+DeepSpeed 0.19, `PipelineModule`, which has no option for a list of boundaries: a subclass sets `parts`.
 """
 
 import json
@@ -33,7 +34,7 @@ class ModuleNames:
 
     embedding: tuple[str, ...] = ("tok_embeddings",)
     layer: str = "layers.{layer}"
-    head: tuple[str, ...] = ("norm", "output")
+    head: tuple[str, ...] = ("norm", "lm_head")
 
 
 NAMES = {
@@ -132,7 +133,9 @@ def _placed_by(table: Schedule, framework: Framework) -> str:
 def megatron_options(
     partition: Partition, num_ranks: int, placement: Sequence[Sequence[int]] = ()
 ) -> dict[str, str | int]:
-    """Megatron-LM's options for a partition: sizes, virtual stages and `pipeline-model-parallel-layout`.
+    """Megatron-LM's options for a partition: sizes and `pipeline-model-parallel-layout`.
+
+    Megatron counts the virtual stages of a rank from the layout, and refuses to be told both.
 
     Args:
         placement: the stages of each rank; none: Megatron's own, stage s on rank s mod `num_ranks`.
@@ -152,15 +155,25 @@ def megatron_options(
             f"stages {[list(own) for own in placement]} by rank: Megatron has stage s on rank s mod {num_ranks}; V and "
             "wave placements have no layout there"
         )
-    options: dict[str, str | int] = {
+    return {
         "num-layers": partition.num_layers,
         "pipeline-model-parallel-size": num_ranks,
         "pipeline-model-parallel-layout": megatron_layout(partition),
     }
-    virtual = len(counts) // num_ranks
-    if virtual > 1:
-        options["num-virtual-stages-per-pipeline-rank"] = virtual
-    return options
+
+
+def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, str | int] | None:
+    """The options that say the same without a layout; None where stages differ or a rank has one of them.
+
+    Raises:
+        ValueError: as `megatron_options`.
+    """
+    options = megatron_options(partition, num_ranks)
+    counts = _counts(partition)
+    if len(set(counts)) > 1 or len(counts) == num_ranks:
+        return None
+    del options["pipeline-model-parallel-layout"]
+    return options | {"num-virtual-stages-per-pipeline-rank": len(counts) // num_ranks}
 
 
 def megatron_layout(partition: Partition) -> str:

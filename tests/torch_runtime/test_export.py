@@ -17,6 +17,7 @@ from rpbench.torch_runtime.frameworks import (
     deepspeed_parts,
     megatron_layout,
     megatron_options,
+    megatron_virtual_stages,
     module_names_per_stage,
     table_lines,
 )
@@ -78,14 +79,21 @@ def test_a_chrome_trace_is_in_order(name):
 
 @pytest.mark.parametrize(
     "cut, ranks, layout, virtual",
-    [("3-5", 2, "Et*3|t*5L", None), ("2-1-3-2", 2, "Ett|t|t*3|ttL", 2), ("0-4-0", 3, "E|t*4|L", None)],
+    [
+        ("3-5", 2, "Et*3|t*5L", None),
+        ("2-1-3-2", 2, "Ett|t|t*3|ttL", None),
+        ("0-4-0", 3, "E|t*4|L", None),
+        ("2-2-2-2", 2, "Ett|tt|tt|ttL", 2),
+    ],
 )
 def test_megatrons_layout_by_hand(cut, ranks, layout, virtual):
     """Letters and counts as Megatron's documentation has them: E and L once, as many t as layers."""
     options = megatron_options(parse(cut), ranks)
     assert options["pipeline-model-parallel-layout"] == layout == megatron_layout(parse(cut))
     assert options["pipeline-model-parallel-size"] == ranks
-    assert options.get("num-virtual-stages-per-pipeline-rank") == virtual
+    equal = megatron_virtual_stages(parse(cut), ranks)
+    assert (equal and equal["num-virtual-stages-per-pipeline-rank"]) == virtual
+    assert equal is None or "pipeline-model-parallel-layout" not in equal  # Megatron takes one of the two
 
 
 def test_megatron_takes_loops_only():
@@ -107,12 +115,13 @@ def test_megatron_reads_its_layout():
             for rank in range(ranks)
         ]
         assert counts == list(parse(cut).forward)
+        found.validate_layer_layout(num_layers=parse(cut).num_layers, mtp_num_layers=0)
 
 
 def test_modules_of_each_stage_by_hand():
     assert module_names_per_stage(symmetric((1, 2)), NAMES["torchtitan"]) == [
         ["tok_embeddings", "layers.0"],
-        ["layers.1", "layers.2", "norm", "output"],
+        ["layers.1", "layers.2", "norm", "lm_head"],
     ]
     with pytest.raises(ValueError, match="stage 1 holds no module"):
         module_names_per_stage(symmetric((1, 0, 2)), NAMES["torchtitan"])
@@ -135,6 +144,13 @@ def test_torchtitan_places_stages_by_a_name(name, placed):
     assert options["pipeline_parallel_schedule_csv"] == "schedule.csv"
     assert len(options["module_fqns_per_model_part"]) == schedule.shape.num_stages
     assert "pp_schedule_csv" in text
+
+
+def test_torchtitans_own_config_takes_the_options():
+    configs = pytest.importorskip("torchtitan.config.configs")
+    _, text = exported("zb_v", "torchtitan")
+    found = configs.ParallelismConfig(**tomllib.loads(text))
+    assert found.pipeline_parallel_schedule_csv == "schedule.csv"
 
 
 def test_waves_have_no_name_there():
