@@ -15,6 +15,7 @@ from rpbench.cost.model import Model
 from rpbench.engine.layout import layout_of
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.schedule import Row
+from rpbench.torch_runtime.hosts import torchrun_command
 from rpbench.torch_runtime.request import DTYPES, TorchRequest
 
 ADAM_STATES = 2
@@ -78,14 +79,6 @@ def dry_run(request: TorchRequest, *, num_hosts: int = 1, overrides: Sequence[st
         raise ValueError(f"num_hosts={num_hosts}: {request.num_ranks} ranks cannot be dealt evenly; take a divisor")
     memory = tuple(rank_memory(request, rank) for rank in range(request.num_pipeline_ranks))
     return DryRun(memory, torchrun_command(request.num_ranks // num_hosts, num_hosts, overrides))
-
-
-def torchrun_command(ranks_per_host: int, num_hosts: int, overrides: Sequence[str]) -> str:
-    """The line to give on every host; the first host is the meeting point."""
-    where = f"--nproc-per-node {ranks_per_host}"
-    if num_hosts > 1:
-        where = f"--nnodes {num_hosts} {where} --rdzv-backend c10d --rdzv-endpoint $FIRST_HOST:29500 --rdzv-id $JOB"
-    return " ".join(["torchrun", where, "-m rpbench", *overrides])
 
 
 def rank_memory(request: TorchRequest, rank: int) -> RankMemory:

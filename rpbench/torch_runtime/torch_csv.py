@@ -13,7 +13,7 @@ import re
 
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.check import check
-from rpbench.ir.schedule import Schedule, ScheduleError, Shape, to_torch_csv
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_torch_csv
 from rpbench.torch_runtime.tables import make_table
 
 _TOKEN = re.compile(r"([0-9]{1,6})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,7})")
@@ -41,6 +41,15 @@ def placement_of(schedule: Schedule) -> list[list[int]]:
         sorted({part.stage for action in table.compute(rank) for part in (action.sub or (action,))})
         for rank in range(table.shape.num_ranks)
     ]
+
+
+def read_schedule(source: str, name: str = "torch_csv") -> Schedule:
+    """The schedule of a file in our text form or in torch's CSV; what `schedule_file` takes.
+
+    Raises:
+        ScheduleError: naming what cannot be read, in the form that the file's beginning says it has.
+    """
+    return from_text(source) if source.startswith("#") else from_csv(source, name)
 
 
 def from_csv(source: str, name: str = "torch_csv") -> Schedule:

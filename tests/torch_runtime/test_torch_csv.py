@@ -9,11 +9,11 @@ import pytest
 from cases import FAITHFUL, schedule_near
 
 from rpbench.ir.action import text
-from rpbench.ir.schedule import ScheduleError, Shape
+from rpbench.ir.schedule import ScheduleError, Shape, to_text
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.lowering import lower
-from rpbench.torch_runtime.torch_csv import from_csv, placement_of, to_csv
+from rpbench.torch_runtime.torch_csv import from_csv, placement_of, read_schedule, to_csv
 from rpbench.torch_runtime.versions import load_runtime
 
 # Torch's schedule -> ours of the same order, token for token; GPipe and 1F1B write no file.
@@ -84,6 +84,15 @@ def test_torchs_own_schedules_are_read_from_both_forms_of_file(theirs, ours, tmp
         found = from_csv(path.read_text())
         assert found.rows == expected.rows
         assert [sorted(own) for own in placement_of(found)] == placement_of(expected)
+
+
+def test_either_form_of_file_is_read():
+    schedule = entries()["zb_v"].build(Shape(2, 4, 4))
+    assert read_schedule(to_text(schedule)) == schedule
+    assert read_schedule(to_csv(schedule), "mine").rows == schedule.rows
+    assert read_schedule(to_csv(schedule), "mine").name == "mine"
+    with pytest.raises(ScheduleError, match="not a schedule: the first line"):
+        read_schedule("# something else\n")
 
 
 def test_a_read_schedule_is_simulated_and_written_again():
