@@ -1,0 +1,128 @@
+"""Lowering: the rows of a table with every message in its place, as torch's runtime runs them.
+
+torch's own lowering takes one rank for each stage; ours also takes two copies that go opposite ways
+(`rpbench.torch_runtime.chains`). Messages carry no name there: between two ranks only their order says which is which,
+and on one communicator both directions stand in one queue. So after lowering each pair of ranks must see all of its
+messages, of both directions, in one order.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of, receive_of
+from rpbench.ir.excerpt import broken
+from rpbench.ir.lower import lower_communication
+from rpbench.ir.schedule import Row, Schedule, ScheduleError, to_text
+from rpbench.torch_runtime.chains import Chains, find_chains
+from rpbench.torch_runtime.tables import make_table, splits_backward
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A table, and what each rank does to run it.
+
+    Args:
+        table: our compute rows.
+        schedule: the same with SEND and RECV between the computations.
+        chains: torch's numbers for ours.
+    """
+
+    table: Schedule
+    schedule: Schedule
+    chains: Chains
+
+    @property
+    def num_ranks(self) -> int:
+        return self.table.shape.num_ranks
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of a chain, which torch takes for all there are."""
+        return len(self.chains.microbatches[0])
+
+    @property
+    def splits_backward(self) -> bool:
+        return splits_backward(self.table)
+
+    def row(self, rank: int) -> Row:
+        """Every action of a rank, messages included."""
+        return self.schedule.compute(rank)
+
+    def tokens(self, rank: int, *, sharded: bool = False) -> list[str]:
+        """A rank's row as torch writes it; with `sharded`, weights are gathered first and gradients reduced last."""
+        found = [self.chains.token(action) for action in self.row(rank)]
+        if not sharded:
+            return found
+        stages = self.chains.stages_of(rank)
+        last = {self.chains.to_torch(part)[0]: place for place, part in self._gradients(rank)}
+        for stage, place in sorted(last.items(), key=lambda item: -item[1]):
+            found.insert(place + 1, f"{stage}REDUCE_GRAD")
+        return [f"{stage}UNSHARD" for stage in stages] + found + [f"{stage}RESHARD" for stage in stages]
+
+    def _gradients(self, rank: int) -> list[tuple[int, Action]]:
+        return [
+            (place, part)
+            for place, action in enumerate(self.row(rank))
+            for part in parts_of(action)
+            if part.kind in (Kind.B, Kind.W)
+        ]
+
+    def to_csv(self, *, sharded: bool = False) -> str:
+        """All rows, for `_load_csv(..., format="compute_comms")`."""
+        return "\n".join(",".join(self.tokens(rank, sharded=sharded)) for rank in range(self.num_ranks))
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the table and its cut: equal on all ranks, or they would wait for each other for good."""
+        return hashlib.sha256((to_text(self.table) + to_text(self.schedule)).encode()).hexdigest()
+
+
+def lower(schedule: Schedule) -> Lowered:
+    """The rows that ranks run.
+
+    Raises:
+        ScheduleError: if torch's runtime cannot run the schedule, or a pair of ranks would mix up its messages.
+    """
+    table = make_table(schedule, two_way=True)
+    lowered = lower_communication(table)
+    check_message_order(lowered)
+    return Lowered(table, lowered, find_chains(table))
+
+
+def check_message_order(lowered: Schedule) -> None:
+    """Each pair of ranks sends and receives its messages, of both directions, in one order.
+
+    Raises:
+        ScheduleError: with the first two actions that do not belong together.
+    """
+    seen: dict[tuple[int, int], list[tuple[int, Action]]] = {}  # (rank, peer) -> its messages with that peer
+    number = -1
+    for rank, _, row in lowered.items():
+        for action in row:
+            number += 1
+            if action.kind in SEND or action.kind in RECV:
+                assert isinstance(action.peer, int)
+                seen.setdefault((rank, action.peer), []).append((number, action))
+    for (rank, peer), own in seen.items():
+        others = seen.get((peer, rank), [])
+        if rank < peer and len(own) == len(others):
+            for (first, action), (second, other) in zip(own, others, strict=True):
+                if not _match(action, other):
+                    raise _mixed_up(lowered, rank, peer, (first, action), (second, other))
+        elif len(own) != len(others):
+            last = own[-1]
+            raise _mixed_up(lowered, rank, peer, last, others[-1] if others else last)
+
+
+def _match(action: Action, other: Action) -> bool:
+    """Whether two actions are the ends of one message."""
+    send, receive = (action, other) if action.kind in SEND else (other, action)
+    return send.kind in SEND and receive.kind in RECV and receive_of(send)[:3] == receive[:3]
+
+
+def _mixed_up(
+    lowered: Schedule, rank: int, peer: int, one: tuple[int, Action], other: tuple[int, Action]
+) -> ScheduleError:
+    rule = f"rank {rank} is at {one[1]} where rank {peer} is at {other[1]}: a pair of ranks keeps one order of messages"
+    return broken(lowered, rule, sorted({one[0], other[0]}), way_out="lower the compute rows again")

@@ -1,0 +1,160 @@
+"""Outcome: what ranks recorded, as the timelines that the simulator makes and the fields of a record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any, NamedTuple
+
+from rpbench.ir.action import Action
+from rpbench.ir.schedule import Row, Schedule
+from rpbench.ir.timeline import Timeline
+from rpbench.torch_runtime.request import TorchRequest
+
+
+class Ran(NamedTuple):
+    """One lowered action as a rank ran it; seconds on rank 0's clock.
+
+    `begun` and `done` are the computation alone, None where there is none: the time before it is spent waiting.
+    """
+
+    action: Action
+    start: float
+    end: float
+    begun: float | None
+    done: float | None
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds between an action's start and its computation's."""
+        return 0.0 if self.begun is None else self.begun - self.start
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished request.
+
+    Args:
+        answer: what rank 0 gathered.
+    """
+
+    request: TorchRequest
+    answer: Mapping[str, Any]
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.answer["ranks"][0]["steps"])
+
+    @cached_property
+    def losses(self) -> list[float]:
+        """Mean loss of every step. Data-parallel ranks each have their part of it, tensor-parallel ones all of it."""
+        ranks = self.answer["ranks"][:: self.request.tensor_parallel]
+        parts = self.request.data_parallel if self.request.data_mode != "plain" else 1
+        return [sum(rank["losses"][step] for rank in ranks) / parts for step in range(self.num_steps)]
+
+    def ran(self, pipeline_rank: int, step: int = -1) -> list[Ran]:
+        """The lowered actions of a pipeline rank in the order they ran, on the first of its processes."""
+        inner = self.request.data_parallel * self.request.tensor_parallel
+        moments = self.answer["ranks"][pipeline_rank * inner]["steps"][step]["moments"]
+        chains = self.request.lowered.chains
+        return [Ran(chains.action(token), *times) for token, *times in moments if _is_ours(token)]
+
+    @cached_property
+    def rows_as_ours(self) -> bool:
+        """Whether every rank ran our lowered row, action for action, in every step."""
+        lowered = self.request.lowered
+        return all(
+            tuple(ran.action for ran in self.ran(rank, step)) == without_peers(lowered.row(rank))
+            for rank in range(lowered.num_ranks)
+            for step in range(self.num_steps)
+        )
+
+    @property
+    def hop_s(self) -> float:
+        """Seconds one boundary tensor took from rank 0 to rank 1, by itself: half a round trip, median."""
+        return float(self.answer["hop_s"])
+
+    def wall_s(self, step: int = -1) -> float:
+        """From the first rank's start of a step to the last one's end."""
+        steps = [rank["steps"][step] for rank in self.answer["ranks"]]
+        return max(own["ended"] for own in steps) - min(own["began"] for own in steps)
+
+    def timeline(self, step: int = -1) -> Timeline:
+        """When each action of the table computed; what it waited before stands in no span."""
+        return self._timeline(self.request.lowered.table, step)
+
+    def lowered_timeline(self, step: int = -1) -> Timeline:
+        """The same with every message; a SEND or RECV is only issued in its span, not waited for."""
+        return self._timeline(self.request.lowered.schedule, step)
+
+    def waits_s(self, step: int = -1) -> list[float]:
+        """Seconds each action of the table waited before it computed, in the order of `table.items()`."""
+        found = self._by_action(step)
+        table = self.request.lowered.table
+        return [found[action].wait_s for _, _, row in table.items() for action in row]
+
+    def _by_action(self, step: int) -> dict[Action, Ran]:
+        ranks = range(self.request.lowered.num_ranks)
+        return {ran.action: ran for rank in ranks for ran in self.ran(rank, step)}
+
+    def _timeline(self, schedule: Schedule, step: int) -> Timeline:
+        """Spans from the step's first moment, in seconds.
+
+        Raises:
+            ValueError: if the ranks did not run the table's rows, as torch's own single-stage schedules do not.
+        """
+        found = self._by_action(step)
+        actions = [action._replace(peer=None) for _, _, row in schedule.items() for action in row]
+        missing = next((action for action in actions if action not in found), None)
+        if missing is not None:
+            raise ValueError(f"{missing} was not run: order_of={self.request.order_of} ran other rows than the table's")
+        ran = [found[action] for action in actions]
+        zero = min(own["steps"][step]["began"] for own in self.answer["ranks"])
+        start = [(own.start if own.begun is None else own.begun) - zero for own in ran]
+        end = [(own.end if own.done is None else own.done) - zero for own in ran]
+        return Timeline(schedule, start, start, end, [0.0] * len(ran), 0.0)
+
+    def fields(self) -> dict[str, Any]:
+        """What a record has of a run."""
+        timeline = self.timeline()
+        ranks = self.answer["ranks"]
+        found: dict[str, Any] = {
+            "evidence": "measured",
+            "makespan_s": timeline.makespan,
+            "step_wall_s": self.wall_s(),
+            "step_walls_s": [self.wall_s(step) for step in range(self.num_steps)],
+            "wait_s": [sum(own.wait_s for own in self.ran(rank)) for rank in range(self.request.num_pipeline_ranks)],
+            "loss": self.losses[-1],
+            "losses": self.losses,
+            "rows_as_ours": self.rows_as_ours,
+            "table_digest": self.request.lowered.digest,
+            "num_messages": sum(len(row) for _, _, row in self.request.lowered.schedule.items())
+            - timeline.schedule.num_actions,
+            "hosts": [rank["host"] for rank in ranks],
+            "hop_s": self.hop_s,
+            "clock_error_s": max(rank["offset_error_s"] for rank in ranks),
+            "runtime_versions": dict(self.answer["versions"]),
+        }
+        if any(rank["peak_memory_bytes"] is not None for rank in ranks):
+            found["gpu_peak_memory_bytes"] = [rank["peak_memory_bytes"] for rank in ranks]
+        names = (
+            "grad_max_abs_diff",
+            "grad_max_rel_diff",
+            "weight_max_abs_diff",
+            "copies_max_abs_diff",
+            "num_microbatches_verified",
+        )
+        return found | {name: self.answer[name] for name in names if name in self.answer}
+
+    def median_wall_s(self) -> float:
+        """Median over the steps."""
+        return median(self.wall_s(step) for step in range(self.num_steps))
+
+
+def without_peers(row: Row) -> tuple[Action, ...]:
+    """A row as recorded tokens say it: they name no peers."""
+    return tuple(action._replace(peer=None) for action in row)
+
+
+def _is_ours(token: str) -> bool:
+    return not token.endswith(("UNSHARD", "RESHARD", "REDUCE_GRAD"))

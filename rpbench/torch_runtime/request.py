@@ -1,0 +1,249 @@
+"""Request: what ranks are asked to train, as JSON that every one of them reads; and what a rank answers."""
+
+import hashlib
+import json
+from collections.abc import Container
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from rpbench.cost.model import Model
+from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.workload import Workload
+from rpbench.ir.schedule import Schedule, from_text, to_text
+from rpbench.models.build import build_layer, build_model
+from rpbench.models.data import Data, SyntheticTokens, TextTokens
+from rpbench.torch_runtime.lowering import Lowered, lower
+
+DataMode = Literal["plain", "fsdp2", "replicate"]
+DATA_MODES: tuple[DataMode, ...] = get_args(DataMode)
+REFUSED_MODES = {
+    "ddp": "its hooks do not fire where backward comes as I and W, and gradients stay apart without an error "
+    "(pytorch issue 144530)",
+    "fsdp2_reshard": "a weight gradient that comes after its stage was resharded is lost or wrong without an error",
+}
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class TorchRequest:
+    """A schedule, a model and its data, and how they meet.
+
+    Args:
+        schedule: in our text form, with its partition.
+        model: the fields of a `Model`.
+        num_steps: optimizer steps; each runs the whole table on microbatches of its own.
+        num_warmup_steps: steps on the first step's microbatches before it, whose times and gradients do not count.
+        text: a file whose bytes are the tokens; None: random ones.
+        optimizer: the fields of `OptimizerSettings`; None leaves the weights alone.
+        data_parallel, tensor_parallel: ranks of every pipeline rank, in one of these dimensions at most.
+        data_mode: how gradients of data-parallel ranks meet.
+        recompute: `none`; torch has no other where backward is split, and no other here.
+        verify: compare with plain training, on rank 0.
+        device: "cpu" over gloo, "cuda" over NCCL.
+        order_of: "table" runs the schedule's rows; a name of torch's runs that schedule of its own on the same stages.
+        options: of torch's runtime, as `defer_pp_recv`; all of them are refused.
+    """
+
+    schedule: str
+    model: dict[str, Any]
+    microbatch_sequences: int = 1
+    num_steps: int = 1
+    num_warmup_steps: int = 0
+    seed: int = 0
+    dtype: str = "float32"
+    text: str | None = None
+    optimizer: dict[str, Any] | None = field(default_factory=dict)
+    data_parallel: int = 1
+    data_mode: DataMode = "plain"
+    tensor_parallel: int = 1
+    recompute: str = "none"
+    verify: bool = False
+    device: str = "cpu"
+    order_of: str = "table"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def lowered(self) -> Lowered:
+        """What each pipeline rank does.
+
+        Raises:
+            ScheduleError: if torch's runtime cannot run it.
+        """
+        return lower(from_text(self.schedule))
+
+    @property
+    def num_pipeline_ranks(self) -> int:
+        return self.lowered.num_ranks
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes in all."""
+        return self.num_pipeline_ranks * self.data_parallel * self.tensor_parallel
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of one step, over all data-parallel ranks."""
+        return self.lowered.table.shape.num_microbatches * self.data_parallel
+
+    def workload(self, own: Container[int] | None = None) -> Workload:
+        """The same modules and microbatches wherever it is called.
+
+        Args:
+            own: the modules that are to have values; the others stay on the meta device. None: all.
+        """
+        model, dtype = Model(**self.model), DTYPES[self.dtype]
+        if own is None:
+            modules = list(build_model(model, seed=self.seed, dtype=dtype))
+        else:
+            devices = ("cpu" if index in own else "meta" for index in range(model.num_layers + 2))
+            modules = [
+                build_layer(model, index, seed=self.seed, dtype=dtype, device=device)
+                for index, device in enumerate(devices)
+            ]
+        return Workload(
+            modules,
+            self._data(model),
+            self.num_microbatches,
+            self.seed,
+            draws_random=model.dropout > 0,
+        )
+
+    def settings(self) -> OptimizerSettings:
+        """How weights are updated."""
+        return OptimizerSettings(**(self.optimizer or {}))
+
+    def _data(self, model: Model) -> Data:
+        if self.text is None:
+            return SyntheticTokens(model.vocab, model.seq_len, self.microbatch_sequences, self.seed)
+        return TextTokens(
+            Path(self.text),
+            vocab=model.vocab,
+            seq_len=model.seq_len,
+            microbatch_sequences=self.microbatch_sequences,
+            num_microbatches=self.num_microbatches,
+            seed=self.seed,
+        )
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that ranks must have alike before the first message."""
+        return hashlib.sha256((self.to_json() + self.lowered.digest).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "TorchRequest":
+        """The request `to_json` wrote.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        try:
+            return cls(**json.loads(text))
+        except TypeError as error:
+            raise ValueError(f"not a request ({error}): fields are {', '.join(cls.__dataclass_fields__)}") from None
+
+
+def make_request(schedule: Schedule, model: Model, *, check_device: bool = True, **fields: Any) -> TorchRequest:
+    """A request for a schedule and a model, checked.
+
+    Args:
+        check_device: refuse a device that is not here; a dry run needs none.
+        fields: the other fields of `TorchRequest`.
+
+    Raises:
+        ValueError: for what torch's runtime cannot do, or would do wrong without saying so.
+    """
+    request = TorchRequest(to_text(schedule), asdict(model), **fields)
+    check_request(request, check_device=check_device)
+    return request
+
+
+def check_request(request: TorchRequest, *, check_device: bool = True) -> None:
+    """Refuse what cannot be run, or would give wrong gradients without an error, before any process starts.
+
+    Raises:
+        ValueError: value, rule and way out.
+    """
+    lowered = request.lowered
+    _check_partition(lowered.table, request)
+    _check_ways(request, splits=lowered.splits_backward)
+    if request.dtype not in DTYPES:
+        raise ValueError(
+            f"dtype={request.dtype}: backend=torch trains in {' or '.join(DTYPES)}; use backend=cpu or cuda"
+        )
+    for name in ("num_steps", "data_parallel", "tensor_parallel", "microbatch_sequences"):
+        value = getattr(request, name)
+        if value < 1:
+            raise ValueError(f"{name}={value}: at least 1")
+    if check_device and request.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda: torch sees no CUDA device; use device=cpu, or a dry run")
+    settings = request.settings()
+    if settings.clip_norm is not None or settings.loss_scaling is not None:
+        raise ValueError(
+            "clip_norm and loss scaling look at all gradients at once, which backend=torch leaves on their ranks; "
+            "use backend=cpu, or neither"
+        )
+
+
+def _check_partition(table: Schedule, request: TorchRequest) -> None:
+    model = Model(**request.model)
+    if table.partition is None:
+        raise ValueError("the schedule has no partition: give it one by with_partition(), or name a model")
+    table.partition.check_layers(model.num_layers)
+    stages = len(table.partition.forward)
+    empty = [s for s, count in enumerate(table.partition.forward) if not count and s not in (0, stages - 1)]
+    if empty:
+        raise ValueError(
+            f"partition {table.partition}: stage {empty[0]} holds no layer, so that nothing would be computed between "
+            "two messages; give it a layer at least"
+        )
+    if model.tied_embedding and stages > 1:
+        raise ValueError(
+            f"model={model.name} ties embedding and head, which are on different stages, and torch's runtime adds up "
+            "no gradients between stages; set model.tied_embedding=false, or use backend=cpu"
+        )
+
+
+def _check_ways(request: TorchRequest, *, splits: bool) -> None:
+    if request.options:
+        name, value = next(iter(request.options.items()))
+        why = ": messages carry no name, and deferring receives swaps them without an error" if "defer" in name else ""
+        raise ValueError(f"{name}={value}{why}; backend=torch takes no options of torch's runtime, leave it out")
+    if request.data_mode in REFUSED_MODES:
+        raise ValueError(
+            f"data_mode={request.data_mode}: {REFUSED_MODES[request.data_mode]}; take one of {', '.join(DATA_MODES)}"
+        )
+    if request.data_mode not in DATA_MODES:
+        raise ValueError(f"data_mode={request.data_mode}: one of {', '.join(DATA_MODES)}")
+    if request.recompute != "none":
+        cause = (
+            "a backward in I and W recomputes once for every group of parameters"
+            if splits
+            else "the runner keeps all activations"
+        )
+        raise ValueError(f"recompute={request.recompute}: {cause}; set recompute=none, or use backend=cpu")
+    if request.data_parallel > 1 and request.tensor_parallel > 1:
+        raise ValueError(
+            f"data_parallel={request.data_parallel}, tensor_parallel={request.tensor_parallel}: backend=torch composes "
+            "a pipeline with one of them; set the other to 1"
+        )
+    chains = request.lowered.chains.routes
+    if request.data_parallel * request.tensor_parallel > 1 and len(chains) > 1:
+        raise ValueError(
+            f"schedule={request.lowered.table.name} keeps two copies of every stage, which are data parallel already; "
+            "set data_parallel=1 and tensor_parallel=1, or take a schedule with one copy"
+        )
+    if request.device not in ("cpu", "cuda"):
+        raise ValueError(f"device={request.device}: cpu (gloo) or cuda (NCCL)")
+
+
+def with_schedule(request: TorchRequest, schedule: Schedule) -> TorchRequest:
+    """The same request for another schedule of the same model."""
+    return replace(request, schedule=to_text(schedule))

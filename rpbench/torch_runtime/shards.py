@@ -1,0 +1,126 @@
+"""Shards: a stage's module under FSDP2, replicate or tensor parallelism, as torch's runtime can take it.
+
+FSDP2 keeps its weights gathered from a step's first action to its last: where backward comes as I and W, resharding in
+between loses weight gradients without an error. Tensor parallelism cuts queries, keys, values and the first matrix of
+the MLP by outputs, the others by inputs, so that what passes between stages is whole.
+
+Source: torch 2.13, `fully_shard`, `replicate_with_fsdp`, `parallelize_module`; Shoeybi et al., "Megatron-LM",
+arXiv 1909.08053, section 3.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.linear import Linear
+from rpbench.models.mlp import Mlp
+from rpbench.torch_runtime.groups import Groups
+from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.stages import StageModule
+
+BY_OUTPUTS = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
+BY_INPUTS = ("attention.o", "mlp.down")
+
+
+def wrapper(request: TorchRequest, groups: Groups) -> Callable[[nn.Module], nn.Module] | None:
+    """What is done to each stage's module; None where nothing is."""
+    if request.tensor_parallel > 1:
+        return lambda module: shard_matrices(module, groups.inner)
+    if request.data_parallel > 1 and request.data_mode == "fsdp2":
+        return lambda module: shard_weights(module, groups.inner)
+    if request.data_parallel > 1 and request.data_mode == "replicate":
+        return lambda module: replicate_weights(module, groups.inner)
+    return None
+
+
+def shard_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """FSDP2 on every layer and on the stage, gathered until the step is over."""
+    from torch.distributed.fsdp import fully_shard  # a second to import, and most runs have no shards
+
+    assert isinstance(module, StageModule)
+    for layer in module.layers.values():
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    return fully_shard(module, mesh=mesh, reshard_after_forward=False)  # type: ignore[return-value]
+
+
+def replicate_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """torch's data parallelism on FSDP's machinery, whose gradients are reduced where REDUCE_GRAD stands.
+
+    Raises:
+        ValueError: if this torch does not have it.
+    """
+    try:
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+    except ImportError as error:
+        raise ValueError(f"data_mode=replicate: this torch lacks it ({error}); use data_mode=fsdp2 or plain") from None
+    return replicate(module, mesh=mesh)  # type: ignore[return-value]
+
+
+def shard_matrices(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Tensor parallelism on every decoder layer; embedding, norms and head stay whole on each rank.
+
+    Raises:
+        ValueError: for layers that torch's styles cannot cut, or heads that cannot be dealt evenly.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    assert isinstance(module, StageModule)
+    for layer in module.layers.values():
+        if isinstance(layer, DecoderLayer):
+            _check_layer(layer, mesh.size())
+            for name in (*BY_OUTPUTS, *BY_INPUTS):
+                _as_torch_linear(layer, name)
+            plan: dict[str, Any] = {name: ColwiseParallel() for name in BY_OUTPUTS if _has(layer, name)}
+            plan |= {name: RowwiseParallel() for name in BY_INPUTS}
+            parallelize_module(layer, mesh, plan)
+    return module
+
+
+def _check_layer(layer: DecoderLayer, num_ranks: int) -> None:
+    attention = layer.attention
+    if not isinstance(layer.mlp, Mlp) or attention.sinks is not None or attention.q_norm is not None:
+        raise ValueError(
+            "tensor_parallel cuts dense layers; experts, attention sinks and norms of queries have no style in torch: "
+            "set tensor_parallel=1 or take another model"
+        )
+    heads = [linear.weight.shape[0] // attention.head_dim for linear in (attention.q, attention.k)]
+    if any(count % num_ranks for count in heads):
+        raise ValueError(
+            f"tensor_parallel={num_ranks}: {heads[0]} heads and {heads[1]} key heads cannot be dealt evenly; take a "
+            "number that divides both"
+        )
+    if any(isinstance(part, Linear) and part.adapter is not None for part in layer.modules()):
+        raise ValueError("tensor_parallel: adapters have no style in torch; use model.training_mode=full")
+
+
+def _has(layer: nn.Module, name: str) -> bool:
+    parent, _, child = name.rpartition(".")
+    return getattr(layer.get_submodule(parent), child) is not None
+
+
+def _as_torch_linear(layer: nn.Module, name: str) -> None:
+    """Put an `nn.Linear` with the same parameters in the place of ours: torch's styles take no other."""
+    if not _has(layer, name):
+        return
+    parent, _, child = name.rpartition(".")
+    ours = layer.get_submodule(name)
+    outputs, inputs = ours.weight.shape  # type: ignore[union-attr, misc]
+    theirs = nn.Linear(int(inputs), int(outputs), bias=ours.bias is not None, device="meta")
+    theirs.weight = ours.weight  # type: ignore[assignment]
+    if ours.bias is not None:
+        theirs.bias = ours.bias  # type: ignore[assignment]
+    setattr(layer.get_submodule(parent), child, theirs)
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor; asked without importing them."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A sharded tensor put together, on every rank that asks; another one as it is."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]

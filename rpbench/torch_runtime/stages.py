@@ -1,0 +1,126 @@
+"""Stages: the modules of a rank as torch's pipeline takes them.
+
+The head stands in the last stage and has the labels, so that the loss of a microbatch travels nowhere. As in our engine
+it is divided by the number of microbatches of the step before backward.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage
+
+from rpbench.engine.layout import Layout
+from rpbench.engine.randomness import seeded
+from rpbench.engine.workload import Workload
+from rpbench.torch_runtime.chains import Chains
+
+
+class StageModule(nn.Module):
+    """Some modules of a model in a row: x (B, S, H) -> (B, S, H), tokens (B, S) at the bottom, a loss (1,) at the top.
+
+    What a microbatch brings comes by keyword, one for each chain: `tokens_0`, `labels_0`, `numbers_0` (1,).
+    """
+
+    def __init__(self, workload: Workload, modules: range, chain: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): workload.modules[number] for number in modules})
+        self.first, self.last = 0 in modules, len(workload.modules) - 1 in modules
+        self.chain, self.num_microbatches = chain, workload.num_microbatches
+        self.seed = workload.seed if workload.draws_random else None
+
+    def forward(self, x: torch.Tensor | None = None, **batch: torch.Tensor) -> torch.Tensor:
+        values: Any = batch[f"tokens_{self.chain}"] if self.first else x
+        *below, top = self.layers
+        for name in below if self.last else self.layers:
+            with self._random(int(name), batch):
+                values = self.layers[name](values)
+        if not self.last:
+            return values  # type: ignore[no-any-return]
+        loss: torch.Tensor = self.layers[top](values, batch[f"labels_{self.chain}"])
+        return (loss / self.num_microbatches).reshape(1)
+
+    def _random(self, module: int, batch: dict[str, torch.Tensor]) -> AbstractContextManager[object]:
+        if self.seed is None:
+            return nullcontext()
+        return seeded(self.seed, module, int(batch[f"numbers_{self.chain}"]))
+
+
+class ChainStage(PipelineStage):
+    """A stage of one of several chains that torch takes for one pipeline: nothing is handed over at a cut."""
+
+    def __init__(self, *arguments: Any, chain_length: int, **options: Any) -> None:
+        self._chain_length = chain_length
+        super().__init__(*arguments, **options)
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage_index % self._chain_length == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage_index % self._chain_length == self._chain_length - 1
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """Take the neighbour's output, unless this stage begins a chain."""
+        if not self.is_first:
+            super().set_local_fwd_input(prev_stage_outputs, mb_index)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Hand down the gradient of the input, unless this stage begins a chain."""
+        return None if self.is_first else super().get_local_bwd_output(mb_index)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Take the neighbour's gradient, unless this stage ends a chain."""
+        if not self.is_last:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """W; torch asks here for stage 0 where it means a stage without input gradient."""
+        index = self.stage_index
+        self.stage_index = 0 if self.is_first else index
+        try:
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+        finally:
+            self.stage_index = index
+
+
+def make_stages(
+    workload: Workload,
+    layout: Layout,
+    chains: Chains,
+    rank: int,
+    device: torch.device,
+    group: ProcessGroup | None,
+    boundary: torch.Tensor,
+    wrap: Any = None,
+) -> list[PipelineStage]:
+    """The stages of a pipeline rank, ascending, as torch's warm-up needs them.
+
+    Args:
+        boundary: one microbatch's tensor between two stages, (B, S, H), with `requires_grad` or none comes back.
+        wrap: what is done to each stage's module before (data or tensor parallelism).
+    """
+    found: list[PipelineStage] = []
+    length = len(chains.routes[0])
+    tokens = workload.batch(0).tokens.to(device)
+    loss = torch.empty(1, dtype=boundary.dtype, device=device, requires_grad=True)
+    for stage in chains.stages_of(rank):
+        chain, own = chains.place(stage)
+        module: nn.Module = StageModule(workload, layout.forward[own], chain).to(device)
+        module = module if wrap is None else wrap(module)
+        found.append(
+            ChainStage(
+                module,
+                stage,
+                chains.num_stages,
+                device,
+                input_args=(tokens if own == 0 else boundary,),
+                output_args=(loss if own == length - 1 else boundary,),
+                group=group,
+                chain_length=length,
+            )
+        )
+    return found

@@ -1,0 +1,150 @@
+"""Worker: one rank of a run, started by `rpbench.torch_runtime.ranks` or by torchrun.
+
+Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others with a word that
+they are through. The parent's end is the end of stdin: a thread watches for it, so that no rank outlives its parent
+even while it waits for a message.
+"""
+
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from rpbench.torch_runtime.board import Phase, Place
+from rpbench.torch_runtime.gathering import Answer, gather
+from rpbench.torch_runtime.member import Member
+from rpbench.torch_runtime.node_run import NodeRequest, run_node
+from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.versions import load_runtime
+
+COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
+
+
+AnyRequest = TorchRequest | NodeRequest
+
+
+class Refused(ValueError):
+    """A request that cannot be; nothing has run."""
+
+
+def start_group(device: str) -> None:
+    """Join the processes that the environment speaks of, as torchrun sets it.
+
+    Raises:
+        ValueError: if the environment has no ranks.
+    """
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} not set: start ranks with torchrun, or let rpbench start them")
+    load_runtime()
+    if device == "cuda":
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if local >= torch.cuda.device_count():
+            raise ValueError(
+                f"LOCAL_RANK={local}: this host has {torch.cuda.device_count()} CUDA devices; start as many ranks on it"
+            )
+        torch.cuda.set_device(local)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+
+
+def run_request(request: TorchRequest, place: Place, change: Callable[[Member], None] | None = None) -> Answer | None:
+    """This rank's part of a request; the answer on rank 0, None on the others.
+
+    Args:
+        change: what is done to the member before it runs.
+
+    Raises:
+        Refused: if the request does not fit; every rank raises it.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums over several threads have other last bits
+    try:
+        try:
+            member = Member(request, place)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        if change is not None:
+            change(member)
+        member.run()
+        return gather(member)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def read_request(line: str) -> AnyRequest:
+    """The request of either kind that a line holds."""
+    return NodeRequest.from_json(line) if line.startswith('{"nodes"') else TorchRequest.from_json(line)
+
+
+def _run(request: AnyRequest, place: Place, change: Callable[[Member], None] | None) -> Answer | None:
+    if isinstance(request, TorchRequest):
+        return run_request(request, place, change)
+    try:
+        return run_node(request, place)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def main(board: str, change: Callable[[Member], None] | None = None) -> int:
+    """Serve requests from stdin until it ends; arguments as in `run_request`, `board` being this rank's file."""
+    out = _answers_only()
+    lines: SimpleQueue[str | None] = SimpleQueue()
+    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    place = Place(Path(board))
+    started = False
+    for line in iter(lines.get, None):
+        try:
+            request = read_request(line)
+            if not started:
+                start_group(request.device)
+                started = True
+            answer = _run(request, place, change)
+            place.write(Phase.DONE)
+            _say(out, {"answer": answer})
+        except Refused as error:  # every rank sees it alike
+            _say(out, {"refused": str(error)})
+        except BaseException as error:
+            place.write(Phase.FAILED)
+            _say(out, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+            return 1
+    if started:
+        dist.destroy_process_group()
+    return 0
+
+
+def _say(out: TextIO, answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), file=out, flush=True)
+
+
+def _answers_only() -> TextIO:
+    """This process's stdout; whatever else is printed goes to stderr."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
+
+
+def _listen(lines: "SimpleQueue[str | None]") -> None:
+    """Pass on stdin; when it ends while a request runs, this process ends at once."""
+    for line in _nonempty(sys.stdin):
+        lines.put(line)
+    lines.put(None)
+    threading.Event().wait(5.0)  # an idle rank has left by then
+    os._exit(1)
+
+
+def _nonempty(lines: TextIO) -> Iterator[str]:
+    return filter(None, map(str.strip, lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,171 @@
+"""Exports: each form against its own rules, by hand, and against its consumer's parser where that is installed."""
+
+import json
+import tomllib
+
+import pytest
+from cases import TWO_WAY, schedule_near
+
+from rpbench.cost.constant import unit_times
+from rpbench.ir.partition import Partition, parse, symmetric
+from rpbench.ir.schedule import ScheduleError, Shape, from_text
+from rpbench.registry import entries
+from rpbench.sim.longest_path import simulate
+from rpbench.torch_runtime.export import FORMS, export
+from rpbench.torch_runtime.frameworks import (
+    NAMES,
+    deepspeed_parts,
+    megatron_layout,
+    megatron_options,
+    megatron_virtual_stages,
+    module_names_per_stage,
+    table_lines,
+)
+from rpbench.torch_runtime.torch_csv import from_csv
+
+
+def times_of(schedule):
+    costs = unit_times(16).table(schedule.partition)
+    return lambda: simulate(schedule, costs)
+
+
+def exported(name, form, num_ranks=2):
+    schedule = schedule_near(name, num_ranks, 4)
+    return schedule, export(schedule, form, times_of(schedule))
+
+
+def test_every_form_has_a_text():
+    for form in FORMS:
+        _, text = exported("1f1b", form)
+        assert text
+    with pytest.raises(ValueError, match="format=svg: one of text, torch_csv, chrome_trace"):
+        exported("1f1b", "svg")
+
+
+def test_text_and_csv_are_read_back():
+    schedule, text = exported("zb_v", "text")
+    assert from_text(text) == schedule
+    schedule, text = exported("zb_v", "torch_csv")
+    assert from_csv(text).rows == schedule.rows
+
+
+@pytest.mark.parametrize("name", TWO_WAY)
+def test_what_a_table_cannot_hold_is_refused(name):
+    with pytest.raises(ScheduleError, match="a table has one rank for each stage"):
+        exported(name, "torch_csv")
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_v", "chimera"])
+def test_a_chrome_trace_is_in_order(name):
+    """No two slices of a lane overlap, and each forward ends before its backward begins."""
+    schedule, text = exported(name, "chrome_trace")
+    events = json.loads(text)["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == schedule.num_actions
+    lanes = {}
+    for event in slices:
+        lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in lanes.values():
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in zip(sorted(spans), sorted(spans)[1:], strict=False))
+    of = {(e["args"]["kind"], e["args"]["stage"], e["args"]["microbatch"]): e for e in slices}
+    for (kind, stage, microbatch), event in of.items():
+        if kind in ("B", "I"):
+            forward = of["F", stage, microbatch]
+            assert forward["ts"] + forward["dur"] <= event["ts"] + 1e-6
+
+
+# --- partitions ---
+
+
+@pytest.mark.parametrize(
+    "cut, ranks, layout, virtual",
+    [
+        ("3-5", 2, "Et*3|t*5L", None),
+        ("2-1-3-2", 2, "Ett|t|t*3|ttL", None),
+        ("0-4-0", 3, "E|t*4|L", None),
+        ("2-2-2-2", 2, "Ett|tt|tt|ttL", 2),
+    ],
+)
+def test_megatrons_layout_by_hand(cut, ranks, layout, virtual):
+    """Letters and counts as Megatron's documentation has them: E and L once, as many t as layers."""
+    options = megatron_options(parse(cut), ranks)
+    assert options["pipeline-model-parallel-layout"] == layout == megatron_layout(parse(cut))
+    assert options["pipeline-model-parallel-size"] == ranks
+    equal = megatron_virtual_stages(parse(cut), ranks)
+    assert (equal and equal["num-virtual-stages-per-pipeline-rank"]) == virtual
+    assert equal is None or "pipeline-model-parallel-layout" not in equal  # Megatron takes one of the two
+
+
+def test_megatron_takes_loops_only():
+    with pytest.raises(ValueError, match="3 stages on 2 ranks"):
+        megatron_options(parse("1-1-1"), 2)
+    with pytest.raises(ValueError, match="V and wave placements have no layout"):
+        exported("zb_v", "megatron_layout")
+    with pytest.raises(ValueError, match="cuts forward and backward apart"):
+        megatron_layout(Partition((2, 2), (1, 1, 2)))
+
+
+def test_megatron_reads_its_layout():
+    layouts = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    for cut, ranks in (("3-5", 2), ("2-1-3-2", 2), ("1-2-3-1-1-1", 3)):
+        found = layouts.PipelineParallelLayerLayout.from_str(megatron_layout(parse(cut)), ranks)
+        counts = [
+            sum(part.name == "decoder" for part in found.layout[rank][chunk])
+            for chunk in range(len(found.layout[0]))
+            for rank in range(ranks)
+        ]
+        assert counts == list(parse(cut).forward)
+        found.validate_layer_layout(num_layers=parse(cut).num_layers, mtp_num_layers=0)
+
+
+def test_modules_of_each_stage_by_hand():
+    assert module_names_per_stage(symmetric((1, 2)), NAMES["torchtitan"]) == [
+        ["tok_embeddings", "layers.0"],
+        ["layers.1", "layers.2", "norm", "lm_head"],
+    ]
+    with pytest.raises(ValueError, match="stage 1 holds no module"):
+        module_names_per_stage(symmetric((1, 0, 2)), NAMES["torchtitan"])
+
+
+def test_deepspeeds_boundaries_by_hand():
+    """Seven layers in three stages, and an entry of the layer list before and behind them."""
+    assert deepspeed_parts(symmetric((2, 3, 2))) == [0, 3, 6, 9]
+    assert deepspeed_parts(symmetric((2, 3, 2)), embedding_layers=2, head_layers=0) == [0, 4, 7, 9]
+
+
+@pytest.mark.parametrize(
+    "name, placed",
+    [("1f1b", "1F1B"), ("zb_h1", "1F1B"), ("interleaved_zb", "Interleaved1F1B"), ("v_half", "ZBVZeroBubble")],
+)
+def test_torchtitan_places_stages_by_a_name(name, placed):
+    schedule, text = exported(name, "torchtitan")
+    options = tomllib.loads(text)
+    assert options["pipeline_parallel_schedule"] == placed
+    assert options["pipeline_parallel_schedule_csv"] == "schedule.csv"
+    assert len(options["module_fqns_per_model_part"]) == schedule.shape.num_stages
+    assert "pp_schedule_csv" in text
+
+
+def test_torchtitans_own_config_takes_the_options():
+    configs = pytest.importorskip("torchtitan.config.configs")
+    _, text = exported("zb_v", "torchtitan")
+    found = configs.ParallelismConfig(**tomllib.loads(text))
+    assert found.pipeline_parallel_schedule_csv == "schedule.csv"
+
+
+def test_waves_have_no_name_there():
+    wave = entries()["hanayo"].build(Shape(2, 8, 8))
+    with pytest.raises(
+        ScheduleError, match=r"torchtitan places stages one a rank, in loops or in a V .* rank 0: 0,3,4,7"
+    ):
+        table_lines(wave, "rows.csv")
+    with pytest.raises(ValueError, match="framework=nemo: one of torchtitan, automodel"):
+        table_lines(wave, "rows.csv", "nemo")
+
+
+def test_partitions_need_a_model():
+    bare = entries()["1f1b"].build(Shape(2, 2, 4))
+    for form in ("megatron_layout", "deepspeed_parts"):
+        with pytest.raises(ValueError, match="writes a partition, and this schedule has none"):
+            export(bare, form, lambda: None)
+    assert "module_fqns_per_model_part has as many lists" in export(bare, "torchtitan", lambda: None)

@@ -1,0 +1,230 @@
+"""What runs say beyond gradients: replay, where time went, predictions, and requests for GPUs that are not here."""
+
+from types import SimpleNamespace
+
+import pytest
+from cases import TINY, request_for, schedule_near
+
+from rpbench.cost.constant import unit_times
+from rpbench.ir.schedule import Shape
+from rpbench.ir.timeline import Timeline
+from rpbench.registry import entries
+from rpbench.sim.longest_path import simulate
+from rpbench.torch_runtime.dry_run import dry_run, rank_memory
+from rpbench.torch_runtime.measuring import Measured, TorchDuel, contenders_of, measure_rounds
+from rpbench.torch_runtime.outcome import Outcome
+from rpbench.torch_runtime.own_schedules import SAME_NAME
+from rpbench.torch_runtime.recording import Moment, Recorder
+from rpbench.torch_runtime.replay import predicted_makespan, profiled_costs, replay_makespan, time_parts
+from rpbench.torch_runtime.request import check_request
+from rpbench.torch_runtime.versions import load_runtime
+
+
+def slowed(schedule, gap):
+    """A timeline of unit actions in which every start is late by a gap more than the one before it on its rank."""
+    plain = simulate(schedule, unit_times(16).table(schedule.partition))
+    start = [at * (1 + gap) for at in plain.start]
+    end = [at + last - first for at, first, last in zip(start, plain.start, plain.end, strict=True)]
+    return plain, Timeline(schedule, start, start, end, [0.0] * len(start), 0.0)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_v", "dualpipe_v"])
+def test_a_replay_takes_the_gaps_out(name):
+    plain, late = slowed(schedule_near(name, 4, 8), 0.5)
+    assert replay_makespan(plain) == pytest.approx(float(plain.makespan))
+    assert replay_makespan(late) == pytest.approx(float(plain.makespan))
+    assert late.makespan > 1.3 * plain.makespan
+
+
+def test_costs_of_a_run_predict_that_run():
+    schedule = schedule_near("zb_v", 4, 8)
+    plain, _ = slowed(schedule, 0.0)
+    costs = profiled_costs(plain, hop_s=0.0)
+    assert predicted_makespan(schedule, costs) == pytest.approx(float(plain.makespan))
+
+
+def outcome_of(moments):
+    """Two ranks of 1F1B with one microbatch, whose moments are given."""
+    schedule = entries()["1f1b"].build(Shape(2, 2, 1)).with_partition(schedule_near("1f1b", 2, 2).partition)
+    from rpbench.torch_runtime.request import make_request
+
+    ranks = [{"steps": [{"began": 0.0, "ended": 9.0, "moments": own}], "losses": [1.0]} for own in moments]
+    return Outcome(make_request(schedule, TINY), {"ranks": ranks, "hop_s": 0.0})
+
+
+BY_HAND = (
+    # token, start, end, computation's first and last moment
+    [("0F0", 0.0, 1.1, 0.0, 1.0), ("0SEND_F0", 1.1, 1.3, None, None), ("0RECV_B0", 1.3, 1.4, None, None),
+     ("0B0", 1.4, 6.2, 4.2, 6.2)],
+    [("1RECV_F0", 0.0, 0.1, None, None), ("1F0", 0.1, 2.0, 1.5, 2.0), ("1B0", 2.1, 4.0, 2.1, 4.0),
+     ("1SEND_B0", 4.0, 4.1, None, None)],
+)  # fmt: skip
+
+
+def test_where_time_went_by_hand():
+    outcome = outcome_of(BY_HAND)
+    parts = time_parts(outcome)
+    assert outcome.rows_as_ours
+    assert parts.computing == pytest.approx(1.0 + 2.0 + 0.5 + 1.9)
+    assert parts.waiting == pytest.approx(2.8 + 1.4)
+    assert parts.messages == pytest.approx(0.2 + 0.1 + 0.1 + 0.1)
+    assert parts.after == pytest.approx(0.1)
+    assert parts.between == pytest.approx(0.1)
+    assert parts.overhead_per_action_s == pytest.approx(0.7 / 8)
+    spans = sum(row[-1][2] - row[0][1] for row in BY_HAND)
+    assert parts.computing + parts.waiting + parts.messages + parts.after + parts.between == pytest.approx(spans)
+
+
+def test_a_timeline_holds_computations_and_waits_apart():
+    timeline = outcome_of(BY_HAND).timeline()
+    assert [(str(s.action), s.start, s.end) for s in timeline.spans()] == [
+        ("0F0", 0.0, 1.0),
+        ("0B0", 4.2, 6.2),
+        ("1F0", 1.5, 2.0),
+        ("1B0", 2.1, 4.0),
+    ]
+    assert outcome_of(BY_HAND).waits_s() == pytest.approx([0.0, 2.8, 1.4, 0.0])
+    assert outcome_of(BY_HAND).lowered_timeline().schedule.num_actions == 8
+
+
+def test_other_rows_than_ours_are_seen():
+    swapped = (BY_HAND[0], [BY_HAND[1][0], BY_HAND[1][2], BY_HAND[1][1], BY_HAND[1][3]])
+    assert not outcome_of(swapped).rows_as_ours
+    with pytest.raises(ValueError, match="1F0 was not run: order_of=table ran other rows"):
+        outcome_of((BY_HAND[0], BY_HAND[1][2:])).timeline()
+
+
+def test_contenders_have_the_same_stages():
+    assert set(contenders_of(request_for("1f1b"))) == {"table", "own"}
+    assert contenders_of(request_for("zb_v"))["own"].order_of == "ZBVZeroBubble"
+    assert set(contenders_of(request_for("v_half"))) == {"table"}
+    schedules = load_runtime().schedules
+    assert all(schedules.get_schedule_class(name) for name in SAME_NAME.values())
+
+
+def test_ratios_are_made_within_rounds():
+    duel = TorchDuel(
+        {"table": Measured("table", [2.0, 3.0]), "own": Measured("own", [1.0, 3.0])}, [0.9], [1e-4], [], [{}]
+    )
+    assert duel.ratios("table", "own") == [2.0, 1.0]
+    assert duel.fields()["table_over_own"] == 1.5
+    assert duel.fields()["predicted_over_measured"] is None
+
+
+def test_a_duel_needs_rounds_and_steps():
+    with pytest.raises(ValueError, match="num_steps=1, rounds=3: at least 2 of each"):
+        measure_rounds(request_for("1f1b", num_steps=1), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["1f1b", "zb_v"])
+def test_rounds_of_all_contenders(name):
+    fields = measure_rounds(request_for(name, verify=False, num_steps=2, optimizer=None), 2).fields()
+    for contender in ("table", "own", "threads"):
+        assert len(fields[f"{contender}_walls_s"]) == 2
+    assert 0 < fields["replay_over_measured"] <= 1.0
+    assert fields["overhead_per_action_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theirs", sorted(SAME_NAME.values()))
+def test_torchs_own_schedules_train_the_same(theirs):
+    from rpbench.torch_runtime.ranks import Ranks
+
+    ours = next(name for name, own in SAME_NAME.items() if own == theirs)
+    with Ranks(2) as ranks:
+        outcome = ranks.run(request_for(ours, 2, 8, order_of=theirs))
+    assert outcome.fields()["grad_max_abs_diff"] <= 1e-15
+
+
+# --- GPUs that are not here ---
+
+
+def test_computations_on_a_gpu_are_timed_by_events(monkeypatch):
+    """Events stand in for CUDA's: they hold milliseconds of a device clock that runs beside ours."""
+    clock = iter(range(0, 1000, 10))
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at_ms = None
+
+        def record(self):
+            self.at_ms = next(clock)
+
+        def elapsed_time(self, other):
+            return other.at_ms - self.at_ms
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    recorder = Recorder(SimpleNamespace(write=lambda *_: None), {}, on_gpu=True)
+    zero = Event(True)
+    zero.record()
+    with recorder.action("PP:0F0"):
+        recorder.computes(lambda: None)()
+    recorder.settle(zero, 100.0)
+    (moment,) = recorder.moments
+    assert isinstance(moment, Moment)
+    assert (moment.begun, moment.done) == pytest.approx((100.01, 100.02))
+
+
+def test_memory_of_a_rank_by_hand():
+    """1F1B on 2 ranks: rank 0 keeps 2 microbatches of its one layer, rank 1 one of its fifteen."""
+    request = request_for("1f1b", dtype="float32", verify=False)
+    found = [rank_memory(request, rank) for rank in (0, 1)]
+    tokens, per_layer = 3, TINY.layer_activation_bytes(3) * 2
+    assert [each.activations for each in found] == [2 * 1 * per_layer, 1 * 15 * per_layer]
+    layer = TINY.layer_parameters
+    assert found[0].weights == 4 * (TINY.embedding_parameters + layer)
+    assert found[1].weights == 4 * (15 * layer + TINY.head_parameters)
+    assert found[0].optimizer == 2 * found[0].weights
+    assert found[0].buffers == 4 * tokens * TINY.hidden * 4  # 4 microbatches, gradients alone
+    assert found[0].logits == 0
+    assert found[1].logits == 2 * tokens * TINY.vocab * 4
+
+
+def test_shards_divide_memory():
+    whole = rank_memory(request_for("1f1b", verify=False), 1)
+    sharded = rank_memory(request_for("1f1b", verify=False, data_parallel=2, data_mode="fsdp2"), 1)
+    assert sharded.optimizer == whole.optimizer // 2
+    assert sharded.weights == whole.weights  # gathered until the step is over
+    assert rank_memory(request_for("1f1b", verify=False, tensor_parallel=2), 1).activations == whole.activations // 2
+
+
+def test_the_command_of_a_dry_run():
+    request = request_for("1f1b", 4, 8)
+    one = dry_run(request, overrides=["schedule=1f1b", "backend=torch"])
+    assert one.command == "torchrun --nproc-per-node 4 -m rpbench schedule=1f1b backend=torch"
+    assert "--nnodes 2 --nproc-per-node 2" in dry_run(request, num_hosts=2).command
+    assert one.fields()["evidence"] == "predicted"
+    with pytest.raises(ValueError, match="num_hosts=3: 4 ranks cannot be dealt evenly"):
+        dry_run(request, num_hosts=3)
+
+
+def test_a_request_for_gpus_is_checked_without_them(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    request = request_for("zb_v", check_device=False, device="cuda")
+    assert len(dry_run(request).memory) == 2
+    with pytest.raises(ValueError, match="device=cuda: torch sees no CUDA device"):
+        check_request(request)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="device=cuda: torch sees no CUDA device"):
+        request_for("1f1b", device="cuda")
+
+
+# --- versions ---
+
+
+def test_a_torch_whose_loader_has_moved_says_so(monkeypatch):
+    from torch.distributed.pipelining import schedules
+
+    load_runtime.cache_clear()
+    monkeypatch.delattr(schedules._PipelineScheduleRuntime, "_load_csv")
+    monkeypatch.delattr(schedules.PipelineScheduleMulti, "_load_csv")
+    try:
+        with pytest.raises(ValueError, match=r"has no _load_csv of _PipelineScheduleRuntime .* tested in 2\.13"):
+            load_runtime()
+    finally:
+        load_runtime.cache_clear()

@@ -1,0 +1,27 @@
+"""What torchrun starts in a test: `torchrun_program.py SCHEDULE NUM_RANKS [RANK:TOKEN:WHAT]`."""
+
+import json
+import sys
+
+from cases import request_for  # found by PYTHONPATH
+from faulty_worker import change
+
+from rpbench.torch_runtime import launch, worker
+
+
+def main(name: str, num_ranks: int, fault: str = "") -> int:
+    if fault:
+        sys.argv[1:4] = fault.split(":")
+        launch.run_request = lambda request, place: worker.run_request(request, place, change)
+    try:
+        outcome = launch.run_on_torch(request_for(name, num_ranks), stall_s=6.0)
+    except RuntimeError as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    if outcome is not None:
+        print("FIELDS", json.dumps(outcome.fields()), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:4]))
