@@ -32,6 +32,7 @@ class Job:
         schedule: a registered name.
         chunks: stages on each pipeline rank.
         cut: layers of each stage, in model order; empty for an even cut.
+        frozen: whether weights stay as they are and small adapters (LoRA) learn: no gradients of weights.
 
     Raises:
         ValueError: for sizes that do not fit each other, with those that do.
@@ -49,6 +50,7 @@ class Job:
     recompute: Recompute = "none"
     precision: Precision = "bf16"
     cut: tuple[int, ...] = field(default=())
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "sequences", "num_microbatches", "chunks"):
@@ -113,12 +115,16 @@ class Job:
     @cached_property
     def kinds(self) -> dict[Layer, Seconds]:
         """Seconds of each kind of layer."""
-        return {layer: layer_seconds(self.setting, layer) for layer in dict.fromkeys(self.architecture.layers)}
+        found = {layer: layer_seconds(self.setting, layer) for layer in dict.fromkeys(self.architecture.layers)}
+        if self.frozen:
+            return {layer: seconds._replace(weight_grad=0.0) for layer, seconds in found.items()}
+        return found
 
     @cached_property
     def head(self) -> Seconds:
         """Seconds of the output matrix and the loss."""
-        return head_seconds(self.setting)
+        found = head_seconds(self.setting)
+        return found._replace(weight_grad=0.0) if self.frozen else found
 
     @cached_property
     def stage_layers(self) -> tuple[tuple[tuple[Layer, int], ...], ...]:

@@ -17,7 +17,7 @@ NO_BUBBLE = ("zb_h2", "zb_v", "zb_auto")
 
 def step_terms(job: Job) -> Terms:
     """Seconds of a step by cause; they add up to the step."""
-    stages = _gathered_stages(job) if _gathers(job) else stage_seconds(job)
+    stages = stages_of_step(job)
     terms = pipeline_terms(job, stages)
     if _gathers(job):
         terms["data"] = _ends_s(job)
@@ -61,6 +61,11 @@ def pipeline_terms(job: Job, stages: StageSeconds) -> Terms:
     if job.schedule in ("1f1b", "dapple", "gpipe"):
         terms["hops"] += 2 * m * job.hop_s
     return terms
+
+
+def stages_of_step(job: Job) -> StageSeconds:
+    """Seconds of a job's stages, gathers of parameters included where layers wait for them."""
+    return _gathered_stages(job) if _gathers(job) else stage_seconds(job)
 
 
 def _gathers(job: Job) -> bool:

@@ -1,0 +1,86 @@
+"""Exact: a job's pipeline timed with the project's own schedules and simulator, not by a closed form.
+
+The seconds of a mesh's layers fill today's `LayerTimes`, so everything that takes those (schedules, partitions,
+simulators, records) works under a mesh.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from rpbench.cost.table import LayerTimes
+from rpbench.ir.partition import symmetric
+from rpbench.ir.schedule import Shape
+from rpbench.mesh.job import Job
+from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
+from rpbench.plan.problem import Problem
+from rpbench.registry import entry
+from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.longest_path import simulate_graph
+
+WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose frameworks send before they go on
+
+
+def mesh_times(job: Job) -> LayerTimes:
+    """Times of one microbatch through each layer of one pipeline rank, collectives inside layers included."""
+    layers = [job.kinds[kind] for kind in job.architecture.layers]
+    each = job.software.constants["microbatch_s"] * job.mesh.pipeline / (2 * len(layers))  # of a rank, by layers
+    each += _blocked_s(job) / len(layers)
+    split = job.software.split_penalty
+    head = job.head
+    return LayerTimes(
+        forward=[layer.forward_all + each for layer in layers],
+        recompute=[layer.recompute for layer in layers],
+        backward=[layer.backward_all + each for layer in layers],
+        input_grad=[split * (layer.input_grad + layer.backward_exposed + layer.host) + each for layer in layers],
+        weight_grad=[split * layer.weight_grad for layer in layers],
+        head_forward=head.forward_all,
+        head_backward=head.backward_all,
+        head_input_grad=head.input_grad + head.backward_exposed,
+        head_weight_grad=head.weight_grad,
+        hop=job.hop_s,
+    )
+
+
+def _blocked_s(job: Job) -> float:
+    """Seconds that all stages of one microbatch wait, one way, for transfers which a framework does not hide."""
+    blocks = job.software.blocking_hops and job.schedule in WAITING
+    return job.hop_s * (job.num_stages - 1) if blocks and job.mesh.pipeline > 1 else 0.0
+
+
+def exact_terms(job: Job) -> Terms:
+    """Seconds of a step by cause, the pipeline simulated."""
+    terms = step_terms(job)
+    if job.mesh.pipeline == 1:
+        return terms
+    closed = pipeline_terms(job, stages_of_step(job))
+    terms = {name: value for name, value in terms.items() if name not in closed}
+    scale = 1.0 + terms.pop("jitter", 0.0) / (sum(terms.values()) + sum(closed.values()))
+    terms["pipeline"] = makespan_s(job)
+    terms["jitter"] = (scale - 1.0) * sum(terms.values())
+    return terms
+
+
+def makespan_s(job: Job) -> float:
+    """Seconds from the first forward to the last backward of a step, simulated."""
+    partition = symmetric(job.cut)
+    problem = problem_of(job)
+    if problem.entry.needs_costs:
+        graph = build_graph(problem.order(partition))
+    else:
+        graph = shared_graph(job.schedule, job.mesh.pipeline, job.num_stages, job.num_microbatches)
+    timeline = simulate_graph(graph, problem.costs(partition))
+    return float(np.max(np.asarray(timeline.end, float)))
+
+
+def problem_of(job: Job) -> Problem:
+    """A job's pipeline as the planning problem that today's searches and simulators take."""
+    return Problem(
+        entry(job.schedule), mesh_times(job), job.mesh.pipeline, job.num_microbatches, chunks_per_rank=job.chunks
+    )
+
+
+@lru_cache(maxsize=64)
+def shared_graph(name: str, ranks: int, stages: int, microbatches: int) -> Graph:
+    """The graph of an order that does not depend on times: plans with equal sizes share it."""
+    return build_graph(entry(name).build(Shape(ranks, stages, microbatches)))
