@@ -98,8 +98,9 @@ class _Kernels:
         self.c = constants
         gpu = setting.machine.gpu
         bits = BITS[setting.precision]
-        self.rate_16 = gpu.matmul_rate(16) * constants["matmul"]
-        self.rate = self.rate_16 if bits == 16 else gpu.matmul_rate(bits) * constants["matmul_low"]
+        few = setting.tokens / (setting.tokens + constants["tokens"])
+        self.rate_16 = few * gpu.matmul_rate(16) * constants["matmul"]
+        self.rate = self.rate_16 if bits == 16 else few * gpu.matmul_rate(bits) * constants["matmul_low"]
         self.low = bits < 16
         self.units = gpu.multiprocessors
         self.bandwidth = setting.memory_rate
@@ -145,8 +146,9 @@ def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
     weight_grad = maps[2] + experts[2]
     num = LAYER_KERNELS[setting.software.attention] + 12 * layer.routed
     floor = num * setting.software.constants["launch_s"]
-    forward = max(forward, floor)
-    input_grad = max(input_grad, 1.3 * floor)
+    waits = setting.software.constants["layer_s"]
+    forward = max(forward, floor) + waits
+    input_grad = max(input_grad, 1.3 * floor) + waits
     tensor, tensor_back = _tensor_s(setting)
     ring, ring_back = _ring_s(setting, layer, attention, attention_back)
     sent = _dispatch_s(setting) if layer.routed else 0.0
@@ -273,7 +275,7 @@ def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: in
 
 def _recomputed(setting: Setting, forward: float, attention: float, collectives: float) -> float:
     if setting.recompute == "full":
-        return setting.software.recompute * forward + collectives
+        return setting.software.recompute * setting.software.constants["again"] * forward + collectives
     if setting.recompute == "per_op":
         return PER_OP_SHARE * (forward - attention)
     return attention if setting.recompute == "selective" and setting.software.attention == "unfused" else 0.0

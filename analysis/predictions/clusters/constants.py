@@ -6,7 +6,7 @@ from pathlib import Path
 from analysis.predictions.clusters.fit import Fitted, Problem, fit
 from analysis.predictions.clusters.problems import PROBLEMS, cases_of
 from rpbench.mesh.gpu import CONF
-from rpbench.mesh.software import PRIORS
+from rpbench.mesh.software import PRIORS, declared_software
 
 FILE: Path = CONF / "software" / "constants.csv"
 COLUMNS = ("software", "constant", "value", "prior", "log_sd_prior", "log_sd", "origin", "rows", "meaning")
@@ -48,9 +48,10 @@ def _rows(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:
             value = fitted.values[parameter.softwares[0]][parameter.constant]
             origin = "fitted" if name in parameter.softwares else f"as {parameter.softwares[0]}"
             found.append(_row(name, parameter.constant, value, parameter.prior, parameter.log_sd, log_sd, origin, problem))
-    for name in problem.softwares:  # what came from another fit and was not sought again
-        for constant, value in fitted.values.get(name, {}).items():
-            if (name, constant) not in sought:
+    for name in problem.softwares if problem.prior_from else ():  # what came from another fit, not sought again
+        declared = declared_software(name).constants
+        for constant, value in fitted.values[name].items():
+            if (name, constant) not in sought and value != declared[constant]:
                 sd = PRIORS[constant].log_sd
                 found.append(_row(name, constant, value, value, sd, sd, f"as {problem.prior_from}", problem))
     return found

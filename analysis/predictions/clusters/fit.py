@@ -101,7 +101,9 @@ def fit(
     chosen = [case for case in cases if case.fits and case.step_time_s and case.job]
     counts = Counter(case.configuration for case in chosen)
     weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
-    base = {name: dict(known.get(problem.prior_from, {})) for name in problem.softwares} if problem.prior_from else {}
+    base = {
+        name: {**declared_software(name).constants, **known.get(problem.prior_from, {})} for name in problem.softwares
+    }
     theta = np.zeros(len(parameters))  # logarithms over the priors
     current, damping = _residuals(chosen, parameters, theta, base), 1e-3
     jacobian = np.zeros((len(chosen), len(parameters)))

@@ -21,7 +21,7 @@ def llm_foundry(row: Row) -> list[Case]:
         own,
         machine_of(name, gpus),
         Mesh(gpus, sharing=Sharing("parameters", reshard=row["sharding"] == "FULL_SHARD")),
-        software_of("llm_foundry_h100" if new else "llm_foundry"),
+        software_of(_foundry(row["precision"], new)),
         int(row["seq"]),
         int(row["micro_batch"]),
         int(row["grad_accum"]),
@@ -30,6 +30,13 @@ def llm_foundry(row: Row) -> list[Case]:
     )
     pace = number(row.get("tokens_per_s_per_gpu"))
     return [Case(row["id"], job, pace and job.tokens / pace / gpus, configuration=row["id"], note=row["precision"])]
+
+
+def _foundry(precision: str, new: bool) -> str:
+    """The software of a row: tables of pure bf16 are of an earlier version than those of mixed precision."""
+    if new:
+        return "llm_foundry_h100"
+    return "llm_foundry_bf16" if precision == "bf16" else "llm_foundry"
 
 
 def internevo(row: Row) -> list[Case]:

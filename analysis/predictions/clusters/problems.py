@@ -27,8 +27,9 @@ PROBLEMS = (
         "deepspeed_2022",
         ("bloom_a100_topologies", "vtrain_multi"),
         ("megatron_deepspeed", "megatron_2022"),
-        shared=("matmul", "elementwise", "narrow", "shallow", "head_alignment", "intra", "loss"),
-        own=("inter", "microbatch_s", "step_s", "jitter", "session"),
+        shared=("matmul", "elementwise", "narrow", "tokens", "head_alignment", "intra", "loss"),
+        own=("inter", "layer_s", "microbatch_s", "jitter", "session"),
+        sds={"layer_s": 2.0},
         heirs=("megatron_2021",),
     ),
     Problem(
@@ -41,14 +42,14 @@ PROBLEMS = (
     Problem(
         "foundry_a100",
         ("llm_foundry_fsdp",),
-        ("llm_foundry",),
+        ("llm_foundry", "llm_foundry_bf16"),
         shared=(
             "matmul",
             "attention",
             "elementwise",
             "loss",
             "narrow",
-            "shallow",
+            "tokens",
             "intra",
             "inter",
             "launch_s",
@@ -57,6 +58,8 @@ PROBLEMS = (
             "jitter",
             "beside",
         ),
+        own=("again",),
+        sds={"again": 0.3},
     ),
     Problem(
         "foundry_h100",
