@@ -23,7 +23,6 @@ from rpbench.mesh.parameters import held
 from rpbench.registry import entry
 
 Bytes = dict[str, float]
-ADAM_BYTES = 12.0
 WEIGHT_SHARE = 0.55  # of a layer's activations that the gradient of the weights still needs
 
 
@@ -42,7 +41,7 @@ def rank_bytes(job: Job, rank: int) -> Bytes:
     weights = 2.0 * (own.dense + own.experts)
     gradients = float(software.accumulate_bytes) * (own.dense + own.experts)
     found: Bytes = {"weights": weights, "gradients": gradients}
-    found["optimizer"] = ADAM_BYTES * (own.dense / dense + own.experts / routed)
+    found["optimizer"] = software.optimizer_bytes * (own.dense / dense + own.experts / routed)
     if what in ("gradients", "parameters"):
         found["gradients"] = software.accumulate_bytes * (own.dense / dense + own.experts / routed)
     if what == "parameters":
@@ -90,12 +89,13 @@ def layer_activation_bytes(job: Job, layer: Layer) -> float:
         whole += 2.0 * (own.latent.query_rank + own.latent.key_value_rank + own.latent.rotary_dim) * 2
     copies = 3.0 if own.gated else 2.0
     if layer.routed and own.experts:
-        cut += 2.0 * copies * (own.experts.active * own.experts.inner + own.experts.shared_inner)
-        cut += 4.0 * own.experts.active * own.hidden
+        busiest = own.experts.active * job.software.constants["imbalance"]
+        cut += 2.0 * copies * (busiest * own.experts.inner + own.experts.shared_inner)
+        cut += 4.0 * busiest * own.hidden
     else:
         cut += 2.0 * copies * own.inner
     if job.software.attention == "unfused" and job.recompute != "selective":
-        cut += (5.0 if own.dropout else 4.0) * own.heads * setting.seq_len
+        cut += (5.0 if own.dropout else 2.0) * own.heads * setting.seq_len
     return setting.tokens * (whole / setting.spread + cut / mesh.tensor)
 
 

@@ -74,6 +74,7 @@ class Software:
         softmax_passes: passes over the scores of unfused attention, forward.
         dispatch_bytes: of a value that is sent to an expert.
         scale, reserve_bytes, logit_bytes: memory: tensors x scale + reserve; bytes kept for a logit.
+        optimizer_bytes: state of a parameter: 12 for Adam with a master copy.
         constants: see `PRIORS`.
 
     Raises:
@@ -102,6 +103,7 @@ class Software:
     scale: float = 1.0
     reserve_bytes: float = 0.0
     logit_bytes: float = 8.0
+    optimizer_bytes: float = 12.0
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
     source: str = ""
 

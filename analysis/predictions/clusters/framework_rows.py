@@ -46,9 +46,7 @@ def internevo(row: Row) -> list[Case]:
     zero, data = int(row["zero1"]), gpus // (tensor * pipeline)
     fsdp = row["fsdp"] == "True"
     group = 0 if zero <= 0 or zero >= data else zero
-    framework = software_of("internevo")
-    if row["table"].startswith("memory"):
-        framework = replace(framework, name="internevo_memory")
+    framework = software_of("internevo_memory" if row["table"].startswith("memory") else "internevo")
     job = Job(
         own,
         machine_of("a800_roce" if row["gpu"] == "A800" else "dgx_a100", gpus),

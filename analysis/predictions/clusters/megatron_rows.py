@@ -25,7 +25,9 @@ def bloom(row: Row) -> list[Case]:
     own = Architecture("bloom", layers, hidden, heads, 250_000, gated=False, tied=True, biases=True)
     framework = software_of("megatron_deepspeed")
     if "fp32" in row["precision"]:
-        framework = replace(framework, accumulate_bytes=4, gradient_bytes=4)
+        framework = replace(framework, accumulate_bytes=6, gradient_bytes=4)
+    elif row["zero_stage"] == "0":
+        framework = replace(framework, accumulate_bytes=8)
     sequences = int(row["micro_batch"])
     batch = GBS_AS_RUN if row["section"] == "GBS Variations" and row["global_batch"] == "1568" else int(row["global_batch"])
     job = Job(
@@ -133,7 +135,7 @@ def zero_bubble(row: Row) -> list[Case]:
     """A row of zero-bubble's table 4; first and last stage have one layer less."""
     pipeline, layers, hidden = int(row["pp"]), int(row["layers"]), int(row["hidden"])
     own = Architecture(
-        row["model"], layers, hidden, int(row["heads"]), 50257, gated=False, biases=True, dropout=False, learned_positions=1024
+        row["model"], layers, hidden, int(row["heads"]), 50257, gated=False, biases=True, dropout=True, learned_positions=1024
     )
     names = {"zb_1p": "zb_h1", "zb_2p": "zb_h2", "1f1b": "1f1b", "interleaved_1f1b": "interleaved_1f1b"}
     chunks = (layers + 2) // pipeline if row["schedule"] == "interleaved_1f1b" else 1

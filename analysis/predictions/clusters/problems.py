@@ -1,6 +1,6 @@
 """The fits, in order: which rows give which constants of which framework."""
 
-from analysis.predictions.clusters import bridge_rows, framework_rows, megatron_rows
+from analysis.predictions.clusters import bridge_rows, ci_rows, framework_rows, megatron_rows
 from analysis.predictions.clusters.case import Case, Source, rows_of
 from analysis.predictions.clusters.fit import Problem
 
@@ -17,6 +17,7 @@ SOURCES = {
         Source("torchtitan", framework_rows.torchtitan),
         Source("simumax_b200", framework_rows.simumax),
         Source("megatron_bridge", bridge_rows.bridge),
+        Source("megatron_ci_golden", ci_rows.ci),
         Source("nemo_automodel", framework_rows.automodel),
         Source("primus_projection", framework_rows.primus),
     )
