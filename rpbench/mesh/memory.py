@@ -48,7 +48,7 @@ def rank_bytes(job: Job, rank: int) -> Bytes:
         found["weights"] = 2.0 * (own.dense / dense + own.experts / routed)
         found["gathered"] = (4.0 + software.accumulate_bytes) * own.largest if dense > 1 else 0.0
     found["activations"] = _activations(job, rank)
-    found["working set"] = _working_set(job)
+    found["working set"] = working_set_bytes(job)
     if rank == mesh.pipeline - 1:
         rows = padded_vocab(job.setting) / mesh.tensor
         found["logits"] = software.logit_bytes * job.setting.tokens * rows
@@ -121,7 +121,7 @@ def _enough(job: Job) -> int:
     return min(job.num_microbatches, 4 * job.mesh.pipeline * job.chunks)
 
 
-def _working_set(job: Job) -> float:
+def working_set_bytes(job: Job) -> float:
     """What a backward needs besides: one layer's activations where everything is recomputed, and buffers."""
     own = job.setting.tokens * job.architecture.hidden * 8.0
     if job.recompute == "full":
