@@ -1,17 +1,24 @@
-"""Exact: a job's pipeline timed with the project's own schedules and simulator, not by a closed form.
+"""Exact: a job timed with the project's own schedules and simulator, not by a closed form.
 
 The seconds of a mesh's layers fill today's `LayerTimes`, so everything that takes those (schedules, partitions,
-simulators, records) works under a mesh.
+simulators, records) works under a mesh. What data parallelism moves stands on lane net: gathers, scatters and sums of a
+stage over devices outside the schedule, whose seconds come from the bandwidth of their group.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from rpbench.cost.table import LayerTimes
+from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.ir.cargo import Cargo
+from rpbench.ir.offload import Per, shard
 from rpbench.ir.partition import symmetric
-from rpbench.ir.schedule import Shape
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.timeline import Timeline
+from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.job import Job
+from rpbench.mesh.parameters import held_by_stage
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
@@ -19,6 +26,13 @@ from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 
 WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose frameworks send before they go on
+# What is gathered and what is reduced, and how often, by what replicas share (`rpbench.ir.offload.shard`).
+LOWERED: dict[str, tuple[Per | None, Per]] = {
+    "none": (None, "step"),
+    "optimizer": ("step", "step"),
+    "gradients": ("step", "visit"),
+    "parameters": ("visit", "visit"),
+}
 
 
 def mesh_times(job: Job) -> LayerTimes:
@@ -84,3 +98,36 @@ def problem_of(job: Job) -> Problem:
 def shared_graph(name: str, ranks: int, stages: int, microbatches: int) -> Graph:
     """The graph of an order that does not depend on times: plans with equal sizes share it."""
     return build_graph(entry(name).build(Shape(ranks, stages, microbatches)))
+
+
+# --- data parallelism as actions --------------------------------------------------------------------------------
+
+
+def timeline(job: Job) -> Timeline:
+    """A step with what data parallelism moves on lane net, simulated.
+
+    Raises:
+        ScheduleError: if the schedule cannot gather weights (`rpbench.ir.offload.shard`).
+    """
+    schedule, costs = lowered(job)
+    return simulate_graph(build_graph(schedule), costs)
+
+
+def lowered(job: Job) -> tuple[Schedule, CostTable]:
+    """The schedule of a job with gathers and sums over its replicas, and what all its actions take."""
+    partition, problem = symmetric(job.cut), problem_of(job)
+    order = problem.order(partition)
+    costs = problem.costs(partition)
+    if job.mesh.replicas == 1:
+        return order, costs
+    order = replace(order, shape=replace(order.shape, outer_replicas=job.mesh.replicas))
+    parameters, gradients = LOWERED[job.mesh.sharing.what]
+    if parameters == "visit" and not job.mesh.sharing.reshard:
+        parameters = "step"
+    seconds = [reduced(job, held_by_stage(job, stage)) for stage in range(job.num_stages)]
+
+    def transfer_time(cargo: Cargo) -> float | None:
+        found = seconds[cargo.stage]
+        return {"P": found.parameters, "G": found.gradients}.get(cargo.object)
+
+    return shard(order, parameters=parameters, gradients=gradients), replace(costs, transfer_time=transfer_time)
