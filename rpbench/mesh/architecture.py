@@ -143,7 +143,7 @@ class Architecture:
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     def attention_maps(self) -> tuple[tuple[int, int, bool, bool], ...]:
-        """(inputs, outputs, inputs are cut, outputs are cut) of the linear maps of attention, for tensor parallelism."""
+        """(inputs, outputs, inputs are cut, outputs are cut) of attention's linear maps, for tensor parallelism."""
         h, a = self.hidden, self.heads
         out = (a * self.value_dim, h, True, False)
         if self.latent is None:

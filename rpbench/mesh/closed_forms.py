@@ -113,7 +113,9 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
     constants = question.software.constants
     replicas = data * columns["context"]
     owned = columns["dense"] * most / np.where(plans.shared == 0, 1.0, replicas)
-    owned += columns["experts"] * most * np.where(plans.shared == 0, 1.0, columns["expert"] / (replicas * columns["tensor"]))
+    owned += (
+        columns["experts"] * most * np.where(plans.shared == 0, 1.0, columns["expert"] / (replicas * columns["tensor"]))
+    )
     rate = question.machine.gpu.memory_bytes_per_s * question.machine.gpu.sustained_memory
     step += owned * constants["optimizer_bytes"] / rate + constants["step_s"]
     nodes = question.machine.num_devices / question.machine.devices_per_node
@@ -122,7 +124,14 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
 
 
 def _pipeline_s(
-    question: Question, plans: Plans, columns: dict[str, Floats], most: Floats, last: Floats, p: Floats, v: Floats, m: Floats
+    question: Question,
+    plans: Plans,
+    columns: dict[str, Floats],
+    most: Floats,
+    last: Floats,
+    p: Floats,
+    v: Floats,
+    m: Floats,
 ) -> Floats:
     """Seconds of all microbatches of the plans."""
     constants, machine = question.software.constants, question.machine
@@ -133,7 +142,9 @@ def _pipeline_s(
     busiest = np.maximum(most * layer, last * layer + columns["head"]) + constants["microbatch_s"]
     mean = (len(question.architecture.layers) * layer + columns["head"]) / p + constants["microbatch_s"]
     inside = p * plans.data * columns["tensor"] * columns["context"] <= min(machine.domain, machine.num_devices)
-    pace = np.where(inside, machine.intra_bytes_per_s * constants["intra"], machine.inter_bytes_per_s * constants["inter"])
+    pace = np.where(
+        inside, machine.intra_bytes_per_s * constants["intra"], machine.inter_bytes_per_s * constants["inter"]
+    )
     hop = np.where(p > 1, columns["hop"] / pace + np.where(inside, 5e-6, 15e-6), 0.0)
     fill = most * (columns["forward"] + columns["input_grad"] - columns["weight_grad"])
     bubble = (p - 1) * mean
@@ -186,7 +197,14 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
 
 
 def _peak_bytes(
-    question: Question, plans: Plans, columns: dict[str, Floats], most: Floats, p: Floats, v: Floats, m: Floats, n: Floats
+    question: Question,
+    plans: Plans,
+    columns: dict[str, Floats],
+    most: Floats,
+    p: Floats,
+    v: Floats,
+    m: Floats,
+    n: Floats,
 ) -> Floats:
     """Bytes of the first rank or of the last, whichever has more."""
     software = question.software
@@ -201,14 +219,16 @@ def _peak_bytes(
     states = np.zeros_like(p)
     for size, shards in ((dense + matrix, n), (experts, others)):
         weights, gradients, optimizer = 2.0, float(software.accumulate_bytes), software.optimizer_bytes
-        for number, name in enumerate(SHARED):
-            parts = {
-                "none": weights + gradients + optimizer,
-                "optimizer": weights + gradients + optimizer / shards,
-                "gradients": weights + (gradients + optimizer) / shards,
-                "parameters": (weights + gradients + optimizer) / shards,
-            }[name]
-            states = states + np.where(plans.shared == number, size * parts, 0.0)
+        parts = np.select(
+            [plans.shared == number for number in range(len(SHARED))],
+            [
+                weights + gradients + optimizer,
+                weights + gradients + optimizer / shards,
+                weights + (gradients + optimizer) / shards,
+                (weights + gradients + optimizer) / shards,
+            ],
+        )
+        states = states + size * parts
     fully = plans.shared == SHARED.index("parameters")
     states = states + np.where(fully, (4.0 + software.accumulate_bytes) * (columns["dense"] + columns["experts"]), 0.0)
     first = states + in_flight * most * columns["kept"] + columns["working"] + np.where(p == 1, columns["logits"], 0.0)

@@ -41,9 +41,7 @@ def reduced(job: Job, own: Held) -> Reduced:
         whole = shards == replicas
         near = group if whole else replica_group(mesh, job.machine, links, shards)
         scatter = gather_s(volume, near)
-        if software.reduce_volumes == 3:
-            scatter = reduce_s(volume, group)
-        elif not whole:
+        if software.reduce_volumes == 3 or not whole:
             scatter = reduce_s(volume, group)
         gradients += scatter
         parameters += gather_s(2.0 * count, near)

@@ -88,8 +88,16 @@ def gpu(name: str) -> Gpu:
     """
     known = names("gpu")
     if name not in known:
-        raise ValueError(unknown_name("gpu", name, known))
+        raise ValueError(unknown_option("gpu", name, known))
     return Gpu(**read(CONF / "gpu" / f"{name}.yaml"))
+
+
+def unknown_option(what: str, name: str, known: list[str]) -> str:
+    """The sentence for an unknown name: those that begin like it, or else the nearest."""
+    same = [each for each in known if each.startswith(name.lower())]
+    if not same:
+        return unknown_name(what, name, known)
+    return f"unknown {what} {name!r}; did you mean {' or '.join(same)}? Known: {', '.join(known)}"
 
 
 def names(folder: str) -> list[str]:

@@ -64,9 +64,7 @@ class Job:
         own, mesh = self.architecture, self.mesh
         entry(self.schedule)
         mesh.check_devices(self.machine.num_devices)
-        mesh.check_model(
-            own.heads, own.key_value_heads, own.experts.total if own.experts else 1, len(own.layers)
-        )
+        mesh.check_model(own.heads, own.key_value_heads, own.experts.total if own.experts else 1, len(own.layers))
         if self.seq_len % mesh.context:
             raise ValueError(f"mesh.context={mesh.context} does not divide seq_len={self.seq_len}")
         self._check_cut()

@@ -245,7 +245,11 @@ def _element_bytes(setting: Setting, layer: Layer) -> float:
         inner = own.experts.shared_inner + own.experts.active * own.experts.inner
         extra = 12.0 * own.experts.active * own.hidden / setting.mesh.tensor
     mlp = 2.0 * (5 if own.gated else 2) * inner / setting.mesh.tensor
-    low = 3.0 * (2.0 * own.hidden / setting.spread + 2.0 * inner / setting.mesh.tensor) if setting.precision != "bf16" else 0.0
+    low = (
+        3.0 * (2.0 * own.hidden / setting.spread + 2.0 * inner / setting.mesh.tensor)
+        if setting.precision != "bf16"
+        else 0.0
+    )
     return tokens * (hidden + mlp + extra + low)
 
 

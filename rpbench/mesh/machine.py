@@ -7,8 +7,7 @@ from math import isfinite
 from typing import Any
 
 from rpbench.cost.declared import declarations
-from rpbench.mesh.gpu import CONF, Gpu, gpu, names, read
-from rpbench.registry import unknown_name
+from rpbench.mesh.gpu import CONF, Gpu, gpu, names, read, unknown_option
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,6 @@ def machine(name: str) -> Machine:
     """
     known = names("machine")
     if name not in known:
-        raise ValueError(unknown_name("machine", name, known))
+        raise ValueError(unknown_option("machine", name, known))
     values = read(CONF / "machine" / f"{name}.yaml")
     return Machine(**{**values, "gpu": gpu(values["gpu"])})

@@ -1,4 +1,4 @@
-"""Plans: every mesh, schedule, cut, microbatch, recomputation and sharding that fits a model and a machine, as arrays."""
+"""Plans: every mesh, schedule, microbatch, recomputation and sharding that divides, as arrays."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -91,7 +91,8 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
         ValueError: if there is none, naming what to change.
     """
     devices, layers = machine.num_devices, len(own.layers)
-    inners, rows = [], []
+    inners: list[Inner] = []
+    rows: list[Ints] = []
     for inner in _inners(own, machine, seq_len, space):
         group = inner.tensor * inner.context
         if devices % group:
@@ -154,7 +155,7 @@ def _chunks(name: str, pipeline: int, layers: int, microbatches: int, inner: Inn
         return [1] if name == "1f1b" else []
     if name == "interleaved_1f1b":
         most = min(space.max_chunks, layers // pipeline)
-        return [v for v in range(2, most + 1)] if microbatches % pipeline == 0 else []
+        return list(range(2, most + 1)) if microbatches % pipeline == 0 else []
     if name in SPLIT and (inner.recompute == "full" or microbatches < 2 * pipeline):
         return []
     return [1]

@@ -97,9 +97,7 @@ def predict(
     found = machine(cluster).with_devices(mesh.num_devices) if isinstance(cluster, str) else cluster
     known = software(framework) if isinstance(framework, str) else framework
     microbatches = num_microbatches(global_batch, mesh, sequences)
-    return predict_job(
-        Job(model, found, mesh, known, seq_len, sequences, microbatches, **options)
-    )
+    return predict_job(Job(model, found, mesh, known, seq_len, sequences, microbatches, **options))
 
 
 def num_microbatches(global_batch: int, mesh: Mesh, sequences: int) -> int:

@@ -43,9 +43,4 @@ def alignment(size: int) -> float:
 def efficiency(m: int, n: int, k: int, units: int, narrow: float, shallow: float) -> float:
     """Share of the rate of large aligned products: m tokens, n outputs, k inputs."""
     thin = min(m, n)
-    return (
-        filled(m, n, k, units)
-        * min(alignment(n), alignment(k))
-        * (k / (k + shallow))
-        * (thin / (thin + narrow))
-    )
+    return filled(m, n, k, units) * min(alignment(n), alignment(k)) * (k / (k + shallow)) * (thin / (thin + narrow))

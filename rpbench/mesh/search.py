@@ -12,10 +12,9 @@ from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision
 from rpbench.mesh.machine import Machine, machine
-from rpbench.mesh.memory import fullest
+from rpbench.mesh.memory import fullest, verdict
 from rpbench.mesh.plans import Plans, Space, enumerate_plans
 from rpbench.mesh.prediction import Prediction
-from rpbench.mesh.memory import verdict
 from rpbench.mesh.software import Software, software
 
 SIMULATED = 50

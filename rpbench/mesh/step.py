@@ -2,8 +2,8 @@
 
 from math import log2
 
-from rpbench.mesh.data_parallel import exposed_s, gathered_layer
 from rpbench.mesh.collectives import reduce_s
+from rpbench.mesh.data_parallel import exposed_s, gathered_layer
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
 from rpbench.mesh.layer_seconds import padded_vocab
 from rpbench.mesh.parameters import held

@@ -80,7 +80,9 @@ def _case(row: Row, which: int) -> Case:
         precision=_precision(row, which, bool(own.experts)),
     )
     pace = float(cells["tokens_per_s_per_gpu"]) if cells["tokens_per_s_per_gpu"] else None
-    return Case(row["id"], job, pace and job.tokens / pace / gpus, configuration=f"{row['release']}{job.mesh}{row['model']}")
+    return Case(
+        row["id"], job, pace and job.tokens / pace / gpus, configuration=f"{row['release']}{job.mesh}{row['model']}"
+    )
 
 
 def _architecture(name: str, release: str) -> Architecture:
@@ -93,7 +95,12 @@ def _architecture(name: str, release: str) -> Architecture:
 
 def _precision(row: Row, which: int, routed: bool) -> Precision:
     names: dict[str, Precision] = {
-        "FP8-CS": "fp8", "FP8": "fp8", "FP8-MX": "mxfp8", "MXFP8": "mxfp8", "BF16": "bf16", "NVFP4": "nvfp4"
+        "FP8-CS": "fp8",
+        "FP8": "fp8",
+        "FP8-MX": "mxfp8",
+        "MXFP8": "mxfp8",
+        "BF16": "bf16",
+        "NVFP4": "nvfp4",
     }
     printed = _choice(row["precision"], which)
     if printed:

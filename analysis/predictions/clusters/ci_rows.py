@@ -1,6 +1,6 @@
 """Rows of Megatron-LM's CI cases: peak bytes of the last pipeline rank.
 
-What is not a column takes Megatron's default: inner width 4 h (8/3 h with a gate), the tokenizer's vocabulary by family,
+What is no column takes Megatron's default: inner width 4 h (8/3 h with a gate), the tokenizer's vocabulary by family,
 expert tensor size equal to the tensor size.
 """
 
@@ -163,9 +163,7 @@ def _architecture(row: Row) -> Architecture:
     hidden, name = int(row["hidden_size"]), row["test_case"]
     inner = whole(row["ffn_hidden_size"], 0) or (round(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden)
     vocab = next((size for start, size in LARGE_VOCABULARY.items() if name.startswith(start)), VOCABULARY[family])
-    experts = (
-        Experts(int(row["num_experts"]), whole(row["moe_router_topk"], 2), inner) if row["num_experts"] else None
-    )
+    experts = Experts(int(row["num_experts"]), whole(row["moe_router_topk"], 2), inner) if row["num_experts"] else None
     old = family in ("gpt", "moe", "bert") and hidden <= 1024
     return Architecture(
         name,

@@ -47,7 +47,9 @@ def _rows(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:
         for name in (*parameter.softwares, *heirs):
             value = fitted.values[parameter.softwares[0]][parameter.constant]
             origin = "fitted" if name in parameter.softwares else f"as {parameter.softwares[0]}"
-            found.append(_row(name, parameter.constant, value, parameter.prior, parameter.log_sd, log_sd, origin, problem))
+            found.append(
+                _row(name, parameter.constant, value, parameter.prior, parameter.log_sd, log_sd, origin, problem)
+            )
     for name in problem.softwares if problem.prior_from else ():  # what came from another fit, not sought again
         declared = declared_software(name).constants
         for constant, value in fitted.values[name].items():

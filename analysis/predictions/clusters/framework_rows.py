@@ -69,9 +69,11 @@ def _order() -> tuple[Axis, ...]:
 
 def torchtitan(row: Row) -> list[Case]:
     """A row of torchtitan's reports."""
-    own = architecture({"llama3.1-8b": "llama3_8b", "llama3.1-70b": "llama3_70b", "llama3.1-405b": "llama31_405b"}[row["model"]])
+    own = architecture(
+        {"llama3.1-8b": "llama3_8b", "llama3.1-70b": "llama3_70b", "llama3.1-405b": "llama31_405b"}[row["model"]]
+    )
     how, gpus = row["techniques"], int(row["gpus"])
-    compiled = "compile" in how.lower() or not how.startswith("FSDP") or row["table"] != "Table_1" and "FSDP" != how
+    compiled = "compile" in how.lower() or not how.startswith("FSDP") or (row["table"] != "Table_1" and how != "FSDP")
     framework = software_of("torchtitan" if compiled else "torchtitan_eager")
     if "async" in how.lower():
         framework = replace(framework, hidden_tensor=0.6)
@@ -157,7 +159,9 @@ def automodel(row: Row) -> list[Case]:
         recompute="full" if own.experts and pipeline > 1 else "none",
         frozen=lora,
     )
-    return [Case(row["id"], job, repeats=repeats, note="recomputation is not printed" + ("; LoRA: frozen weights" * lora))]
+    return [
+        Case(row["id"], job, repeats=repeats, note="recomputation is not printed" + ("; LoRA: frozen weights" * lora))
+    ]
 
 
 def simumax(row: Row) -> list[Case]:
@@ -168,7 +172,13 @@ def simumax(row: Row) -> list[Case]:
         own = replace(known, num_layers=layers, num_dense_layers=1)
     else:
         own = Architecture(
-            row["model"], layers, hidden, int(row["heads"]), int(row["vocab"]), int(row["kv_heads"]), inner=int(row["ffn"])
+            row["model"],
+            layers,
+            hidden,
+            int(row["heads"]),
+            int(row["vocab"]),
+            int(row["kv_heads"]),
+            inner=int(row["ffn"]),
         )
     tensor = int(row["tp"])
     job = Job(
@@ -190,7 +200,12 @@ def simumax(row: Row) -> list[Case]:
     time, memory = number(row.get("measured_ms")), number(row.get("measured_alloc_GiB"))
     return [
         Case(
-            row["id"], job, time and time / 1e3, memory and memory * GIB, configuration=row["id"], asks=("time", "memory")
+            row["id"],
+            job,
+            time and time / 1e3,
+            memory and memory * GIB,
+            configuration=row["id"],
+            asks=("time", "memory"),
         )
     ]
 

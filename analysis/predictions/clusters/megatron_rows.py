@@ -29,11 +29,19 @@ def bloom(row: Row) -> list[Case]:
     elif row["zero_stage"] == "0":
         framework = replace(framework, accumulate_bytes=8)
     sequences = int(row["micro_batch"])
-    batch = GBS_AS_RUN if row["section"] == "GBS Variations" and row["global_batch"] == "1568" else int(row["global_batch"])
+    batch = (
+        GBS_AS_RUN if row["section"] == "GBS Variations" and row["global_batch"] == "1568" else int(row["global_batch"])
+    )
     job = Job(
         own,
         machine_of("jean_zay_a100", gpus),
-        Mesh(data, pipeline, tensor, order=DEEPSPEED, sharing=Sharing("optimizer" if row["zero_stage"] == "1" else "none")),
+        Mesh(
+            data,
+            pipeline,
+            tensor,
+            order=DEEPSPEED,
+            sharing=Sharing("optimizer" if row["zero_stage"] == "1" else "none"),
+        ),
         framework,
         int(row["seq"]),
         sequences,
@@ -77,9 +85,7 @@ def vtrain(row: Row) -> list[Case]:
     """A row of vTrain's cluster."""
     hidden, layers = int(row["hidden"]), int(row["layers"])
     own = Architecture("gpt", layers, hidden, int(row["heads"]), 50257, gated=False, tied=True, biases=True)
-    mesh = Mesh(
-        int(row["dp"]), int(row["pp"]), int(row["tp"]), order=DEEPSPEED, sharing=Sharing("none")
-    )
+    mesh = Mesh(int(row["dp"]), int(row["pp"]), int(row["tp"]), order=DEEPSPEED, sharing=Sharing("none"))
     job = Job(
         own,
         machine_of("a100_800gbps", int(row["gpus"])),
@@ -135,7 +141,15 @@ def zero_bubble(row: Row) -> list[Case]:
     """A row of zero-bubble's table 4; first and last stage have one layer less."""
     pipeline, layers, hidden = int(row["pp"]), int(row["layers"]), int(row["hidden"])
     own = Architecture(
-        row["model"], layers, hidden, int(row["heads"]), 50257, gated=False, biases=True, dropout=True, learned_positions=1024
+        row["model"],
+        layers,
+        hidden,
+        int(row["heads"]),
+        50257,
+        gated=False,
+        biases=True,
+        dropout=True,
+        learned_positions=1024,
     )
     names = {"zb_1p": "zb_h1", "zb_2p": "zb_h2", "1f1b": "1f1b", "interleaved_1f1b": "interleaved_1f1b"}
     chunks = (layers + 2) // pipeline if row["schedule"] == "interleaved_1f1b" else 1
@@ -178,6 +192,11 @@ def vocab_parallel(row: Row) -> list[Case]:
     time, memory = number(row.get("iteration_ms")), number(row.get("max_allocated_MB"))
     return [
         Case(
-            row["id"], job, time and time / 1e3, memory and memory * 2**20, configuration=row["id"], asks=("time", "memory")
+            row["id"],
+            job,
+            time and time / 1e3,
+            memory and memory * 2**20,
+            configuration=row["id"],
+            asks=("time", "memory"),
         )
     ]

@@ -74,7 +74,17 @@ PROBLEMS = (
         "internevo",
         ("internevo",),
         ("internevo",),
-        shared=("matmul", "attention", "elementwise", "loss", "intra", "inter", "step_s", "microbatch_s", "broadcast_s"),
+        shared=(
+            "matmul",
+            "attention",
+            "elementwise",
+            "loss",
+            "intra",
+            "inter",
+            "step_s",
+            "microbatch_s",
+            "broadcast_s",
+        ),
         heirs=("internevo_memory",),
     ),
     Problem(
@@ -101,7 +111,17 @@ PROBLEMS = (
         "bridge_experts",
         ("megatron_bridge",),
         ("megatron_bridge_moe",),
-        shared=("matmul", "matmul_low", "attention", "elementwise", "dispatch_s", "grouped", "imbalance", "intra", "inter"),
+        shared=(
+            "matmul",
+            "matmul_low",
+            "attention",
+            "elementwise",
+            "dispatch_s",
+            "grouped",
+            "imbalance",
+            "intra",
+            "inter",
+        ),
     ),
 )
 

@@ -51,7 +51,7 @@ NVFP4 = 0.20
 def step_log_sd(case: Case) -> float:
     """Deviation of the logarithm of a predicted step."""
     assert case.job is not None
-    found = STEP[case.set_name].log_sd**2
+    found = STEP[case.set_name].log_sd ** 2
     if case.set_name in ("megatron_bridge", "nemo_automodel") and case.job.architecture.experts:
         found += EXPERTS**2
     if case.set_name == "megatron_bridge":
