@@ -45,7 +45,7 @@ def test_activations_of_a_layer_are_those_of_korthikanti(name, sequence_parallel
 
 
 def test_selective_recomputation_drops_the_scores():
-    h, layers, a, b = KORTHIKANTI["175B"]
+    h, layers, a, _b = KORTHIKANTI["175B"]
     found = job(gpt(h, layers, a), Mesh(tensor=8, sequence_parallel=True), software=UNFUSED, recompute="selective")
     assert layer_activation_bytes(found, found.architecture.layers[0]) == pytest.approx(2048 * h * 34 / 8, rel=0.05)
 
