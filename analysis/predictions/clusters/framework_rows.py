@@ -7,6 +7,7 @@ from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision, Recompute
 from rpbench.mesh.layout import Axis, Mesh, Sharing
+from rpbench.mesh.memory import fullest
 
 GIB = 2**30
 
@@ -75,6 +76,8 @@ def torchtitan(row: Row) -> list[Case]:
     how, gpus = row["techniques"], int(row["gpus"])
     compiled = "compile" in how.lower() or not how.startswith("FSDP") or (row["table"] != "Table_1" and how != "FSDP")
     framework = software_of("torchtitan" if compiled else "torchtitan_eager")
+    if int(row["tp"]) > 1:
+        framework = software_of("torchtitan_tp")
     if "async" in how.lower():
         framework = replace(framework, hidden_tensor=0.6)
     pipeline, local = int(row["pp"]), whole(row["local_batch"], 1)
@@ -156,11 +159,12 @@ def automodel(row: Row) -> list[Case]:
         per_flush,
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         chunks=chunks,
-        recompute="full" if own.experts and pipeline > 1 else "none",
         frozen=lora,
     )
+    if not lora and sum(fullest(job)[1].values()) > job.machine.gpu.memory_bytes:
+        job = replace(job, recompute="full")
     return [
-        Case(row["id"], job, repeats=repeats, note="recomputation is not printed" + ("; LoRA: frozen weights" * lora))
+        Case(row["id"], job, repeats=repeats, note=f"recomputation is not printed; {job.recompute} by memory" + ("; LoRA: frozen weights" * lora))
     ]
 
 

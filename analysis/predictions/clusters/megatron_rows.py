@@ -109,7 +109,7 @@ def scaling(row: Row) -> list[Case]:
     )
     tensor, data = int(row["tp"]), int(row["dp"])
     per_pipeline = int(row["global_batch"]) // data
-    sequences = whole(row["micro_batch"], 1)
+    sequences = whole(row["micro_batch"], 2 if pipeline == 1 else 1)
     chunks = whole(row["vpp"], _chunks(layers, pipeline) if new else 1)
     mesh = Mesh(
         data, pipeline, tensor, sequence_parallel=new and tensor > 1, sharing=Sharing("optimizer" if new else "none")

@@ -91,7 +91,16 @@ PROBLEMS = (
         "torchtitan",
         ("torchtitan",),
         ("torchtitan", "torchtitan_eager"),
-        shared=("matmul", "matmul_low", "attention", "elementwise", "intra", "loss"),
+        shared=("matmul", "matmul_low", "attention", "elementwise", "intra", "loss", "tokens", "beside", "step_s"),
+    ),
+    Problem(
+        "torchtitan_tensor",
+        ("torchtitan",),
+        ("torchtitan_tp",),
+        shared=("matmul", "matmul_low", "attention", "elementwise", "intra"),
+        prior_from="torchtitan",
+        shrink=1.0,
+        sds={"matmul": 0.15, "matmul_low": 0.15, "intra": 0.2},
     ),
     Problem(
         "simumax",

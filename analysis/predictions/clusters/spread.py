@@ -27,6 +27,7 @@ STEP: dict[str, Spread] = {
     "vtrain_multi": Spread(0.09, 0.05, "held-out rows; other widths than the given one"),
     "megatron_scaling": Spread(0.05, 0.09, "no row given: constants of other Megatron runs"),
     "zero_bubble_table4": Spread(0.04, 0.08, "constants of the same group's later runs; attention kernels differ"),
+    "vocab_stage_times": Spread(0.03, 0.0, "held-out rows of the same table"),
     "llm_foundry_fsdp": Spread(0.06, 0.05, "H100: four rows given"),
     "internevo": Spread(0.03, 0.05, "8 and 16 devices given, up to 1024 asked"),
     "torchtitan": Spread(0.12, 0.12, "four rows given; techniques differ"),
