@@ -87,10 +87,18 @@ def makespan_s(job: Job) -> float:
     return float(np.max(np.asarray(timeline.end, float)))
 
 
-def problem_of(job: Job) -> Problem:
-    """A job's pipeline as the planning problem that today's searches and simulators take."""
+def problem_of(job: Job, times: LayerTimes | None = None) -> Problem:
+    """A job's pipeline as the planning problem that today's searches and simulators take.
+
+    Args:
+        times: of its layers; None for those of its mesh.
+    """
     return Problem(
-        entry(job.schedule), mesh_times(job), job.mesh.pipeline, job.num_microbatches, chunks_per_rank=job.chunks
+        entry(job.schedule),
+        times or mesh_times(job),
+        job.mesh.pipeline,
+        job.num_microbatches,
+        chunks_per_rank=job.chunks,
     )
 
 
@@ -103,19 +111,22 @@ def shared_graph(name: str, ranks: int, stages: int, microbatches: int) -> Graph
 # --- data parallelism as actions --------------------------------------------------------------------------------
 
 
-def timeline(job: Job) -> Timeline:
+def timeline(job: Job, times: LayerTimes | None = None) -> Timeline:
     """A step with what data parallelism moves on lane net, simulated.
+
+    Args:
+        times: of its layers; None for those of its mesh.
 
     Raises:
         ScheduleError: if the schedule cannot gather weights (`rpbench.ir.offload.shard`).
     """
-    schedule, costs = lowered(job)
+    schedule, costs = lowered(job, times)
     return simulate_graph(build_graph(schedule), costs)
 
 
-def lowered(job: Job) -> tuple[Schedule, CostTable]:
+def lowered(job: Job, times: LayerTimes | None = None) -> tuple[Schedule, CostTable]:
     """The schedule of a job with gathers and sums over its replicas, and what all its actions take."""
-    partition, problem = symmetric(job.cut), problem_of(job)
+    partition, problem = symmetric(job.cut), problem_of(job, times)
     order = problem.order(partition)
     costs = problem.costs(partition)
     if job.mesh.replicas == 1:
