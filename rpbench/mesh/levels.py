@@ -1,12 +1,12 @@
 """Levels: how a ranking of schedules turns with what is charged, and which level of detail turned it.
 
-    order         every layer takes 1 each for forward, input gradient and weight gradient; nothing else
-    times         seconds of the kernels, the head on the last stage
-    hops          and boundary tensors between stages
-    transfers     and what data parallelism moves, on lane net
-    memory        schedules that do not fit are out
-    splitting     and the loss of kernels when backward is split
-    collectives   and the tensor, context and expert collectives inside layers
+order         every layer takes 1 each for forward, input gradient and weight gradient; nothing else
+times         seconds of the kernels, the head on the last stage
+hops          and boundary tensors between stages
+transfers     and what data parallelism moves, on lane net
+memory        schedules that do not fit are out
+splitting     and the loss of kernels when backward is split
+collectives   and the tensor, context and expert collectives inside layers
 """
 
 from collections.abc import Sequence

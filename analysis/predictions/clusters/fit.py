@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis.predictions.clusters.case import Case, Model
 from rpbench.mesh.software import PRIORS, declared_software
@@ -17,6 +18,11 @@ from rpbench.mesh.software import PRIORS, declared_software
 NOISE = 0.04  # of one measured step, as a logarithm
 HUBER = 1.5  # noises beyond which a row pulls no harder
 STEP = 0.02  # of a constant's logarithm, for derivatives
+LONGEST = 0.7  # step of a constant's logarithm
+ENOUGH = 2e-3  # steps below which the search ends
+DAMPING = 1e-3
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -90,44 +96,69 @@ def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) ->
 
 
 def fit(
-    problem: Problem, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]], iterations: int = 12
+    problem: Problem,
+    cases: Sequence[Case],
+    known: Mapping[str, Mapping[str, float]],
+    iterations: int = 12,
+    start: Fitted | None = None,
 ) -> Fitted:
     """The constants of a problem from its cases.
 
     Args:
         known: constants of frameworks that were fitted before.
+        start: a fit of the same problem to begin from, where few rows have changed.
     """
     parameters = parameters_of(problem, known)
     chosen = [case for case in cases if case.fits and case.step_time_s and case.job]
-    counts = Counter(case.configuration for case in chosen)
-    weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
     base = {
         name: {**declared_software(name).constants, **known.get(problem.prior_from, {})} for name in problem.softwares
     }
-    theta = np.zeros(len(parameters))  # logarithms over the priors
-    current, damping = _residuals(chosen, parameters, theta, base), 1e-3
-    jacobian = np.zeros((len(chosen), len(parameters)))
+    precision = np.array([1.0 / each.log_sd for each in parameters]) ** 2
+    counts = Counter(case.configuration for case in chosen)
+    weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
+    theta = _logarithms(parameters, start)
+    current = _residuals(chosen, parameters, theta, base)
+    normal = np.diag(precision)
     for _ in range(iterations):
-        for number in range(len(parameters)):
-            moved = theta.copy()
-            moved[number] += STEP
-            jacobian[:, number] = (_residuals(chosen, parameters, moved, base) - current) / STEP
+        jacobian = _jacobian(chosen, parameters, theta, base, current)
         scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(current), 1e-9))) / NOISE
-        precision = np.array([1.0 / each.log_sd for each in parameters]) ** 2
-        normal = (jacobian * scale[:, None]).T @ (jacobian * scale[:, None]) + np.diag(precision)
-        gradient = (jacobian * scale[:, None]).T @ (current * scale) + precision * theta
-        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -gradient)
-        step = np.clip(step, -0.7, 0.7)
-        theta, current = theta + step, _residuals(chosen, parameters, theta + step, base)
-        if np.max(np.abs(step)) < 1e-3:
+        scaled = jacobian * scale[:, None]
+        normal = scaled.T @ scaled + np.diag(precision)
+        gradient = scaled.T @ (current * scale) + precision * theta
+        step = np.clip(np.linalg.solve(normal + DAMPING * np.diag(np.diag(normal)), -gradient), -LONGEST, LONGEST)
+        theta = theta + step
+        current = _residuals(chosen, parameters, theta, base)
+        if np.max(np.abs(step)) < ENOUGH:
             break
     deviations = np.sqrt(np.diag(np.linalg.inv(normal)))
-    values = _values(parameters, theta, base)
-    return Fitted(values, tuple(float(each) for each in deviations), parameters)
+    return Fitted(_values(parameters, theta, base), tuple(float(each) for each in deviations), parameters)
+
+
+def _logarithms(parameters: Sequence[Parameter], start: Fitted | None) -> Floats:
+    """Logarithms of the constants over their priors, where the search begins."""
+    if start is None:
+        return np.zeros(len(parameters))
+    return np.array([log(start.values[each.softwares[0]][each.constant] / each.prior) for each in parameters])
+
+
+def _jacobian(
+    cases: Sequence[Case],
+    parameters: Sequence[Parameter],
+    theta: Floats,
+    base: Mapping[str, Mapping[str, float]],
+    current: Floats,
+) -> Floats:
+    """How the logarithm of every row's error moves with that of every constant, (rows, constants)."""
+    columns = []
+    for number in range(len(parameters)):
+        moved = theta.copy()
+        moved[number] += STEP
+        columns.append((_residuals(cases, parameters, moved, base) - current) / STEP)
+    return np.column_stack(columns)
 
 
 def _values(
-    parameters: Sequence[Parameter], theta: np.ndarray, base: Mapping[str, Mapping[str, float]]
+    parameters: Sequence[Parameter], theta: Floats, base: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {name: dict(values) for name, values in base.items()}
     for parameter, moved in zip(parameters, theta, strict=True):
@@ -137,7 +168,7 @@ def _values(
 
 
 def _residuals(
-    cases: Sequence[Case], parameters: Sequence[Parameter], theta: np.ndarray, base: Mapping[str, Mapping[str, float]]
-) -> np.ndarray:
+    cases: Sequence[Case], parameters: Sequence[Parameter], theta: Floats, base: Mapping[str, Mapping[str, float]]
+) -> Floats:
     model = Model(_values(parameters, theta, base))
     return np.array([log(model.step_time_s(case) / case.step_time_s) for case in cases if case.step_time_s])

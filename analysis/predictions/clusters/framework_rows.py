@@ -164,7 +164,12 @@ def automodel(row: Row) -> list[Case]:
     if not lora and sum(fullest(job)[1].values()) > job.machine.gpu.memory_bytes:
         job = replace(job, recompute="full")
     return [
-        Case(row["id"], job, repeats=repeats, note=f"recomputation is not printed; {job.recompute} by memory" + ("; LoRA: frozen weights" * lora))
+        Case(
+            row["id"],
+            job,
+            repeats=repeats,
+            note=f"recomputation is not printed; {job.recompute} by memory" + ("; LoRA: frozen weights" * lora),
+        )
     ]
 
 

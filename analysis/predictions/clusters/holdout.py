@@ -49,9 +49,9 @@ def _length(case: Case) -> str:
 
 # What is left out of each problem, chosen like what is asked of its set: other models, meshes, machines, lengths.
 AXES = {
-    "deepspeed_2022": (Axis("model", _model), Axis("mesh", _mesh)),
+    "deepspeed_2022": (Axis("model", _model),),
     "vocab_parallel": (Axis("length", _length),),
-    "foundry_a100": (Axis("model", _model), Axis("machine", _devices)),
+    "foundry_a100": (Axis("model", _model),),
     "foundry_h100": (Axis("machine", _devices),),
     "internevo": (Axis("machine", _devices), Axis("mesh", _mesh)),
     "simumax": (Axis("length", _length),),
@@ -65,16 +65,17 @@ def rows() -> Iterator[dict[str, str]]:
     known: dict[str, dict[str, float]] = {}
     for problem in PROBLEMS:
         cases = cases_of(problem)
+        whole = fit(problem, cases, known)
         for axis in AXES.get(problem.name, ()):
             for group in sorted({axis.group(case) for case in cases if case.step_time_s and case.fits}):
                 seen = [case for case in cases if axis.group(case) != group]
                 if not any(case.step_time_s and case.fits for case in seen):
                     continue
-                model = fit(problem, seen, known, iterations=6).model
+                model = fit(problem, seen, known, iterations=3, start=whole).model
                 for case in cases:
                     if axis.group(case) == group and case.step_time_s and case.fits:
                         yield _row(problem.name, axis, group, case, model.step_time_s(case))
-        known |= fit(problem, cases, known).values
+        known |= whole.values
 
 
 def _row(problem: str, axis: Axis, group: str, case: Case, predicted: float) -> dict[str, str]:

@@ -113,7 +113,8 @@ PROBLEMS = (
         "bridge_dense",
         ("megatron_bridge",),
         ("megatron_bridge",),
-        shared=("matmul_low", "attention", "elementwise", "intra", "inter", "microbatch_s", "step_s"),
+        shared=("matmul_low", "attention", "elementwise", "loss", "tokens", "intra", "inter", "microbatch_s", "step_s"),
+        sds={"step_s": 0.5, "attention": 0.15},
         heirs=("megatron_core", "automodel"),
     ),
     Problem(
