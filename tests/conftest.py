@@ -8,7 +8,6 @@ from hypothesis import settings
 
 from rpbench.cli import dispatch
 
-
 # How long an example takes says something of the machine and of what else it does, and nothing of the code.
 settings.register_profile("any_machine", deadline=None)
 settings.load_profile("any_machine")

@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.predictions.cases import PLATFORMS, case_of, cells, cluster_of
+from analysis.predictions.cases import CROSS_PLATFORMS, PLATFORMS, case_of, cells, cluster_of, cross_cells
 from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
@@ -45,11 +45,18 @@ def throughput() -> list[Row]:
     return [_throughput_row(cluster, predict(case_of(system, cluster, model))) for system, cluster, model in cells()]
 
 
+def cross_platform() -> list[Row]:
+    """RoundPipe on other vendors' machines, whose pace is published nowhere here."""
+    return [
+        _throughput_row(cluster, predict(case_of(system, cluster, model))) for system, cluster, model in cross_cells()
+    ]
+
+
 def _throughput_row(cluster: str, found: Prediction) -> Row:
     case, verdict = found.case, found.verdict
     return {
         "system": case.system,
-        "platform": PLATFORMS[cluster],
+        "platform": {**PLATFORMS, **CROSS_PLATFORMS}[cluster],
         "num_gpus": case.num_devices,
         "model": case.model.published_name,
         "status": found.status,
@@ -133,7 +140,7 @@ def cost_efficiency(rates: Iterable[Row]) -> list[Row]:
     prices = {name: cluster_of(cluster).price_usd_per_hour for cluster, name in PLATFORMS.items()}
     rows = []
     for row in rates:
-        price = prices[row["platform"]]
+        price = prices.get(row["platform"])
         if row["status"] != "ok" or price is None:
             continue
         ends = [cost_usd_per_billion_tokens(price, float(row[f"tokens_per_s{end}"])) for end in ("", "_high", "_low")]
@@ -156,7 +163,7 @@ def all_tables() -> dict[str, list[Row]]:
         "seqlen_sensitivity": seqlen_sensitivity,
         "cost_efficiency": lambda: cost_efficiency(rates),
     }
-    return {"throughput": rates} | {name: make() for name, make in makers.items()}
+    return {"throughput": rates + cross_platform()} | {name: make() for name, make in makers.items()}
 
 
 def as_csv(rows: list[Row]) -> str:

@@ -66,7 +66,7 @@ class Moves:
     Attributes:
         edges: (producer, consumer) by number, for the whole schedule.
         transfers: (kind, object) -> transfers of weights and gradients, devices and stages ascending.
-        replicas: stage -> the devices that share it, for a stage that is gathered or reduced.
+        replicas: stage -> the devices that share it, those outside the schedule too, for one gathered or reduced.
         sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there; where they are loaded.
 
     Raises:
@@ -292,7 +292,8 @@ class Moves:
         devices: dict[int, set[int]] = defaultdict(set)
         for transfer in self.transfers[what]:
             devices[transfer.visits[0].stage].add(transfer.visits[0].device)
-        self.replicas |= {stage: len(found) for stage, found in devices.items()}
+        outer = self.index.shape.outer_replicas
+        self.replicas |= {stage: outer * len(found) for stage, found in devices.items()}
 
     # --- optimizer state and activations ---
 

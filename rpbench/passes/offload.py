@@ -67,6 +67,8 @@ def shard(
 ) -> Schedule:
     """Replicas of a stage share its weights, gradients and optimizer state; all on lane net.
 
+    Replicas are ranks of the schedule, devices outside of it (`Shape.outer_replicas`), or both.
+
     | method                | parameters | gradients | elements a step and device (n replicas, f = (n - 1) / n) |
     | data parallel         | None       | "step"    | 2 f: an all-reduce                                       |
     | ZeRO-1                | "step"     | "step"    | 2 f: reduce-scatter, then a gather of new weights        |
@@ -80,15 +82,16 @@ def shard(
         prefetch: visits whose gather runs ahead.
 
     Raises:
-        ScheduleError: if there are UNSHARD, RESHARD or REDUCE_GRAD already, or forward and backward are cut apart.
+        ScheduleError: if there are UNSHARD, RESHARD or REDUCE_GRAD already, or weights are to be gathered where
+            forward and backward are cut apart, or the head over the devices.
         ValueError: for another word, or a negative prefetch.
 
     Source: Rajbhandari et al., "ZeRO", SC'20, section 7.
     """
-    index = _index(schedule, _SHARED)
+    index = _index(schedule, _SHARED, cut_head=parameters is None)
     _check_prefetch(prefetch)
     _check_per(parameters=parameters, gradients=gradients)
-    if schedule.shape.separate_cuts:
+    if schedule.shape.separate_cuts and parameters is not None:
         raise ScheduleError("shards are of stages that are the same both ways; here forward and backward are cut apart")
     weights = WeightLanes(index, Kind.UNSHARD, Kind.RESHARD, None, prefetch)
     rows = []
@@ -205,12 +208,12 @@ def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[V
 # --- what all have in common ---------------------------------------------------------------------------------
 
 
-def _index(schedule: Schedule, refused: frozenset[Kind] = TRANSFERS) -> Index:
+def _index(schedule: Schedule, refused: frozenset[Kind] = TRANSFERS, *, cut_head: bool = False) -> Index:
     index = Index(schedule)
     found = next((action for action in index.actions if action.kind in refused), None)
     if found is not None:
         raise ScheduleError(f"the schedule holds {found} already: add transfers of this kind once")
-    if schedule.shape.num_head_shards:
+    if schedule.shape.num_head_shards and not cut_head:
         raise ScheduleError(f"the head of {schedule.name} is cut over the devices: its weights stay where they are")
     if index.steps and schedule.policy not in STEPS_BEHIND:
         raise ScheduleError(

@@ -12,6 +12,7 @@ from rpbench.cost.published import published_rows
 
 # Devices with at least this much memory take the settings of the A800 machine, others those of the RTX 4090.
 _LARGE_MEMORY_BYTES = 48 * 2**30
+_THROUGHPUTS = ("throughput", "cross_platform")  # experiments that print a pace
 _SMALL, _LARGE = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
 
 
@@ -71,8 +72,7 @@ def published_settings(system: str, platform: str | None, model: str | None, mem
     places += [_LARGE, _SMALL] if memory_bytes >= _LARGE_MEMORY_BYTES else [_SMALL]
     for place in places:
         for row in published_rows("run_settings.csv"):
-            if (row["experiment"], row["system"], row["platform"], row["model"]) == (
-                "throughput",
+            if row["experiment"] in _THROUGHPUTS and (row["system"], row["platform"], row["model"]) == (
                 system,
                 place,
                 model,
