@@ -1,8 +1,8 @@
 """BitPipe: two pipelines in opposite directions, each of them a V of two chunks a rank.
 
-Of 2p stages, the pipeline that goes down has stage s on rank s, and from the turn at stage p on rank 2p - 1 - s; the one
-that goes up is its mirror image. So a rank holds four chunks, of which two are copies of what rank p - 1 - r holds, and
-both turns stay on their rank. A unit is p microbatches, of which the first half goes down. With 4 ranks and 4
+Of 2p stages, the pipeline that goes down has stage s on rank s, and from the turn at stage p on rank 2p - 1 - s; the
+one that goes up is its mirror image. So a rank holds four chunks, of which two are copies of what rank p - 1 - r holds,
+and both turns stay on their rank. A unit is p microbatches, of which the first half goes down. With 4 ranks and 4
 microbatches, of which 2 and 3 go up:
 
     rank 0   0F0 0F1 3F2 4F2 3F3 4F3 7F0 7B0 7F1 7B1 4B2 3B2 4B3 3B3 0B0 0B1
@@ -10,10 +10,10 @@ microbatches, of which 2 and 3 go up:
     rank 2   1F2 2F0 1F3 2F1 5F0 6F2 5F1 6F3 6B2 5B0 6B3 5B1 2B0 1B2 2B1 1B3
     rank 3   0F2 0F3 3F0 4F0 3F1 4F1 7F2 7B2 7F3 7B3 4B0 3B0 4B1 3B1 0B2 0B3
 
-In slots of one chunk's forward the bubble is p - 2 where F = B, for any number of units; with B = 2F it is 2(p - 2), and
-p - 2 more for every further unit. A rank holds 2p chunk activations at most, p microbatches' worth, and two copies of
-the weights, whose gradients are added up before the step. The paper lets ranks in the middle add up early; `charge=bytes`
-puts every sum behind the last gradient.
+In slots of one chunk's forward the bubble is p - 2 where F = B, for any number of units; with B = 2F it is 2(p - 2),
+and p - 2 more for every further unit. A rank holds 2p chunk activations at most, p microbatches' worth, and two copies
+of the weights, whose gradients are added up before the step. The paper lets ranks in the middle add up early;
+`charge=bytes` puts every sum behind the last gradient.
 
 Source: Wu et al., "BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models Training",
 AAAI'25 (arXiv 2410.19367); order and placement as in its released code.

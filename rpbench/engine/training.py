@@ -16,6 +16,7 @@ from rpbench.cost.table import CostTable
 from rpbench.engine import cut_head, cut_layers
 from rpbench.engine.accumulation import gradient_groups
 from rpbench.engine.adjustments import Adjustments
+from rpbench.engine.carried import carried_windows
 from rpbench.engine.checkpoint import State
 from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
 from rpbench.engine.device_memory import DeviceMemory
@@ -40,6 +41,8 @@ from rpbench.engine.transfer_handlers import Transfers
 from rpbench.engine.weights import Weights, begin, masters_of
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.index import Index
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.recomputation import RECOMPUTES, Recompute, check_recompute
 from rpbench.ir.schedule import Schedule
@@ -138,23 +141,26 @@ class Training:
         self.groups = gradient_groups(self.schedule)
         moved, self.sharing = _moved(self.schedule), sharing_of(self.schedule, self.layout, workload)
         self.traffic = copy = Traffic(copy)
+        homes = Index(self.schedule).moves.handovers.homes if has_transfers(self.schedule) else {}
+        self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
         self.memory = self._device_memory()
         hold = self.memory.change if self.memory else _not_counted
         on_devices = workload, counts, begun, self.reads, self.layout, self.schedule, copy
         if self.sharing:
             self.weights: Weights = ReplicaWeights(*on_devices, pin=pin_memory, sharing=self.sharing, hold=hold)
         elif moved["P"]:
-            self.weights = DeviceWeights(*on_devices, pin=pin_memory)
+            self.weights = DeviceWeights(*on_devices, pin=pin_memory, hold=hold)
         else:
             self.weights = Weights(workload, counts, begun)
         reduced = {
             (stage, version): ReducedWindow(sums, self.sharing[stage], hold)
             for (stage, version), sums in reductions_of(self.schedule).items()
         }
+        windows = reduced | carried_windows(self.schedule)
         self.gradients = (
             TeamGradients(self.groups, schedule.shape.num_ranks, keep=self.settings.keep_gradients)
             if schedule.shape.tensor_parallel
-            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=reduced)
+            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=windows)
         )
         self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
@@ -335,7 +341,10 @@ class Training:
 
     def _staying(self, device: int, module: int) -> Counter[str]:
         """The bytes of a module's weights and gradients that stay on a device that runs it."""
-        sharing = self.sharing.get(self.layout.stage_of(module))
+        stage = self.layout.stage_of(module)
+        sharing = self.sharing.get(stage)
+        if self.homes.get(stage, device) != device:
+            return Counter()
         if sharing is None:
             return self._bytes_of(module, device)
         size = next((parameter.itemsize for parameter in self.workload.modules[module].parameters()), 0)
