@@ -47,6 +47,7 @@ METHODS = {
 
 # Schedules that appear by name alone.
 _NAMES = {
+    "bitpipe": "BitPipe",
     "bpipe": "BPipe",
     "chimera": "Chimera",
     "dapple": "DAPPLE",
@@ -56,6 +57,7 @@ _NAMES = {
     "hanayo": "Hanayo",
     "harp": "HARP",
     "interleaved_zb": "Interleaved ZB",
+    "kfkb": "kFkB",
     "megatron_tp": "Megatron-TP",
     "pipe_offload": "PipeOffload",
     "pipedream": "PipeDream",
@@ -69,6 +71,7 @@ _NAMES = {
     "v_half": "V-Half",
     "v_min": "V-Min",
     "vocab_parallel": "Vocabulary parallel",
+    "weipipe": "WeiPipe",
     "xpipe": "XPipe",
     "zb_auto": "ZB, automatic",
     "zb_h1": "ZB-H1",
@@ -109,6 +112,9 @@ _FAMILY_OF = {
     "dualpipe_v": "V and waves",
     "dualpipe": "bidirectional",
     "chimera": "bidirectional",
+    "bitpipe": "bidirectional",
+    "kfkb": "one stage a device",
+    "weipipe": "stages dealt to devices",
     "bpipe": "parts and offload",
     "pipe_offload": "parts and offload",
     "seq1f1b": "parts and offload",
