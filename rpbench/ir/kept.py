@@ -47,6 +47,7 @@ def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
             rule = f"{index.actions[number]} is never freed: what is on its rank has one FREE:A"
             raise broken(index.schedule, rule, [number])
         if kind is Kind.STORE:
+            assert other is not None  # or it has been refused
             edges += [(_maker(index, number), number), (number, end), (number, other)]
         else:
             reader, last = _readers(index, number)
