@@ -45,6 +45,7 @@ from rpbench.ir.index import Index
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.recomputation import RECOMPUTES, Recompute, check_recompute
+from rpbench.ir.residency import moves_activations
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.models.shares import held_parameters
@@ -412,6 +413,11 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
 
 def _check_recompute(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
     check_recompute(schedule, recompute)
+    if recompute == "none" and moves_activations(schedule):
+        raise ValueError(
+            f"recompute=none: {schedule.name} moves activations, of which the engine moves what a stage recomputes "
+            "from; use recompute=all, or backend=sim"
+        )
     if recompute != "all" and compensation.is_needed:
         raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
 
