@@ -47,6 +47,7 @@ METHODS = {
 
 # Schedules that appear by name alone.
 _NAMES = {
+    "adaptis": "AdaPtis",
     "bitpipe": "BitPipe",
     "bpipe": "BPipe",
     "chimera": "Chimera",
@@ -124,6 +125,7 @@ _FAMILY_OF = {
     "combined_1f1b": "looped",
     "stp": "V and waves",
     "gis": "looped",
+    "adaptis": "looped",
     "kfkb": "one stage a device",
     "varuna": "one stage a device",
     "interlaced": "parts and offload",
