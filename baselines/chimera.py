@@ -15,8 +15,8 @@ F = B the makespan is 2m + p - 2 slots; with B = 2F and m = p the idle share is 
 holds p/2 + 1 (ends) to p (middle) stage activations.
 
 With B = 2F units do not fit into each other. So for m > p the order is looked for by times: among the units', one
-that repeats a microbatch of each direction (`rpbench.ir.periodic`), and both with passes pulled forward, as long as
-no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
+that repeats a microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward, as long
+as no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
 
 Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC'21.
 The merged order is found by a list schedule on unit slots: backward first, then the forward of the deeper stage, with
@@ -40,10 +40,10 @@ from functools import lru_cache
 from baselines.dualpipe import bidirectional_placement
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import Pass, Rows, Timed, shortest, time_rows
-from rpbench.ir.periodic import grids, make_period
-from rpbench.ir.pull import Pull, pull_rows
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ordering.list_order import Pass, Rows, Timed, shortest, time_rows
+from rpbench.ordering.periodic import grids, make_period
+from rpbench.ordering.pull import Pull, pull_rows
 from rpbench.registry import schedule
 
 PULLS = (Pull(16, 0.0), Pull(48, 1.0))

@@ -26,8 +26,8 @@ from itertools import zip_longest
 
 from rpbench.ir.action import Kind, actions
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import ROUNDING, Pass, time_rows
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ordering.list_order import ROUNDING, Pass, time_rows
 from rpbench.registry import schedule
 
 

@@ -1,6 +1,6 @@
 """Mario: activations are recomputed while a rank would wait for a gradient, on any schedule that flushes.
 
-Passes over the rows of another schedule (`rpbench.ir.checkpointing`): every backward gets its recomputation R right
+Passes over the rows of another schedule (`rpbench.passes.checkpointing`): every backward gets its recomputation R right
 before it, and R does not wait for the gradient; where a backward directly follows its forward, nothing is recomputed;
 forwards behind a rank's first backward may go before it, since they keep only their inputs. 1F1B with 3 ranks and 4
 microbatches:
@@ -22,12 +22,12 @@ abstract and descriptions of its passes.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rpbench.ir.checkpointing import checkpoint, prepose
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.deadlock import execution_rounds
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape
+from rpbench.passes.checkpointing import checkpoint, prepose
 from rpbench.registry import entry, schedule
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from analysis.claims.claim import Claim
 from analysis.claims.evidence import causal, steady_causal
 from analysis.claims.printed import cell, printed, rows
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Figure 17 with a causal fused stage"
 

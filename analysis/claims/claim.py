@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from analysis.claims.evidence import Need, Record, Runs
+from analysis.claims.evidence import Need, Record
 from analysis.claims.printed import Printed
+from analysis.records.experiments import Experiments, MissingRuns
 
 Value = float | str
 
@@ -109,7 +110,7 @@ class Verdict:
         return self.reason
 
 
-def judge(claim: Claim, runs: Runs, planned: Callable[[Need], bool] = lambda need: True) -> Verdict:
+def judge(claim: Claim, experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True) -> Verdict:
     """The verdict on a claim.
 
     Args:
@@ -117,7 +118,10 @@ def judge(claim: Claim, runs: Runs, planned: Callable[[Need], bool] = lambda nee
     """
     if claim.value is None:
         return Verdict(claim, NOT_TESTABLE, reason=claim.not_testable)
-    found = [runs.find(need) for need in claim.needs]
+    try:
+        found = [experiments.find(need.experiment, need.choices, need.contender) for need in claim.needs]
+    except MissingRuns as lack:
+        return Verdict(claim, MISSING if any(map(planned, claim.needs)) else NOT_IN_QUICK, reason=str(lack))
     absent = [need for need, row in zip(claim.needs, found, strict=True) if row is None]
     if absent:
         within_plan = [need for need in absent if planned(need)]
@@ -177,4 +181,4 @@ def _plain(value: Any) -> Value:
     return value if isinstance(value, str) else float(value)
 
 
-__all__ = ["Claim", "Need", "Record", "Runs", "Verdict", "judge"]
+__all__ = ["Claim", "Need", "Record", "Verdict", "judge"]

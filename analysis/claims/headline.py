@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import figure17, roofline
 from analysis.claims.printed import Printed, cell, printed, rows, table
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Headline numbers"
 PLATFORM = "8x-rtx4090-24gb"

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import figure17, partitions
 from analysis.claims.printed import Row, cell, printed, table
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import model_bytes

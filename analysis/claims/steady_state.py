@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from analysis.claims.claim import Claim
 from analysis.claims.evidence import steady_state
 from analysis.claims.printed import cell, rows
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Asynchronous steps, simulated back to back"
 

@@ -2,12 +2,12 @@
 
 from functools import cache
 
-from analysis.paper import PUBLISHED_MODELS
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.basis import Basis
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
-from rpbench.harness.config import load
-from rpbench.harness.prediction import basis_of
+from rpbench.harness.modes.predict import basis_of
+from rpbench.harness.request import load
 from rpbench.predict import SYSTEMS
 from rpbench.predict.case import Case
 from rpbench.predict.settings import published_settings
@@ -22,13 +22,15 @@ MEASURED_ON = "8x_rtx4090"
 @cache
 def model_of(name: str) -> Model:
     """A model by the name of its configuration."""
-    return Model(**load([f"model={name}"]).model)
+    model = load([f"model={name}"]).model
+    assert model is not None  # it has a shape
+    return model
 
 
 @cache
 def cluster_of(name: str) -> Cluster:
     """A machine by the name of its configuration."""
-    return Cluster(**load([f"cluster={name}"]).cluster)
+    return load([f"cluster={name}"]).cluster
 
 
 @cache

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from math import log
 
-from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.cases import PLATFORMS, case_of, declared_basis
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.basis import Basis
 from rpbench.cost.published import published_rows
 from rpbench.predict import SYSTEMS, Prediction, predict

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 
-from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.compare import Cell, declared, error, published_value, with_values
 from analysis.predictions.refit import fit
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.basis import Basis
 
 # The throughput cells that inform a constant; several other systems rest on each.

@@ -7,9 +7,9 @@ what the constant does to it, add up to 0.
 from collections.abc import Callable, Sequence
 from math import copysign, sqrt
 
-from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.cases import model_of
 from analysis.predictions.compare import Cell, cell_of, declared, log_error, with_values
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.analytic import PARTS, analytic_times, correction_name
 from rpbench.cost.basis import Basis
 from rpbench.cost.model import Model

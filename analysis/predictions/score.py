@@ -6,11 +6,11 @@ from itertools import combinations
 from math import log
 from statistics import median
 
-from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions import compare
 from analysis.predictions.compare import Cell
 from analysis.predictions.holdout import held_out
 from analysis.predictions.tables import read
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.predict import SYSTEMS
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")

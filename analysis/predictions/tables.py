@@ -8,16 +8,16 @@ from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.cases import PLATFORMS, case_of, cells, cluster_of
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
 from rpbench.predict.prediction import NORMAL
+from rpbench.predict.sensitivities import STEP
 from rpbench.predict.settings import Settings
-from rpbench.predict.slopes import STEP
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]

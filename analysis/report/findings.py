@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from analysis.claims.claim import EVALUATED, REPRODUCED, Verdict
-from analysis.paper import PUBLISHED_MODELS
-from analysis.runs import SCHEDULES
-from analysis.style import method_name, model_name
+from analysis.exhibits.style import method_name, model_name
+from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.runs import SCHEDULES
 
 
 @dataclass(frozen=True)

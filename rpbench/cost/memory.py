@@ -29,11 +29,11 @@ import numpy.typing as npt
 from rpbench.cost import replicas
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
-from rpbench.ir.lower import add_steps
 from rpbench.ir.policy import Policy
 from rpbench.ir.residency import moves_activations, resident_levels
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.versions import replay
+from rpbench.passes.lower import add_steps
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
 BOUNDARY_BUFFERS = 4

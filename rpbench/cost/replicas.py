@@ -27,8 +27,8 @@ import numpy.typing as npt
 from rpbench.cost.sizes import ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
-from rpbench.ir.cargo import cargo_of
 from rpbench.ir.index import Index
+from rpbench.ir.moved_objects import cargo_of
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import visits_of
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
 from rpbench.cost.table import Number
-from rpbench.ir.cargo import LINKS, Cargo, cargo_of, carries
 from rpbench.ir.index import Index
+from rpbench.ir.moved_objects import LINKS, Cargo, cargo_of, carries
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule
 

@@ -26,7 +26,7 @@ from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.handovers import Handovers
 from rpbench.ir.index import Index
-from rpbench.ir.kept import What, activation_edges
+from rpbench.ir.saved_inputs import What, activation_edges
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import Transfer as Transfer
 from rpbench.ir.visits import Visit, served, visits_of

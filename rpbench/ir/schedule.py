@@ -107,7 +107,7 @@ class Shape:
 class Schedule:
     """An order of work: for every device, lanes of actions that run one after another.
 
-    A generator gives one row of compute actions per device; passes in `rpbench.ir.lower` add the other lanes.
+    A generator gives one row of compute actions per device; passes in `rpbench.passes.lower` add the other lanes.
 
     Args:
         shape: the sizes it was made for.

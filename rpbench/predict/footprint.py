@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.kept import kept_bytes, working_bytes
 from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.operators import boundary_bytes
+from rpbench.cost.saved_activations import kept_bytes, working_bytes
 from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
 from rpbench.predict.case import Bytes, Case
 from rpbench.predict.roundpipe import planned

@@ -8,7 +8,7 @@ from rpbench.cost.basis import Basis
 from rpbench.cost.hardware import NUMBERS
 from rpbench.predict.case import Bytes, Case, Terms
 from rpbench.predict.footprint import Verdict
-from rpbench.predict.slopes import STEP
+from rpbench.predict.sensitivities import STEP
 from rpbench.predict.systems import System, system
 
 # Standard deviations on either side of an interval that nine of ten errors shall lie in: of a normal error, which the

@@ -2,9 +2,10 @@
 
 A job is one stage run for all microbatches of a call, on one device; its weights come while the job before it on that
 device runs, in pieces that give way to activations, and its gradient goes home after it. All activations between jobs
-go through the host, and so does what a backward recomputes from. What moves is what `rpbench.ir.offload.stream` gives
-the schedule as data, and the times are the same within a few per cent (weights there keep their place in the lane);
-this form is for whole steps of large models in parts of a second. The host's lane is the released library's optimizer:
+go through the host, and so does what a backward recomputes from. What moves is what `rpbench.passes.offload.stream`
+gives the schedule as data, and the times are the same within a few per cent (weights there keep their place in the
+lane); this form is for whole steps of large models in parts of a second. The host's lane is the released library's
+optimizer:
 
     asynchronous   refresh (weights of the update before), convert the gradients as they arrive, Adam; the next step
                    waits for the refresh of each stage, and the refresh for the last upload of this step
@@ -19,7 +20,7 @@ from functools import lru_cache
 
 from rpbench.ir.partition import Partition
 from rpbench.predict.jobs import Jobs, Lanes, Slot, What
-from rpbench.sim.shares import Tasks
+from rpbench.sim.bandwidth_shares import Tasks
 
 
 @lru_cache(maxsize=32)

@@ -16,11 +16,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.figures import convergence, gains, thousand_devices, what_if
-from analysis.figures.duel import NAMES
-from analysis.load import load_records
-from analysis.runs import MODELS, ONE_ROUND, SCHEDULES
-from analysis.tables import comparison
+from analysis.exhibits.figures import convergence, gains, thousand_devices, what_if
+from analysis.exhibits.figures.duel import NAMES
+from analysis.exhibits.tables import comparison
+from analysis.records.published import load_records
+from analysis.records.runs import MODELS, ONE_ROUND, SCHEDULES
 from rpbench.harness import record
 from rpbench.harness.config import RunConfig, as_plain, load, swept
 from rpbench.harness.record import Record

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from report_page import Page
 
-from analysis.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.report import build
 from analysis.report.command import commands, override
 from analysis.report.images import LARGEST_SVG_BYTES, draw_all

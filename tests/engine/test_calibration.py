@@ -8,10 +8,10 @@ from test_cuda import StandIn
 
 from rpbench.cost.measured import PARTS
 from rpbench.cost.model import Model
-from rpbench.engine import calibration
-from rpbench.engine.calibration import calibrate_cores, calibrate_gpu, check_device
-from rpbench.engine.probes import ON_CORES, ON_GPUS, Probe
-from rpbench.engine.stopwatch import CoreStopwatch, GpuStopwatch
+from rpbench.engine.measure import calibration
+from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device
+from rpbench.engine.measure.probes import ON_CORES, ON_GPUS, Probe
+from rpbench.engine.measure.stopwatch import CoreStopwatch, GpuStopwatch
 from rpbench.harness.config import CONF, load
 
 SMALL = Probe(Model("small", num_layers=1, hidden=16, heads=2, vocab=32, gated_mlp=False, seq_len=8), 16)

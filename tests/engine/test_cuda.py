@@ -16,7 +16,7 @@ from rpbench.engine.training import Settings, Training
 from rpbench.harness.config import ConfigError, RunConfig
 from rpbench.harness.gpu_request import check_cuda
 from rpbench.ir.action import Kind
-from rpbench.ir.offload import stream
+from rpbench.passes.offload import stream
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
 

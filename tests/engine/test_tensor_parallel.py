@@ -10,19 +10,19 @@ from training_cases import TINY, assert_same, reference_of, train, uneven_costs,
 
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.engine import tensor_parallel
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.backends.virtual import VirtualBackend
-from rpbench.engine.collectives import Rank
-from rpbench.engine.cut_layers import joined
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
+from rpbench.engine.shards import tensor_parallel
+from rpbench.engine.shards.collectives import Rank
+from rpbench.engine.shards.cut_layers import joined
 from rpbench.engine.training import Settings, Training
+from rpbench.engine.verification import verified
 from rpbench.harness.assemble import assemble
 from rpbench.harness.config import ConfigError, load
 from rpbench.harness.train import check_request
-from rpbench.harness.verification import verified
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric

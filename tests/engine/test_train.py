@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rpbench.harness import train, verification
+from rpbench.engine import verification
+from rpbench.harness import train
 from rpbench.harness.assemble import assemble
 from rpbench.harness.config import CONF, ConfigError, load
 from rpbench.sim.graph import build_graph

@@ -7,17 +7,18 @@ import pytest
 from omegaconf import OmegaConf
 
 from rpbench.cli import dispatch
+from rpbench.commands import calibrate
 from rpbench.cost.basis import make_basis
 from rpbench.cost.declared import declarations
 from rpbench.cost.engine_times import counted, engine_times
 from rpbench.cost.hardware import NUMBERS, Cluster
 from rpbench.cost.measured import MEASURED, PARTS
 from rpbench.cost.model import Model
-from rpbench.engine import calibration
-from rpbench.engine.calibration import Calibration
-from rpbench.engine.probes import ON_CORES
-from rpbench.engine.rates import Rates
-from rpbench.harness import calibrate, cluster_file
+from rpbench.engine.measure import calibration
+from rpbench.engine.measure.calibration import Calibration
+from rpbench.engine.measure.probes import ON_CORES
+from rpbench.engine.measure.rates import Rates
+from rpbench.harness import cluster_file
 from rpbench.harness.cluster_file import cluster_of, to_text
 from rpbench.harness.config import ConfigError, load
 from rpbench.harness.run import run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.figures.convergence import BATCH, METHODS, method_of
+from analysis.exhibits.figures.convergence import BATCH, METHODS, method_of
 from rpbench.harness.config import CONF, choices, load, swept
 
 SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices=2", "workload=prose")

@@ -9,19 +9,19 @@ from omegaconf import OmegaConf
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.measured import MEASURED
 from rpbench.cost.model import Model
-from rpbench.engine.calibration import calibrate_cores
-from rpbench.engine.probes import Probe
+from rpbench.engine.measure.calibration import calibrate_cores
+from rpbench.engine.measure.probes import Probe
 from rpbench.harness import record
 from rpbench.harness.allocator import is_tuned
 from rpbench.harness.config import ConfigError, load
-from rpbench.harness.duel import rounds, team
-from rpbench.harness.duel import run as duel_run
-from rpbench.harness.duel.contenders import BASE, LIMIT, TWIN, contenders
-from rpbench.harness.duel.paired import Ratio, noise, ratio
-from rpbench.harness.duel.rounds import play
-from rpbench.harness.duel.rows import drift, lines, over_predicted, predictions, summary
-from rpbench.harness.duel.run import CLUSTER, SUMMARY, duel
-from rpbench.harness.duel.sample import Sample
+from rpbench.harness.modes.duel import rounds, team
+from rpbench.harness.modes.duel import run as duel_run
+from rpbench.harness.modes.duel.contenders import BASE, LIMIT, TWIN, contenders
+from rpbench.harness.modes.duel.paired import Ratio, noise, ratio
+from rpbench.harness.modes.duel.rounds import play
+from rpbench.harness.modes.duel.rows import drift, lines, over_predicted, predictions, summary
+from rpbench.harness.modes.duel.run import CLUSTER, SUMMARY, duel
+from rpbench.harness.modes.duel.sample import Sample
 from rpbench.harness.run import PROFILE
 
 SMALL = (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rpbench.cli import dispatch
-from rpbench.engine.passes import Passes
+from rpbench.engine.compute.forward_backward import Passes
 from rpbench.models.layers import Head
 
 MODEL = ("model=tiny_gpt", "model.num_layers=4", "workload.microbatch_sequences=1")

@@ -9,9 +9,9 @@ from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import engine_times
 from rpbench.cost.model import Model
 from rpbench.harness.config import load
-from rpbench.harness.duel.contenders import contenders
-from rpbench.harness.duel.survey import Survey
-from rpbench.harness.duel.tuning import problem_of
+from rpbench.harness.modes.duel.contenders import contenders
+from rpbench.harness.modes.duel.survey import Survey
+from rpbench.harness.modes.duel.tuning import problem_of
 from rpbench.ir.partition import parse
 from rpbench.plan.whole import evaluate_whole
 from rpbench.sim.longest_path import simulate

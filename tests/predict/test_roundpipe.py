@@ -9,8 +9,8 @@ from rpbench import registry
 from rpbench.cost.analytic import analytic_times
 from rpbench.plan.problem import Problem
 from rpbench.predict import roundpipe, traffic
+from rpbench.predict.sensitivities import STEP
 from rpbench.predict.settings import Settings
-from rpbench.predict.slopes import STEP
 from rpbench.predict.systems import system
 from rpbench.sim.longest_path import simulate
 

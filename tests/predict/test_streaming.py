@@ -11,9 +11,9 @@ from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes
 from rpbench.ir.action import Kind
-from rpbench.ir.offload import stream
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Shape
+from rpbench.passes.offload import stream
 from rpbench.predict import roundpipe
 from rpbench.predict.jobs import Jobs, Slot
 from rpbench.predict.settings import Settings

@@ -7,9 +7,9 @@ import pytest
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.check import check
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.config import load
+from rpbench.harness.request import load
 from rpbench.harness.run import run
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
@@ -69,7 +69,9 @@ def test_half_a_pipeline_more_is_in_flight(p, m):
 @pytest.mark.parametrize("backend, devices", [("virtual", 4), ("cpu", 2)])
 def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
     request = ["schedule=interlaced", f"backend={backend}", "model=tiny_gpt", "verify=true", "dtype=float64"]
-    row = run(load([*request, f"num_devices={devices}", f"num_microbatches={2 * devices}", f"results_dir={tmp_path}"]))
+    (row,) = run(
+        load([*request, f"num_devices={devices}", f"num_microbatches={2 * devices}", f"results_dir={tmp_path}"])
+    )
     assert row["status"] == "ok"
     assert row["grad_max_abs_diff"] == row["weight_max_abs_diff"] == 0.0
 

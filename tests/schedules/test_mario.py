@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.check import check
-from rpbench.ir.checkpointing import checkpoint, prepose
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.checkpointing import checkpoint, prepose
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate

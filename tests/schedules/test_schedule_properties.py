@@ -12,9 +12,9 @@ from nearby import nearby
 
 from rpbench.ir.action import COMPUTE, HEAD, Kind, parts_of
 from rpbench.ir.check import check
-from rpbench.ir.lower import add_steps, lower_communication
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, from_text, to_text
+from rpbench.passes.lower import add_steps, lower_communication
 from rpbench.registry import entries
 
 NAMES = sorted(entries())

@@ -14,9 +14,9 @@ from rpbench.harness.run import run
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text, to_text
+from rpbench.passes.lower import add_steps
 from rpbench.plan import choose
 from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem
