@@ -4,7 +4,7 @@ A record that no cell of an experiment's manifest names cannot reach a table, ho
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,10 @@ class Experiments:
             rows = [row for cell in manifest.cells for row in self._records(manifest, cell)]
             self._frames[experiment] = pd.DataFrame(rows)
         return self._frames[experiment]
+
+    def replaced(self, experiment: str, rows: pd.DataFrame) -> "Experiments":
+        """The same experiments with other rows for one of them, as if its records said so."""
+        return replace(self, _frames={**self._frames, experiment: rows})
 
     def manifest(self, experiment: str) -> Manifest | None:
         """The manifest that stands for an experiment, if there is one.

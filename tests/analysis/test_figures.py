@@ -31,9 +31,9 @@ from analysis.exhibits.figures import (
 from analysis.exhibits.figures.files import save_figure, svg_text
 from analysis.exhibits.tables.files import save_table
 from analysis.records import runs
+from analysis.records.experiments import MissingRuns
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 from analysis.records.published import published
-from analysis.records.runs import MissingRuns
 from rpbench import registry
 from rpbench.harness.config import CONF
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.driver.notebooks import execute, notebooks
 from analysis.exhibits import notebook as shown_by
-from analysis.records.runs import MissingRuns
+from analysis.records.experiments import MissingRuns
 
 HEADLESS = "02_steady_state"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.config import load
+from rpbench.harness.request import load
 from rpbench.harness.run import run
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.check import check
@@ -104,7 +104,7 @@ def test_a_share_is_stepped_with_the_stage_of_its_device():
 
 @pytest.mark.parametrize("backend, devices", [("virtual", 5), ("cpu", 2)])
 def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
-    row = run(
+    (row,) = run(
         load(
             [
                 "schedule=vocab_parallel",
