@@ -25,6 +25,7 @@ from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
 from rpbench.engine.state.accumulation import gradient_groups
 from rpbench.engine.state.adjusted_weights import Adjustments
+from rpbench.engine.state.carried_gradients import carried_windows
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, slowdown
 from rpbench.engine.state.device_memory import DeviceMemory
@@ -40,7 +41,10 @@ from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.index import Index
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.residency import moves_activations
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.models.shards import held_parameters
@@ -138,23 +142,26 @@ class Training:
         self.groups = gradient_groups(self.schedule)
         moved, self.sharing = _moved(self.schedule), sharing_of(self.schedule, self.layout, workload)
         self.traffic = copy = Traffic(copy)
+        homes = Index(self.schedule).moves.handovers.homes if has_transfers(self.schedule) else {}
+        self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
         self.memory = self._device_memory()
         hold = self.memory.change if self.memory else _not_counted
         on_devices = workload, counts, begun, self.reads, self.layout, self.schedule, copy
         if self.sharing:
             self.weights: Weights = ReplicaWeights(*on_devices, pin=pin_memory, sharing=self.sharing, hold=hold)
         elif moved["P"]:
-            self.weights = DeviceWeights(*on_devices, pin=pin_memory)
+            self.weights = DeviceWeights(*on_devices, pin=pin_memory, hold=hold)
         else:
             self.weights = Weights(workload, counts, begun)
         reduced = {
             (stage, version): ReducedWindow(sums, self.sharing[stage], hold)
             for (stage, version), sums in reductions_of(self.schedule).items()
         }
+        windows = reduced | carried_windows(self.schedule)
         self.gradients = (
             TeamGradients(self.groups, schedule.shape.num_ranks, keep=self.settings.keep_gradients)
             if schedule.shape.tensor_parallel
-            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=reduced)
+            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=windows)
         )
         self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
@@ -335,7 +342,10 @@ class Training:
 
     def _staying(self, device: int, module: int) -> Counter[str]:
         """The bytes of a module's weights and gradients that stay on a device that runs it."""
-        sharing = self.sharing.get(self.layout.stage_of(module))
+        stage = self.layout.stage_of(module)
+        sharing = self.sharing.get(stage)
+        if self.homes.get(stage, device) != device:
+            return Counter()
         if sharing is None:
             return self._bytes_of(module, device)
         size = next((parameter.itemsize for parameter in self.workload.modules[module].parameters()), 0)
@@ -403,6 +413,11 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
 
 def _check_recompute(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
     check_recompute(schedule, recompute)
+    if recompute == "none" and moves_activations(schedule):
+        raise ValueError(
+            f"recompute=none: {schedule.name} moves activations, of which the engine moves what a stage recomputes "
+            "from; use recompute=all, or backend=sim"
+        )
     if recompute != "all" and compensation.is_needed:
         raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
 

@@ -52,6 +52,9 @@ def cargo_of(index: Index) -> dict[int, Cargo]:
             name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
             for number in transfer.pieces:
                 found[number] = Cargo(name, first.stage, first.backward, share, LANES[what[0]][0])
+                if moves.handovers.peer(number) is not None:  # from device to device
+                    share_sent = Fraction(0) if moves.handovers.is_local(number) else share
+                    found[number] = found[number]._replace(share=share_sent, lane="net")
     part = Fraction(1, index.shape.num_parts)
     for number, action in enumerate(index.actions):
         lane = index.lanes[index.lane_of[number]].name

@@ -38,7 +38,8 @@ def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
                 raise broken(index.schedule, f"{action} stands twice; it moves once", [before, number])
     for ((kind, _), stage, place), number in moved.items():
         other = moved.get(((Kind.LOAD if kind is Kind.STORE else Kind.STORE, "A"), stage, place))
-        if other is None:
+        spill = _spill(index, number) if kind is Kind.LOAD else -1
+        if other is None and spill < 0:
             way = "stored, but never loaded again" if kind is Kind.STORE else "loaded, but never stored"
             raise broken(index.schedule, f"{index.actions[number]}: these activations are {way}", [number])
         end = ends.pop((kind, stage, place, index.device(number)), None)
@@ -46,14 +47,26 @@ def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
             rule = f"{index.actions[number]} is never freed: what is on its rank has one FREE:A"
             raise broken(index.schedule, rule, [number])
         if kind is Kind.STORE:
+            assert other is not None  # or it has been refused
             edges += [(_maker(index, number), number), (number, end), (number, other)]
         else:
             reader, last = _readers(index, number)
+            edges += [(spill, number), (_maker(index, number), number)] if other is None else []
             _check_after_use(index, end, last)
             edges += [(number, reader), (last, end)]
     for end in ends.values():
         raise broken(index.schedule, f"{index.actions[end]} frees what is not there", [end])
     return edges
+
+
+def _spill(index: Index, load: int) -> int:
+    """The SEND that took to the host what a forward of this device then read, and its backward loads again; or -1."""
+    action = index.actions[load]
+    stage = keeping_stage(index.schedule, action.stage)
+    if not stage or not index.holds(Kind.SEND_F):
+        return -1
+    number = index.find(Action(Kind.SEND_F, stage - 1, action.microbatch, action.part))
+    return number if number >= 0 and index.actions[number].peer == index.device(number) == index.device(load) else -1
 
 
 def _maker(index: Index, store: int) -> int:

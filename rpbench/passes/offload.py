@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from rpbench.ir.action import MOVES, Action, Kind, parts_of, receive_of
-from rpbench.ir.communication import hops
+from rpbench.ir.communication import hops, local_hops
 from rpbench.ir.index import Index
 from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import STEPS_BEHIND
@@ -37,7 +37,7 @@ _PERS: tuple[Per, ...] = get_args(Per)
 _SHARED = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
 
-def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True) -> Schedule:
+def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True, spill: bool = False) -> Schedule:
     """Weights are brought to every visit, and gradients home after it.
 
     Lane h2d gets LOAD:P and FREE:P of every visit, lane d2h STORE:G and FREE:G of every visit with a weight gradient.
@@ -46,6 +46,8 @@ def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True) -
         prefetch: visits whose weights come ahead of the one that runs; a device has one buffer more than that.
         activations: also move what passes between devices (SEND on d2h, RECV on h2d: all of it goes through the
             host) and what is kept for recomputation (STORE:A, and LOAD:A into two buffers).
+        spill: boundary tensors that stay on their device go to the host as well, but for those that the very next
+            action uses. What a backward recomputes from is on the host then, and needs no STORE:A.
 
     Raises:
         ScheduleError: if the schedule has transfers already, or a policy whose versions are not known beforehand.
@@ -53,7 +55,7 @@ def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True) -
     """
     index = _index(schedule)
     _check_prefetch(prefetch)
-    uploads, downloads = _activations(index) if activations else ({}, {})
+    uploads, downloads = _activations(index, spill=spill) if activations else ({}, {})
     weights = WeightLanes(index, Kind.LOAD, Kind.FREE, "P", prefetch)
     rows: list[dict[str, list[Action]]] = []
     for visits in visits_of(index):
@@ -152,18 +154,21 @@ def offload(
 # --- activations ---------------------------------------------------------------------------------------------
 
 
-def _activations(index: Index) -> tuple[dict[int, list[Action]], dict[int, list[Action]]]:
+def _activations(index: Index, *, spill: bool) -> tuple[dict[int, list[Action]], dict[int, list[Action]]]:
     """What comes in for each action, and what goes out after it, by number."""
     uploads: dict[int, list[Action]] = defaultdict(list)
     downloads: dict[int, list[Action]] = defaultdict(list)
+    crossing = [*hops(index), *(local_hops(index) if spill else ())]
+    spilled = {hop.consumer for hop in crossing if hop.send.peer == index.device(hop.producer)}
     for number, action in enumerate(index.actions):
         for part in parts_of(action):
             if part.kind in (Kind.B, Kind.I) and _keeps(index.schedule, part.stage):
                 store = part._replace(kind=Kind.STORE, object="A", version=None)
                 maker = Action(Kind.F, keeping_stage(index.schedule, part.stage), part.microbatch, part.part)
-                downloads[index.find(maker)] += [store, store._replace(kind=Kind.FREE)]
+                if index.find(maker) not in spilled:
+                    downloads[index.find(maker)] += [store, store._replace(kind=Kind.FREE)]
                 uploads[number].append(store._replace(kind=Kind.LOAD))
-    for hop in hops(index):
+    for hop in crossing:
         downloads[hop.producer].insert(0, hop.send)
         uploads[hop.consumer].append(receive_of(hop.send)._replace(peer=index.device(hop.producer)))
     return uploads, downloads

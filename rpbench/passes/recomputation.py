@@ -44,7 +44,8 @@ def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
             "device; use recompute=all, or a schedule whose stages stay where they are, such as gpipe"
         )
     leaves = Kind.UNSHARD in schedule.kinds  # gathered weights are dropped in between
-    if leaves or any(action.object in ("P", "G", "A") for _, _, row in schedule.items() for action in row):
+    moved = {action.object for _, _, row in schedule.items() for action in row if action.object}
+    if leaves or moved & ({"P", "G"} if recompute == "none" else {"P", "G", "A"}):
         raise ValueError(f"recompute={recompute}: nothing may leave the devices in between; use recompute=all")
     if recompute == "none" and (schedule.shape.num_parts > 1 or schedule.shape.num_head_shards):
         raise ValueError(f"recompute=none: {schedule.name} cuts sequences or layers into parts; use recompute=all")

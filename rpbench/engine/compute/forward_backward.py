@@ -189,7 +189,10 @@ class Passes:
     def load_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Bring it to the device that recomputes."""
         for place in self._kept_of(action):
-            self._kept[place] = copy(self._stored.pop(place))
+            if place in self._stored:
+                self._kept[place] = copy(self._stored.pop(place))
+            elif place[0] in self._layout.starts:  # it has been on the host as a boundary tensor, and still is
+                self._kept[place] = copy(self._kept[place])
 
     def _kept_of(self, action: Action) -> list[tuple[int, Segment]]:
         segment = _segment_of(action)

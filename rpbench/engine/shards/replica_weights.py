@@ -32,9 +32,9 @@ class ReplicaWeights(DeviceWeights):
     def __init__(
         self, workload: Workload, *given: Any, sharing: Mapping[int, Sharing], hold: Hold, **options: Any
     ) -> None:
-        self._stages, self._hold = sharing, hold
+        self._stages = sharing
         self._sharing = {module: found for found in sharing.values() for module, _ in found.shapes}
-        super().__init__(workload, *given, **options)
+        super().__init__(workload, *given, hold=hold, **options)
         moves = Moves(self._index)
         gathers = moves.transfers[Kind.UNSHARD, None]
         self._gathers = {transfer.pieces[0]: transfer for transfer in gathers}

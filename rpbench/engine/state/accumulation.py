@@ -8,6 +8,7 @@ what they reduce together, a microbatch of each. A microbatch stands twice in a 
 the head: the share's gradient comes first, that of the stage it is updated with later.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -61,9 +62,9 @@ def _gradients(row: tuple[Action, ...], schedule: Schedule) -> Iterator[tuple[in
 
 
 def _round_starts(schedule: Schedule) -> frozenset[int]:
-    """First microbatches of rounds: wherever the unbroken run of one stage on a device begins, for any stage."""
+    """Least microbatches of rounds: of every unbroken run of one stage on a device, for any stage."""
     return frozenset(
-        next(run).microbatch or 0
+        min(action.microbatch or 0 for action in run)
         for _, lane, row in schedule.items()
         if lane == "compute"
         for (kind, _), run in groupby(row, key=lambda action: (action.kind, action.stage))
@@ -72,10 +73,7 @@ def _round_starts(schedule: Schedule) -> frozenset[int]:
 
 
 def _cut(microbatches: list[int], starts: frozenset[int]) -> Iterator[tuple[int, ...]]:
-    group: list[int] = []
-    for microbatch in microbatches:
-        if group and microbatch in starts:
-            yield tuple(group)
-            group = []
-        group.append(microbatch)
-    yield tuple(group)
+    """Microbatches in groups of one round, whichever way a run goes through them."""
+    rounds = sorted(starts)
+    for _, group in groupby(microbatches, key=lambda microbatch: bisect_right(rounds, microbatch)):
+        yield tuple(group)

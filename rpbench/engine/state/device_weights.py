@@ -11,6 +11,7 @@ import torch
 
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.layout import Layout
+from rpbench.engine.shards.reduced_gradients import Hold
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import Named, Weights
@@ -20,6 +21,8 @@ from rpbench.ir.index import Index
 from rpbench.ir.moves import Moves, Transfer
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.visits import Visit
+
+HANDED_OVER = "weights from a peer"
 
 Copy = Callable[[torch.Tensor, int, str], torch.Tensor]
 """A tensor, a device and a lane -> its copy on the device (h2d, net) or from there on the host (d2h)."""
@@ -37,6 +40,7 @@ class DeviceWeights(Weights):
         counts, start: as in `Weights`.
         schedule: with LOAD:P and FREE:P.
         copy: brings a tensor to a device.
+        hold: told what has come to a device from another one, and gone again.
         pin: keep what is at home in memory that a GPU can read by itself.
     """
 
@@ -50,16 +54,18 @@ class DeviceWeights(Weights):
         schedule: Schedule,
         copy: Copy,
         *,
+        hold: Hold,
         pin: bool = False,
     ) -> None:
         super().__init__(workload, counts, start)
-        self._pin = pin
+        self._pin, self._hold = pin, hold
         if pin:
             self._frozen = [{name: tensor.pin_memory() for name, tensor in named.items()} for named in self._frozen]
             self._versions = {place: _pinned(named) for place, named in self._versions.items()}
         self._reader, self._layout, self._copy = reads, layout, copy
         self._index = Index(schedule)
-        transfers = Moves(self._index).transfers[Kind.LOAD, "P"]
+        moves = Moves(self._index)
+        self._handovers, transfers = moves.handovers, moves.transfers[Kind.LOAD, "P"]
         self._loads = {piece: transfer for transfer in transfers for piece in transfer.pieces}
         self._ends = {transfer.end: transfer for transfer in transfers}
         self._users = {
@@ -112,6 +118,9 @@ class DeviceWeights(Weights):
         modules = ranges[visit.stage]
         copies = self._copies.setdefault(transfer, {module: {} for module in modules})
         version = self._version(visit)
+        if number in self._handovers.origins:
+            self._take_over(number, copies, version)
+            return
         place = 0
         for module in modules:
             for name, tensor in self._loaded(module, version, visit.device).items():
@@ -119,6 +128,17 @@ class DeviceWeights(Weights):
                     copied = self._copy(tensor, visit.device, "h2d")
                     copies[module][name] = copied.requires_grad_(tensor.requires_grad)
                 place += 1
+
+    def _take_over(self, number: int, copies: dict[int, Named], version: int) -> None:
+        """Copy a stage from what another device has loaded, or from where it is at home."""
+        origin, device = self._handovers.origins[number], self._index.device(number)
+        for module in copies:
+            found = self._at_home(module, version) if origin is None else self._copies[origin][module]
+            for name, tensor in found.items():
+                local = self._handovers.is_local(number)
+                copied = tensor.detach().clone() if local else self._copy(tensor, device, "net")
+                copies[module][name] = copied.requires_grad_(tensor.requires_grad)
+        self._hold(device, HANDED_OVER, _num_bytes(copies))
 
     def _version(self, visit: Visit) -> int:
         """The version that a visit reads."""
@@ -138,7 +158,10 @@ class DeviceWeights(Weights):
 
     def free(self, number: int) -> None:
         """Let a device's copies go; whoever still reads them finds NaN."""
-        for named in self._copies.pop(self._ends[number]).values():
+        transfer = self._ends[number]
+        if transfer.pieces[0] in self._handovers.origins:
+            self._hold(transfer.visits[0].device, HANDED_OVER, -_num_bytes(self._copies[transfer]))
+        for named in self._copies.pop(transfer).values():
             for tensor in named.values():
                 if tensor.is_floating_point():
                     tensor.detach().fill_(torch.nan)
@@ -155,6 +178,10 @@ class DeviceWeights(Weights):
     def num_on_devices(self) -> int:
         """Transfers whose copies are on a device now."""
         return len(self._copies)
+
+
+def _num_bytes(copies: Mapping[int, Named]) -> int:
+    return sum(tensor.nbytes for named in copies.values() for tensor in named.values())
 
 
 def _pinned(named: Named) -> Named:

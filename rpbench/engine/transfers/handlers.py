@@ -72,7 +72,9 @@ class Transfers:
             window = self._index.shape.num_microbatches
             microbatches = sorted(microbatches_of(self._index, self._stores[number]))
             for version, own in groupby(microbatches, key=lambda microbatch: microbatch // window + 1):
-                self._gradients.store(action.stage, version, own, self._over_link(number))
+                self._gradients.store(
+                    action.stage, version, own, self._to_peer(action, number) or self._over_link(number)
+                )
 
     def _free(self, action: Action, number: int, gate: Gate) -> None:
         """Weights go; gradients and activations have gone with the action that took them."""
@@ -103,6 +105,15 @@ class Transfers:
     def _over_link(self, number: int) -> Callable[[torch.Tensor], torch.Tensor]:
         device, lane = self._index.device(number), self._lane(number)
         return lambda tensor: self._copy(tensor, device, lane)
+
+    def _to_peer(self, action: Action, number: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What hands a tensor to the device an action names; its own keeps it."""
+        peer = action.peer
+        if not isinstance(peer, int):
+            return None
+        if peer == self._index.device(number):
+            return lambda tensor: tensor
+        return lambda tensor: self._copy(tensor, peer, "net")
 
     def _lane(self, number: int) -> str:
         return self._index.lanes[self._index.lane_of[number]].name
