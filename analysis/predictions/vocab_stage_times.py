@@ -13,14 +13,13 @@ method (`vocab_orders`) with the times of every stage, and three things are adde
     transfers     a boundary tensor, and the all-reduce of an input gradient, over 240 GB/s (80 % of the NVLink of an
                   A100 one way, vendor) and 20 us. Assumed.
 
-The ends of an interval are assumptions: below, no gradient of the embedding and two thirds of the overhead; above, twice
-the gradient, half more overhead, and 2 % for stages whose times vary from microbatch to microbatch, which a barrier for
-each microbatch turns into waiting.
+The ends of an interval are assumptions: below, no gradient of the embedding and two thirds of the overhead; above,
+twice the gradient, half more overhead, and 2 % for stages whose times vary from microbatch to microbatch, which a
+barrier for each microbatch turns into waiting.
 
 Memory is that of the first rank: see `peak_bytes`.
 """
 
-import csv
 import sys
 from collections.abc import Sequence
 from statistics import fmean, median
@@ -41,9 +40,9 @@ VALUE_BYTES = 2  # fp16
 FORWARD_PART = 1 / 3  # of a pass S whose two halves stand apart: one product of three
 MIB = 2**20
 
-# Memory of the known runs (all in MiB): 16 bytes a parameter (fp16 weight and gradient, three fp32 values) explain their
-# differences by vocabulary to 0.1 %; 34 bytes a token and hidden value are Korthikanti et al. (arXiv 2205.05198) with
-# fused attention; the rest is fitted on the runs at 2,048 tokens: a constant, and what the optimizer's step needs for a
+# Memory of the known runs (all in MiB): 16 bytes a parameter (fp16 weight and gradient, three fp32 values) explain
+# their differences by vocabulary to 0.1 %; 34 bytes a token and hidden value are Korthikanti et al. (arXiv 2205.05198)
+# with fused attention. Fitted on the runs at 2,048 tokens: a constant; and what the optimizer's step needs for a
 # parameter in place of activations, which the run with the largest vocabulary alone shows.
 STATE_BYTES, STEP_BYTES = 16, 6.1
 LAYER_BYTES, CONSTANT_BYTES = 34, 176 * MIB
@@ -72,12 +71,14 @@ class Run(NamedTuple):
 
 def read_run(row: dict[str, str]) -> Run:
     """A run of a row of either file."""
-    times = [
-        tuple(float(time) for time in row[name].split())
-        for name in ("forward_us_per_stage", "backward_us_per_stage", "vocab_pass_us_per_stage")
-    ]
-    sizes = [int(row[name]) for name in ("num_microbatches", "hidden", "layers")]
-    return Run(row["id"], row["method"], int(row["vocab"]), int(row["seq"]), *times, *sizes)
+    forward, backward, head = (
+        tuple(float(time) for time in row[f"{name}_us_per_stage"].split())
+        for name in ("forward", "backward", "vocab_pass")
+    )
+    vocab, seq, num_microbatches, hidden, num_layers = (
+        int(row[name]) for name in ("vocab", "seq", "num_microbatches", "hidden", "layers")
+    )
+    return Run(row["id"], row["method"], vocab, seq, forward, backward, head, num_microbatches, hidden, num_layers)
 
 
 def known() -> dict[str, tuple[Run, float, float]]:
