@@ -168,7 +168,7 @@ def as_csv(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def read(name: str) -> list[Row]:
+def read(name: str, folder: Path = FOLDER) -> list[Row]:
     """A table as it was committed."""
-    with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as source:
+    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as source:
         return list(csv.DictReader(source))
