@@ -21,7 +21,9 @@ FITTED = (
     "host_bytes_per_s",
     "expert_pass_s",
     "collective_bytes_per_s",
-    "mask_bytes",
+    "kept_dispatch_bytes",
+    "matmul_efficiency",
+    "deepspeed_gradient_bytes",
     "tensor_logit_bytes",
 )
 _RANGE, _HALVINGS = 4.0, 12
@@ -44,8 +46,7 @@ def _corrections_of(model: Model, plain: Basis) -> dict[str, float]:
     counted = _parts(analytic_times(model, published_tokens_per_microbatch(published), plain), 1.0)
     found = {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
     if model.experts_total > 1:
-        for part in ("forward", "backward"):
-            del found[correction_name(published, part)]
+        del found[correction_name(published, "backward")]
         rate = plain["memory_bytes_per_s"] * plain["memory_efficiency"]
         name = "stacked_expert_bytes" if model.family == "gpt_oss" else "expert_bytes"
         found[name] = (measured["backward"] - counted["backward"]) * rate / model.layer_parameters

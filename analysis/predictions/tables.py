@@ -36,7 +36,6 @@ _MEMORY_CONSTANTS = (
     "tensor_logit_bytes",
     "megatron_state_bytes",
     "bucket_bytes",
-    "mask_bytes",
 )
 
 

@@ -31,8 +31,9 @@ def zero2_step(case: Case, basis: Basis) -> Terms:
     gradients = BYTES_PER_VALUE * case.model.trainable_parameters
     return {
         "computation": calls * compute_s(case, basis),
-        "expert loop": calls * waiting_s(case.model, case.microbatch_tokens, basis),
+        "expert loop": calls * waiting_s(case.model, basis),
         "gradients": calls * reduce_s(gradients, devices, basis),
+        "gradient copies": calls * _gradient_copies_s(case, basis),
         "weights": gather_s(gradients, devices, basis),
         "optimizer": _device_optimizer_s(case, basis),
     }
@@ -42,7 +43,7 @@ def fsdp_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step of FSDP; computation counts where the gathers do not hide it, and the reverse."""
     calls, devices = case.settings.num_calls, case.num_devices
     gathers = calls * 2 * gather_s(BYTES_PER_VALUE * case.model.total_parameters, devices, basis)
-    computation = calls * (compute_s(case, basis) + waiting_s(case.model, case.microbatch_tokens, basis))
+    computation = calls * (compute_s(case, basis) + waiting_s(case.model, basis))
     return {
         "computation": computation,
         "weights": max(0.0, gathers - computation),
@@ -59,9 +60,10 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
     gradients = BYTES_PER_VALUE * trained
     return {
         "computation": calls * compute_s(case, basis),
-        "expert loop": calls * waiting_s(case.model, case.microbatch_tokens, basis),
+        "expert loop": calls * waiting_s(case.model, basis),
         "weights": calls * 2 * gather_s(weights, devices, basis),
         "gradients": calls * gather_s(gradients, devices, basis),
+        "gradient copies": calls * _gradient_copies_s(case, basis),
         "copies": calls * host_copy_s((2 * weights + gradients) / devices, devices, basis),
         "adding gradients": calls * basis["host_accumulate_bytes"] * trained / basis["host_bytes_per_s"],
         "optimizer": basis["adam_bytes"] * trained / basis["host_bytes_per_s"],
@@ -72,6 +74,12 @@ def compute_s(case: Case, basis: Basis) -> float:
     """Seconds of one micro-step on one device, every layer recomputed."""
     times = analytic_times(case.model, case.microbatch_tokens, basis)
     return sum(times.forward) + sum(times.recompute) + sum(times.backward) + times.head_forward + times.head_backward
+
+
+def _gradient_copies_s(case: Case, basis: Basis) -> float:
+    """Seconds a device passes over all gradients of a micro-step on their way into DeepSpeed's buckets and out."""
+    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    return basis["deepspeed_gradient_bytes"] * case.model.trainable_parameters / rate
 
 
 def _device_optimizer_s(case: Case, basis: Basis) -> float:

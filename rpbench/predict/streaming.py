@@ -41,6 +41,7 @@ class _Visit:
     computed: list[int] = field(default_factory=list)  # last task of each microbatch
     handed: list[int] = field(default_factory=list)  # what the next job waits for
     stored: int = -1
+    routed: int = -1  # the experts of its last microbatch
 
 
 class _Builder:
@@ -108,10 +109,12 @@ class _Builder:
             self._weights(visit, 1)
         for mb in range(num):
             self._microbatch(visit, before, mb)
-            if coming is not None:
+            if coming is not None and not self.jobs.routed:
                 # the buffer is that of the visit before this one
                 freed = last.computed[-1] if last is not None and mb == 0 else -1
                 self._weights(coming, num, freed)
+        if coming is not None and self.jobs.routed:
+            self._weights(coming, 1, visit.routed)
         if visit.backward:
             visit.stored = self._lane(self.down, visit.device, Slot("gradients", visit.stage), visit.computed[-1])
 
@@ -131,12 +134,12 @@ class _Builder:
                 handed = self._lane(self.up, device, boundary, handed)
         weights = visit.weights[-1]
         if recomputes:
-            self._forward(visit, "R", short, kept, weights)
+            visit.routed = self._forward(visit, "R", short, kept, weights)
             done = self._compute(visit, Slot("B", stage, short), handed)
         elif visit.backward:
-            done = self._compute(visit, Slot("FB", stage, short), weights, handed)
+            done = visit.routed = self._compute(visit, Slot("FB", stage, short), weights, handed)
         else:
-            done = self._forward(visit, "F", short, weights, handed)
+            done = visit.routed = self._forward(visit, "F", short, weights, handed)
         visit.computed.append(done)
         self._hand_on(visit, done, mb, boundary)
 
