@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "score": score.text,
         "outcomes": lambda: outcomes.sealed_text() if options.sealed else outcomes.text(),
         "refit": refit.text,
-        "holdout": lambda: holdout.text(compare.throughput_cells()),
+        "holdout": lambda: holdout.text(compare.throughput_cells(*tables.PLATFORMS)),
         "misses": lambda: misses.text(compare.throughput_cells()),
     }
     print(texts[options.verb]())
@@ -35,7 +35,7 @@ def _write(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.all_tables().items():
         _save(folder, name, rows)
-    cells = compare.throughput_cells()
+    cells = compare.throughput_cells(*tables.PLATFORMS)
     _save(folder, "holdout", holdout.rows(cells))
     _save(folder, "misses", misses.rows(cells))
     return 0

@@ -98,9 +98,14 @@ def with_values(basis: Basis, values: dict[str, float]) -> Basis:
     return replace(basis, values={**basis.values, **values}, read=set())
 
 
-def throughput_cells() -> list[Cell]:
-    """Every cell of figure 10, in its order."""
-    return [Cell("throughput", system, model) for system in SYSTEMS for model in PUBLISHED_MODELS]
+def throughput_cells(*clusters: str) -> list[Cell]:
+    """Every cell of figure 10, in its order; of figures 10 and 12, if these machines are asked for."""
+    return [
+        Cell("throughput", system, model, cluster)
+        for cluster in clusters or (KNOWN,)
+        for system in SYSTEMS
+        for model in PUBLISHED_MODELS
+    ]
 
 
 def length_cells() -> list[Cell]:

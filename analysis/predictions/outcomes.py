@@ -17,6 +17,7 @@ from analysis.predictions.tables import FOLDER, Row, read
 from rpbench.cost.published import published_rows
 
 SEALED, SEALED_COMMIT = FOLDER / "sealed", "90b90aa"
+FOLDERS = (SEALED, FOLDER)
 
 DENSE = ("qwen3-1.7b", "llama-3.1-8b", "qwen3-32b")
 EXPERTS = ("gpt-oss-20b", "qwen3-235b-lora")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from math import copysign, sqrt
 
 from analysis.paper import PUBLISHED_MODELS
-from analysis.predictions.cases import model_of
+from analysis.predictions.cases import declared_basis, model_of
 from analysis.predictions.compare import Cell, cell_of, declared, log_error, with_values
 from rpbench.cost.analytic import PARTS, analytic_times, correction_name
 from rpbench.cost.basis import Basis
@@ -21,12 +21,16 @@ FITTED = (
     "host_bytes_per_s",
     "expert_pass_s",
     "collective_bytes_per_s",
-    "kept_dispatch_bytes",
-    "matmul_efficiency",
-    "deepspeed_gradient_bytes",
     "tensor_logit_bytes",
 )
-_RANGE, _HALVINGS = 4.0, 12
+# On the A800: its own figures, and constants of both machines that its cells tell.
+FITTED_THERE = (
+    "matmul_efficiency",
+    "host_bytes_per_s",
+    "deepspeed_gradient_bytes",
+    "kept_dispatch_bytes",
+)
+_RANGE, HALVINGS = 4.0, 12
 
 
 def corrections(basis: Basis) -> dict[str, float]:
@@ -58,7 +62,7 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
     return {part: value * unit_s for part, value in zip(PARTS, values, strict=True)}
 
 
-def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
+def fit(name: str, cells: Sequence[Cell], basis: Basis, halvings: int = HALVINGS) -> float:
     """The value of a constant at which the cells are met on average, the more sensitive ones counting for more, as in
     least squares; of lengths, which come in steps, all count alike, and the value is the middle of those that do.
 
@@ -81,16 +85,16 @@ def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
     def off(value: float) -> float:
         return sum(weight * error for weight, error in zip(weights, errors(value), strict=True))
 
-    edge = _edge(lambda value: off(value) > 0, declared_value, name)
+    edge = _edge(lambda value: off(value) > 0, declared_value, name, halvings)
     if smooth:
         return edge
-    return sqrt(edge * _edge(lambda value: off(value) >= 0, declared_value, name))
+    return sqrt(edge * _edge(lambda value: off(value) >= 0, declared_value, name, halvings))
 
 
-def _edge(is_above: Callable[[float], bool], around: float, name: str) -> float:
+def _edge(is_above: Callable[[float], bool], around: float, name: str, halvings: int) -> float:
     """Where a condition begins to hold."""
     low, high = around / _RANGE, around * _RANGE
-    for _ in range(_HALVINGS):
+    for _ in range(halvings):
         middle = sqrt(low * high)
         low, high = (low, middle) if is_above(middle) else (middle, high)
     if low == around / _RANGE or high == around * _RANGE:
@@ -107,14 +111,25 @@ def fitted(basis: Basis) -> dict[str, float]:
     return found
 
 
+def fitted_there(basis: Basis) -> dict[str, float]:
+    """Figures of another machine than the one whose layers were timed, each fitted on the cells it names."""
+    found: dict[str, float] = {}
+    for name in FITTED_THERE:
+        cells = [cell_of(key) for key in basis.declared[name].cells]
+        found[name] = fit(name, cells, with_values(basis, found))
+    return found
+
+
 def text() -> str:
     """Declared and refitted values, a constant a line."""
     basis = declared()
     lines = [f"{'constant':44s} {'declared':>12s} {'again':>12s}  origin and cells"]
-    for name, value in {**corrections(basis), **fitted(basis)}.items():
-        origin = basis.declared[name]
-        cells = ", ".join(origin.cells)
-        lines.append(f"{name:44s} {basis.values[name]:12.5g} {value:12.5g}  {origin.origin} {cells}")
+    other = declared_basis("8x_a800")
+    for found, of in (({**corrections(basis), **fitted(basis)}, basis), (fitted_there(other), other)):
+        for name, value in found.items():
+            origin = of.declared[name]
+            cells = ", ".join(origin.cells)
+            lines.append(f"{name:44s} {of.values[name]:12.5g} {value:12.5g}  {origin.origin} {cells}")
     lines.append("")
     lines += [
         f"{name:44s} {basis.values[name]:12.5g} {'':12s}  {origin.origin}: {origin.source}"

@@ -22,6 +22,7 @@ Memory is that of the first rank: see `peak_bytes`.
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -81,6 +82,7 @@ def read_run(row: dict[str, str]) -> Run:
     return Run(row["id"], row["method"], vocab, seq, forward, backward, head, num_microbatches, hidden, num_layers)
 
 
+@cache
 def known() -> dict[str, tuple[Run, float, float]]:
     """Runs with plain 1F1B with their iteration (ms) and peak (bytes), by id."""
     return {
@@ -89,6 +91,7 @@ def known() -> dict[str, tuple[Run, float, float]]:
     }
 
 
+@cache
 def simulated_ms(run: Run, embedding_us: float = 0.0) -> float:
     """Time of one step in the order of the run's method.
 
@@ -115,6 +118,7 @@ def _works(times: Any) -> tuple[Work, ...]:
     return tuple(map(Work, times))
 
 
+@cache
 def overhead_ms() -> float:
     """What a step of plain 1F1B takes beyond its simulated one: the median of the known runs."""
     return median(measured - simulated_ms(run) for run, measured, _ in known().values())
