@@ -32,7 +32,7 @@ from analysis.figures import (
     what_if,
 )
 from analysis.runs import MissingRuns
-from analysis.tables import causal, comparison, equivalence, plans, prediction_score, published_cells
+from analysis.tables import blind_round, causal, comparison, equivalence, plans, prediction_score, published_cells
 
 # Identity of an exhibit -> what makes it of the records; the order is that of the report.
 _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
@@ -72,6 +72,7 @@ _MAKERS: dict[str, Callable[[pd.DataFrame], Exhibit]] = {
     "figure14_predicted": predicted_curves.cost,
     "figure15_predicted": predicted_curves.scaling,
     "figure16_predicted": predicted_curves.seqlen,
+    "blind_round": blind_round.exhibit,
     "what_if": what_if.exhibit,
 }
 

@@ -8,22 +8,22 @@ mean of the others'. The RTX 4090 is no platform to leave out: all timings of la
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from math import exp, log
+from math import exp, inf, log
 from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple
 
 from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.cases import PLATFORMS, declared_basis, model_of
-from analysis.predictions.compare import KNOWN, Cell, declared, error, published_value, with_values
-from analysis.predictions.refit import fit
+from analysis.predictions.compare import KNOWN, Cell, declared, error, log_error, published_value, with_values
 from rpbench.cost.analytic import PARTS, correction_name
 from rpbench.cost.basis import Basis
 from rpbench.cost.hardware import NUMBERS
 
 A800 = "8x_a800"
-# Halvings of a fit's range: to 2 %, well below the errors that are looked for.
-HALVINGS = 7
+# A fit begins with two values this far either side, and takes so many steps of the secant, each at most so long (in
+# logarithms); a constant that moves no cell by this part of its own change is not told by them.
+STEP, SECANTS, MOST, LEAST = 1.15, 2, 1.0, 0.05
 _DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
 
 
@@ -96,11 +96,29 @@ def without(leaves_out: Callable[[Cell], bool], model: str = "") -> Left:
 
 @cache
 def _fitted(known: Known, kept: tuple[Cell, ...], values: tuple[tuple[str, float], ...]) -> float | None:
-    """A constant fitted on some cells with others set; None if no value near the declared one meets them."""
-    try:
-        return fit(known.name, kept, with_values(declared_basis(known.cluster), dict(values)), HALVINGS)
-    except ValueError:
+    """A constant fitted on some cells with others set; None if they hardly tell it.
+
+    Least squares of logarithmic errors, by the secant's rule: the errors are close to straight in the constant's
+    logarithm, so that two steps leave less than a hundredth.
+    """
+    basis = with_values(declared_basis(known.cluster), dict(values))
+
+    def errors(at: float) -> list[float]:
+        return [log_error(cell, with_values(basis, {known.name: exp(at)})) for cell in kept]
+
+    middle = log(basis.values[known.name])
+    points = [middle - log(STEP), middle + log(STEP)]
+    found = [errors(at) for at in points]
+    weights = [above - below for below, above in zip(*found, strict=True)]
+    if max(map(abs, weights)) < LEAST * 2 * log(STEP):
         return None
+    offs = [sum(weight * error for weight, error in zip(weights, each, strict=True)) for each in found]
+    for _ in range(SECANTS):
+        step = -offs[1] * (points[1] - points[0]) / (offs[1] - offs[0] or inf)
+        points = [points[1], points[1] + max(-MOST, min(MOST, step))]
+        again = errors(points[1])
+        offs = [offs[1], sum(weight * error for weight, error in zip(weights, again, strict=True))]
+    return exp(points[1])
 
 
 def _without_corrections(basis: Basis, model: str) -> Basis:

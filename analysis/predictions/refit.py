@@ -30,7 +30,7 @@ FITTED_THERE = (
     "deepspeed_gradient_bytes",
     "kept_dispatch_bytes",
 )
-_RANGE, HALVINGS = 4.0, 12
+_RANGE, _HALVINGS = 4.0, 12
 
 
 def corrections(basis: Basis) -> dict[str, float]:
@@ -62,7 +62,7 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
     return {part: value * unit_s for part, value in zip(PARTS, values, strict=True)}
 
 
-def fit(name: str, cells: Sequence[Cell], basis: Basis, halvings: int = HALVINGS) -> float:
+def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
     """The value of a constant at which the cells are met on average, the more sensitive ones counting for more, as in
     least squares; of lengths, which come in steps, all count alike, and the value is the middle of those that do.
 
@@ -85,16 +85,16 @@ def fit(name: str, cells: Sequence[Cell], basis: Basis, halvings: int = HALVINGS
     def off(value: float) -> float:
         return sum(weight * error for weight, error in zip(weights, errors(value), strict=True))
 
-    edge = _edge(lambda value: off(value) > 0, declared_value, name, halvings)
+    edge = _edge(lambda value: off(value) > 0, declared_value, name)
     if smooth:
         return edge
-    return sqrt(edge * _edge(lambda value: off(value) >= 0, declared_value, name, halvings))
+    return sqrt(edge * _edge(lambda value: off(value) >= 0, declared_value, name))
 
 
-def _edge(is_above: Callable[[float], bool], around: float, name: str, halvings: int) -> float:
+def _edge(is_above: Callable[[float], bool], around: float, name: str) -> float:
     """Where a condition begins to hold."""
     low, high = around / _RANGE, around * _RANGE
-    for _ in range(halvings):
+    for _ in range(_HALVINGS):
         middle = sqrt(low * high)
         low, high = (low, middle) if is_above(middle) else (middle, high)
     if low == around / _RANGE or high == around * _RANGE:

@@ -73,6 +73,7 @@ ALL = (
     "figure14_predicted",
     "figure15_predicted",
     "figure16_predicted",
+    "blind_round",
     "what_if",
     "atlas",
     "timelines",
@@ -113,6 +114,7 @@ TABLES = (
     "prediction_bars",
     "prediction_errors",
     "prediction_misses",
+    "blind_round",
 )
 
 

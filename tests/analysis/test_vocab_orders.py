@@ -59,7 +59,7 @@ def test_microbatches_in_flight_are_those_of_the_paper(method, most):
 
 
 def test_too_few_microbatches_are_refused():
-    with pytest.raises(ValueError, match="num_microbatches=4.*at least 8"):
+    with pytest.raises(ValueError, match=r"num_microbatches=4.*at least 8"):
         build_order("vocab", 4, 4, 1, 2)
     with pytest.raises(ValueError, match="one of vocab, synctwice, interlaced"):
         build_order("nobody", 4, 8, 1, 2)
