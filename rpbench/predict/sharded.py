@@ -7,6 +7,7 @@ Every device trains its own microbatches; a step is `num_calls` micro-steps. Psi
     ZeRO-Infinity  gathers the weights of every micro-step twice and scatters its gradients (3 Psi); fetches its
                    share of the weights from the host twice and adds its gradients there in fp32; Adam on the host;
                    all behind the computation
+    both           pass over every gradient of a micro-step on its way into a bucket and out
     FSDP           gathers the weights of every micro-step twice (2 Psi), beside the computation; scatters gradients
                    once a step
 

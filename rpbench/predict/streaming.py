@@ -1,10 +1,14 @@
 """The lanes of a streamed pipeline: jobs in order, and everything that moves for them, as tasks of `sim.shares`.
 
 A job is one stage run for all microbatches of a call, on one device; its weights come while the job before it on that
-device runs, in pieces that give way to activations, and its gradient goes home after it. All activations between jobs
-go through the host, and so does what a backward recomputes from. What moves is what `rpbench.ir.offload.stream` gives
-the schedule as data, and the times are the same within a few per cent (weights there keep their place in the lane);
-this form is for whole steps of large models in parts of a second. The host's lane is the released library's optimizer:
+device runs, in pieces that give way to activations, and its gradient goes home after it. Where layers ask the device
+for the tokens of their experts, nothing is issued ahead of it: the library launches a job once the one before it on
+that device has been issued, so that the weights of the next stage come behind the last experts of this one.
+
+All activations between jobs go through the host, and so does what a backward recomputes from. What moves is what
+`rpbench.ir.offload.stream` gives the schedule as data. The times are the same within a few per cent (weights there
+keep their place in the lane), at a fifth of the links' pace within 13: a test names the case that agrees least. This
+form is for whole steps of large models in parts of a second. The host's lane is the released library's optimizer:
 
     asynchronous   refresh (weights of the update before), convert the gradients as they arrive, Adam; the next step
                    waits for the refresh of each stage, and the refresh for the last upload of this step
