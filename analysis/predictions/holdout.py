@@ -1,26 +1,40 @@
 """Errors of cells that took no part in any fit: a whole model, system or platform is left out.
 
 For each constant that is fitted, all cells that inform it are known; leaving something out fits it on the others. Where
-nothing is left that tells it, it takes the value it had before any of its cells was seen (`PRIOR`), never the fitted
-one. A model's corrections, which are solved from the timings of its layers, are left out with the model: it takes the
-mean of the others'. The RTX 4090 is no platform to leave out: all timings of layers are of that machine.
+nothing is left that tells it, it takes the value it had before any of its cells was seen (`Known.prior`), never the
+fitted one, with the deviation that it had then. A model's corrections, which are solved from the timings of its layers,
+are left out with the model: it takes the mean of its like's. The RTX 4090 is no platform to leave out: all timings of
+layers are of that machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from math import exp, inf, log
-from statistics import fmean
+from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import NamedTuple
 
 from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.cases import PLATFORMS, declared_basis, model_of
-from analysis.predictions.compare import KNOWN, Cell, declared, error, log_error, published_value, with_values
+from analysis.predictions.compare import (
+    KNOWN,
+    Cell,
+    declared,
+    error,
+    log_error,
+    predicted,
+    published_value,
+    with_values,
+)
 from rpbench.cost.analytic import PARTS, correction_name
 from rpbench.cost.basis import Basis
+from rpbench.cost.declared import Declared
 from rpbench.cost.hardware import NUMBERS
 
 A800 = "8x_a800"
+# Deviation of a correction that a single other model tells.
+ALONE = 0.15
 # A fit begins with two values this far either side, and takes so many steps of the secant, each at most so long (in
 # logarithms); a constant that moves no cell by this part of its own change is not told by them.
 STEP, SECANTS, MOST, LEAST = 1.15, 2, 1.0, 0.05
@@ -28,12 +42,18 @@ _DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
 
 
 class Known(NamedTuple):
-    """A constant of a machine, the throughput cells that tell it, and its value before any of them was seen."""
+    """A constant of a machine, the throughput cells that tell it, and what was known before any of them was seen.
+
+    Args:
+        prior: its value then.
+        within: the deviation of that value.
+    """
 
     name: str
     cluster: str
     cells: tuple[Cell, ...]
     prior: float
+    within: float
 
 
 def _cells(system: str, models: Sequence[str], cluster: str) -> tuple[Cell, ...]:
@@ -44,12 +64,13 @@ def _cells(system: str, models: Sequence[str], cluster: str) -> tuple[Cell, ...]
 # timing of a 235B layer on one device leaves for an expert; NCCL through the host, measured by others at 2 to 3 GB/s;
 # 0.80 and 76 GB/s, as the sealed predictions had them; 20 bytes, which is what can be counted of a gradient's copies.
 KNOWN_BY: tuple[Known, ...] = (
-    Known("host_bytes_per_s", KNOWN, _cells("roundpipe-sync", _DENSE, KNOWN), 102e9),
+    Known("host_bytes_per_s", KNOWN, _cells("roundpipe-sync", _DENSE, KNOWN), 102e9, 0.4),
     Known(
         "expert_pass_s",
         KNOWN,
         (*_cells("roundpipe", ("qwen3_235b_lora",), KNOWN), *_cells("roundpipe", ("qwen3_235b_lora",), A800)),
         2.2e-4,
+        0.3,
     ),
     Known(
         "collective_bytes_per_s",
@@ -60,10 +81,11 @@ KNOWN_BY: tuple[Known, ...] = (
             for cell in _cells(system, tuple(PUBLISHED_MODELS), KNOWN)
         ),
         2.5e9,
+        0.2,
     ),
-    Known("matmul_efficiency", A800, _cells("roundpipe", _DENSE, A800), 0.80),
-    Known("host_bytes_per_s", A800, _cells("roundpipe-sync", _DENSE, A800), 76.26e9),
-    Known("deepspeed_gradient_bytes", A800, _cells("zero-2", ("qwen3_1p7b", "llama31_8b"), A800), 20.0),
+    Known("matmul_efficiency", A800, _cells("roundpipe", _DENSE, A800), 0.80, 0.06),
+    Known("host_bytes_per_s", A800, _cells("roundpipe-sync", _DENSE, A800), 76.26e9, 0.4),
+    Known("deepspeed_gradient_bytes", A800, _cells("zero-2", ("qwen3_1p7b", "llama31_8b"), A800), 20.0, 1.0),
 )
 
 
@@ -87,10 +109,9 @@ def without(leaves_out: Callable[[Cell], bool], model: str = "") -> Left:
         value = _fitted(known, kept, tuple(sorted(bases[known.cluster].values.items()))) if kept else None
         if value is None:
             untold.append(f"{known.name} ({known.cluster})")
-            value = known.prior
-        shared = known.name not in NUMBERS
-        for cluster in bases if shared else (known.cluster,):
-            bases[cluster] = with_values(bases[cluster], {known.name: value})
+        for cluster in (known.cluster,) if known.name in NUMBERS else tuple(bases):
+            basis = with_values(bases[cluster], {known.name: known.prior if value is None else value})
+            bases[cluster] = _less_sure(basis, {known.name: known.within}) if value is None else basis
     return Left(MappingProxyType(bases), tuple(untold))
 
 
@@ -122,18 +143,32 @@ def _fitted(known: Known, kept: tuple[Cell, ...], values: tuple[tuple[str, float
 
 
 def _without_corrections(basis: Basis, model: str) -> Basis:
-    """A model's corrections replaced by the geometric mean of the others' of the same part."""
+    """A model's corrections replaced by the geometric mean of its like's: models with experts, or without.
+
+    They are then as sure as these agree, or as `ALONE` where there is a single one.
+    """
     if not model:
         return basis
-    own = model_of(model).published_name or ""
-    found = {}
+    own = model_of(model)
+    like = [model_of(other) for other in PUBLISHED_MODELS if other != model]
+    like = [other for other in like if (other.experts_total > 1) == (own.experts_total > 1)]
+    found, within = {}, {}
     for part in PARTS:
-        name = correction_name(own, part)
-        names = (correction_name(other, part) for other in PUBLISHED_MODELS.values() if other != own)
-        others = [basis.values[other] for other in names if other in basis.values]
+        name = correction_name(own.published_name or "", part)
+        names = (correction_name(other.published_name or "", part) for other in like)
+        others = [log(basis.values[other]) for other in names if other in basis.values]
         if name in basis.values:
-            found[name] = exp(fmean(map(log, others)))
-    return with_values(basis, found)
+            found[name], within[name] = exp(fmean(others)), stdev(others) if len(others) > 1 else ALONE
+    return _less_sure(with_values(basis, found), within)
+
+
+def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
+    """The same constants with other deviations; what was fitted is assumed."""
+    changed = {
+        name: Declared("assumed", f"left out: {basis.declared[name].source}", deviation)
+        for name, deviation in within.items()
+    }
+    return replace(basis, declared={**basis.declared, **changed})
 
 
 @cache
@@ -147,15 +182,31 @@ def held_out(constant: str, model: str) -> float:
     return off
 
 
-def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> tuple[dict[Cell, float], tuple[str, ...]]:
+class Held(NamedTuple):
+    """A cell that was left out: predicted over published less 1, and the interval's ends over what was predicted."""
+
+    error: float
+    low: float
+    high: float
+
+
+def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> tuple[dict[Cell, Held], tuple[str, ...]]:
     """Errors of the cells of one model, system or platform, everything fitted without them, and what took its prior.
 
     Args:
         axis: `model`, `system` or `cluster`.
     """
     left = without(lambda cell: getattr(cell, axis) == name, name if axis == "model" else "")
-    own = [cell for cell in cells if getattr(cell, axis) == name]
-    return {cell: off for cell in own if (off := error(cell, left.bases[cell.cluster])) is not None}, left.untold
+    found = {}
+    for cell in cells:
+        _, known = published_value(cell)
+        if getattr(cell, axis) != name or known is None:
+            continue
+        said = predicted(cell, left.bases[cell.cluster], with_interval=True)
+        if said.tokens_per_s and said.low and said.high:
+            ends = said.low / said.tokens_per_s, said.high / said.tokens_per_s
+            found[cell] = Held(said.tokens_per_s / known - 1, *ends)
+    return found, left.untold
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
@@ -166,7 +217,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
             if (axis, name) == ("cluster", KNOWN):
                 continue
             errors, untold = errors_without(axis, name, cells)
-            for cell, off in errors.items():
+            for cell, held in errors.items():
                 found.append(
                     {
                         "held_out": "platform" if axis == "cluster" else axis,
@@ -174,7 +225,9 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
                         "system": cell.system,
                         "model": cell.model,
                         "platform": PLATFORMS[cell.cluster],
-                        "error": f"{off:.4f}",
+                        "error": f"{held.error:.4f}",
+                        "low_ratio": f"{held.low:.4f}",
+                        "high_ratio": f"{held.high:.4f}",
                         "kept_constants": ", ".join(untold),
                     }
                 )

@@ -187,14 +187,9 @@ def held_out_coverage(axis: str = "") -> tuple[int, int]:
     Args:
         axis: `model`, `system` or `platform`; all of them if empty.
     """
-    rows = {(row["system"], row["platform"], row["model"]): row for row in read("throughput")}
     inside, held_rows = 0, [row for row in read("holdout") if axis in ("", row["held_out"])]
     for held in held_rows:
-        row = rows[held["system"], held["platform"], PUBLISHED_MODELS[held["model"]]]
-        if not row["tokens_per_s"]:  # a wrong verdict: nothing was predicted
-            continue
-        widths = (float(row[f"tokens_per_s_{end}"]) / float(row["tokens_per_s"]) for end in ("low", "high"))
-        low, high = ((1 + float(held["error"])) * width for width in widths)
+        low, high = ((1 + float(held["error"])) * float(held[f"{end}_ratio"]) for end in ("low", "high"))
         inside += low <= 1 <= high
     return inside, len(held_rows)
 

@@ -72,9 +72,12 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
 
 
 def compute_s(case: Case, basis: Basis) -> float:
-    """Seconds of one micro-step on one device, every layer recomputed."""
+    """Seconds of one micro-step on one device, every layer recomputed, the loss in eager fp32 passes over all logits."""
     times = analytic_times(case.model, case.microbatch_tokens, basis)
-    return sum(times.forward) + sum(times.recompute) + sum(times.backward) + times.head_forward + times.head_backward
+    layers = sum(times.forward) + sum(times.recompute) + sum(times.backward)
+    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    loss = basis["eager_loss_bytes"] * case.microbatch_tokens * case.model.vocab / rate
+    return layers + times.head_forward + times.head_backward + loss
 
 
 def _gradient_copies_s(case: Case, basis: Basis) -> float:

@@ -6,7 +6,7 @@ from math import prod
 import pytest
 
 from analysis.predictions import compare, holdout, misses, refit, score, tables
-from analysis.predictions.cases import case_of, cells, declared_basis, model_of
+from analysis.predictions.cases import case_of, cells, declared_basis
 from analysis.predictions.compare import Cell, declared, published_value
 from rpbench.predict import predict
 from rpbench.predict.lengths import longest_sequence
@@ -144,12 +144,15 @@ def test_what_is_left_out_of_a_fit_leaves_no_trace(monkeypatch):
 
 def test_corrections_are_left_out_with_their_model(monkeypatch):
     monkeypatch.setattr(holdout, "KNOWN_BY", ())
-    left = holdout.without(lambda cell: False, "gpt_oss_20b").bases[compare.KNOWN]
-    others = ("qwen3_1p7b", "llama_3p1_8b", "qwen3_32b", "qwen3_235b_lora")
-    mean = prod(declared().values[f"{other}_forward_correction"] for other in others) ** (1 / 4)
-    assert left["gpt_oss_20b_forward_correction"] == pytest.approx(mean)
+    left = holdout.without(lambda cell: False, "llama31_8b").bases[compare.KNOWN]
+    own, others = "llama_3p1_8b_forward_correction", ("qwen3_1p7b", "qwen3_32b")
+    mean = prod(declared()[f"{other}_forward_correction"] for other in others) ** (1 / 2)
+    assert left[own] == pytest.approx(mean)
+    assert left.declared[own].origin == "assumed"
+    assert left.declared[own].within > 3 * declared().declared[own].within
     assert left["qwen3_32b_forward_correction"] == declared()["qwen3_32b_forward_correction"]
-    assert model_of("gpt_oss_20b").published_name == "gpt-oss-20b"
+    alone = holdout.without(lambda cell: False, "gpt_oss_20b").bases[compare.KNOWN]
+    assert alone["gpt_oss_20b_forward_correction"] == declared()["qwen3_235b_lora_forward_correction"]
 
 
 def test_every_system_is_held_out_on_both_machines_and_a_platform_on_its_own():
