@@ -72,7 +72,7 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
 
 
 def compute_s(case: Case, basis: Basis) -> float:
-    """Seconds of one micro-step on one device, every layer recomputed, the loss in eager fp32 passes over all logits."""
+    """Seconds of one micro-step on one device: every layer recomputed, eager passes over all logits in fp32."""
     times = analytic_times(case.model, case.microbatch_tokens, basis)
     layers = sum(times.forward) + sum(times.recompute) + sum(times.backward)
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
