@@ -27,7 +27,15 @@ from analysis.exhibits.figures import (
     uneven_head,
     what_if,
 )
-from analysis.exhibits.tables import causal, comparison, equivalence, plans, prediction_score, published_cells
+from analysis.exhibits.tables import (
+    blind_round,
+    causal,
+    comparison,
+    equivalence,
+    plans,
+    prediction_score,
+    published_cells,
+)
 from analysis.records.experiments import Experiments, MissingRuns
 
 # Identity of an exhibit -> what makes it of the records; the order is that of the report.
@@ -68,6 +76,7 @@ _MAKERS: dict[str, Callable[[Experiments], Exhibit]] = {
     "figure14_predicted": predicted_curves.cost,
     "figure15_predicted": predicted_curves.scaling,
     "figure16_predicted": predicted_curves.seqlen,
+    "blind_round": blind_round.exhibit,
     "what_if": what_if.exhibit,
     "atlas": atlas.exhibit,
     "timelines": timelines.exhibit,

@@ -36,7 +36,6 @@ _MEMORY_CONSTANTS = (
     "tensor_logit_bytes",
     "megatron_state_bytes",
     "bucket_bytes",
-    "mask_bytes",
 )
 
 
@@ -175,7 +174,7 @@ def as_csv(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def read(name: str) -> list[Row]:
+def read(name: str, folder: Path = FOLDER) -> list[Row]:
     """A table as it was committed."""
-    with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as source:
+    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as source:
         return list(csv.DictReader(source))

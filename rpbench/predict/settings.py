@@ -81,6 +81,20 @@ def published_settings(system: str, platform: str | None, model: str | None, mem
     return probe(system)
 
 
+def length_microbatches(model: str | None, memory_bytes: float) -> int:
+    """Microbatches of one sequence in RoundPipe's longest run of a model; 1 where there was none.
+
+    Args:
+        memory_bytes: of a device, to choose a platform.
+    """
+    place = _LARGE if memory_bytes >= _LARGE_MEMORY_BYTES else _SMALL
+    wanted = ("max_seq_len", "roundpipe", place, model)
+    rows = published_rows("run_settings.csv")
+    keys = ("experiment", "system", "platform", "model")
+    found = (int(row["microbatches_per_call"]) for row in rows if tuple(row[key] for key in keys) == wanted)
+    return next(found, 1)
+
+
 def probe(system: str) -> Settings:
     """The smallest run: one sequence a device, as the artifact tries what may not fit."""
     pipeline = system in ("megatron-pp", "megatron-tp")

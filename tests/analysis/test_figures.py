@@ -74,6 +74,7 @@ ALL = (
     "figure14_predicted",
     "figure15_predicted",
     "figure16_predicted",
+    "blind_round",
     "what_if",
     "atlas",
     "timelines",
@@ -114,6 +115,7 @@ TABLES = (
     "prediction_bars",
     "prediction_errors",
     "prediction_misses",
+    "blind_round",
 )
 
 

@@ -1,7 +1,7 @@
 """Figures 14 to 16 predicted: cost of a billion tokens, 1 to 8 devices, 512 to 65,536 tokens a sequence.
 
-Figures 15 and 16 lay measurements beside the predictions from `analysis/published/scaling.csv` and
-`seqlen_sensitivity.csv`, once such a table is there, in the form and with the names of the predicted ones.
+Measurements are laid beside the predictions from `analysis/published/`: `cost_efficiency.csv`, `scaling.csv` and
+`seqlen_sensitivity.csv`.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ def _measured(name: str, system: str = "roundpipe") -> pd.DataFrame:
 def cost(_: pd.DataFrame) -> Exhibit:
     """RoundPipe and the best other system on either machine, in US dollars for a billion tokens."""
     data = _frame("cost_efficiency", ("usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high"))
-    rows = cheapest(data)
+    rows, known = cheapest(data), _published_costs()
     cells = [
         (
             label(style.model_name(row.model_key)),
@@ -51,10 +51,11 @@ def cost(_: pd.DataFrame) -> Exhibit:
             theirs(row.usd_per_1e9_tokens, ",.2f", _source("cost_efficiency", row)),
             theirs(row.usd_per_1e9_tokens_low, ",.2f", _source("cost_efficiency", row)),
             theirs(row.usd_per_1e9_tokens_high, ",.2f", _source("cost_efficiency", row)),
+            theirs(known.get((row.platform, row.model, row.system)), ",.2f", "analysis/published/cost_efficiency.csv"),
         )
         for row in rows.itertuples()
     ]
-    columns = ("model", "machine", "system", "US dollars for 1e9 tokens", "low", "high")
+    columns = ("model", "machine", "system", "US dollars for 1e9 tokens", "low", "high", "published")
     return Exhibit(
         id="figure14_predicted",
         title="Figure 14: cost of a billion tokens, predicted",
@@ -62,11 +63,17 @@ def cost(_: pd.DataFrame) -> Exhibit:
             "Rent of the machine over predicted throughput, RoundPipe and the cheapest other system on each; Mobius, "
             f"whose settings are not public, is left out. {cost_answer(rows)}"
         ),
-        evidence=("predicted",),
+        evidence=("predicted", "published"),
         command=COMMAND,
         draw=partial(draw_cost, rows),
         table=table(columns, cells),
     )
+
+
+def _published_costs() -> dict[tuple[str, str, str], float]:
+    """US dollars for 1e9 tokens by machine, model and system, where they are published."""
+    rows = published("cost_efficiency").dropna(subset="usd_per_billion_tokens")
+    return {(row.platform, row.model, row.system_used): row.usd_per_billion_tokens for row in rows.itertuples()}
 
 
 def cheapest(data: pd.DataFrame) -> pd.DataFrame:
@@ -130,9 +137,10 @@ def scaling(_: pd.DataFrame) -> Exhibit:
         id="figure15_predicted",
         title="Figure 15: RoundPipe on 1 to 8 devices, predicted",
         caption=(
-            f"Tokens/s with the batch of the eight-device run. Dashed: eight times one device. {scaling_answer(data)}"
+            "Tokens/s with the batch of the eight-device run. Dashed: eight times one device. Stars: measured. "
+            f"{scaling_answer(data)}"
         ),
-        evidence=("predicted",),
+        evidence=("predicted", "published"),
         command=COMMAND,
         draw=partial(draw_scaling, data),
         table=_rates(data, "num_gpus", "devices", "scaling"),
@@ -199,7 +207,7 @@ def seqlen(_: pd.DataFrame) -> Exhibit:
             f"falls to {last / first:.0%}: attention grows with the length, and from 16,384 tokens on a microbatch "
             "holds one sequence."
         ),
-        evidence=("predicted",),
+        evidence=("predicted", "published"),
         command=COMMAND,
         draw=partial(draw_seqlen, data),
         table=_rates(data, "seq_len_tokens", "tokens a sequence", "seqlen_sensitivity"),
@@ -227,6 +235,7 @@ def draw_seqlen(data: pd.DataFrame) -> Figure:
 
 
 def _rates(data: pd.DataFrame, x: str, heading: str, name: str) -> Table:
+    known = {(row.platform, row.model, getattr(row, x)): row.tokens_per_s for row in _measured(name).itertuples()}
     rows = [
         (
             label(f"{_PLATFORMS[row.platform].removeprefix('8 ')}, {row.model}, {getattr(row, x):,}"),
@@ -234,10 +243,11 @@ def _rates(data: pd.DataFrame, x: str, heading: str, name: str) -> Table:
             theirs(row.tokens_per_s, ",.0f", _source(name, row)),
             theirs(row.tokens_per_s_low, ",.0f", _source(name, row)),
             theirs(row.tokens_per_s_high, ",.0f", _source(name, row)),
+            theirs(known.get((row.platform, row.model, getattr(row, x))), ",.0f", f"analysis/published/{name}.csv"),
         )
         for row in data.itertuples()
     ]
-    return table(("run", heading, "tokens/s, predicted", "low", "high"), rows)
+    return table(("run", heading, "tokens/s, predicted", "low", "high", "published"), rows)
 
 
 def _source(name: str, row: object) -> str:

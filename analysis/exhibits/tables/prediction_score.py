@@ -57,9 +57,9 @@ def errors(_: pd.DataFrame) -> Exhibit:
         id="prediction_errors",
         title="Predictions: bias, coverage, and errors with a model or a system left out",
         caption=(
-            f"{inside} of {total} published throughputs lie inside the intervals, which are meant to hold nine of ten; "
-            f"of the errors with a model or a system left out of every fit, {outside_fits} of {all_held} do. Left out: "
-            "largest error of the cells left out. The A800 takes part in no fit."
+            f"In-sample, {inside} of {total} published throughputs of the 4090 lie inside the intervals, which are "
+            "meant to hold nine of ten; out-of-sample, of the errors with a model, a system or the A800 left out of "
+            f"every fit, {outside_fits} of {all_held} do. Left out: largest error of the cells left out."
         ),
         evidence=("predicted", "published"),
         command="python -m analysis.predictions holdout",
