@@ -51,7 +51,7 @@ def cross_platform() -> list[Row]:
 
 
 def _that_ran(cluster: str, case: Case) -> Row:
-    """A row of a run that its settings say was made: where our count of memory says no, the pace is predicted anyway."""
+    """A row of a run that was made, as its settings say: where our count of memory says no, its pace all the same."""
     found = predict(case)
     row = _throughput_row(cluster, found)
     if found.status == "ok":
