@@ -67,10 +67,10 @@ class Program:
     @cached_property
     def meets(self) -> dict[int, tuple[int, ...]]:
         """Action -> all shares of what it is a share of, itself included: they wait for one another half-way."""
-        shares: dict[Action, list[int]] = {}
+        shares: dict[tuple[Kind, int, int | None], list[int]] = {}
         for number, action in enumerate(self.actions if self.schedule.shape.tensor_parallel else ()):
             if action.kind in _MEETING:
-                shares.setdefault(action._replace(part=0), []).append(number)
+                shares.setdefault((action.kind, action.stage, action.microbatch), []).append(number)
         return {number: tuple(found) for found in shares.values() for number in found}
 
     @property
@@ -108,6 +108,7 @@ def make_program(
     more = [*_group_edges(program.index, step_groups), *_kept_edges(program.index, recomputed_from or {})]
     for number, producer in more:
         waits[number].append(Edge(producer, False, False))
+    _check_meetings(program)
     if more or program.meets:
         _check_order(program)
     return program
@@ -154,6 +155,15 @@ def _new(index: Index, number: int, producers: Iterable[int]) -> Iterator[tuple[
     """The producers that the order of the action's lane does not put before it anyway."""
     earlier = range(index.lanes[index.lane_of[number]].start, number)
     return ((number, producer) for producer in producers if producer not in earlier)
+
+
+def _check_meetings(program: Program) -> None:
+    """Raise unless every device comes to every meeting: those that do would wait for ever."""
+    num_ranks = program.schedule.shape.num_ranks
+    for number, shares in program.meets.items():
+        if len(shares) != num_ranks:
+            rule = f"{program.actions[number]} meets the shares of {num_ranks} devices, and {len(shares)} come to it"
+            raise broken(program.schedule, rule, shares, way_out="let all devices run it in one piece, or all in two")
 
 
 def _check_order(program: Program) -> None:

@@ -41,6 +41,7 @@ from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.saved_inputs import keeping_stage
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.models.shards import held_parameters
@@ -125,6 +126,7 @@ class Training:
         _check_recompute(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(workload.tied))
         self.layout = layout_of(partition, workload.num_head_shares)
+        _check_stored(schedule, self.layout, self.settings.recompute_grain)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
         self.schedule = gather_steps(schedule) if self.step_groups else schedule
         self.reads = Reads(self.schedule, self._num_stale())
@@ -399,6 +401,21 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
     """Object -> the stages of which it is loaded, or stored."""
     moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
     return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
+
+
+def _check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
+    """Refuse a STORE:A of inputs that several forwards keep, as they may where every layer's is kept."""
+    if grain == "stage" or not schedule.shape.separate_cuts:
+        return
+    for action in (action for _, _, row in schedule.items() for action in row):
+        if (action.kind, action.object) == (Kind.STORE, "A"):
+            keeper = layout.forward[keeping_stage(schedule, action.stage)]
+            apart = [module for module in layout.backward[action.stage] if module not in keeper]
+            if apart:
+                raise ValueError(
+                    f"recompute_grain=layer: {action} is of what several forward stages keep (modules "
+                    f"{list(layout.backward[action.stage])}, of which {apart} are another's); use recompute_grain=stage"
+                )
 
 
 def _check_recompute(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:

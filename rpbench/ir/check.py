@@ -7,15 +7,17 @@ the rows around it with the action marked, and a way out where there is one.
 from collections.abc import Sequence
 from operator import itemgetter
 
-from rpbench.ir.action import HEAD, Action, Kind
+from rpbench.ir.action import HEAD, Action, Kind, parts_of
 from rpbench.ir.communication import check_communication, check_pair_order
 from rpbench.ir.deadlock import execution_rounds
 from rpbench.ir.dependencies import window
 from rpbench.ir.excerpt import broken
+from rpbench.ir.fields import check_fields
 from rpbench.ir.index import Index
 from rpbench.ir.placement import check_placement
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.versions import Versions, replay_in
+from rpbench.ir.versions_by_lane import check_settled
 
 
 def check(
@@ -54,6 +56,7 @@ def checked_index(schedule: Schedule, *, rendezvous: bool = False) -> Index:
     """
     _check_size(schedule)
     index = Index(schedule)  # indices in range, nothing twice
+    check_fields(index)
     check_complete(index)
     check_placement(index)
     check_overlaps(index)
@@ -72,6 +75,7 @@ def checked_versions(index: Index, rounds: Sequence[int], max_versions: int | No
     """
     versions = replay_in(index, rounds)
     check_versions(index, versions, max_versions)
+    check_settled(index.schedule, versions)
     return versions
 
 
@@ -81,15 +85,16 @@ def checked_versions(index: Index, rounds: Sequence[int], max_versions: int | No
 def _check_size(schedule: Schedule) -> None:
     """Refuse a shape far larger than the rows before tables of its size are laid out."""
     shape = schedule.shape
-    forwards = shape.num_stages * shape.total_microbatches * shape.num_parts
-    if schedule.num_actions >= forwards:
-        return
-    present = sum(len(action.sub) or 1 for _, _, row in schedule.items() for action in row)
-    if present < forwards:
-        raise ScheduleError(
-            f"the rows hold {present} actions, too few to run {shape.total_microbatches} microbatches "
-            f"through {shape.num_stages} stages ({forwards} forwards): add the missing, or change the sizes"
-        )
+    for stages, name in ((shape.num_stages, "forward"), (shape.num_backward_stages, "backward")):
+        needed = stages * shape.total_microbatches * shape.num_parts
+        if schedule.num_actions >= needed:
+            continue
+        present = sum(len(action.sub) or 1 for _, _, row in schedule.items() for action in row)
+        if present < needed:
+            raise ScheduleError(
+                f"the rows hold {present} actions, too few to run {shape.total_microbatches} microbatches "
+                f"through {stages} {name} stages ({needed} {name}s): add the missing, or change the sizes"
+            )
 
 
 def check_complete(index: Index) -> None:
@@ -217,12 +222,13 @@ def _check_window(index: Index, stage: int, version: int) -> None:
 
 def check_versions(index: Index, versions: Versions, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
-    written = map(itemgetter(4), index.actions)
-    for number in [number for number, version in enumerate(written) if version is not None]:
-        action, read = index.actions[number], versions.read[number]
-        if read is not None and action.version != read:
-            rule = f"{action} reads version {read} here, by policy {index.schedule.policy.value}"
-            raise broken(index.schedule, rule, [number], way_out=f"write @{read}, or take another policy")
+    written = map(itemgetter(4, 7), index.actions)
+    for number in [number for number, (version, sub) in enumerate(written) if version is not None or sub]:
+        for part in parts_of(index.actions[number]):
+            read = versions.of(number, part)
+            if read is not None and part.version not in (None, read):
+                rule = f"{part} reads version {read} here, by policy {index.schedule.policy.value}"
+                raise broken(index.schedule, rule, [number], way_out=f"write @{read}, or take another policy")
     if max_versions is not None and versions.max_live > max_versions:
         stage = versions.live.index(versions.max_live)
         step = index.steps.get((stage, versions.max_live - 1))  # with it that many versions are out

@@ -272,4 +272,8 @@ def _stage_ranges(shape: Shape) -> dict[Kind, range]:
     ranges.update(dict.fromkeys((Kind.B, Kind.I, Kind.W, Kind.R), range(backward - shape.fused)))
     ranges.update(dict.fromkeys(HEAD, range(shape.num_head_shards)))
     ranges[Kind.FB] = range(backward - 1, backward) if shape.fused else range(0)
+    if shape.tensor_parallel:  # a backward recomputes by itself, where devices meet
+        ranges[Kind.R] = range(0)
+    else:
+        ranges.update(dict.fromkeys(SUMS, range(0)))
     return ranges

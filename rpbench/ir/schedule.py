@@ -65,6 +65,13 @@ class Shape:
             raise ValueError(
                 f"num_parts={self.num_parts}: every matrix has one share on each of {self.num_ranks} ranks"
             )
+        if (self.tensor_parallel or self.num_head_shards) and self.separate_cuts:
+            raise ValueError("layers or a head in shares: stages are the same both ways, not cut apart or fused")
+        if self.num_head_shards and (self.num_parts > 1 or self.num_stages < self.num_head_shards):
+            raise ValueError(
+                f"num_head_shards={self.num_head_shards}: sequences are whole (num_parts={self.num_parts}) and share d "
+                f"is stepped with stage d of {self.num_stages}"
+            )
 
     @property
     def separate_cuts(self) -> bool:

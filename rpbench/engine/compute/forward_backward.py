@@ -45,7 +45,7 @@ class Passes:
 
     Attributes:
         losses: microbatch -> its share of its step's mean loss.
-        read: number of an action -> the version its weights had.
+        read: (number, plain action) -> the version its weights had; an OVERLAP's number has several.
         recompute_head: run the head again in backward, because its weights leave the device in between.
     """
 
@@ -63,7 +63,7 @@ class Passes:
     ) -> None:
         self._adjustments = adjustments
         self.losses: dict[int, float] = {}
-        self.read: dict[int, int] = {}
+        self.read: dict[tuple[int, Action], int] = {}
         self.recompute_head = False
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
         self._scaler = scaler
@@ -250,7 +250,7 @@ class Passes:
 
     def _at(self, action: Action, number: int) -> tuple[Segment, int]:
         """Segment and version of an action, the latter noted."""
-        version = self.read[number] = self._reads.version(action, number)
+        version = self.read[number, action] = self._reads.version(action, number)
         return _segment_of(action), version
 
     def _input(self, stage: int, segment: Segment) -> torch.Tensor:

@@ -8,6 +8,7 @@ what they reduce together, a microbatch of each. A microbatch stands twice in a 
 the head: the share's gradient comes first, that of the stage it is updated with later.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -36,7 +37,22 @@ def gradient_groups(schedule: Schedule) -> dict[tuple[int, int], Groups]:
             found[place] = list(sums[0].values())
         else:
             found[place] = [tuple(own for microbatches in one.values() for own in microbatches) for one in sums]
-    return {place: tuple(sorted(groups, key=min)) for place, groups in found.items()}
+    return {place: tuple(sorted(_distinct(place, groups), key=min)) for place, groups in found.items()}
+
+
+def _distinct(place: tuple[int, int], groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The groups of a stage and version; each microbatch is in one of them, with all of its parts.
+
+    Raises:
+        ValueError: if parts of a microbatch are added up apart.
+    """
+    several = [microbatch for microbatch, number in Counter(mb for own in groups for mb in set(own)).items() if number > 1]
+    if several:
+        raise ValueError(
+            f"the gradient of stage {place[0]} for microbatch {several[0]} is made in parts that are added up apart: its "
+            "segments, or the head's, have to be on one device and leave it together; store gradients once a step"
+        )
+    return groups
 
 
 def _stored(schedule: Schedule) -> dict[tuple[int, int], list[tuple[int, ...]]]:

@@ -141,7 +141,8 @@ class DeviceWeights(Weights):
         for named in self._copies.pop(self._ends[number]).values():
             for tensor in named.values():
                 if tensor.is_floating_point():
-                    tensor.detach().fill_(torch.nan)
+                    # Unseen by autograd: a W that is put off has the graph of its I, and reads no weight any more.
+                    tensor.data.fill_(torch.nan)
 
     def leaves_between(self, stage: int) -> bool:
         """Whether a stage's weights leave the device between its forward and its backward."""

@@ -19,13 +19,16 @@ class Reads:
     def __init__(self, schedule: Schedule, num_stale: int = 0) -> None:
         self.schedule, self.num_stale = schedule, num_stale
         self.has_steps = any(action.kind is Kind.STEP for _, _, row in schedule.items() for action in row)
-        self._replayed = replay(schedule).read if self.has_steps else ()
+        self._replayed = replay(schedule) if self.has_steps else None
 
     def version(self, action: Action, number: int) -> int:
         """The version that a compute action reads; the number is its place in the schedule."""
         assert action.microbatch is not None
         fixed = self.fixed(action.microbatch)
-        found = self._replayed[number] if fixed is None else fixed
+        if fixed is not None:
+            return fixed
+        assert self._replayed is not None
+        found = self._replayed.of(number, action)
         assert found is not None
         return found
 
