@@ -130,7 +130,11 @@ def _edges(graph: Graph, late: list[bool]) -> list[list[Edge]]:
 
 
 def _group_edges(index: Index, groups: StepGroups) -> Iterator[tuple[int, int]]:
-    """(STEP, gradient) pairs of a group, of different stages, and what brings those gradients to their STEP."""
+    """(STEP, gradient) pairs of a group, of different stages, and what brings those gradients to their STEP.
+
+    What a group shares - a norm, a weight - is made anew for every version, so all of its STEPs to a version come
+    before any to the next.
+    """
     brought: dict[int, list[int]] = defaultdict(list)
     for producer, consumer in transfer_edges(index) if groups else ():
         brought[consumer].append(producer)
@@ -138,7 +142,8 @@ def _group_edges(index: Index, groups: StepGroups) -> Iterator[tuple[int, int]]:
         for (stage, version), step in index.steps.items():
             for other in group if stage in group else ():
                 if other != stage:
-                    needed = [*index.gradients(other, version), *brought[index.steps[other, version]]]
+                    before = [index.steps[other, version - 1]] if version > 1 else []
+                    needed = [*index.gradients(other, version), *brought[index.steps[other, version]], *before]
                     yield from _new(index, step, needed)
 
 

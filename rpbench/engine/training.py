@@ -17,7 +17,7 @@ from rpbench.engine.compute.forward_backward import Passes
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.stage import GRAINS, Grain, Stages
 from rpbench.engine.executor import Gate, Handler
-from rpbench.engine.layout import layout_of
+from rpbench.engine.layout import Layout, layout_of
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.shards import cut_head, cut_layers
 from rpbench.engine.shards.reduced_gradients import ReducedWindow

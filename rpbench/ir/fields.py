@@ -1,19 +1,18 @@
 """Fields: which object, version and peer an action of a kind may name, and what may run together.
 
-    version   STEP and what moves O: the one the step makes; what computes, and LOAD:P and UNSHARD: the one that is read
-    object    LOAD of P, O and A; STORE of G, O and A; FREE of P, G, O and A: nothing else is ever moved
-    peer      SEND and RECV: the rank at the other end; STORE:A and LOAD:A: the rank that holds them, or a word for the
-              host; other LOADs and STOREs: such a word
-    OVERLAP   holds computations: what changes or moves weights stands in a place of its own
+version   STEP and what moves O: the one the step makes; what computes, LOAD:P and UNSHARD: the one that is read
+object    LOAD of P, O and A; STORE of G, O and A; FREE of P, G, O and A: nothing else is ever moved
+peer      SEND and RECV: the rank at the other end; STORE:A and LOAD:A: the rank that holds them; any LOAD and
+          STORE: the host
+OVERLAP   holds computations: what changes or moves weights stands in a place of its own
 """
 
 from collections.abc import Iterator
 from operator import itemgetter
 
-from rpbench.ir.action import COMPUTE, RECV, SEND, Action, Kind, parts_of
+from rpbench.ir.action import COMPUTE, RECV, SEND, Action, Kind
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.schedule import ScheduleError
 
 _MOVED = {Kind.LOAD: "POA", Kind.STORE: "GOA", Kind.FREE: "PGOA"}
 _NAMES = itemgetter(0, 4, 5, 6, 7)  # kind, version, object, peer and what an OVERLAP holds
@@ -47,6 +46,8 @@ def _rules(index: Index, names: tuple) -> Iterator[str]:
         yield f"a {kind.name} moves {', '.join(_MOVED[kind])}"
     if version is not None and not _reads_or_makes(kind, what):
         yield "it names a version, but neither reads weights nor makes them"
+    if version is not None and version > index.shape.num_steps:
+        yield f"version {version}: there are {index.shape.num_steps} steps"
     if peer is not None:
         yield from _peer_rules(index, kind, what, peer)
 

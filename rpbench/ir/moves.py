@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from rpbench.ir.action import COMPUTE, MOVES, SUMS, Kind, parts_of
+from rpbench.ir.action import MOVES, SUMS, Kind
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
@@ -136,7 +136,7 @@ class Moves:
             for (what, _, _), numbers in self._numbers.items():
                 if what == arrive and numbers:
                     rule = f"{index.actions[numbers[0]]}: policy {index.schedule.policy.value} reads what is newest"
-                    way_out = f"which version is brought is known with {', '.join(known.value for known in STEPS_BEHIND)}"
+                    way_out = f"what is brought must be known: {', '.join(known.value for known in STEPS_BEHIND)}"
                     raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
 
     def _check_serves(self, pieces: Sequence[int], visits: Sequence[Visit]) -> None:
@@ -145,7 +145,7 @@ class Moves:
         first = visits[0]
         for visit in visits[1:]:
             if index.shape.separate_cuts and visit.backward != first.backward:
-                rule = f"{index.actions[pieces[0]]} serves stage {visit.stage} both ways, which holds other layers backward"
+                rule = f"{index.actions[pieces[0]]} serves stage {visit.stage} both ways, whose layers differ"
                 raise broken(index.schedule, rule, [pieces[0], visit.first], way_out="bring weights to every visit")
             if index.steps and self._version(visit) != self._version(first):
                 rule = (
@@ -156,8 +156,8 @@ class Moves:
 
     def _version(self, visit: Visit) -> int:
         """The version that a visit reads, by its step."""
-        found = version_read(self.index.schedule.policy, self.index.shape, visit.step * self.index.shape.num_microbatches)
-        return found or 0
+        shape = self.index.shape
+        return version_read(self.index.schedule.policy, shape, visit.step * shape.num_microbatches) or 0
 
     def _match_ends(
         self,

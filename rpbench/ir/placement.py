@@ -7,7 +7,6 @@ from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import ScheduleError, Weights
 
-
 _SHARED = (COMPUTE | SUMS) - {Kind.OVERLAP}  # kinds of which every device runs its share
 _kind_and_part = itemgetter(0, 3)
 
@@ -79,19 +78,23 @@ def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, .
 def _check_shares(index: Index) -> None:
     """A device works on its own share of every matrix: the part of its number."""
     for lane in index.lanes:
-        row = index.actions[lane.start : lane.stop]
-        wrong = {(kind, part) for kind, part in set(map(_kind_and_part, row)) if kind in _SHARED and part != lane.device}
-        if wrong:
-            number = next(n for n in range(lane.start, lane.stop) if _kind_and_part(index.actions[n]) in wrong)
-            rule = f"{index.actions[number]} is of share {index.actions[number].part}, which rank {lane.device} does not have"
+        found = set(map(_kind_and_part, index.actions[lane.start : lane.stop]))
+        if any(kind in _SHARED and part != lane.device for kind, part in found):
+            numbers = range(lane.start, lane.stop)
+            number = next(n for n in numbers if _is_elsewhere(index.actions[n], lane.device))
+            rule = f"{index.actions[number]} is of share {index.actions[number].part}, which is on another rank"
             raise broken(index.schedule, rule, [number])
+
+
+def _is_elsewhere(action: Action, device: int) -> bool:
+    return action.kind in _SHARED and action.part != device
 
 
 def _check_streamed(index: Index) -> None:
     """What stays on a device keeps the weights there as well."""
     if index.shape.num_segments > 1 or index.shape.num_head_shards:
         what = "keys and values of segments" if index.shape.num_segments > 1 else "shares of the head"
-        raise ScheduleError(f"weights=streamed: {what} stay on their devices, and so does what works on them; use bound")
+        raise ScheduleError(f"weights=streamed: {what} stay on their devices, and so does their stage; use bound")
 
 
 def _check_bound(index: Index) -> None:

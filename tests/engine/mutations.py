@@ -176,7 +176,7 @@ def _to_lane(text: Text, rng: random.Random) -> None:
     """Move a token to another lane of its device, which may be a new one."""
     row, place = rng.choice(text.places())
     head, tokens = text.rows[row]
-    device, _, lane = head.partition("/")
+    device, _, _ = head.partition("/")
     other = f"{device}/{rng.choice(LANES)}"
     found = next((tokens for head, tokens in text.rows if head == other), None)
     if found is None:

@@ -46,11 +46,13 @@ def _distinct(place: tuple[int, int], groups: list[tuple[int, ...]]) -> list[tup
     Raises:
         ValueError: if parts of a microbatch are added up apart.
     """
-    several = [microbatch for microbatch, number in Counter(mb for own in groups for mb in set(own)).items() if number > 1]
-    if several:
+    num_groups = Counter(microbatch for own in groups for microbatch in set(own))
+    apart = next((microbatch for microbatch, number in num_groups.items() if number > 1), None)
+    if apart is not None:
         raise ValueError(
-            f"the gradient of stage {place[0]} for microbatch {several[0]} is made in parts that are added up apart: its "
-            "segments, or the head's, have to be on one device and leave it together; store gradients once a step"
+            f"the gradient of stage {place[0]} for microbatch {apart} is made in parts that are added up apart: those "
+            "of its segments, or of the head, are to be on one device and to leave it together; store gradients once "
+            "a step"
         )
     return groups
 

@@ -45,8 +45,8 @@ def reductions_of(schedule: Schedule) -> dict[tuple[int, int], list[Reduction]]:
     for (stage, version), sums in found.items():
         if any(one.keys() != sums[0].keys() for one in sums):
             raise ValueError(
-                f"replicas reduce the gradient of stage {stage} for version {version} unequally often: a sum takes a part "
-                f"of each; device {min(sums[0])} does so {len(sums)} times"
+                f"replicas reduce the gradient of stage {stage} for version {version} unequally often: a sum takes a "
+                f"part of each; device {min(sums[0])} does so {len(sums)} times"
             )
     return {place: [_ordered(one, several=len(sums) > 1) for one in sums] for place, sums in found.items()}
 
