@@ -24,10 +24,8 @@ import numpy.typing as npt
 from rpbench.cost.sizes import ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
-from rpbench.ir.index import Index
-from rpbench.ir.moved_objects import cargo_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.visits import visits_of
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 
@@ -156,9 +154,8 @@ class _Shares:
     """Which part of every stage is on a device: for good, and at each moment."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._index = Index(schedule)
-        self.moves = self._index.moves
-        self._visits = visits_of(self._index)
+        analysis = Analysis(schedule)
+        self._index, self.moves, self._visits = analysis.index, analysis.moves, analysis.visits
         self.on_host = {  # stage -> whether the host updates it
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
             for number in self._index.steps.values()
@@ -167,7 +164,7 @@ class _Shares:
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
         self._arrivals = {  # number -> the part of its stage's weights that it brings for a while
             number: cargo.share
-            for number, cargo in cargo_of(self._index).items()
+            for number, cargo in analysis.cargo.items()
             if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
         }
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import GRADIENT, Index, Lane
-from rpbench.ir.moves import transfer_edges
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import late_edges
@@ -56,9 +56,9 @@ class Program:
     def schedule(self) -> Schedule:
         return self.graph.schedule
 
-    @cached_property
+    @property
     def index(self) -> Index:
-        return Index(self.schedule)
+        return self.graph.analysis.index
 
     @property
     def actions(self) -> list[Action]:
@@ -84,7 +84,7 @@ class Program:
 
 
 def make_program(
-    schedule: Schedule,
+    schedule: Schedule | Analysis,
     costs: CostTable,
     *,
     step_groups: StepGroups = (),
@@ -105,7 +105,7 @@ def make_program(
     graph = build_graph(schedule)
     waits = _edges(graph, late_edges(graph, costs).tolist())
     program = Program(graph, waits)
-    more = [*_group_edges(program.index, step_groups), *_kept_edges(program.index, recomputed_from or {})]
+    more = [*_group_edges(graph.analysis, step_groups), *_kept_edges(program.index, recomputed_from or {})]
     for number, producer in more:
         waits[number].append(Edge(producer, False, False))
     _check_meetings(program)
@@ -129,14 +129,14 @@ def _edges(graph: Graph, late: list[bool]) -> list[list[Edge]]:
 # --- edges the simulator does not have ------------------------------------------------------------------------
 
 
-def _group_edges(index: Index, groups: StepGroups) -> Iterator[tuple[int, int]]:
+def _group_edges(analysis: Analysis, groups: StepGroups) -> Iterator[tuple[int, int]]:
     """(STEP, gradient) pairs of a group, of different stages, and what brings those gradients to their STEP.
 
     What a group shares - a norm, a weight - is made anew for every version, so all of its STEPs to a version come
     before any to the next.
     """
-    brought: dict[int, list[int]] = defaultdict(list)
-    for producer, consumer in transfer_edges(index) if groups else ():
+    index, brought = analysis.index, defaultdict[int, list[int]](list)
+    for producer, consumer in analysis.transfer_edges if groups else ():
         brought[consumer].append(producer)
     for group in groups:
         for (stage, version), step in index.steps.items():

@@ -44,7 +44,7 @@ def verified(training: Training) -> dict[str, Any]:
         updates=training.reads.has_steps,
         reads=reads,
         compensation=compensation,
-        delays=Delays(schedule) if compensation.is_needed else None,
+        delays=Delays(training.analysis) if compensation.is_needed else None,
         start=training.start,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]

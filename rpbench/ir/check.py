@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.communication import check_communication, check_pair_order
 from rpbench.ir.deadlock import execution_rounds
 from rpbench.ir.dependencies import window
@@ -16,12 +17,12 @@ from rpbench.ir.fields import check_fields
 from rpbench.ir.index import Index
 from rpbench.ir.placement import check_placement
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
-from rpbench.ir.versions import Versions, replay_in
+from rpbench.ir.versions import Versions
 from rpbench.ir.versions_by_lane import check_settled
 
 
 def check(
-    schedule: Schedule,
+    schedule: Schedule | Analysis,
     *,
     rendezvous: bool = False,
     max_in_flight: int | Sequence[int] | None = None,
@@ -41,21 +42,25 @@ def check(
     Raises:
         ScheduleError: eight lines at most.
     """
-    index = checked_index(schedule, rendezvous=rendezvous)
-    rounds = execution_rounds(index, rendezvous=rendezvous)
+    analysis = checked_actions(schedule, rendezvous=rendezvous)
+    if rendezvous:
+        execution_rounds(analysis.index, analysis.producers, rendezvous=True)
+    _ = analysis.rounds  # or no rank can move
     if max_in_flight is not None:
-        check_in_flight(index, max_in_flight)
-    return checked_versions(index, rounds, max_versions)
+        check_in_flight(analysis.index, max_in_flight)
+    check_versions(analysis, max_versions)
+    return analysis.versions
 
 
-def checked_index(schedule: Schedule, *, rendezvous: bool = False) -> Index:
-    """The index of a schedule that passes every check but those of the order in which its lanes run.
+def checked_actions(schedule: Schedule | Analysis, *, rendezvous: bool = False) -> Analysis:
+    """The analysis of a schedule that passes every check but those of the order in which its lanes run.
 
     Raises:
         ScheduleError: as `check`.
     """
-    _check_size(schedule)
-    index = Index(schedule)  # indices in range, nothing twice
+    analysis = analysed(schedule)
+    _check_size(analysis.schedule)
+    index = analysis.index  # indices in range, nothing twice
     check_fields(index)
     check_complete(index)
     check_placement(index)
@@ -64,19 +69,7 @@ def checked_index(schedule: Schedule, *, rendezvous: bool = False) -> Index:
     if rendezvous:
         check_pair_order(index)
     check_windows(index)
-    return index
-
-
-def checked_versions(index: Index, rounds: Sequence[int], max_versions: int | None = None) -> Versions:
-    """The versions read where actions run in these rounds (`rpbench.ir.deadlock.execution_rounds`).
-
-    Raises:
-        ScheduleError: as `check`.
-    """
-    versions = replay_in(index, rounds)
-    check_versions(index, versions, max_versions)
-    check_settled(index.schedule, versions)
-    return versions
+    return analysis
 
 
 # --- complete -----------------------------------------------------------------------------------------------
@@ -220,8 +213,9 @@ def _check_window(index: Index, stage: int, version: int) -> None:
         raise broken(index.schedule, rule, [early, step])
 
 
-def check_versions(index: Index, versions: Versions, max_versions: int | None = None) -> None:
+def check_versions(analysis: Analysis, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
+    index, versions = analysis.index, analysis.versions
     written = map(itemgetter(4, 7), index.actions)
     for number in [number for number, (version, sub) in enumerate(written) if version is not None or sub]:
         for part in parts_of(index.actions[number]):
@@ -234,3 +228,4 @@ def check_versions(index: Index, versions: Versions, max_versions: int | None = 
         step = index.steps.get((stage, versions.max_live - 1))  # with it that many versions are out
         rule = f"stage {stage} keeps {versions.max_live} weight versions at one time, {max_versions} may be"
         raise broken(index.schedule, rule, [] if step is None else [step])
+    check_settled(index.schedule, versions)

@@ -6,15 +6,12 @@ last. Everything that walks a whole schedule (checks, replay, lowering) works on
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rpbench.ir.action import HEAD, RECV, SEND, SUMS, Action, Kind
 from rpbench.ir.dependencies import names_versions, needs, stages_updated, version_read, window
 from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
-
-if TYPE_CHECKING:
-    from rpbench.ir.moves import Moves
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
@@ -143,13 +140,6 @@ class Index:
         return broken(self.schedule, f"{action} stands twice; an action runs once", sorted({first, second}))
 
     # --- what actions wait for ---
-
-    @cached_property
-    def moves(self) -> "Moves":
-        """Its transfers, matched with what they serve; checks, costs and lowering all ask for them."""
-        from rpbench.ir.moves import Moves  # which works on an index
-
-        return Moves(self)
 
     @cached_property
     def producers(self) -> list[tuple[int, ...]]:

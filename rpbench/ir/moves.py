@@ -28,7 +28,7 @@ from rpbench.ir.index import Index
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.saved_inputs import What, activation_edges
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.visits import Visit, served, visits_of
+from rpbench.ir.visits import Visit, served
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
 CARRIERS = TRANSFERS | SUMS  # kinds that go over a link whenever they stand in a schedule
@@ -62,7 +62,7 @@ def has_transfers(schedule: Schedule) -> bool:
 
 
 class Moves:
-    """The transfers of a schedule, matched with what they serve.
+    """The transfers of a schedule, matched with what they serve: the visits of every device.
 
     Attributes:
         edges: (producer, consumer) by number, for the whole schedule.
@@ -74,7 +74,7 @@ class Moves:
         ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, visits_of_devices: Iterable[Iterable[Visit]]) -> None:
         self.index = index
         self.edges: list[tuple[int, int]] = []
         self.transfers: dict[What, list[Transfer]] = defaultdict(list)
@@ -82,8 +82,8 @@ class Moves:
         self.sources: dict[int, dict[int, Transfer]] = {}
         self._visits: dict[tuple[int, int], list[Visit]] = defaultdict(list)  # (device, stage)
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
-        for device in visits_of(index):
-            for visit in device:
+        for visits in visits_of_devices:
+            for visit in visits:
                 self._visits[visit.device, visit.stage].append(visit)
         for number, action in enumerate(index.actions):
             if action.kind in TRANSFERS:
@@ -343,9 +343,12 @@ class Moves:
                 self.edges.append((number, step) if what[0] is Kind.LOAD else (step, number))
 
 
-def all_producers(index: Index) -> list[tuple[int, ...]]:
-    """`Index.producers`, and what transfers add to it."""
-    edges = transfer_edges(index)
+def all_producers(index: Index, edges: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """`Index.producers`, and what transfers add to it.
+
+    Args:
+        edges: (producer, consumer), those of `Moves`.
+    """
     if not edges:
         return index.producers
     found = [list(producers) for producers in index.producers]
@@ -354,11 +357,6 @@ def all_producers(index: Index) -> list[tuple[int, ...]]:
         if producer not in range(lane.start, consumer):
             found[consumer].append(producer)
     return [tuple(producers) for producers in found]
-
-
-def transfer_edges(index: Index) -> list[tuple[int, int]]:
-    """(producer, consumer) of every dependency that transfers add; none for a schedule without."""
-    return index.moves.edges if has_transfers(index.schedule) else []
 
 
 def _name(what: What) -> str:

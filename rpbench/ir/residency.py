@@ -5,9 +5,8 @@ Where a transfer is still under way when the next forward begins, its device hol
 """
 
 from rpbench.ir.action import COMPUTE, Kind, parts_of
-from rpbench.ir.deadlock import execution_order
-from rpbench.ir.index import Index
-from rpbench.ir.moves import all_producers
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.deadlock import in_rounds
 from rpbench.ir.schedule import Schedule
 
 _TAKE = frozenset({Kind.F, Kind.FB})
@@ -21,20 +20,17 @@ def moves_activations(schedule: Schedule) -> bool:
     return any(action.kind is Kind.STORE and action.object == "A" for _, _, row in schedule.items() for action in row)
 
 
-def peak_resident(schedule: Schedule, index: Index | None = None) -> list[int]:
+def peak_resident(analysis: Analysis) -> list[int]:
     """The most stage activations each device holds at once, its partners' included.
 
     A forward and a LOAD:A take room as they begin; a backward makes room as it ends, and so does the FREE:A behind a
     STORE:A. A partner named as peer holds them from the STORE:A to the LOAD:A.
 
-    Args:
-        index: of this schedule, if there is one already.
-
     Raises:
         ScheduleError: if the schedule cannot run.
     """
-    index = index or Index(schedule)
-    starts, ends = _slots(index)
+    index, num_ranks = analysis.index, analysis.schedule.shape.num_ranks
+    starts, ends = _slots(analysis)
     changes: list[tuple[int, int, int]] = []  # slot, change, device: what is let go in a slot makes room for others
     for number, action in enumerate(index.actions):
         begin, end, device = starts[number], ends[number], index.device(number)
@@ -51,19 +47,19 @@ def peak_resident(schedule: Schedule, index: Index | None = None) -> list[int]:
                 changes.append((begin, 1, device))
             if isinstance(action.peer, int):
                 changes.append((begin, 1 if action.kind is Kind.STORE else -1, action.peer))
-    held, most = [0] * schedule.shape.num_ranks, [0] * schedule.shape.num_ranks
+    held, most = [0] * num_ranks, [0] * num_ranks
     for _, change, device in sorted(changes):
         held[device] += change
         most[device] = max(most[device], held[device])
     return most
 
 
-def _slots(index: Index) -> tuple[list[int], list[int]]:
+def _slots(analysis: Analysis) -> tuple[list[int], list[int]]:
     """When each action begins and ends, if every computation takes a slot and nothing else takes time."""
+    index = analysis.index
     starts, ends = [0] * len(index.actions), [0] * len(index.actions)
-    producers = all_producers(index)
-    for number in execution_order(index):
-        before = producers[number]
+    for number in in_rounds(analysis.rounds):
+        before = analysis.producers[number]
         lane = index.lanes[index.lane_of[number]]
         free = ends[number - 1] if number > lane.start else 0
         starts[number] = max([free, *(ends[producer] for producer in before)])

@@ -141,8 +141,8 @@ class Schedule:
                 f"{len(self.rows)} rows for {self.shape.num_ranks} ranks: a schedule has one row per rank"
             )
 
-    @property
-    def lanes(self) -> tuple[dict[str, Row], ...]:
+    @cached_property
+    def lanes(self) -> tuple[Mapping[str, Row], ...]:
         """`lanes[device][lane]` is the tuple of actions of that lane."""
         return tuple(dict(row) for row in self.rows)
 
@@ -164,6 +164,13 @@ class Schedule:
     def kinds(self) -> frozenset[Kind]:
         """The kinds of its actions; OVERLAP stands for what it holds."""
         return frozenset(kind for _, _, row in self.items() for kind in set(map(itemgetter(0), row)))
+
+    @cached_property
+    def plain_kinds(self) -> frozenset[Kind]:
+        """The same, with those of what OVERLAPs hold."""
+        if Kind.OVERLAP not in self.kinds:
+            return self.kinds
+        return self.kinds | {part.kind for _, _, row in self.items() for action in row for part in action.sub}
 
     def with_partition(self, partition: Partition) -> "Schedule":
         """The same order with the layers behind its stages; the stage counts must agree."""

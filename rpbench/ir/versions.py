@@ -6,7 +6,7 @@ from itertools import chain, product, repeat
 from operator import sub
 
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
-from rpbench.ir.deadlock import execution_rounds, in_rounds
+from rpbench.ir.deadlock import in_rounds
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
@@ -65,30 +65,15 @@ class Versions:
         return max(self.live)
 
 
-def replay(schedule: Schedule) -> Versions:
-    """The versions a schedule's actions read, found by running it.
-
-    Actions run in rounds, one of each lane that can move. Under policies that read what is newest, and with
-    steps on a lane of their own, real durations may give other versions. Without STEP actions nothing is
-    published and one version is kept; what is read follows from the policy's table where that is a function
-    of the step, and is version 0 elsewhere.
-
-    Raises:
-        ScheduleError: if the schedule cannot run, reads a version before it is published, or pairs a policy
-            that reads what is newest with separate forward and backward cuts.
-    """
-    if Kind.STEP not in schedule.kinds:
-        return _implied(schedule)
-    index = Index(schedule)
-    return replay_in(index, execution_rounds(index))
-
-
 def replay_in(index: Index, rounds: Sequence[int]) -> Versions:
-    """`replay` for the rounds in which the actions can run."""
-    return _Replay(index).run(in_rounds(rounds)) if index.steps else _implied(index.schedule)
+    """The versions read by a schedule with steps, where its actions run in these rounds, one of each lane that can.
+
+    Under policies that read what is newest, and with steps on a lane of their own, real durations may give others.
+    """
+    return _Replay(index).run(in_rounds(rounds))
 
 
-def _implied(schedule: Schedule) -> Versions:
+def implied_versions(schedule: Schedule) -> Versions:
     """The versions of a schedule without steps, from the policy's table."""
     shape, behind = schedule.shape, STEPS_BEHIND.get(schedule.policy)
     windows = [microbatch // shape.num_microbatches for microbatch in range(shape.total_microbatches)]

@@ -76,7 +76,7 @@ def _judged(text: str, rng: random.Random) -> Verdict:
         return Verdict("refused", str(error))
     measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=False)
     if moves_activations(schedule):
-        peak_resident(schedule)
+        peak_resident(graph.analysis)
     execute(program, training.handlers, ShuffledBackend(rng.randrange(2**30)))
     found = verified(training)
     same = found["grad_max_abs_diff"] == found["weight_max_abs_diff"] == 0.0 and found["versions_as_reference"]

@@ -7,16 +7,17 @@ reader, so nothing is left when a schedule is done.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from rpbench.engine.compute.head_shards import HeadShares
-from rpbench.engine.compute.segments import Segments
+from rpbench.engine.compute.segment_backward import segment_backward
+from rpbench.engine.compute.segments import Segment, Segments
 from rpbench.engine.compute.stage import (
     Grain,
     Graph,
     Rest,
-    Segment,
     Stages,
     backward,
     input_gradient,
@@ -137,7 +138,8 @@ class Passes:
         self._release(modules, version)
 
     def backward(self, action: Action, number: int, gate: Gate) -> None:
-        differentiate = backward if self._segments.num_parts == 1 else self._segments.backward
+        whole = self._segments.num_parts == 1
+        differentiate = backward if whole else partial(segment_backward, self._segments)
         gradients = self._go_back(action, number, gate, differentiate)
         self._hand_over(action.stage, _segment_of(action), gradients)
 

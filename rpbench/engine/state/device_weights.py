@@ -16,9 +16,8 @@ from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind, parts_of
-from rpbench.ir.index import Index
-from rpbench.ir.moves import Moves, Transfer
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.moves import Transfer
 from rpbench.ir.visits import Visit
 
 Copy = Callable[[torch.Tensor, int, str], torch.Tensor]
@@ -35,7 +34,7 @@ class DeviceWeights(Weights):
 
     Args:
         counts, start: as in `Weights`.
-        schedule: with LOAD:P and FREE:P.
+        analysis: of a schedule with LOAD:P and FREE:P.
         copy: brings a tensor to a device.
         pin: keep what is at home in memory that a GPU can read by itself.
     """
@@ -47,7 +46,7 @@ class DeviceWeights(Weights):
         start: Mapping[int, Tensors] | None,
         reads: Reads,
         layout: Layout,
-        schedule: Schedule,
+        analysis: Analysis,
         copy: Copy,
         *,
         pin: bool = False,
@@ -58,8 +57,8 @@ class DeviceWeights(Weights):
             self._frozen = [{name: tensor.pin_memory() for name, tensor in named.items()} for named in self._frozen]
             self._versions = {place: _pinned(named) for place, named in self._versions.items()}
         self._reader, self._layout, self._copy = reads, layout, copy
-        self._index = Index(schedule)
-        transfers = Moves(self._index).transfers[Kind.LOAD, "P"]
+        self._index, self._moves = analysis.index, analysis.moves
+        transfers = self._moves.transfers[Kind.LOAD, "P"]
         self._loads = {piece: transfer for transfer in transfers for piece in transfer.pieces}
         self._ends = {transfer.end: transfer for transfer in transfers}
         self._users = {
