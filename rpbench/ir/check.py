@@ -216,8 +216,11 @@ def _check_window(index: Index, stage: int, version: int) -> None:
 def check_versions(analysis: Analysis, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
     index, versions = analysis.index, analysis.versions
-    written = map(itemgetter(4, 7), index.actions)
-    for number in [number for number, (version, sub) in enumerate(written) if version is not None or sub]:
+    written = enumerate(map(itemgetter(4), index.actions))
+    named = [number for number, version in written if version is not None]
+    if Kind.OVERLAP in index.schedule.kinds:
+        named += [number for number, action in enumerate(index.actions) if action.sub]
+    for number in named:
         for part in parts_of(index.actions[number]):
             read = versions.of(number, part)
             if read is not None and part.version not in (None, read):
