@@ -23,8 +23,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.deadlock import execution_rounds
-from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape
 from rpbench.passes.checkpointing import checkpoint, prepose
@@ -79,7 +77,7 @@ def _steps(row: Row, num_steps: int) -> Iterator[Row]:
 def _check_runs(made: Schedule, base: str, preposed: int) -> None:
     if preposed:
         try:
-            execution_rounds(Index(made))
+            _ = Analysis(made).rounds
         except ScheduleError:
             raise ValueError(
                 f"schedule.preposed={preposed}: the rows of {base} then wait for each other; take fewer, such as 0"

@@ -29,10 +29,10 @@ import numpy.typing as npt
 from rpbench.cost import replicas
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
 from rpbench.ir.residency import moves_activations, resident_levels
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.versions import replay
 from rpbench.passes.lower import add_steps
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
@@ -216,7 +216,7 @@ class Footprint:
 def _levels(schedule: Schedule) -> list[Ints]:
     """For each device, microbatches of each stage that it holds, each combination once, (moments, stages)."""
     if moves_activations(schedule):
-        return [np.array(sorted(levels), np.int64) for levels in resident_levels(schedule)]
+        return [np.array(sorted(levels), np.int64) for levels in resident_levels(Analysis(schedule))]
     return [_moments(schedule.compute(device), schedule.shape.num_stages) for device in range(schedule.shape.num_ranks)]
 
 
@@ -235,7 +235,7 @@ def _kept_versions(schedule: Schedule) -> Sequence[int]:
     """The most versions of its weights that each stage keeps at a time, itself or under its policy."""
     if schedule.policy not in _STASHING:
         return (1,) * schedule.shape.num_backward_stages
-    return replay(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).live
+    return Analysis(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).versions.live
 
 
 class Visit(NamedTuple):

@@ -27,10 +27,8 @@ import numpy.typing as npt
 from rpbench.cost.sizes import ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
-from rpbench.ir.index import Index
-from rpbench.ir.moved_objects import cargo_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.visits import visits_of
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 
@@ -161,12 +159,10 @@ class _Shares:
     """Which part of every stage is on a device: for good, and at each moment."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._index = Index(schedule)
-        self.moves = self._index.moves
-        self.homes = (
-            self.moves.handovers.homes
-        )  # stage -> the device that keeps it, where it goes from device to device
-        self._visits = visits_of(self._index)
+        analysis = Analysis(schedule)
+        self._index, self.moves, self._visits = analysis.index, analysis.moves, analysis.visits
+        # stage -> the device that keeps it, where it goes from device to device
+        self.homes = self.moves.handovers.homes
         self.on_host = {  # stage -> whether the host updates it
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
             for number in self._index.steps.values()
@@ -175,7 +171,7 @@ class _Shares:
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
         self._arrivals = {  # number -> the part of its stage's weights that it brings for a while
             number: Fraction(1) if cargo.stage in self.homes else cargo.share
-            for number, cargo in cargo_of(self._index).items()
+            for number, cargo in analysis.cargo.items()
             if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
         }
 

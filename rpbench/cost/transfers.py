@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
 from rpbench.cost.table import Number
-from rpbench.ir.index import Index
-from rpbench.ir.moved_objects import LINKS, Cargo, cargo_of, carries
+from rpbench.ir.analysis import Analysis, analysed
+from rpbench.ir.moved_objects import LINKS, Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule
 
@@ -43,17 +43,19 @@ class StageBytes:
         return (self._backward if backward else self._forward)[number]
 
 
-def moved_bytes(schedule: Schedule, sizes: ModelBytes) -> list[dict[str, int]]:
+def moved_bytes(schedule: Schedule | Analysis, sizes: ModelBytes) -> list[dict[str, int]]:
     """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
 
     Raises:
         ValueError: if the schedule has no partition.
     """
-    if schedule.partition is None:
+    analysis = analysed(schedule)
+    partition, index = analysis.schedule.partition, analysis.index
+    if partition is None:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
-    index, stages = Index(schedule), StageBytes(schedule.partition, sizes)
-    found: list[dict[str, Number]] = [defaultdict(int) for _ in range(schedule.shape.num_ranks)]
-    for number, cargo in (cargo_of(index) if carries(schedule) else {}).items():
+    stages = StageBytes(partition, sizes)
+    found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
+    for number, cargo in analysis.cargo.items():
         if cargo.lane not in LINKS:
             continue
         action = index.actions[number]

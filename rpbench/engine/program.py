@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import GRADIENT, Index, Lane
-from rpbench.ir.moves import transfer_edges
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import late_edges
@@ -56,9 +56,9 @@ class Program:
     def schedule(self) -> Schedule:
         return self.graph.schedule
 
-    @cached_property
+    @property
     def index(self) -> Index:
-        return Index(self.schedule)
+        return self.graph.analysis.index
 
     @property
     def actions(self) -> list[Action]:
@@ -67,10 +67,10 @@ class Program:
     @cached_property
     def meets(self) -> dict[int, tuple[int, ...]]:
         """Action -> all shares of what it is a share of, itself included: they wait for one another half-way."""
-        shares: dict[Action, list[int]] = {}
+        shares: dict[tuple[Kind, int, int | None], list[int]] = {}
         for number, action in enumerate(self.actions if self.schedule.shape.tensor_parallel else ()):
             if action.kind in _MEETING:
-                shares.setdefault(action._replace(part=0), []).append(number)
+                shares.setdefault((action.kind, action.stage, action.microbatch), []).append(number)
         return {number: tuple(found) for found in shares.values() for number in found}
 
     @property
@@ -84,7 +84,7 @@ class Program:
 
 
 def make_program(
-    schedule: Schedule,
+    schedule: Schedule | Analysis,
     costs: CostTable,
     *,
     step_groups: StepGroups = (),
@@ -105,9 +105,10 @@ def make_program(
     graph = build_graph(schedule)
     waits = _edges(graph, late_edges(graph, costs).tolist())
     program = Program(graph, waits)
-    more = [*_group_edges(program.index, step_groups), *_kept_edges(program.index, recomputed_from or {})]
+    more = [*_group_edges(graph.analysis, step_groups), *_kept_edges(program.index, recomputed_from or {})]
     for number, producer in more:
         waits[number].append(Edge(producer, False, False))
+    _check_meetings(program)
     if more or program.meets:
         _check_order(program)
     return program
@@ -128,16 +129,21 @@ def _edges(graph: Graph, late: list[bool]) -> list[list[Edge]]:
 # --- edges the simulator does not have ------------------------------------------------------------------------
 
 
-def _group_edges(index: Index, groups: StepGroups) -> Iterator[tuple[int, int]]:
-    """(STEP, gradient) pairs of a group, of different stages, and what brings those gradients to their STEP."""
-    brought: dict[int, list[int]] = defaultdict(list)
-    for producer, consumer in transfer_edges(index) if groups else ():
+def _group_edges(analysis: Analysis, groups: StepGroups) -> Iterator[tuple[int, int]]:
+    """(STEP, gradient) pairs of a group, of different stages, and what brings those gradients to their STEP.
+
+    What a group shares - a norm, a weight - is made anew for every version, so all of its STEPs to a version come
+    before any to the next.
+    """
+    index, brought = analysis.index, defaultdict[int, list[int]](list)
+    for producer, consumer in analysis.transfer_edges if groups else ():
         brought[consumer].append(producer)
     for group in groups:
         for (stage, version), step in index.steps.items():
             for other in group if stage in group else ():
                 if other != stage:
-                    needed = [*index.gradients(other, version), *brought[index.steps[other, version]]]
+                    before = [index.steps[other, version - 1]] if version > 1 else []
+                    needed = [*index.gradients(other, version), *brought[index.steps[other, version]], *before]
                     yield from _new(index, step, needed)
 
 
@@ -154,6 +160,15 @@ def _new(index: Index, number: int, producers: Iterable[int]) -> Iterator[tuple[
     """The producers that the order of the action's lane does not put before it anyway."""
     earlier = range(index.lanes[index.lane_of[number]].start, number)
     return ((number, producer) for producer in producers if producer not in earlier)
+
+
+def _check_meetings(program: Program) -> None:
+    """Raise unless every device comes to every meeting: those that do would wait for ever."""
+    num_ranks = program.schedule.shape.num_ranks
+    for number, shares in program.meets.items():
+        if len(shares) != num_ranks:
+            rule = f"{program.actions[number]} meets the shares of {num_ranks} devices, and {len(shares)} come to it"
+            raise broken(program.schedule, rule, shares, way_out="let all devices run it in one piece, or all in two")
 
 
 def _check_order(program: Program) -> None:

@@ -17,7 +17,7 @@ from rpbench.engine.compute.forward_backward import Passes
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.stage import GRAINS, Grain, Stages
 from rpbench.engine.executor import Gate, Handler
-from rpbench.engine.layout import layout_of
+from rpbench.engine.layout import Layout, layout_of
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.shards import cut_head, cut_layers
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
@@ -41,10 +41,11 @@ from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
-from rpbench.ir.index import Index
+from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.residency import moves_activations
+from rpbench.ir.saved_inputs import keeping_stage
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.models.shards import held_parameters
@@ -84,13 +85,13 @@ class Training:
 
     Args:
         workload: what to train; its modules are read, never written.
-        schedule: with its partition; with STEP actions if weights are to change.
+        schedule: with its partition, or its analysis; with STEP actions if weights are to change.
         start: what to go on from; None: the modules' own weights.
         copy: how a transfer makes the tensor at its other end.
         pin_memory: whether the weights at home are in pinned memory, which needs a GPU.
 
     Attributes:
-        schedule: what to make the program of; steps that look at other stages may stand later than they were.
+        schedule, analysis: what to make the program of; steps that look at other stages may stand later than they were.
         passes: what computes, with the losses and the versions it read.
         sharing: stage -> how its replicas share it.
         traffic: the bytes that transfers have copied.
@@ -103,13 +104,15 @@ class Training:
     def __init__(
         self,
         workload: Workload,
-        schedule: Schedule,
+        schedule: Schedule | Analysis,
         settings: Settings | None = None,
         start: State | None = None,
         copy: Copy = copy_in_memory,
         *,
         pin_memory: bool = False,
     ) -> None:
+        given = analysed(schedule)
+        schedule = given.schedule
         partition = schedule.partition
         if partition is None:
             raise ValueError("the schedule has no partition: give it one by with_partition()")
@@ -129,9 +132,11 @@ class Training:
         _check_recompute(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(workload.tied))
         self.layout = layout_of(partition, workload.num_head_shares)
+        _check_stored(schedule, self.layout, self.settings.recompute_grain)
         self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
-        self.schedule = gather_steps(schedule) if self.step_groups else schedule
-        self.reads = Reads(self.schedule, self._num_stale())
+        self.analysis = Analysis(gather_steps(schedule)) if self.step_groups else given
+        self.schedule = self.analysis.schedule
+        self.reads = Reads(self.analysis, self._num_stale())
         self.scaler = self._scaler()
         counts = self.reads.count(self.layout)
         if self.settings.keep_state:
@@ -139,14 +144,14 @@ class Training:
                 (module, version) for module in range(len(workload.modules)) for version in self._last_stale()
             )
         begun = None if start is None else begin(workload, start, self.reads.num_stale)
-        self.groups = gradient_groups(self.schedule)
-        moved, self.sharing = _moved(self.schedule), sharing_of(self.schedule, self.layout, workload)
+        self.groups = gradient_groups(self.analysis)
+        moved, self.sharing = _moved(self.schedule), sharing_of(self.analysis, self.layout, workload)
         self.traffic = copy = Traffic(copy)
-        homes = Index(self.schedule).moves.handovers.homes if has_transfers(self.schedule) else {}
+        homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
         self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
         self.memory = self._device_memory()
         hold = self.memory.change if self.memory else _not_counted
-        on_devices = workload, counts, begun, self.reads, self.layout, self.schedule, copy
+        on_devices = workload, counts, begun, self.reads, self.layout, self.analysis, copy
         if self.sharing:
             self.weights: Weights = ReplicaWeights(*on_devices, pin=pin_memory, sharing=self.sharing, hold=hold)
         elif moved["P"]:
@@ -155,15 +160,15 @@ class Training:
             self.weights = Weights(workload, counts, begun)
         reduced = {
             (stage, version): ReducedWindow(sums, self.sharing[stage], hold)
-            for (stage, version), sums in reductions_of(self.schedule).items()
+            for (stage, version), sums in reductions_of(self.analysis).items()
         }
-        windows = reduced | carried_windows(self.schedule)
+        windows = reduced | carried_windows(self.analysis)
         self.gradients = (
             TeamGradients(self.groups, schedule.shape.num_ranks, keep=self.settings.keep_gradients)
             if schedule.shape.tensor_parallel
             else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=windows)
         )
-        self._delays = Delays(self.schedule) if compensation.is_needed else None
+        self._delays = Delays(self.analysis) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
             workload,
             self.layout,
@@ -185,12 +190,12 @@ class Training:
         self.passes = self.team.members[0].passes if self.team else self._make_passes(self._stages(), self.gradients)
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
-        self.transfers = Transfers(self.schedule, self.weights, self.gradients, self.passes, copy, reduced)
+        self.transfers = Transfers(self.analysis, self.weights, self.gradients, self.passes, copy, reduced)
 
     @property
     def _splits(self) -> bool:
         """Whether some backward comes in halves."""
-        return any(action.kind is Kind.I for _, _, row in self.schedule.items() for action in row)
+        return Kind.I in self.schedule.plain_kinds
 
     def _stages(self) -> Stages:
         shells = Shells(self.workload.modules)
@@ -243,13 +248,13 @@ class Training:
         """
         if real_time:
             program = make_program(
-                self.schedule,
+                self.analysis,
                 replace(costs, fused_ahead=False),  # a fused forward needs its input
                 step_groups=self.step_groups,
                 recomputed_from=self._recomputed_from(),
             )
         else:
-            program = make_program(self.schedule, costs, step_groups=self.step_groups)
+            program = make_program(self.analysis, costs, step_groups=self.step_groups)
         return replace(program, stop=self.team.meeting.stop) if self.team else program
 
     def mean_loss(self, step: int) -> float:
@@ -411,12 +416,27 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
     return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
 
 
+def _check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
+    """Refuse a STORE:A of inputs that several forwards keep, as they may where every layer's is kept."""
+    if grain == "stage" or not schedule.shape.separate_cuts:
+        return
+    for action in (action for _, _, row in schedule.items() for action in row):
+        if (action.kind, action.object) == (Kind.STORE, "A"):
+            keeper = layout.forward[keeping_stage(schedule, action.stage)]
+            apart = [module for module in layout.backward[action.stage] if module not in keeper]
+            if apart:
+                raise ValueError(
+                    f"recompute_grain=layer: {action} is of what several forward stages keep (modules "
+                    f"{list(layout.backward[action.stage])}, of which {apart} are another's); use recompute_grain=stage"
+                )
+
+
 def _check_recompute(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
     check_recompute(schedule, recompute)
     if recompute == "none" and moves_activations(schedule):
         raise ValueError(
             f"recompute=none: {schedule.name} moves activations, of which the engine moves what a stage recomputes "
-            "from; use recompute=all, or backend=sim"
+            "from; use recompute=all, or mode=simulate"
         )
     if recompute != "all" and compensation.is_needed:
         raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
@@ -438,10 +458,11 @@ def _check_parts(workload: Workload, schedule: Schedule) -> None:
         raise ValueError(
             f"{num_parts} segments of a sequence of {seq_len} tokens: a segment holds at least 1; take fewer segments"
         )
-    split = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.I, Kind.W, Kind.FB)]
-    if split:
+    parts = (part for _, _, row in schedule.items() for action in row for part in parts_of(action))
+    split = next((part for part in parts if part.kind in (Kind.I, Kind.W, Kind.FB)), None)
+    if split is not None:
         raise ValueError(
-            f"{split[0]}: gradients of keys and values pass between segments in whole backwards only; "
+            f"{split}: gradients of keys and values pass between segments in whole backwards only; "
             "use schedule=seq1f1b as it is, or mode=simulate"
         )
     for module in workload.modules[1:-1]:

@@ -19,7 +19,7 @@ from rpbench.engine.shards.tensor_parallel import TeamGradients
 from rpbench.engine.state.compensation import Delays
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.training import Training
-from rpbench.ir.action import Kind
+from rpbench.ir.action import COMPUTE, parts_of
 from rpbench.ir.versions_by_lane import lane_reads
 
 
@@ -46,21 +46,23 @@ def verified(training: Training) -> dict[str, Any]:
         updates=training.reads.has_steps,
         reads=reads,
         compensation=compensation,
-        delays=Delays(schedule) if compensation.is_needed else None,
+        delays=Delays(training.analysis) if compensation.is_needed else None,
         start=training.start,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]
     for version, gradients in training.gradients.totals():
         found[version - 1] |= gradients
     expected = lane_reads(schedule)
-    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
     going_on = _going_on(training) if training.reads.num_stale else None
+    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
+    whole = not schedule.shape.tensor_parallel  # a share of an action is a whole one to its device
     expected_reads = {
-        number: going_on(action.stage, action.microbatch or 0)
+        (number, part if whole else part._replace(part=0)): going_on(part.stage, part.microbatch or 0)
         if going_on
-        else (expected.forward if action.kind is Kind.F else expected.backward)[action.stage, action.microbatch or 0]
+        else expected.of(part)
         for number, action in numbered
-        if number in training.passes.read
+        for part in parts_of(action)
+        if part.kind in COMPUTE
     }
     differences = map(largest_difference, found, reference.gradients)
     copies = training.gradients.copies() if isinstance(training.gradients, TeamGradients) else ()

@@ -7,19 +7,22 @@ the rows around it with the action marked, and a way out where there is one.
 from collections.abc import Sequence
 from operator import itemgetter
 
-from rpbench.ir.action import HEAD, Action, Kind
+from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.communication import check_communication, check_pair_order
 from rpbench.ir.deadlock import execution_rounds
 from rpbench.ir.dependencies import window
 from rpbench.ir.excerpt import broken
+from rpbench.ir.fields import check_fields
 from rpbench.ir.index import Index
 from rpbench.ir.placement import check_placement
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
-from rpbench.ir.versions import Versions, replay_in
+from rpbench.ir.versions import Versions
+from rpbench.ir.versions_by_lane import check_settled
 
 
 def check(
-    schedule: Schedule,
+    schedule: Schedule | Analysis,
     *,
     rendezvous: bool = False,
     max_in_flight: int | Sequence[int] | None = None,
@@ -39,21 +42,26 @@ def check(
     Raises:
         ScheduleError: eight lines at most.
     """
-    index = checked_index(schedule, rendezvous=rendezvous)
-    rounds = execution_rounds(index, rendezvous=rendezvous)
+    analysis = checked_actions(schedule, rendezvous=rendezvous)
+    if rendezvous:
+        execution_rounds(analysis.index, analysis.producers, rendezvous=True)
+    _ = analysis.rounds  # or no rank can move
     if max_in_flight is not None:
-        check_in_flight(index, max_in_flight)
-    return checked_versions(index, rounds, max_versions)
+        check_in_flight(analysis.index, max_in_flight)
+    check_versions(analysis, max_versions)
+    return analysis.versions
 
 
-def checked_index(schedule: Schedule, *, rendezvous: bool = False) -> Index:
-    """The index of a schedule that passes every check but those of the order in which its lanes run.
+def checked_actions(schedule: Schedule | Analysis, *, rendezvous: bool = False) -> Analysis:
+    """The analysis of a schedule that passes every check but those of the order in which its lanes run.
 
     Raises:
         ScheduleError: as `check`.
     """
-    _check_size(schedule)
-    index = Index(schedule)  # indices in range, nothing twice
+    analysis = analysed(schedule)
+    _check_size(analysis.schedule)
+    index = analysis.index  # indices in range, nothing twice
+    check_fields(index)
     check_complete(index)
     check_placement(index)
     check_overlaps(index)
@@ -61,18 +69,7 @@ def checked_index(schedule: Schedule, *, rendezvous: bool = False) -> Index:
     if rendezvous:
         check_pair_order(index)
     check_windows(index)
-    return index
-
-
-def checked_versions(index: Index, rounds: Sequence[int], max_versions: int | None = None) -> Versions:
-    """The versions read where actions run in these rounds (`rpbench.ir.deadlock.execution_rounds`).
-
-    Raises:
-        ScheduleError: as `check`.
-    """
-    versions = replay_in(index, rounds)
-    check_versions(index, versions, max_versions)
-    return versions
+    return analysis
 
 
 # --- complete -----------------------------------------------------------------------------------------------
@@ -81,15 +78,16 @@ def checked_versions(index: Index, rounds: Sequence[int], max_versions: int | No
 def _check_size(schedule: Schedule) -> None:
     """Refuse a shape far larger than the rows before tables of its size are laid out."""
     shape = schedule.shape
-    forwards = shape.num_stages * shape.total_microbatches * shape.num_parts
-    if schedule.num_actions >= forwards:
-        return
-    present = sum(len(action.sub) or 1 for _, _, row in schedule.items() for action in row)
-    if present < forwards:
-        raise ScheduleError(
-            f"the rows hold {present} actions, too few to run {shape.total_microbatches} microbatches "
-            f"through {shape.num_stages} stages ({forwards} forwards): add the missing, or change the sizes"
-        )
+    for stages, name in ((shape.num_stages, "forward"), (shape.num_backward_stages, "backward")):
+        needed = stages * shape.total_microbatches * shape.num_parts
+        if schedule.num_actions >= needed:
+            continue
+        present = sum(len(action.sub) or 1 for _, _, row in schedule.items() for action in row)
+        if present < needed:
+            raise ScheduleError(
+                f"the rows hold {present} actions, too few to run {shape.total_microbatches} microbatches "
+                f"through {stages} {name} stages ({needed} {name}s): add the missing, or change the sizes"
+            )
 
 
 def check_complete(index: Index) -> None:
@@ -215,16 +213,22 @@ def _check_window(index: Index, stage: int, version: int) -> None:
         raise broken(index.schedule, rule, [early, step])
 
 
-def check_versions(index: Index, versions: Versions, max_versions: int | None = None) -> None:
+def check_versions(analysis: Analysis, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
-    written = map(itemgetter(4), index.actions)
-    for number in [number for number, version in enumerate(written) if version is not None]:
-        action, read = index.actions[number], versions.read[number]
-        if read is not None and action.version != read:
-            rule = f"{action} reads version {read} here, by policy {index.schedule.policy.value}"
-            raise broken(index.schedule, rule, [number], way_out=f"write @{read}, or take another policy")
+    index, versions = analysis.index, analysis.versions
+    written = enumerate(map(itemgetter(4), index.actions))
+    named = [number for number, version in written if version is not None]
+    if Kind.OVERLAP in index.schedule.kinds:
+        named += [number for number, action in enumerate(index.actions) if action.sub]
+    for number in named:
+        for part in parts_of(index.actions[number]):
+            read = versions.of(number, part)
+            if read is not None and part.version not in (None, read):
+                rule = f"{part} reads version {read} here, by policy {index.schedule.policy.value}"
+                raise broken(index.schedule, rule, [number], way_out=f"write @{read}, or take another policy")
     if max_versions is not None and versions.max_live > max_versions:
         stage = versions.live.index(versions.max_live)
         step = index.steps.get((stage, versions.max_live - 1))  # with it that many versions are out
         rule = f"stage {stage} keeps {versions.max_live} weight versions at one time, {max_versions} may be"
         raise broken(index.schedule, rule, [] if step is None else [step])
+    check_settled(index.schedule, versions)

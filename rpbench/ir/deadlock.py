@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from rpbench.ir.action import SEND, Action, Kind, parts_of, receive_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.moves import all_producers
 from rpbench.ir.schedule import ScheduleError
 
 Producers = Sequence[tuple[int, ...]]  # by number, what an action waits for
 
 
-def execution_order(index: Index, *, rendezvous: bool = False) -> list[int]:
+def execution_order(index: Index, producers: Producers, *, rendezvous: bool = False) -> list[int]:
     """The actions in an order in which they can run.
 
     They are ordered by round: in each round every lane that can moves on by one action, as if all took the
@@ -25,7 +24,7 @@ def execution_order(index: Index, *, rendezvous: bool = False) -> list[int]:
     Raises:
         ScheduleError: if no lane can move; it shows a shortest circle of lanes that wait for each other.
     """
-    return in_rounds(execution_rounds(index, rendezvous=rendezvous))
+    return in_rounds(execution_rounds(index, producers, rendezvous=rendezvous))
 
 
 def in_rounds(rounds: Sequence[int]) -> list[int]:
@@ -33,10 +32,13 @@ def in_rounds(rounds: Sequence[int]) -> list[int]:
     return sorted(range(len(rounds)), key=rounds.__getitem__)
 
 
-def execution_rounds(index: Index, *, rendezvous: bool = False) -> list[int]:
-    """For each action the round in which it can run, counted from 1; see `execution_order`."""
+def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = False) -> list[int]:
+    """For each action the round in which it can run, counted from 1; see `execution_order`.
+
+    Args:
+        producers: by number, what an action waits for besides the one before it in its lane.
+    """
     partners = _partners(index) if rendezvous else {}
-    producers = all_producers(index)
     rounds, heads = _run(index, producers, partners)
     if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
         raise _no_rank_can_move(index, producers, rounds, heads, partners)

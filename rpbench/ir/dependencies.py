@@ -143,6 +143,10 @@ def _shared_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
         yield from _of_all(shape, part, (Kind.SUM_B, stage + 1), (Kind.B, stage + 1), (Kind.I, stage + 1))
 
 
+def _shared_weight_gradient(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _of_all(shape, part, (Kind.I, stage))  # which none of them ends before the others
+
+
 def _sum_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     yield from _of_all(shape, part, (Kind.F, stage))
 
@@ -155,7 +159,7 @@ _TENSOR_RULES = {
     Kind.F: _shared_forward,
     Kind.B: _shared_backward,
     Kind.I: _shared_backward,
-    Kind.W: _weight_gradient,
+    Kind.W: _shared_weight_gradient,
     Kind.SUM_F: _sum_forward,
     Kind.SUM_B: _sum_backward,
 }

@@ -6,15 +6,12 @@ last. Everything that walks a whole schedule (checks, replay, lowering) works on
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rpbench.ir.action import HEAD, RECV, SEND, SUMS, Action, Kind
 from rpbench.ir.dependencies import names_versions, needs, stages_updated, version_read, window
 from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
-
-if TYPE_CHECKING:
-    from rpbench.ir.moves import Moves
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
@@ -145,13 +142,6 @@ class Index:
     # --- what actions wait for ---
 
     @cached_property
-    def moves(self) -> "Moves":
-        """Its transfers, matched with what they serve; checks, costs and lowering all ask for them."""
-        from rpbench.ir.moves import Moves  # which works on an index
-
-        return Moves(self)
-
-    @cached_property
     def producers(self) -> list[tuple[int, ...]]:
         """For each action those it waits for, without the ones its lane puts before it anyway."""
         found: list[tuple[int, ...]] = [()] * len(self.actions)
@@ -272,4 +262,8 @@ def _stage_ranges(shape: Shape) -> dict[Kind, range]:
     ranges.update(dict.fromkeys((Kind.B, Kind.I, Kind.W, Kind.R), range(backward - shape.fused)))
     ranges.update(dict.fromkeys(HEAD, range(shape.num_head_shards)))
     ranges[Kind.FB] = range(backward - 1, backward) if shape.fused else range(0)
+    if shape.tensor_parallel:  # a backward recomputes by itself, where devices meet
+        ranges[Kind.R] = range(0)
+    else:
+        ranges.update(dict.fromkeys(SUMS, range(0)))
     return ranges

@@ -16,7 +16,7 @@ SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
 
 def carries(schedule: Schedule) -> bool:
     """Whether anything may use a link or the memory of the host."""
-    return any(lane != "compute" for lanes in schedule.rows for lane, _ in lanes)
+    return any(lane != "compute" for lanes in schedule.lanes for lane in lanes)
 
 
 class Cargo(NamedTuple):
@@ -37,14 +37,14 @@ class Cargo(NamedTuple):
     lane: str
 
 
-def cargo_of(index: Index) -> dict[int, Cargo]:
+def cargo_of(index: Index, moves: Moves) -> dict[int, Cargo]:
     """What every action that uses a link carries, by number.
 
     Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
     all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard. What goes
     from device to device (lane net) is on its way once, what goes through the host is sent and received.
     """
-    moves, found = index.moves, dict[int, Cargo]()
+    found = dict[int, Cargo]()
     for what, transfers in moves.transfers.items():
         for transfer in transfers:
             first = transfer.visits[0]

@@ -21,15 +21,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from rpbench.ir.action import COMPUTE, MOVES, SUMS, Kind, parts_of
+from rpbench.ir.action import MOVES, SUMS, Kind
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.handovers import Handovers
 from rpbench.ir.index import Index
+from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.saved_inputs import What, activation_edges
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import Transfer as Transfer
-from rpbench.ir.visits import Visit, served, visits_of
+from rpbench.ir.visits import Visit, served
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
 CARRIERS = TRANSFERS | SUMS  # kinds that go over a link whenever they stand in a schedule
@@ -55,7 +56,7 @@ def has_transfers(schedule: Schedule) -> bool:
 
 
 class Moves:
-    """The transfers of a schedule, matched with what they serve.
+    """The transfers of a schedule, matched with what they serve: the visits of every device.
 
     Attributes:
         edges: (producer, consumer) by number, for the whole schedule.
@@ -68,7 +69,7 @@ class Moves:
         ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, visits_of_devices: Iterable[Iterable[Visit]]) -> None:
         self.index = index
         self.edges: list[tuple[int, int]] = []
         self.transfers: dict[What, list[Transfer]] = defaultdict(list)
@@ -76,8 +77,8 @@ class Moves:
         self.sources: dict[int, dict[int, Transfer]] = {}
         self._visits: dict[tuple[int, int], list[Visit]] = defaultdict(list)  # (device, stage)
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
-        for device in visits_of(index):
-            for visit in device:
+        for visits in visits_of_devices:
+            for visit in visits:
                 self._visits[visit.device, visit.stage].append(visit)
         for number, action in enumerate(index.actions):
             if action.kind in TRANSFERS:
@@ -107,6 +108,7 @@ class Moves:
     def _match_weights(self, arrive: What, leave: What) -> None:
         self._check_used(arrive)
         self._check_used(leave)
+        self._check_known(arrive)
         stages = {stage for what, _, stage in self._numbers if what in (arrive, leave)}
         if stages and arrive == (Kind.LOAD, "P") and self.index.schedule.weights is Weights.STREAMED:
             stages = {stage for _, stage in self._visits}
@@ -117,11 +119,42 @@ class Moves:
                 ends = self._numbers[leave, device, stage]
                 self._match_ends(loads, ends, groups, arrive, leave)
                 for pieces, group, end in zip(loads, groups, ends, strict=True):
+                    self._check_serves(pieces, group)
                     self.transfers[arrive].append(Transfer(pieces, tuple(group), end))
                     self.edges.append((pieces[-1], group[0].first))
                     self.edges += [(step, pieces[0]) for step in self._steps_before(group[0], pieces[0])]
         if arrive[0] is Kind.UNSHARD:
             self._count_replicas(arrive)
+
+    def _check_known(self, arrive: What) -> None:
+        """Weights that are brought have a version which follows from the step, so that it is known beforehand."""
+        index = self.index
+        if index.steps and index.schedule.policy not in STEPS_BEHIND:
+            for (what, _, _), numbers in self._numbers.items():
+                if what == arrive and numbers:
+                    rule = f"{index.actions[numbers[0]]}: policy {index.schedule.policy.value} reads what is newest"
+                    way_out = f"what is brought must be known: {', '.join(known.value for known in STEPS_BEHIND)}"
+                    raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
+
+    def _check_serves(self, pieces: Sequence[int], visits: Sequence[Visit]) -> None:
+        """All visits that one transfer serves read what it brings: the same layers, in the same version."""
+        index = self.index
+        first = visits[0]
+        for visit in visits[1:]:
+            if index.shape.separate_cuts and visit.backward != first.backward:
+                rule = f"{index.actions[pieces[0]]} serves stage {visit.stage} both ways, whose layers differ"
+                raise broken(index.schedule, rule, [pieces[0], visit.first], way_out="bring weights to every visit")
+            if index.steps and self._version(visit) != self._version(first):
+                rule = (
+                    f"{index.actions[pieces[0]]} brings version {self._version(first)}, and "
+                    f"{index.actions[visit.first]} reads version {self._version(visit)}"
+                )
+                raise broken(index.schedule, rule, [pieces[0], visit.first], way_out="bring weights once a step")
+
+    def _version(self, visit: Visit) -> int:
+        """The version that a visit reads, by its step."""
+        shape = self.index.shape
+        return version_read(self.index.schedule.policy, shape, visit.step * shape.num_microbatches) or 0
 
     def _match_ends(
         self,
@@ -213,6 +246,11 @@ class Moves:
         for gathers in together.values():
             found = {gather.visits[0].device: loads.get(gather.visits[0].first) for gather in gathers}
             sources = {device: load for device, load in found.items() if load is not None}
+            read = {self._version(gather.visits[0]): gather for gather in gathers}
+            if sources and self.index.steps and len(read) > 1:
+                one, other = (gather.pieces[0] for gather in list(read.values())[:2])
+                rule = f"{self.index.actions[one]} and {self.index.actions[other]} gather shards of different versions"
+                raise broken(self.index.schedule, rule, [one, other])
             for gather in gathers if sources else ():
                 self.sources[gather.pieces[0]] = sources
                 for device, load in sources.items():
@@ -222,17 +260,14 @@ class Moves:
     def _steps_before(self, visit: Visit, load: int) -> Iterable[int]:
         """The STEPs that publish the weights a visit reads; the version written on its transfer must be that one."""
         index = self.index
-        reader = index.actions[visit.first]
-        part = next(part for part in parts_of(reader) if part.stage == visit.stage and part.kind in COMPUTE)
-        assert part.microbatch is not None
-        version = version_read(index.schedule.policy, index.shape, part.microbatch)
-        written = index.actions[load].version
-        if written is not None and version is not None and index.steps and written != version:
-            rule = f"{index.actions[load]} brings version {written} to {part}, which reads version {version}"
+        version, written = self._version(visit) if index.steps else 0, index.actions[load].version
+        if written not in (None, version):
+            reader = index.actions[visit.first]
+            rule = f"{index.actions[load]} brings version {written} to {reader}, which reads version {version}"
             raise broken(index.schedule, rule, [load, visit.first])
         if not version:
             return []
-        updated = index.updated_by(part.kind, visit.stage)
+        updated = index.updated_by(Kind.B if visit.backward else Kind.F, visit.stage)
         return [index.steps[stage, version] for stage in updated if (stage, version) in index.steps]
 
     def _served(self, visits: Sequence[Visit], loads: Sequence[Sequence[int]], what: What) -> list[list[Visit]]:
@@ -306,9 +341,12 @@ class Moves:
                 self.edges.append((number, step) if what[0] is Kind.LOAD else (step, number))
 
 
-def all_producers(index: Index) -> list[tuple[int, ...]]:
-    """`Index.producers`, and what transfers add to it."""
-    edges = transfer_edges(index)
+def all_producers(index: Index, edges: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """`Index.producers`, and what transfers add to it.
+
+    Args:
+        edges: (producer, consumer), those of `Moves`.
+    """
     if not edges:
         return index.producers
     found = [list(producers) for producers in index.producers]
@@ -317,11 +355,6 @@ def all_producers(index: Index) -> list[tuple[int, ...]]:
         if producer not in range(lane.start, consumer):
             found[consumer].append(producer)
     return [tuple(producers) for producers in found]
-
-
-def transfer_edges(index: Index) -> list[tuple[int, int]]:
-    """(producer, consumer) of every dependency that transfers add; none for a schedule without."""
-    return index.moves.edges if has_transfers(index.schedule) else []
 
 
 def _name(what: What) -> str:

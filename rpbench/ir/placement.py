@@ -2,10 +2,13 @@
 
 from operator import itemgetter
 
-from rpbench.ir.action import COMPUTE, HEAD, Action, Kind, parts_of
+from rpbench.ir.action import COMPUTE, HEAD, SUMS, Action, Kind, parts_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import ScheduleError, Weights
+
+_SHARED = (COMPUTE | SUMS) - {Kind.OVERLAP}  # kinds of which every device runs its share
+_kind_and_part = itemgetter(0, 3)
 
 
 def check_placement(index: Index) -> None:
@@ -17,6 +20,10 @@ def check_placement(index: Index) -> None:
     _check_lanes(index)
     if index.schedule.placement:
         _check_holders(index)
+    if index.shape.tensor_parallel:
+        _check_shares(index)
+    if index.schedule.weights is Weights.STREAMED:
+        _check_streamed(index)
     if index.schedule.weights is Weights.BOUND:
         _check_bound(index)
         _check_bound_steps(index)
@@ -68,12 +75,34 @@ def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, .
     return broken(index.schedule, rule, [number], way_out="move it, or change the placement")
 
 
+def _check_shares(index: Index) -> None:
+    """A device works on its own share of every matrix: the part of its number."""
+    for lane in index.lanes:
+        found = set(map(_kind_and_part, index.actions[lane.start : lane.stop]))
+        if any(kind in _SHARED and part != lane.device for kind, part in found):
+            numbers = range(lane.start, lane.stop)
+            number = next(n for n in numbers if _is_elsewhere(index.actions[n], lane.device))
+            rule = f"{index.actions[number]} is of share {index.actions[number].part}, which is on another rank"
+            raise broken(index.schedule, rule, [number])
+
+
+def _is_elsewhere(action: Action, device: int) -> bool:
+    return action.kind in _SHARED and action.part != device
+
+
+def _check_streamed(index: Index) -> None:
+    """What stays on a device keeps the weights there as well."""
+    if index.shape.num_segments > 1 or index.shape.num_head_shards:
+        what = "keys and values of segments" if index.shape.num_segments > 1 else "shares of the head"
+        raise ScheduleError(f"weights=streamed: {what} stay on their devices, and so does their stage; use bound")
+
+
 def _check_bound(index: Index) -> None:
     """One microbatch's forward, recompute and backward of a stage meet on one device, its weights' home."""
     placement = index.schedule.placement
-    if placement and all(len(holders) == 1 for holders in placement):
+    if placement and all(len(holders) == 1 for holders in placement) and not index.shape.num_head_shards:
         return  # each stands on the only holder of its stage
-    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, *HEAD)  # share d of the head is stepped with stage d
     # The parts of a sequence meet on one rank; shares of a matrix are on different ones.
     parts = 1 if index.shape.tensor_parallel else index.shape.num_parts
     rank_of = [index.lanes[place].device for place in index.lane_of]

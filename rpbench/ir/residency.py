@@ -7,9 +7,8 @@ Where a transfer is still under way when the next forward begins, its device hol
 from collections.abc import Iterator
 
 from rpbench.ir.action import COMPUTE, Kind, parts_of
-from rpbench.ir.deadlock import execution_order
-from rpbench.ir.index import Index
-from rpbench.ir.moves import all_producers
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.deadlock import in_rounds
 from rpbench.ir.schedule import Schedule
 
 _TAKE = frozenset({Kind.F, Kind.FB})
@@ -23,19 +22,16 @@ def moves_activations(schedule: Schedule) -> bool:
     return any(action.kind is Kind.STORE and action.object == "A" for _, _, row in schedule.items() for action in row)
 
 
-def peak_resident(schedule: Schedule, index: Index | None = None) -> list[int]:
+def peak_resident(analysis: Analysis) -> list[int]:
     """The most stage activations each device holds at once, its partners' included.
-
-    Args:
-        index: of this schedule, if there is one already.
 
     Raises:
         ScheduleError: if the schedule cannot run.
     """
-    return [max(map(sum, levels)) for levels in resident_levels(schedule, index)]
+    return [max(map(sum, levels)) for levels in resident_levels(analysis)]
 
 
-def resident_levels(schedule: Schedule, index: Index | None = None) -> list[set[tuple[int, ...]]]:
+def resident_levels(analysis: Analysis) -> list[set[tuple[int, ...]]]:
     """Per device, how many microbatches of each stage it holds at its moments, every combination once.
 
     A forward and a LOAD:A take room as they begin; a backward makes room as it ends, and so does the FREE:A behind a
@@ -44,19 +40,19 @@ def resident_levels(schedule: Schedule, index: Index | None = None) -> list[set[
     Raises:
         ScheduleError: if the schedule cannot run.
     """
-    shape = schedule.shape
+    shape = analysis.schedule.shape
     stages = max(shape.num_stages, shape.num_backward_stages)
     levels = [[0] * stages for _ in range(shape.num_ranks)]
     found = [{(0,) * stages} for _ in levels]
-    for _, change, device, stage in sorted(_changes(index or Index(schedule))):
+    for _, change, device, stage in sorted(_changes(analysis)):
         levels[device][stage] += change
         found[device].add(tuple(levels[device]))
     return found
 
 
-def _changes(index: Index) -> Iterator[tuple[int, int, int, int]]:
+def _changes(analysis: Analysis) -> Iterator[tuple[int, int, int, int]]:
     """(slot, change, device, stage): what is let go in a slot makes room for others."""
-    starts, ends = _slots(index)
+    index, (starts, ends) = analysis.index, _slots(analysis)
     for number, action in enumerate(index.actions):
         begin, end, device = starts[number], ends[number], index.device(number)
         lane = index.lanes[index.lane_of[number]].name
@@ -74,12 +70,12 @@ def _changes(index: Index) -> Iterator[tuple[int, int, int, int]]:
                 yield begin, 1 if action.kind is Kind.STORE else -1, action.peer, action.stage
 
 
-def _slots(index: Index) -> tuple[list[int], list[int]]:
+def _slots(analysis: Analysis) -> tuple[list[int], list[int]]:
     """When each action begins and ends, if every computation takes a slot and nothing else takes time."""
+    index = analysis.index
     starts, ends = [0] * len(index.actions), [0] * len(index.actions)
-    producers = all_producers(index)
-    for number in execution_order(index):
-        before = producers[number]
+    for number in in_rounds(analysis.rounds):
+        before = analysis.producers[number]
         lane = index.lanes[index.lane_of[number]]
         free = ends[number - 1] if number > lane.start else 0
         starts[number] = max([free, *(ends[producer] for producer in before)])

@@ -66,6 +66,13 @@ class Shape:
             raise ValueError(
                 f"num_parts={self.num_parts}: every matrix has one share on each of {self.num_ranks} ranks"
             )
+        if (self.tensor_parallel or self.num_head_shards) and self.separate_cuts:
+            raise ValueError("layers or a head in shares: stages are the same both ways, not cut apart or fused")
+        if self.num_head_shards and (self.num_parts > 1 or self.num_stages < self.num_head_shards):
+            raise ValueError(
+                f"num_head_shards={self.num_head_shards}: sequences are whole (num_parts={self.num_parts}) and share d "
+                f"is stepped with stage d of {self.num_stages}"
+            )
 
     @property
     def separate_cuts(self) -> bool:
@@ -135,8 +142,8 @@ class Schedule:
                 f"{len(self.rows)} rows for {self.shape.num_ranks} ranks: a schedule has one row per rank"
             )
 
-    @property
-    def lanes(self) -> tuple[dict[str, Row], ...]:
+    @cached_property
+    def lanes(self) -> tuple[Mapping[str, Row], ...]:
         """`lanes[device][lane]` is the tuple of actions of that lane."""
         return tuple(dict(row) for row in self.rows)
 
@@ -158,6 +165,13 @@ class Schedule:
     def kinds(self) -> frozenset[Kind]:
         """The kinds of its actions; OVERLAP stands for what it holds."""
         return frozenset(kind for _, _, row in self.items() for kind in set(map(itemgetter(0), row)))
+
+    @cached_property
+    def plain_kinds(self) -> frozenset[Kind]:
+        """The same, with those of what OVERLAPs hold."""
+        if Kind.OVERLAP not in self.kinds:
+            return self.kinds
+        return self.kinds | {part.kind for _, _, row in self.items() for action in row for part in action.sub}
 
     def with_partition(self, partition: Partition) -> "Schedule":
         """The same order with the layers behind its stages; the stage counts must agree."""

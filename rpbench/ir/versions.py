@@ -1,12 +1,12 @@
 """Versions: which weights each action reads, how stale and how many, measured by replaying an order."""
 
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, product, repeat
 from operator import sub
 
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
-from rpbench.ir.deadlock import execution_rounds, in_rounds
+from rpbench.ir.deadlock import in_rounds
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
@@ -14,6 +14,9 @@ from rpbench.ir.policy import STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule, ScheduleError
 
 _READ_NEWEST = frozenset({Policy.LATEST, Policy.PREDICT})  # in backward too
+# The graph that R makes is the one B goes back through, and what I leaves is what W finishes: all read what the first
+# of them reads.
+_GOES_BACK = frozenset({Kind.R, Kind.B, Kind.I, Kind.W})
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Versions:
     Args:
         read: per action, in the order of `schedule.items()`, the version it reads (the first part's, in an
             OVERLAP); None for actions that read no weights.
+        together: (number, part) -> version, for every part of an OVERLAP; parts may read different ones.
         published: per backward stage, the version after the last step.
         staleness_steps: per (backward stage, microbatch), the steps published between the version its forward
             reads and the step that adds its gradient. With separate cuts, counted from its backward.
@@ -36,6 +40,11 @@ class Versions:
     staleness_steps: Mapping[tuple[int, int], int]
     drift: Mapping[tuple[int, int], int]
     live: tuple[int, ...]
+    together: Mapping[tuple[int, Action], int] = field(default_factory=dict)
+
+    def of(self, number: int, part: Action) -> int | None:
+        """The version that a plain action reads: the action of that number, or a part of it."""
+        return self.together.get((number, part), self.read[number])
 
     @property
     def staleness_of_stage(self) -> tuple[int, ...]:
@@ -56,30 +65,15 @@ class Versions:
         return max(self.live)
 
 
-def replay(schedule: Schedule) -> Versions:
-    """The versions a schedule's actions read, found by running it.
-
-    Actions run in rounds, one of each lane that can move. Under policies that read what is newest, and with
-    steps on a lane of their own, real durations may give other versions. Without STEP actions nothing is
-    published and one version is kept; what is read follows from the policy's table where that is a function
-    of the step, and is version 0 elsewhere.
-
-    Raises:
-        ScheduleError: if the schedule cannot run, reads a version before it is published, or pairs a policy
-            that reads what is newest with separate forward and backward cuts.
-    """
-    if Kind.STEP not in schedule.kinds:
-        return _implied(schedule)
-    index = Index(schedule)
-    return replay_in(index, execution_rounds(index))
-
-
 def replay_in(index: Index, rounds: Sequence[int]) -> Versions:
-    """`replay` for the rounds in which the actions can run."""
-    return _Replay(index).run(in_rounds(rounds)) if index.steps else _implied(index.schedule)
+    """The versions read by a schedule with steps, where its actions run in these rounds, one of each lane that can.
+
+    Under policies that read what is newest, and with steps on a lane of their own, real durations may give others.
+    """
+    return _Replay(index).run(in_rounds(rounds))
 
 
-def _implied(schedule: Schedule) -> Versions:
+def implied_versions(schedule: Schedule) -> Versions:
     """The versions of a schedule without steps, from the policy's table."""
     shape, behind = schedule.shape, STEPS_BEHIND.get(schedule.policy)
     windows = [microbatch // shape.num_microbatches for microbatch in range(shape.total_microbatches)]
@@ -98,7 +92,16 @@ def _implied(schedule: Schedule) -> Versions:
     else:
         read = (0,) * schedule.num_actions
     drift = _OfEveryStage([0] * len(stale), len(stages))
-    return Versions(read, (0,) * len(stages), _OfEveryStage(stale, len(stages)), drift, (1,) * len(stages))
+    late, live = _OfEveryStage(stale, len(stages)), (1,) * len(stages)
+    return Versions(read, (0,) * len(stages), late, drift, live, _implied_together(schedule, reads))
+
+
+def _implied_together(schedule: Schedule, reads: Sequence[int]) -> dict[tuple[int, Action], int]:
+    """What the parts of OVERLAPs read, by the version of each microbatch."""
+    if Kind.OVERLAP not in schedule.kinds or not any(reads):
+        return {}
+    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
+    return {(number, part): reads[part.microbatch or 0] for number, action in numbered for part in action.sub}
 
 
 class _OfEveryStage(Mapping[tuple[int, int], int]):
@@ -150,12 +153,14 @@ class _Replay:
         self.admitted: dict[tuple[int, int], int] = {}  # (microbatch, part) -> version newest at stage 0
         self.predicted_from: dict[tuple[int, int], int] = {}  # (stage, step) -> version of its first forward
         self.forward: dict[tuple[int, int, int], int] = {}  # (stage, microbatch, part) -> version
+        self.backward: dict[tuple[int, int, int], int] = {}  # the same, of what goes back: R, B, or I and W
         self.published_at: list[list[int]] = [[-1] for _ in self.newest]
         self.last_read: list[dict[int, int]] = [{} for _ in self.newest]
 
     def run(self, order: Sequence[int]) -> Versions:
         num_microbatches = self.index.shape.num_microbatches
         read: list[int | None] = [None] * len(order)
+        together: dict[tuple[int, Action], int] = {}
         staleness: dict[tuple[int, int], int] = {}
         drift: dict[tuple[int, int], int] = {}
         for tick, number in enumerate(order):
@@ -167,6 +172,8 @@ class _Replay:
                     continue
                 assert microbatch is not None
                 version = read[number] = self._version(action)
+                if self.index.actions[number].sub:
+                    together[number, action] = version
                 self._note_read(number, action, version, tick)
                 if kind in (Kind.B, Kind.I, Kind.FB):
                     first = self.forward.get((stage, microbatch, part), version)
@@ -174,7 +181,7 @@ class _Replay:
                     staleness[place] = max(staleness.get(place, 0), microbatch // num_microbatches - first)
                     drift[place] = max(drift.get(place, 0), version - first)
         live = tuple(self._live(stage) for stage in range(len(self.newest)))
-        return Versions(tuple(read), tuple(self.newest), staleness, drift, live)
+        return Versions(tuple(read), tuple(self.newest), staleness, drift, live, together)
 
     def _publish(self, step: Action, tick: int) -> None:
         assert step.version is not None
@@ -195,6 +202,8 @@ class _Replay:
         elif kind is Kind.F and self.policy is Policy.PREDICT:
             step = microbatch // self.index.shape.num_microbatches
             version = self.predicted_from.setdefault((stage, step), self.newest[stage])
+        elif kind in _GOES_BACK and self.policy in _READ_NEWEST:
+            version = self.backward.setdefault((stage, microbatch, part), self.newest[stage])
         elif kind is Kind.F or self.policy in _READ_NEWEST:
             version = self.newest[stage]
         else:

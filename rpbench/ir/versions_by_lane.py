@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.dependencies import names_versions
+from rpbench.ir.excerpt import broken
 from rpbench.ir.index import GRADIENT
-from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.policy import ASYNCHRONOUS, STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
+from rpbench.ir.versions import Versions
 
 _SAME_AS_FORWARD = frozenset({Policy.STASH, Policy.VERTICAL})
 
@@ -27,6 +29,11 @@ class LaneReads(NamedTuple):
 
     forward: dict[tuple[int, int], int]
     backward: dict[tuple[int, int], int]
+
+    def of(self, action: Action) -> int:
+        """The version that a plain action reads."""
+        own = self.forward if action.kind is Kind.F else self.backward
+        return own[action.stage, action.microbatch or 0]
 
 
 def lane_reads(schedule: Schedule) -> LaneReads:
@@ -53,10 +60,38 @@ def lane_reads(schedule: Schedule) -> LaneReads:
             found.forward[stage, microbatch] = found.forward[stage, first]
     if schedule.policy is Policy.VERTICAL:
         for stage, microbatch in found.forward:
-            found.forward[stage, microbatch] = found.forward[0, microbatch]
+            found.forward[stage, microbatch] = found.forward[0, microbatch]  # the replay sees that it is out by then
     if schedule.policy in _SAME_AS_FORWARD:
         found.backward.update(found.forward)
     return found
+
+
+def check_settled(schedule: Schedule, versions: Versions) -> None:
+    """Where a policy reads what is newest, the lanes say what that is, and a replay finds the same.
+
+    Then an action reads the same version however long anything takes. Where a stage has replicas, its forwards wait
+    for the version they name.
+
+    Args:
+        versions: as replayed.
+
+    Raises:
+        ScheduleError: where time would tell, or at the first action whose version is another.
+    """
+    if schedule.policy not in ASYNCHRONOUS or not _has_steps(schedule):
+        return
+    found, named = lane_reads(schedule), names_versions(schedule)
+    for number, action in enumerate(action for _, _, row in schedule.items() for action in row):
+        for part in parts_of(action):
+            if part.kind not in COMPUTE:
+                continue
+            own, read = found.of(part), versions.of(number, part)
+            if named and part.kind is Kind.F and part.version is None:
+                rule = f"{part} names no version, and stage {part.stage} has replicas, which step elsewhere"
+                raise broken(schedule, rule, [number], way_out=f"write {part}@{own}")
+            if read != own:
+                rule = f"{part} reads version {read} here, but by what its own lane has stepped it is to read {own}"
+                raise broken(schedule, rule, [number])
 
 
 def _has_steps(schedule: Schedule) -> bool:
@@ -70,12 +105,35 @@ def _computing(schedule: Schedule) -> Iterator[Action]:
 
 
 def _check(schedule: Schedule) -> None:
-    lanes = {name for _, name, row in schedule.items() if any(action.kind is Kind.STEP for action in row)}
-    if schedule.shape.separate_cuts or schedule.shape.num_parts > 1 or lanes != {"compute"}:
-        raise ScheduleError(
-            f"policy {schedule.policy.value} reads the newest version of a stage, which only a stage that steps on its "
-            "own compute lane, in one cut and whole sequences, settles by itself; take policy flush or delayed"
-        )
+    shape, policy = schedule.shape, schedule.policy
+    drifts = policy not in _SAME_AS_FORWARD  # backward reads other weights than forward did
+    if shape.separate_cuts or shape.num_parts > 1 or (drifts and shape.num_head_shards):
+        lacking = "stages that are the same both ways, whole sequences and a whole head"
+    elif drifts and names_versions(schedule):
+        lacking = "stages without replicas"
+    elif _steps_elsewhere(schedule):
+        lacking = "its steps on the compute lane that reads it"
+    else:
+        return
+    raise ScheduleError(
+        f"policy {policy.value} reads the newest version of a stage, which only time could tell here: it takes "
+        f"{lacking}; or take policy flush or delayed"
+    )
+
+
+def _steps_elsewhere(schedule: Schedule) -> bool:
+    """Whether a stage steps on a lane that is not compute, or that is not the one its readers stand on."""
+    stepped: dict[int, set[int]] = {}
+    reading: dict[int, set[int]] = {}
+    for device, name, row in schedule.items():
+        for part in (part for action in row for part in parts_of(action)):
+            if part.kind is Kind.STEP:
+                if name != "compute":
+                    return True
+                stepped.setdefault(part.stage, set()).add(device)
+            elif part.kind in COMPUTE:
+                reading.setdefault(part.stage, set()).add(device)
+    return not names_versions(schedule) and any(len(reading[s] | lanes) > 1 for s, lanes in stepped.items())
 
 
 def _read_row(schedule: Schedule, row: Row, found: LaneReads) -> None:
@@ -93,17 +151,18 @@ def _read_row(schedule: Schedule, row: Row, found: LaneReads) -> None:
                 newest[part.stage] = part.version or 0
             elif part.kind is Kind.F:
                 found.forward[part.stage, part.microbatch or 0] = version
-            elif part.kind in (Kind.B, Kind.I):
-                found.backward[part.stage, part.microbatch or 0] = version
-            if place in shares:
-                newest[part.stage] = shares[place]
+            elif part.kind in (Kind.R, Kind.B, Kind.I):  # a backward begins with its recomputation
+                found.backward.setdefault((part.stage, part.microbatch or 0), version)
+            if (place, part.stage) in shares:
+                newest[part.stage] = shares[place, part.stage]
 
 
-def _last_gradients(schedule: Schedule, row: Row) -> dict[int, int]:
-    """Place in the row of the last gradient for each step -> the version that step makes."""
+def _last_gradients(schedule: Schedule, row: Row) -> dict[tuple[int, int], int]:
+    """Place in the row and stage of the last gradient for each step -> the version that step makes."""
     last = {
-        (action.stage, (action.microbatch or 0) // schedule.shape.num_microbatches + 1): place
+        (part.stage, (part.microbatch or 0) // schedule.shape.num_microbatches + 1): place
         for place, action in enumerate(row)
-        if action.kind in GRADIENT
+        for part in parts_of(action)
+        if part.kind in GRADIENT
     }
-    return {place: version for (_, version), place in last.items()}
+    return {(place, stage): version for (stage, version), place in last.items()}

@@ -73,7 +73,8 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
                 yield Visit(device, *now, tuple(run), gradient)
                 run, gradient = [], -1
             now = place
-            run.append(number)
+            if run[-1:] != [number]:  # an OVERLAP may hold two of one visit
+                run.append(number)
             gradient = number if part.kind in GRADIENT else gradient
     if now is not None:
         yield Visit(device, *now, tuple(run), gradient)

@@ -9,10 +9,9 @@ from dataclasses import replace
 from itertools import groupby
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.communication import Hop, hops
-from rpbench.ir.deadlock import execution_rounds
 from rpbench.ir.dependencies import names_versions
-from rpbench.ir.index import Index
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
 from rpbench.ir.versions_by_lane import lane_reads
 
@@ -35,7 +34,8 @@ def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
     """
     if lane not in ("compute", "net"):
         raise ValueError(f"lane={lane!r}: communication goes to the lane 'compute' or 'net'")
-    index = Index(schedule)
+    analysis = Analysis(schedule)
+    index = analysis.index
     if any(action.kind in SEND or action.kind in RECV for action in index.actions):
         raise ScheduleError("the schedule holds SEND or RECV already: lower it once, or start from its compute rows")
     leaving: dict[int, list[Hop]] = {}
@@ -43,7 +43,7 @@ def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
         leaving.setdefault(hop.producer, []).append(hop)
 
     rows = [{name: list[Action]() for name, _ in row} for row in schedule.rows]
-    rounds = execution_rounds(index)
+    rounds = analysis.rounds
     for _, together in groupby(sorted(range(len(rounds)), key=rounds.__getitem__), key=rounds.__getitem__):
         numbers = list(together)
         for number in numbers:
@@ -73,10 +73,11 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
     if lane not in (None, "compute", "host"):
         raise ValueError(f"lane={lane!r}: steps go to the lane 'compute' or 'host'")
     lane = lane or ("compute" if schedule.weights is Weights.BOUND else "host")
-    index = Index(schedule)
+    analysis = Analysis(schedule)
+    index = analysis.index
     if index.steps:
         raise ScheduleError("the schedule holds STEP actions already: add them once")
-    rounds = execution_rounds(index)
+    rounds = analysis.rounds
     following: dict[int, list[Action]] = {}  # gradient -> the steps it completes
     for version in range(1, schedule.shape.num_steps + 1):
         for stage in range(schedule.shape.num_backward_stages):

@@ -3,7 +3,6 @@
 Choosing a partition by rule needs the standard library only; searching and evaluating load the simulator.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,13 +15,12 @@ from rpbench.registry import unknown_name
 
 if TYPE_CHECKING:
     from rpbench.plan.evaluate import Plan
+    from rpbench.plan.search import Progress
 
 METHODS = ("published", "even", "greedy", "pipedream", "search")
 
 # Actions a search may time by default: seconds on one core for the models of the RoundPipe paper.
 BUDGET = 500_000_000
-
-Progress = Callable[[int, float], None]
 
 
 class Choice(NamedTuple):
@@ -34,7 +32,7 @@ class Choice(NamedTuple):
     schedule: Schedule | None = None
 
 
-def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Progress | None = None) -> Choice:
+def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: "Progress | None" = None) -> Choice:
     """The partition a method gives.
 
     Args:
@@ -68,7 +66,7 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
     return _checked(problem, _without_idle_stages(parse(method), method), "given")
 
 
-def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: Progress | None = None) -> "Plan":
+def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: "Progress | None" = None) -> "Plan":
     """The partition a method gives, with its simulated makespan; arguments and errors as of `choose`."""
     from rpbench.plan.evaluate import evaluate
 

@@ -7,12 +7,11 @@ starts from takes part, its answer is never worse than the published, the even o
     layers              the best 8 numbers climb, half of them go on to the next round, until one is left
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
-from rpbench.plan import Progress
 from rpbench.plan.climb import Climb, Tally
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
 from rpbench.plan.evaluate import evaluate, why_unfit
@@ -27,6 +26,10 @@ STEPS = 8
 SHARE_BEFORE_MOVING = 0.2
 FINALISTS_THAT_MOVE = 4
 STEPS_THAT_MOVE = 2
+
+
+Progress = Callable[[int, float], None]
+"""Told how many actions have been timed, and the best makespan so far."""
 
 
 def plan_search(

@@ -1,6 +1,6 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain
@@ -12,9 +12,10 @@ import numpy.typing as npt
 from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
 from rpbench.ir.action import COMPUTE, Action, Kind
-from rpbench.ir.index import GRADIENT, Index
-from rpbench.ir.moved_objects import Cargo, cargo_of, carries
-from rpbench.ir.moves import TRANSFERS, transfer_edges
+from rpbench.ir.analysis import Analysis, analysed
+from rpbench.ir.index import GRADIENT
+from rpbench.ir.moved_objects import Cargo, carries
+from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.sim.kernels import compiled, order_lanes
@@ -37,15 +38,6 @@ class Columns:
     index: Ints  # microbatch, or version of a STEP, or -1
     part: Ints
     sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
-
-    @cached_property
-    def kinds(self) -> frozenset[int]:
-        """The kinds that stand in a lane; OVERLAP stands for what it holds."""
-        return frozenset(np.flatnonzero(np.bincount(self.kind, minlength=len(Kind))).tolist())
-
-    def holds(self, kinds: Collection[int]) -> bool:
-        """Whether any action is of one of these kinds."""
-        return not self.kinds.isdisjoint(kinds)
 
     def plain(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Kind, stage, index and part of every plain action, and the number of the action it belongs to."""
@@ -72,6 +64,7 @@ class Graph:
     """
 
     schedule: Schedule
+    analysis: Analysis
     columns: Columns
     order: Ints
     previous: Ints
@@ -84,7 +77,6 @@ class Graph:
     slot: Ints
     slots: tuple[Members, ...]
     cargo: tuple[Cargo | None, ...] = ()  # by slot, what its actions carry over a link; empty: nothing does
-    index: Index | None = None  # of a schedule that moves something: its transfers are matched once
 
     @property
     def num_actions(self) -> int:
@@ -110,19 +102,16 @@ class Graph:
         return int(self.crosses.sum())
 
 
-def build_graph(schedule: Schedule, index: Index | None = None) -> Graph:
+def build_graph(schedule: Schedule | Analysis) -> Graph:
     """The graph of a schedule.
-
-    Args:
-        index: of this schedule, if there is one already; it is made where something needs it.
 
     Raises:
         ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
     """
+    analysis = analysed(schedule)
+    schedule = analysis.schedule
     columns = read_columns(schedule)
-    if index is None and carries(schedule):
-        index = Index(schedule)
-    producer, consumer, moved = _edges(schedule, columns, index)
+    producer, consumer, moved = _edges(analysis, columns)
     order = _order(schedule, columns, producer, consumer)
 
     num = len(columns.kind)
@@ -142,9 +131,10 @@ def build_graph(schedule: Schedule, index: Index | None = None) -> Graph:
     computed = moved != _MOVED["transfer"]
     gradient = backward & ((moved == 2) | (schedule.shape.separate_cuts & computed))
     slots, slot = _slots(columns)
-    slots, cargo = _with_cargo(index, columns, slot, slots)
+    slots, cargo = _with_cargo(analysis, columns, slot, slots)
     return Graph(
         schedule,
+        analysis,
         columns,
         order,
         previous,
@@ -157,7 +147,6 @@ def build_graph(schedule: Schedule, index: Index | None = None) -> Graph:
         slot[order].astype(np.int32),
         slots,
         cargo,
-        index if cargo else None,
     )
 
 
@@ -177,12 +166,12 @@ def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
 
 
 def _with_cargo(
-    index: Index | None, columns: Columns, slot: Ints, slots: tuple[Members, ...]
+    analysis: Analysis, columns: Columns, slot: Ints, slots: tuple[Members, ...]
 ) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
     """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
-    if index is None or not carries(index.schedule):
+    carried = analysis.cargo
+    if not carries(analysis.schedule):
         return slots, ()
-    carried = cargo_of(index)
     distinct = dict.fromkeys((Kind(columns.kind[number]), cargo) for number, cargo in sorted(carried.items()))
     numbers = {what: len(slots) + place for place, what in enumerate(distinct)}
     for number, cargo in carried.items():
@@ -230,21 +219,19 @@ def _indices(actions: list[Action], kind: Ints) -> Ints:
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
-def _edges(schedule: Schedule, columns: Columns, index: Index | None) -> tuple[Ints, Ints, Ints]:
+def _edges(analysis: Analysis, columns: Columns) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    producer, consumer, moved = _with_transfers(index, columns, *_edges_by_stage(schedule, columns))
+    producer, consumer, moved = _with_transfers(analysis, *_edges_by_stage(analysis.schedule, columns))
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
 
 
-def _with_transfers(
-    index: Index | None, columns: Columns, producer: Ints, consumer: Ints, moved: Ints
-) -> tuple[Ints, Ints, Ints]:
+def _with_transfers(analysis: Analysis, producer: Ints, consumer: Ints, moved: Ints) -> tuple[Ints, Ints, Ints]:
     """The edges, and those that LOAD, STORE, FREE and their like add; these take no hop."""
-    if index is None or not columns.holds(TRANSFERS):
+    if not analysis.transfer_edges:
         return producer, consumer, moved
-    more = np.asarray(transfer_edges(index), np.int32).reshape(-1, 2)
+    more = np.asarray(analysis.transfer_edges, np.int32).reshape(-1, 2)
     return (
         np.concatenate([producer, more[:, 0]]),
         np.concatenate([consumer, more[:, 1]]),

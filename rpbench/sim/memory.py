@@ -19,7 +19,7 @@ def peak_in_flight(graph: Graph) -> list[int]:
     schedules move activations away and back, what is away does not count (`rpbench.ir.residency`).
     """
     if graph.schedule.weights is Weights.BOUND and moves_activations(graph.schedule):
-        return peak_resident(graph.schedule, graph.index)
+        return peak_resident(graph.analysis)
     return [int(level.max(initial=0)) for level in in_flight(graph)]
 
 

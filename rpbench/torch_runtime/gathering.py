@@ -15,6 +15,7 @@ from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
 from rpbench.engine.state.accumulation import Groups, gradient_groups
 from rpbench.engine.state.gradients import Tensors
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule
 from rpbench.torch_runtime.member import Member
 
@@ -180,7 +181,7 @@ def compare(member: Member, gradients: Tensors, weights: Tensors) -> Answer:
 
 def summation_order(table: Schedule, num_steps: int, num_replicas: int) -> Mapping[tuple[int, int], Groups]:
     """(backward stage, version) -> microbatches in the order their gradients are added up, replica after replica."""
-    own, size = gradient_groups(table), table.shape.num_microbatches
+    own, size = gradient_groups(Analysis(table)), table.shape.num_microbatches
     found: dict[tuple[int, int], Groups] = {}
     for step in range(num_steps):
         for (stage, _), groups in own.items():

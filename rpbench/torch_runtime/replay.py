@@ -22,7 +22,7 @@ def replay_makespan(timeline: Timeline) -> float:
     index = Index(timeline.schedule)
     ends = [0.0] * len(index.actions)
     lane_starts = {lane.start for lane in index.lanes}
-    for number in execution_order(index):
+    for number in execution_order(index, index.producers):
         waits = list(index.producers[number]) + ([] if number in lane_starts else [number - 1])
         began = max((ends[producer] for producer in waits), default=0.0)
         ends[number] = began + timeline.end[number] - timeline.start[number]

@@ -26,6 +26,7 @@ from rpbench.engine.state.compensation import (
 from rpbench.engine.state.weights import Weights
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
+from rpbench.ir.analysis import Analysis
 from rpbench.models.data import Batch
 
 RATE = 1e-2
@@ -92,7 +93,7 @@ def test_a_synchronous_start_is_plain_training():
     schedule = build("pipemare", 3, 2, num_steps=4, num_sync_steps=4)
     run = train(schedule, workload_of(schedule), compensation=Compensation(num_sync_steps=4, **PIPEMARE))
     assert_same(run, reference_of(run, lambda module, microbatch: microbatch // 2))
-    assert Delays(schedule).tau == [0, 0, 0]
+    assert Delays(Analysis(schedule)).tau == [0, 0, 0]
 
 
 # --- delays and the numbers made of them ---
@@ -102,7 +103,7 @@ def test_a_synchronous_start_is_plain_training():
 def test_tau_is_measured_on_the_order(window):
     """1F1B on p ranks is late by p - 1 - s microbatches, that is (p - 1 - s) / N steps on average."""
     schedule = build("pipemare", 4, window, num_steps=12, steps=True)
-    assert Delays(schedule).tau == [(3 - stage) / window for stage in range(4)]
+    assert Delays(Analysis(schedule)).tau == [(3 - stage) / window for stage in range(4)]
 
 
 def test_a_slow_stage_gains_its_full_rate():

@@ -18,9 +18,9 @@ from rpbench.engine.state.accumulation import gradient_groups
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.analysis import Analysis, replay
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
-from rpbench.ir.versions import replay
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
 from rpbench.passes.lower import lower_communication, split_backward
@@ -110,7 +110,7 @@ def test_twenty_asynchronous_steps_equal_training_on_weights_one_step_old():
     late = reference_of(run, read_version=lambda module, microbatch: max(0, microbatch // microbatches - 1))
     assert_same(run, late)
     for number, action in enumerate(run.training.schedule.compute(0)):
-        assert run.training.passes.read[number] == max(0, action.microbatch // microbatches - 1), action
+        assert run.training.passes.read[number, action] == max(0, action.microbatch // microbatches - 1), action
     assert run.training.weights.most_live == 2
     with pytest.raises(AssertionError):
         assert_same(run, reference_of(run))
@@ -188,15 +188,15 @@ def clipping_matters(run):
 def test_accumulation_over_calls_adds_one_call_after_another(round_size):
     schedule = build("roundpipe", 3, 7, num_steps=2, round_size=round_size)
     rounds = tuple(tuple(range(start, min(start + round_size, 7))) for start in range(0, 7, round_size))
-    groups = gradient_groups(schedule)
+    groups = gradient_groups(Analysis(schedule))
     assert all(groups[stage, 1] == rounds for stage in range(4))
     run = train(schedule, workload_of(schedule, dtype=torch.float32))
     assert_same(run, reference_of(run))
 
 
 def test_groups_follow_the_order_of_a_lane():
-    assert gradient_groups(build("1f1b", 2, 3))[0, 1] == ((0, 1, 2),)
-    assert gradient_groups(build("looped_bfs", 2, 3))[0, 1] == ((2, 1, 0),)
+    assert gradient_groups(Analysis(build("1f1b", 2, 3)))[0, 1] == ((0, 1, 2),)
+    assert gradient_groups(Analysis(build("looped_bfs", 2, 3)))[0, 1] == ((2, 1, 0),)
 
 
 def test_lowered_communication_changes_nothing():

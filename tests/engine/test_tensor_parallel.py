@@ -14,6 +14,7 @@ from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
+from rpbench.engine.program import make_program
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
 from rpbench.engine.shards import tensor_parallel
 from rpbench.engine.shards.collectives import Rank
@@ -29,6 +30,7 @@ from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import ScheduleError, Shape
+from rpbench.passes.lower import split_backward
 from rpbench.registry import entry
 
 LLAMA = replace(TINY, family="llama", gated_mlp=True)
@@ -301,3 +303,11 @@ def test_a_schedule_or_a_module_that_shares_do_not_train_is_refused():
     strange = [workload.modules[0], *(torch.nn.Identity() for _ in range(4)), workload.modules[-1]]
     with pytest.raises(ValueError, match=r"Identity has no shares"):
         Training(replace(workload, modules=strange), schedule)
+
+
+def test_a_meeting_that_a_device_stays_away_from_is_refused_before_any_work():
+    """One device goes back in one piece and the other in two: each would wait for a share that never comes."""
+    order = build("megatron_tp", 2, 1, num_layers=2, chunks=1)
+    rows = [order.compute(0), split_backward(order).compute(1)]
+    with pytest.raises(ScheduleError, match="meets the shares of 2 devices, and 1 come to it"):
+        make_program(replace(order, rows=tuple(rows)), uneven_costs(order))

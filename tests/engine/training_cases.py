@@ -82,7 +82,7 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
     elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW}:
         options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
     if training.settings.compensation.is_needed:
-        options |= {"compensation": training.settings.compensation, "delays": Delays(training.schedule)}
+        options |= {"compensation": training.settings.compensation, "delays": Delays(training.analysis)}
     return train_reference(
         training.workload,
         training.layout,

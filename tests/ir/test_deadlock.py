@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
 from rpbench.ir.deadlock import execution_order
-from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.registry import entries
 
@@ -107,8 +107,8 @@ def test_long_rows_are_elided_around_the_mark():
 @settings(deadline=None, max_examples=50)
 @given(st.sampled_from(["1f1b", "gpipe"]), st.integers(1, 5), st.integers(1, 6))
 def test_the_execution_order_respects_lanes_and_needs(name, ranks, microbatches):
-    index = Index(entries()[name].build(Shape(ranks, ranks, microbatches)))
-    order = execution_order(index)
+    found = Analysis(entries()[name].build(Shape(ranks, ranks, microbatches)))
+    index, order = found.index, execution_order(found.index, found.producers)
     place = {number: tick for tick, number in enumerate(order)}
     assert sorted(order) == list(range(len(index.actions)))
     for number, action in enumerate(index.actions):

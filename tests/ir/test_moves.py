@@ -6,9 +6,8 @@ import pytest
 from editing import edit, with_action
 
 from rpbench.ir.action import Action, Kind, parse
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
-from rpbench.ir.index import Index
-from rpbench.ir.moves import transfer_edges
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
@@ -79,8 +78,9 @@ def test_the_lanes_of_the_first_device_by_hand():
 
 
 def edges(schedule: Schedule) -> set[tuple[str, str]]:
-    index = Index(schedule)
-    return {(str(index.actions[before]), str(index.actions[after])) for before, after in transfer_edges(index)}
+    found = Analysis(schedule)
+    actions = found.index.actions
+    return {(str(actions[before]), str(actions[after])) for before, after in found.transfer_edges}
 
 
 def test_what_waits_for_what():

@@ -11,6 +11,7 @@ from rpbench.cost.table import LayerTimes
 from rpbench.harness.request import load
 from rpbench.harness.run import run
 from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.residency import peak_resident
@@ -29,16 +30,16 @@ def test_pairs_share_what_1f1b_leaves_uneven(p, m, steps):
     schedule, plain = entry("bpipe").build(shape), entry("1f1b").build(shape)
     check(schedule)
     assert [schedule.compute(rank) for rank in range(p)] == [plain.compute(rank) for rank in range(p)]
-    assert max(peak_resident(schedule)) <= most_held(p)
-    assert peak_in_flight(build_graph(schedule)) == peak_resident(schedule)
-    assert peak_resident(plain) == peak_in_flight(build_graph(plain))
+    assert max(peak_resident(Analysis(schedule))) <= most_held(p)
+    assert peak_in_flight(build_graph(schedule)) == peak_resident(Analysis(schedule))
+    assert peak_resident(Analysis(plain)) == peak_in_flight(build_graph(plain))
 
 
 def test_the_bound_is_reached_and_without_moves_it_is_not_kept():
     schedule = entry("bpipe").build(Shape(8, 8, 24))
-    assert max(peak_resident(schedule)) == most_held(8) == 5
+    assert max(peak_resident(Analysis(schedule))) == most_held(8) == 5
     kept = replace(schedule, rows=tuple({"compute": schedule.compute(rank)} for rank in range(8)))
-    assert peak_resident(kept) == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert peak_resident(Analysis(kept)) == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
 def timed(schedule, transfer: float):
@@ -79,7 +80,7 @@ def test_what_goes_to_the_host_is_as_much_as_asked_for_and_lives_longest(p, v, r
 def test_memory_falls_faster_than_traffic_grows():
     """Half of the activations offloaded, the longest-lived ones: the first rank keeps less than half of its peak."""
     shape = Shape(8, 16, 32)
-    peaks = [max(peak_resident(entry("pipe_offload").build(shape, share=share))) for share in (0.0, 0.5, 1.0)]
+    peaks = [max(peak_resident(Analysis(entry("pipe_offload").build(shape, share=share)))) for share in (0.0, 0.5, 1.0)]
     assert peaks[0] == 23
     assert peaks[1] <= peaks[0] / 2 + 1
     assert peaks[2] < peaks[1]
@@ -97,7 +98,7 @@ def test_transfers_are_timed_on_a_cluster(tmp_path):
     request = ["model=tiny_gpt", "num_devices=4", "num_microbatches=8", f"results_dir={tmp_path}", "model.num_layers=8"]
     (row,) = run(load([*request, "schedule=bpipe"]))
     assert row["status"] == "ok"
-    assert row["peak_in_flight"] == peak_resident(entry("bpipe").build(Shape(4, 4, 8)))
+    assert row["peak_in_flight"] == peak_resident(Analysis(entry("bpipe").build(Shape(4, 4, 8))))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from rpbench.cost.transfers import moved_bytes
 from rpbench.harness.request import load
 from rpbench.harness.run import run
 from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.residency import peak_resident
@@ -58,11 +59,11 @@ def test_pairs_share_whole_activations():
 def test_orders_of_groups_hold_less_before_anything_moves(group_size, kept):
     shape = Shape(8, 16, 32)
     schedule = entry("pipe_offload").build(shape, share=0.0, group_size=group_size)
-    assert max(peak_resident(schedule)) == kept
+    assert max(peak_resident(Analysis(schedule))) == kept
     moved = entry("pipe_offload").build(shape, share=0.5, group_size=group_size)
     check(moved)
-    assert max(peak_resident(moved)) < 0.75 * kept
-    assert max(peak_resident(entry("pipe_offload").build(shape, group_size=group_size))) < kept / 2
+    assert max(peak_resident(Analysis(moved))) < 0.75 * kept
+    assert max(peak_resident(Analysis(entry("pipe_offload").build(shape, group_size=group_size)))) < kept / 2
 
 
 def test_a_record_of_whole_activations(tmp_path):

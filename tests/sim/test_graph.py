@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from nearby import nearby
 
 from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.index import Index
-from rpbench.ir.moves import transfer_edges
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Shape
 from rpbench.passes.lower import add_steps, lower_communication, split_backward
@@ -44,7 +44,7 @@ def schedules(draw):
 def test_edges_are_those_found_one_by_one(schedule):
     index = Index(schedule)
     transfers = defaultdict(list)
-    for producer, consumer in transfer_edges(index):
+    for producer, consumer in Analysis(schedule).transfer_edges:
         transfers[consumer].append((producer, "order"))
     one_by_one = {
         (producer, consumer, moved != "order")

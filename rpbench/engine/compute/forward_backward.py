@@ -7,16 +7,17 @@ reader, so nothing is left when a schedule is done.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from rpbench.engine.compute.head_shards import HeadShares
-from rpbench.engine.compute.segments import Segments
+from rpbench.engine.compute.segment_backward import segment_backward
+from rpbench.engine.compute.segments import Segment, Segments
 from rpbench.engine.compute.stage import (
     Grain,
     Graph,
     Rest,
-    Segment,
     Stages,
     backward,
     input_gradient,
@@ -45,7 +46,7 @@ class Passes:
 
     Attributes:
         losses: microbatch -> its share of its step's mean loss.
-        read: number of an action -> the version its weights had.
+        read: (number, plain action) -> the version its weights had; an OVERLAP's number has several.
         recompute_head: run the head again in backward, because its weights leave the device in between.
     """
 
@@ -63,7 +64,7 @@ class Passes:
     ) -> None:
         self._adjustments = adjustments
         self.losses: dict[int, float] = {}
-        self.read: dict[int, int] = {}
+        self.read: dict[tuple[int, Action], int] = {}
         self.recompute_head = False
         self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
         self._scaler = scaler
@@ -137,7 +138,8 @@ class Passes:
         self._release(modules, version)
 
     def backward(self, action: Action, number: int, gate: Gate) -> None:
-        differentiate = backward if self._segments.num_parts == 1 else self._segments.backward
+        whole = self._segments.num_parts == 1
+        differentiate = backward if whole else partial(segment_backward, self._segments)
         gradients = self._go_back(action, number, gate, differentiate)
         self._hand_over(action.stage, _segment_of(action), gradients)
 
@@ -253,7 +255,7 @@ class Passes:
 
     def _at(self, action: Action, number: int) -> tuple[Segment, int]:
         """Segment and version of an action, the latter noted."""
-        version = self.read[number] = self._reads.version(action, number)
+        version = self.read[number, action] = self._reads.version(action, number)
         return _segment_of(action), version
 
     def _input(self, stage: int, segment: Segment) -> torch.Tensor:

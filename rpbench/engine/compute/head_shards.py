@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from rpbench.engine.compute.stage import Segment
+from rpbench.engine.compute.segments import Segment
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weights import WeightSource
 from rpbench.engine.workload import Workload

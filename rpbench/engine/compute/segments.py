@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rpbench.engine.compute.stage import Graph, Segment
-from rpbench.engine.state.gradients import Tensors
 from rpbench.models.attention import KeysValues
 
+Segment = tuple[int, int]  # microbatch, part of its sequences
 Slopes = list[torch.Tensor | None]  # of keys and values
 
 
@@ -73,31 +72,8 @@ class Segments:
     def keep(self, module: int, segment: Segment, own: KeysValues) -> None:
         self._kept[module, segment] = own
 
-    def backward(self, graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-        """As `stage.backward`, with gradients of keys and values going in and coming out."""
-        exchange = graph.exchange
-        if exchange is None:  # embedding or head alone
-            exchange = Exchange(self, (0, 0), with_graph=True)
-        ends, slopes = self._ends(exchange)
-        places = [(module, part) for module, found in exchange.earlier.items() for part in range(len(found))]
-        before = [tensor for module, part in places for tensor in exchange.earlier[module][part]]
-        inputs = [*graph.leaves.values(), *before, *(() if graph.start is None else (graph.start,))]
-        found: tuple[torch.Tensor | None, ...] = (None,) * len(inputs)
-        outputs = [(graph.end, gradient), *zip(ends, slopes, strict=True)]
-        outputs = [(end, slope) for end, slope in outputs if end.requires_grad]
-        if inputs and outputs:
-            found = torch.autograd.grad(
-                [end for end, _ in outputs], inputs, [slope for _, slope in outputs], allow_unused=True
-            )
-        num_leaves = len(graph.leaves)
-        for number, (module, part) in enumerate(places):
-            pair = found[num_leaves + 2 * number : num_leaves + 2 * number + 2]
-            self._add(module, (exchange.segment[0], part), pair)
-        gradients = {place: value for place, value in zip(graph.leaves, found, strict=False) if value is not None}
-        return (None if graph.start is None else found[-1]), gradients
-
-    def _ends(self, exchange: Exchange) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What this segment has made and later ones have read, with the gradients of it; none is needed again."""
+    def take(self, exchange: Exchange) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What a segment has made and later ones have read, with the gradients of it; none is needed again."""
         ends: list[torch.Tensor] = []
         slopes: list[torch.Tensor] = []
         for module, own in exchange.own.items():
@@ -108,7 +84,8 @@ class Segments:
                     slopes.append(slope)
         return ends, slopes
 
-    def _add(self, module: int, segment: Segment, pair: Sequence[torch.Tensor | None]) -> None:
+    def add(self, module: int, segment: Segment, pair: Sequence[torch.Tensor | None]) -> None:
+        """Add gradients of the keys and values that a segment has made, from a later one that has read them."""
         total = self._slopes.setdefault((module, segment), [None, None])
         for number, slope in enumerate(pair):
             before = total[number]

@@ -9,21 +9,18 @@ their graphs (`rpbench.passes.recomputation`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from rpbench.engine.compute.randomness import seeded
+from rpbench.engine.compute.segments import Exchange, Segment
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.split_backward import Deferring, Linear, defer
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.weights import Named, WeightSource
 from rpbench.engine.workload import Workload
 
-if TYPE_CHECKING:
-    from rpbench.engine.compute.segments import Exchange
-
-Segment = tuple[int, int]  # microbatch, part of its sequences
 Grain = Literal["stage", "layer"]
 GRAINS: tuple[Grain, ...] = get_args(Grain)
 
@@ -43,7 +40,7 @@ class Graph(NamedTuple):
     start: torch.Tensor | None
     leaves: Tensors
     end: torch.Tensor
-    exchange: "Exchange | None" = None
+    exchange: Exchange | None = None
     linears: tuple[Linear, ...] = ()
     anchor: torch.Tensor | None = None
 
@@ -79,7 +76,7 @@ class Stages:
     splits: bool = False
 
     def run(
-        self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: "Exchange | None" = None
+        self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: Exchange | None = None
     ) -> torch.Tensor:
         """The output of some modules; after the head, the loss as its share of the step's mean."""
         for module in modules:
@@ -93,7 +90,7 @@ class Stages:
         segment: Segment,
         version: int,
         note: Callable[[int, torch.Tensor], None],
-        exchange: "Exchange | None" = None,
+        exchange: Exchange | None = None,
     ) -> torch.Tensor:
         """`run` without graph; `note` gets every module's input."""
         with torch.no_grad():
@@ -103,7 +100,7 @@ class Stages:
         return x
 
     def graph(
-        self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: "Exchange | None" = None
+        self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: Exchange | None = None
     ) -> Graph:
         """`run` with graph."""
         leaves = {
@@ -119,7 +116,7 @@ class Stages:
         return Graph(start, leaves, end, exchange, tuple(deferring.linears), deferring.anchor)
 
     def _call(
-        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: "Exchange | None"
+        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None
     ) -> torch.Tensor:
         if not self.workload.draws_random:
             return self._plain_call(module, tensors, x, segment, exchange)
@@ -128,7 +125,7 @@ class Stages:
             return self._plain_call(module, tensors, x, segment, exchange)
 
     def _plain_call(
-        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: "Exchange | None"
+        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None
     ) -> torch.Tensor:
         shell = self.shells[module]
         output: torch.Tensor

@@ -17,7 +17,7 @@ from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.weights import MastersOf, Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.moves import Moves, Transfer
+from rpbench.ir.moves import Transfer
 
 
 class ReplicaWeights(DeviceWeights):
@@ -35,7 +35,7 @@ class ReplicaWeights(DeviceWeights):
         self._stages = sharing
         self._sharing = {module: found for found in sharing.values() for module, _ in found.shapes}
         super().__init__(workload, *given, hold=hold, **options)
-        moves = Moves(self._index)
+        moves = self._moves
         gathers = moves.transfers[Kind.UNSHARD, None]
         self._gathers = {transfer.pieces[0]: transfer for transfer in gathers}
         self._sources = moves.sources

@@ -9,20 +9,26 @@ the head: the share's gradient comes first, that of the stage it is updated with
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
 from rpbench.engine.state.reductions import microbatches_of, reductions_of
 from rpbench.ir.action import Action, Kind, parts_of
-from rpbench.ir.index import GRADIENT, Index
-from rpbench.ir.moves import Moves
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.index import GRADIENT
 from rpbench.ir.schedule import Schedule, Weights
 
 Groups = tuple[tuple[int, ...], ...]  # microbatches, by group
 
 
-def gradient_groups(schedule: Schedule) -> dict[tuple[int, int], Groups]:
-    """(backward stage, version of the step) -> the groups that make the step's gradient."""
+def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
+    """(backward stage, version of the step) -> the groups that make the step's gradient.
+
+    Raises:
+        ValueError: if parts of a microbatch are added up apart, or replicas reduce what they cannot.
+    """
+    schedule = analysis.schedule
     cuts = _round_starts(schedule) if schedule.weights is Weights.STREAMED else frozenset()
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for _, _, row in schedule.items():
@@ -31,22 +37,40 @@ def gradient_groups(schedule: Schedule) -> dict[tuple[int, int], Groups]:
             own.setdefault((stage, microbatch // schedule.shape.num_microbatches + 1), []).append(microbatch)
         for place, microbatches in own.items():
             found.setdefault(place, []).extend(_cut(microbatches, cuts))
-    found |= _stored(schedule)
-    for place, sums in reductions_of(schedule).items():
+    found |= _stored(analysis)
+    for place, sums in reductions_of(analysis).items():
         if len(sums) == 1:
             found[place] = list(sums[0].values())
         else:
             found[place] = [tuple(own for microbatches in one.values() for own in microbatches) for one in sums]
-    return {place: tuple(sorted(groups, key=min)) for place, groups in found.items()}
+    return {place: tuple(sorted(_distinct(place, groups), key=min)) for place, groups in found.items()}
 
 
-def _stored(schedule: Schedule) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+def _distinct(place: tuple[int, int], groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The groups of a stage and version; each microbatch is in one of them, with all of its parts.
+
+    Raises:
+        ValueError: if parts of a microbatch are added up apart.
+    """
+    num_groups = Counter(microbatch for own in groups for microbatch in set(own))
+    apart = next((microbatch for microbatch, number in num_groups.items() if number > 1), None)
+    if apart is not None:
+        raise ValueError(
+            f"the gradient of stage {place[0]} for microbatch {apart} is made in parts that are added up apart: those "
+            "of its segments, or of the head, are to be on one device and to leave it together; store gradients once "
+            "a step"
+        )
+    return groups
+
+
+def _stored(analysis: Analysis) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     """What every STORE:G takes home, where weights are bound; nothing for gradients that stay."""
+    schedule, index = analysis.schedule, analysis.index
     if schedule.weights is Weights.STREAMED or Kind.STORE not in schedule.kinds:
         return {}
-    index, window = Index(schedule), schedule.shape.num_microbatches
+    window = schedule.shape.num_microbatches
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
-    for transfer in Moves(index).transfers[Kind.STORE, "G"]:
+    for transfer in analysis.moves.transfers[Kind.STORE, "G"]:
         for version, own in groupby(microbatches_of(index, transfer), key=lambda number: number // window + 1):
             found.setdefault((transfer.visits[0].stage, version), []).append(tuple(own))
     return found

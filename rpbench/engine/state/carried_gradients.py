@@ -13,9 +13,8 @@ import torch
 
 from rpbench.engine.state.gradients import Place, Sum, Tensors, Window
 from rpbench.engine.state.reductions import microbatches_of
-from rpbench.ir.index import Index
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.moves import has_transfers
-from rpbench.ir.schedule import Schedule
 
 
 class CarriedWindow:
@@ -67,12 +66,13 @@ class CarriedWindow:
         self._sum = Sum()
 
 
-def carried_windows(schedule: Schedule) -> dict[tuple[int, int], Window]:
+def carried_windows(analysis: Analysis) -> dict[tuple[int, int], Window]:
     """(backward stage, version of the step) -> the gradient that goes round; none where nothing does."""
-    if not has_transfers(schedule):
+    if not has_transfers(analysis.schedule):
         return {}
-    index = Index(schedule)
     return {
-        (stage, step + 1): CarriedWindow([mb for transfer in carriers for mb in microbatches_of(index, transfer)])
-        for (stage, step), carriers in index.moves.handovers.carried.items()
+        (stage, step + 1): CarriedWindow(
+            [mb for transfer in carriers for mb in microbatches_of(analysis.index, transfer)]
+        )
+        for (stage, step), carriers in analysis.moves.handovers.carried.items()
     }

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
-from rpbench.ir.versions import replay
 
 Predictor = Literal["", "pipeoptim", "spectrain", "xpipe"]
 
@@ -67,8 +67,8 @@ class Delays:
         tau: per stage, the mean over the microbatches of the last step; the same in every step once warm.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
-        versions = replay(schedule)
+    def __init__(self, analysis: Analysis) -> None:
+        schedule, versions = analysis.schedule, analysis.versions
         self._late, self._drift = versions.staleness_steps, versions.drift
         window = schedule.shape.batches[-1]
         stages = range(schedule.shape.num_backward_stages)
@@ -141,5 +141,5 @@ def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: 
             f"schedule={schedule.name} compensates stage by stage, but the model's embedding and head share weights, "
             "which belong to two stages; set model.tied_embedding=false"
         )
-    if any(action.kind is Kind.R for _, _, row in schedule.items() for action in row):
+    if Kind.R in schedule.plain_kinds:
         raise ValueError(f"schedule={schedule.name} has recomputation of its own, which would not be compensated")

@@ -17,9 +17,8 @@ from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind, parts_of
-from rpbench.ir.index import Index
-from rpbench.ir.moves import Moves, Transfer
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.moves import Transfer
 from rpbench.ir.visits import Visit
 
 HANDED_OVER = "weights from a peer"
@@ -38,7 +37,7 @@ class DeviceWeights(Weights):
 
     Args:
         counts, start: as in `Weights`.
-        schedule: with LOAD:P and FREE:P.
+        analysis: of a schedule with LOAD:P and FREE:P.
         copy: brings a tensor to a device.
         hold: told what has come to a device from another one, and gone again.
         pin: keep what is at home in memory that a GPU can read by itself.
@@ -51,7 +50,7 @@ class DeviceWeights(Weights):
         start: Mapping[int, Tensors] | None,
         reads: Reads,
         layout: Layout,
-        schedule: Schedule,
+        analysis: Analysis,
         copy: Copy,
         *,
         hold: Hold,
@@ -63,9 +62,8 @@ class DeviceWeights(Weights):
             self._frozen = [{name: tensor.pin_memory() for name, tensor in named.items()} for named in self._frozen]
             self._versions = {place: _pinned(named) for place, named in self._versions.items()}
         self._reader, self._layout, self._copy = reads, layout, copy
-        self._index = Index(schedule)
-        moves = Moves(self._index)
-        self._handovers, transfers = moves.handovers, moves.transfers[Kind.LOAD, "P"]
+        self._index, self._moves = analysis.index, analysis.moves
+        self._handovers, transfers = self._moves.handovers, self._moves.transfers[Kind.LOAD, "P"]
         self._loads = {piece: transfer for transfer in transfers for piece in transfer.pieces}
         self._ends = {transfer.end: transfer for transfer in transfers}
         self._users = {
@@ -164,7 +162,8 @@ class DeviceWeights(Weights):
         for named in self._copies.pop(transfer).values():
             for tensor in named.values():
                 if tensor.is_floating_point():
-                    tensor.detach().fill_(torch.nan)
+                    # Unseen by autograd: a W that is put off has the graph of its I, and reads no weight any more.
+                    tensor.data.fill_(torch.nan)
 
     def leaves_between(self, stage: int) -> bool:
         """Whether a stage's weights leave the device between its forward and its backward."""

@@ -24,9 +24,8 @@ from rpbench.engine.layout import Layout
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
-from rpbench.ir.index import Index
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.moves import Moves
-from rpbench.ir.schedule import Schedule
 
 # The fused AdamW takes elements in whole vectors and rounds those behind the last one otherwise. A cut at a multiple of
 # the longest vector leaves every element where it was, so a stage stepped in shards has the bits of one stepped whole.
@@ -129,11 +128,11 @@ def _num_elements(pieces: Pieces, module: int) -> int:
     return sum(stop - start for (other, _), start, stop in pieces if other == module)
 
 
-def sharing_of(schedule: Schedule, layout: Layout, workload: Workload) -> dict[int, Sharing]:
+def sharing_of(analysis: Analysis, layout: Layout, workload: Workload) -> dict[int, Sharing]:
     """Stage -> how it is shared, for those that are gathered or reduced."""
-    if not {Kind.UNSHARD, Kind.REDUCE_GRAD} & schedule.kinds:
+    if not {Kind.UNSHARD, Kind.REDUCE_GRAD} & analysis.schedule.kinds:
         return {}
-    moves = Moves(Index(schedule))
+    moves = analysis.moves
     devices: dict[int, set[int]] = defaultdict(set)
     for what in ((Kind.UNSHARD, None), (Kind.REDUCE_GRAD, None)):
         for transfer in moves.transfers[what]:

@@ -11,25 +11,24 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.index import GRADIENT, Index
-from rpbench.ir.moves import Moves, Transfer
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.moves import Transfer
 
 Reduction = Mapping[int, tuple[int, ...]]  # device -> its microbatches, in the order they are added; devices likewise
 
 
-def reductions_of(schedule: Schedule) -> dict[tuple[int, int], list[Reduction]]:
+def reductions_of(analysis: Analysis) -> dict[tuple[int, int], list[Reduction]]:
     """(backward stage, version of the step) -> its sums over replicas, in order; none of what is not reduced.
 
     Raises:
         ValueError: if one serves several steps, or several of a step have more than a microbatch of a replica each.
     """
-    if Kind.REDUCE_GRAD not in schedule.kinds:
+    if Kind.REDUCE_GRAD not in analysis.schedule.kinds:
         return {}
-    index = Index(schedule)
     found: dict[tuple[int, int], list[dict[int, tuple[int, ...]]]] = defaultdict(list)
     num_of: dict[tuple[int, int, int], int] = defaultdict(int)  # (stage, version, device) -> sums so far
-    for transfer in Moves(index).transfers[Kind.REDUCE_GRAD, None]:
+    for transfer in analysis.moves.transfers[Kind.REDUCE_GRAD, None]:
         visit = transfer.visits[0]
         place = visit.stage, visit.step + 1
         if any(other.step != visit.step for other in transfer.visits):
@@ -41,7 +40,13 @@ def reductions_of(schedule: Schedule) -> dict[tuple[int, int], list[Reduction]]:
         num_of[(*place, visit.device)] += 1
         if number == len(found[place]):
             found[place].append({})
-        found[place][number][visit.device] = microbatches_of(index, transfer)
+        found[place][number][visit.device] = microbatches_of(analysis.index, transfer)
+    for (stage, version), sums in found.items():
+        if any(one.keys() != sums[0].keys() for one in sums):
+            raise ValueError(
+                f"replicas reduce the gradient of stage {stage} for version {version} unequally often: a sum takes a "
+                f"part of each; device {min(sums[0])} does so {len(sums)} times"
+            )
     return {place: [_ordered(one, several=len(sums) > 1) for one in sums] for place, sums in found.items()}
 
 

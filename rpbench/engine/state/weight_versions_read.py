@@ -3,10 +3,9 @@
 from collections import Counter
 
 from rpbench.engine.layout import Layout
-from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.action import COMPUTE, Action, parts_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import STEPS_BEHIND
-from rpbench.ir.schedule import Schedule
-from rpbench.ir.versions import replay
 
 
 class Reads:
@@ -16,16 +15,17 @@ class Reads:
     and with the `num_stale` versions before it: -1, -2, ...
     """
 
-    def __init__(self, schedule: Schedule, num_stale: int = 0) -> None:
-        self.schedule, self.num_stale = schedule, num_stale
-        self.has_steps = any(action.kind is Kind.STEP for _, _, row in schedule.items() for action in row)
-        self._replayed = replay(schedule).read if self.has_steps else ()
+    def __init__(self, analysis: Analysis, num_stale: int = 0) -> None:
+        self._analysis, self.schedule, self.num_stale = analysis, analysis.schedule, num_stale
+        self.has_steps = analysis.has_steps
 
     def version(self, action: Action, number: int) -> int:
         """The version that a compute action reads; the number is its place in the schedule."""
         assert action.microbatch is not None
         fixed = self.fixed(action.microbatch)
-        found = self._replayed[number] if fixed is None else fixed
+        if fixed is not None:
+            return fixed
+        found = self._analysis.versions.of(number, action)
         assert found is not None
         return found
 

@@ -19,9 +19,7 @@ from rpbench.engine.state.gradients import Gradients
 from rpbench.engine.state.reductions import microbatches_of
 from rpbench.engine.state.weights import Weights
 from rpbench.ir.action import RECV, SEND, Action, Kind
-from rpbench.ir.index import Index
-from rpbench.ir.moves import Moves, has_transfers
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.analysis import Analysis
 
 
 class Transfers:
@@ -34,7 +32,7 @@ class Transfers:
 
     def __init__(
         self,
-        schedule: Schedule,
+        analysis: Analysis,
         weights: Weights,
         gradients: Gradients,
         passes: Passes,
@@ -42,8 +40,8 @@ class Transfers:
         reduced: Mapping[tuple[int, int], ReducedWindow],
     ) -> None:
         self._weights, self._gradients, self._passes, self._copy = weights, gradients, passes, copy
-        self._reduced, self._index = reduced, Index(schedule)
-        moved = Moves(self._index).transfers if has_transfers(schedule) else {}
+        self._reduced, self._index = reduced, analysis.index
+        moved = analysis.moves.transfers
         self._stores = {transfer.pieces[0]: transfer for transfer in moved.get((Kind.STORE, "G"), ())}
         self._sums = {transfer.pieces[0]: transfer for transfer in moved.get((Kind.REDUCE_GRAD, None), ())}
 

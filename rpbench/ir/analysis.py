@@ -1,0 +1,88 @@
+"""Analysis: what a schedule's checks, costs, simulator and engine ask of it, each found once, when first asked for."""
+
+from functools import cached_property
+
+from rpbench.ir.action import Kind
+from rpbench.ir.deadlock import execution_rounds
+from rpbench.ir.index import Index
+from rpbench.ir.moved_objects import Cargo, cargo_of, carries
+from rpbench.ir.moves import Moves, all_producers, has_transfers
+from rpbench.ir.schedule import Schedule
+from rpbench.ir.versions import Versions, implied_versions, replay_in
+from rpbench.ir.visits import Visit, visits_of
+
+
+class Analysis:
+    """A schedule and what follows from it. Whoever needs any of it is handed this, and makes none of it again.
+
+    Raises (each when it is first asked for):
+        ScheduleError: by `index` for indices out of range or an action that stands twice; by `moves` for transfers that
+            match nothing; by `rounds` if no rank can move; by `versions` for a version that is not out.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    @cached_property
+    def index(self) -> Index:
+        """Its actions by number."""
+        return Index(self.schedule)
+
+    @cached_property
+    def visits(self) -> list[list[Visit]]:
+        """The visits of every device."""
+        return visits_of(self.index)
+
+    @cached_property
+    def moves(self) -> Moves:
+        """Its transfers, matched with what they serve."""
+        return Moves(self.index, self.visits)
+
+    @cached_property
+    def transfer_edges(self) -> list[tuple[int, int]]:
+        """(producer, consumer) of every dependency that transfers add; none for a schedule without."""
+        return self.moves.edges if has_transfers(self.schedule) else []
+
+    @cached_property
+    def producers(self) -> list[tuple[int, ...]]:
+        """For each action those it waits for, transfers among them, without the ones its lane puts before it."""
+        return all_producers(self.index, self.transfer_edges)
+
+    @cached_property
+    def rounds(self) -> list[int]:
+        """For each action the round in which it can run (`rpbench.ir.deadlock`)."""
+        return execution_rounds(self.index, self.producers)
+
+    @cached_property
+    def versions(self) -> Versions:
+        """The weight versions that its actions read (`rpbench.ir.versions`)."""
+        return replay_in(self.index, self.rounds) if self.has_steps else implied_versions(self.schedule)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether weights change."""
+        return Kind.STEP in self.schedule.kinds
+
+    @cached_property
+    def cargo(self) -> dict[int, Cargo]:
+        """What every action that uses a link carries, by number."""
+        return cargo_of(self.index, self.moves) if carries(self.schedule) else {}
+
+
+def analysed(schedule: Schedule | Analysis) -> Analysis:
+    """The analysis of a schedule, or the one that is given."""
+    return schedule if isinstance(schedule, Analysis) else Analysis(schedule)
+
+
+def replay(schedule: Schedule | Analysis) -> Versions:
+    """The versions a schedule's actions read, found by running it.
+
+    Actions run in rounds, one of each lane that can move. Without STEP actions nothing is published and one version
+    is kept; what is read follows from the policy's table where that is a function of the step, and is version 0
+    elsewhere.
+
+    Raises:
+        ScheduleError: if the schedule cannot run, reads a version before it is published, or pairs a policy
+            that reads what is newest with separate forward and backward cuts.
+    """
+    return analysed(schedule).versions

@@ -1,0 +1,81 @@
+"""Fields: which object, version and peer an action of a kind may name, and what may run together.
+
+version   STEP and what moves O: the one the step makes; what computes, LOAD:P and UNSHARD: the one that is read
+object    LOAD of P, O and A; STORE of G, O and A; FREE of P, G, O and A: nothing else is ever moved
+peer      SEND and RECV: the rank at the other end; STORE:A and LOAD:A: the rank that holds them; any LOAD and
+          STORE: the host
+OVERLAP   holds computations: what changes or moves weights stands in a place of its own
+"""
+
+from collections.abc import Iterator
+from operator import itemgetter
+
+from rpbench.ir.action import COMPUTE, RECV, SEND, Action, Kind
+from rpbench.ir.excerpt import broken
+from rpbench.ir.index import Index
+
+_MOVED = {Kind.LOAD: "POA", Kind.STORE: "GOA", Kind.FREE: "PGOA"}
+_NAMES = itemgetter(0, 4, 5, 6, 7)  # kind, version, object, peer and what an OVERLAP holds
+
+
+def check_fields(index: Index) -> None:
+    """Every field that an action names means something.
+
+    Raises:
+        ScheduleError: naming the first action with one that does not.
+    """
+    distinct = set(map(_NAMES, index.actions))  # few, where the actions are many
+    wrong = {names for names in distinct if any(_rules(index, names))}
+    if wrong:
+        number = next(number for number, action in enumerate(index.actions) if _NAMES(action) in wrong)
+        rule = next(_rules(index, _NAMES(index.actions[number])))
+        raise broken(index.schedule, f"{index.actions[number]}: {rule}", [number])
+    if any(what == "A" and isinstance(peer, int) for _, _, what, peer, _ in distinct):
+        _check_partners(index)
+
+
+def _rules(index: Index, names: tuple) -> Iterator[str]:
+    """The rules that an action of this kind, version, object, peer and parts breaks."""
+    kind, version, what, peer, sub = names
+    if any(part.kind not in COMPUTE for part in sub):
+        yield "an OVERLAP holds computations; what changes or moves weights stands in a place of its own"
+    if sub and index.shape.tensor_parallel:
+        yield "devices with shares of a matrix meet inside every computation, which therefore runs by itself"
+    yield from (rule for part in sub for rule in _rules(index, _NAMES(part)))
+    if kind in _MOVED and (what is None or what not in _MOVED[kind]):
+        yield f"a {kind.name} moves {', '.join(_MOVED[kind])}"
+    if version is not None and not _reads_or_makes(kind, what):
+        yield "it names a version, but neither reads weights nor makes them"
+    if version is not None and version > index.shape.num_steps:
+        yield f"version {version}: there are {index.shape.num_steps} steps"
+    if peer is not None:
+        yield from _peer_rules(index, kind, what, peer)
+
+
+def _reads_or_makes(kind: Kind, what: str | None) -> bool:
+    """Whether an action of a kind has a version."""
+    return kind in COMPUTE or kind in (Kind.STEP, Kind.UNSHARD) or what == "O" or (kind, what) == (Kind.LOAD, "P")
+
+
+def _peer_rules(index: Index, kind: Kind, what: str | None, peer: int | str) -> Iterator[str]:
+    if isinstance(peer, str):
+        if kind not in (Kind.LOAD, Kind.STORE) or peer != "host":
+            yield f"peer {peer}: a LOAD or STORE names the host, a SEND or RECV a rank"
+    elif kind not in SEND | RECV and not (what == "A" and kind is not Kind.FREE):
+        yield f"peer {peer}: only SEND, RECV, STORE:A and LOAD:A name a rank"
+    elif not 0 <= peer < index.shape.num_ranks:
+        yield f"peer {peer}: ranks are 0 to {index.shape.num_ranks - 1}"
+
+
+def _check_partners(index: Index) -> None:
+    """What a STORE:A leaves with another rank, the LOAD:A gets from there."""
+    holder: dict[tuple[int, int | None, int], tuple[int, Action]] = {}
+    for number, action in enumerate(index.actions):
+        if action.object != "A" or action.kind is Kind.FREE:
+            continue
+        if action.peer == index.device(number):
+            raise broken(index.schedule, f"{action} stands on rank {action.peer}: its peer is another one", [number])
+        first, other = holder.setdefault((action.stage, action.microbatch, action.part), (number, action))
+        if other.peer != action.peer:
+            rule = f"{other} and {action} name different peers: activations come back from where they went"
+            raise broken(index.schedule, rule, [first, number])

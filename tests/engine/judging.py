@@ -1,0 +1,159 @@
+"""What becomes of a schedule's text: refused with a sentence, trained as plain training does, or a fault of ours."""
+
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn import functional
+from training_cases import TINY, uneven_costs
+
+from rpbench.cost.table import Work
+from rpbench.engine.backends.cpu import use_one_core
+from rpbench.engine.backends.together import Together
+from rpbench.engine.backends.virtual import run_clock
+from rpbench.engine.executor import Perform, execute
+from rpbench.engine.program import Program
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.training import Settings, Training
+from rpbench.engine.verification import verified
+from rpbench.engine.workload import Workload
+from rpbench.ir.partition import symmetric
+from rpbench.ir.residency import moves_activations, peak_resident
+from rpbench.ir.schedule import Schedule, from_text
+from rpbench.ir.timeline import Timeline
+from rpbench.ir.versions_by_lane import lane_reads
+from rpbench.models.build import build_model
+from rpbench.models.data import SyntheticTokens
+from rpbench.sim.checked import checked_graph
+from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.metrics import measure
+
+LIMIT_S = 300  # of the wall clock: nothing waits that long, on however busy a machine
+
+
+class Hang(BaseException):
+    """A run that did not come to its end."""
+
+
+@dataclass
+class Verdict:
+    """What happened: "refused", "same", "wrong", "crash" or "hang", and the sentence or the difference."""
+
+    what: str
+    detail: str = ""
+
+
+def judged(text: str, rng: random.Random) -> Verdict:
+    """Read, check, simulate and train a schedule in text form, its actions in any order that its edges allow."""
+    try:
+        with limited(LIMIT_S):
+            return _judged(text, rng)
+    except Hang:
+        return Verdict("hang")
+    except Exception as error:
+        return Verdict("crash", f"{type(error).__name__}: {error}")
+
+
+def _judged(text: str, rng: random.Random) -> Verdict:
+    try:
+        schedule = from_text(text)
+        graph, _ = checked_graph(schedule)
+        if schedule.partition is None:
+            schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
+        workload = workload_of(schedule)
+        settings = _settings(rng)
+        training = Training(workload, schedule, settings)
+        costs = uneven_costs(schedule)
+        program = training.program(costs, real_time=True)
+        lane_reads(schedule)
+    except ValueError as error:
+        return Verdict("refused", str(error))
+    measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=False)
+    if moves_activations(schedule):
+        peak_resident(graph.analysis)
+    execute(program, training.handlers, ShuffledBackend(rng.randrange(2**30)))
+    found = verified(training)
+    same = found["grad_max_abs_diff"] == found["weight_max_abs_diff"] == 0.0 and found["versions_as_reference"]
+    left = training.passes.num_left
+    return Verdict("same" if same and not left else "wrong", f"{found}, {left} tensors left")
+
+
+def _settings(rng: random.Random) -> Settings:
+    optimizer = OptimizerSettings(1e-2, clip_norm=rng.choice([None, None, 0.1]))
+    return Settings(optimizer, recompute_grain=rng.choice(["stage", "stage", "layer"]), keep_gradients=True)
+
+
+class ShuffledBackend:
+    """A virtual clock on which every action takes a random time: whatever an edge does not order comes in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def run(self, program: Program, perform: Perform) -> Timeline:
+        works = [Work(Fraction(self._rng.choice((0, 1, 1, 7, 31))), Fraction(0)) for _ in program.waits]
+        with Together(program, perform, use_one_core) as joint:
+            return run_clock(program, works, joint.perform)
+
+
+def workload_of(schedule: Schedule) -> Workload:
+    """Random weights and tokens for a schedule, in float64."""
+    shape, partition = schedule.shape, schedule.partition
+    assert partition is not None
+    shares = shape.num_ranks * shape.tensor_parallel
+    whole = shape.num_parts == 1 and not shape.num_head_shards
+    return _workload(partition.num_layers, shares, shape.num_microbatches, whole=whole)
+
+
+@cache
+def _workload(num_layers: int, num_shares: int, num_microbatches: int, *, whole: bool) -> Workload:
+    tokens = SyntheticTokens(TINY.vocab, TINY.seq_len, 2, 0)
+    if whole:
+        layers = [_Layer(TINY.hidden) for _ in range(num_layers)]
+        modules = [nn.Embedding(TINY.vocab, TINY.hidden), *layers, _Head(TINY.hidden, TINY.vocab)]
+        return Workload(list(nn.Sequential(*modules).double()), tokens, num_microbatches)
+    model = replace(TINY, num_layers=num_layers)
+    if num_shares:
+        model = replace(model, heads=num_shares, kv_heads=num_shares, head_dim=4, intermediate=4 * num_shares)
+    return Workload(list(build_model(model, seed=0, dtype=torch.float64)), tokens, num_microbatches)
+
+
+class _Layer(nn.Module):
+    """As little as a layer can be: most schedules ask for no more."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(x).tanh()
+
+
+class _Head(nn.Module):
+    def __init__(self, hidden: int, vocab: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, vocab)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.linear(x).flatten(0, 1), labels.flatten())
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `Hang` after some time; on the main thread alone."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
