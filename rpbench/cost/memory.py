@@ -101,7 +101,9 @@ class Footprint:
         keeping = sizes.keeps_activations if self._keeps is None else bool(self._keeps)
         rows = [schedule.compute(device) for device in devices] if keeping else []
         self._in_flight_by_stage = [_moments(row, schedule.shape.num_stages) for row in rows] or None
-        self._between_halves = [_waiting_halves(schedule.compute(device), schedule.shape.num_stages) for device in devices]
+        halves = not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP})
+        rows = [schedule.compute(device) if halves else () for device in devices]
+        self._between_halves = [_waiting_halves(row, schedule.shape.num_stages) for row in rows]
         self._replicas = replicas.ReplicaFootprint(schedule, in_flight) if shares else None
 
     @property
