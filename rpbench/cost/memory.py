@@ -20,6 +20,7 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -98,9 +99,7 @@ class Footprint:
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices]
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
-        keeping = sizes.keeps_activations if self._keeps is None else bool(self._keeps)
-        rows = [schedule.compute(device) for device in devices] if keeping else []
-        self._in_flight_by_stage = [_moments(row, schedule.shape.num_stages) for row in rows] or None
+        self._rows, self._in_flight_by_stage = [schedule.compute(device) for device in devices], list[Ints]()
         halves = not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP})
         rows = [schedule.compute(device) if halves else () for device in devices]
         self._between_halves = [_waiting_halves(row, schedule.shape.num_stages) for row in rows]
@@ -116,6 +115,12 @@ class Footprint:
         layers = [*self._sizes.layers, self._sizes.embedding, self._sizes.head]
         return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // len(self._visits)
 
+    def keeping(self, keeps: Collection[int]) -> "Footprint":
+        """The same where the activations of these stages stay."""
+        found = copy(self)
+        found._keeps = frozenset(keeps)
+        return found
+
     def peaks(self, forward: Ints, backward: Ints) -> Ints:
         """Bytes on each device, (plans, devices); arguments as in `classes`."""
         total: Ints = sum(self.classes(forward, backward).values(), start=np.zeros((), np.int64))
@@ -129,13 +134,14 @@ class Footprint:
             backward: layers of each backward stage, (plans, backward stages).
         """
         below = self._stages(backward, has_head=True)
-        if self._in_flight_by_stage is not None and not self._streamed:
+        keeping = self._sizes.keeps_activations if self._keeps is None else bool(self._keeps)
+        if keeping and not self._streamed:
             return self._with_activations(below)
         return self._recomputing(forward, below)
 
     def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
         if self._replicas is not None:
-            return self._replicas.classes(below, self._sizes)
+            return self._replicas.classes(below, self._sizes) | self._waiting_for_weights(below)
         if not self._streamed:
             found = self._bound_classes(below)
             if self._tensor_shares > 1:  # all but the kept inputs is cut over the devices
@@ -148,7 +154,8 @@ class Footprint:
 
     def _with_activations(self, stages: StageSizes) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
-        assert self._in_flight_by_stage is not None
+        if not self._in_flight_by_stage:
+            self._in_flight_by_stage += [_moments(row, stages.activations.shape[1]) for row in self._rows]
         last = stages.activations.shape[1] - 1
         keeps = np.array([self._keeps is None or stage in self._keeps for stage in range(last + 1)])
         whole = stages.activations.copy()
@@ -185,7 +192,6 @@ class Footprint:
             return np.stack([table[:, own].sum(axis=1) for own in held], axis=1)
 
         activations = [stages.activations[:, own].max(axis=1, initial=0) for own in held]
-        waiting = [(stages.activations @ moments.T).max(axis=1) for moments in self._between_halves]
         logits = np.array([self._sizes.logits * (num_stages - 1 in own) for own in held])
         if self._num_head_shards:
             logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
@@ -200,13 +206,16 @@ class Footprint:
             "optimizer state": on_devices(stages.optimizer),
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
             "recomputed activations": np.stack(activations, axis=1),
-            **(
-                {"activations between halves": np.stack(waiting, axis=1)}
-                if any(moments.any() for moments in self._between_halves)
-                else {}
-            ),
+            **self._waiting_for_weights(stages),
             "logits": np.tile(logits, (plans, 1)),
         }
+
+    def _waiting_for_weights(self, stages: StageSizes) -> dict[str, Ints]:
+        """Recomputed activations that stay from the first half of a backward to the second."""
+        if not any(moments.any() for moments in self._between_halves):
+            return {}
+        waiting = [(stages.activations @ moments.T).max(axis=1) for moments in self._between_halves]
+        return {"activations between halves": np.stack(waiting, axis=1)}
 
     def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
