@@ -30,6 +30,7 @@ import numpy.typing as npt
 from rpbench.cost import replicas
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.versions import replay
@@ -82,11 +83,17 @@ class Footprint:
     """
 
     def __init__(
-        self, schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int], keeps: Collection[int] | None = None
+        self,
+        schedule: Schedule,
+        sizes: ModelBytes,
+        in_flight: Sequence[int],
+        keeps: Collection[int] | None = None,
+        index: Index | None = None,
     ) -> None:
         """
         Args:
             keeps: the stages whose activations stay; None: all or none, as `sizes` says.
+            index: of the schedule, if there is one already.
         """
         self._sizes = sizes
         self._keeps = None if keeps is None else frozenset(keeps)
@@ -103,7 +110,7 @@ class Footprint:
         halves = not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP})
         rows = [schedule.compute(device) if halves else () for device in devices]
         self._between_halves = [_waiting_halves(row, schedule.shape.num_stages) for row in rows]
-        self._replicas = replicas.ReplicaFootprint(schedule, in_flight) if shares else None
+        self._replicas = replicas.ReplicaFootprint(schedule, in_flight, index) if shares else None
 
     @property
     def least_bytes(self) -> int:

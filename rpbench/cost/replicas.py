@@ -43,10 +43,13 @@ def shares_or_offloads(schedule: Schedule) -> bool:
     )
 
 
-def host_bytes(schedule: Schedule, sizes: ModelBytes) -> int:
+def host_bytes(schedule: Schedule, sizes: ModelBytes, index: Index | None = None) -> int:
     """Bytes at home on the host: what is loaded for every visit, stored, or updated there.
 
     Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from.
+
+    Args:
+        index: of the same actions, if there is one already.
     """
     if schedule.partition is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
@@ -56,7 +59,7 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes) -> int:
         return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
     if not shares_or_offloads(schedule):
         return 0
-    shares, stages, found = _Shares(schedule), StageBytes(schedule.partition, sizes), 0
+    shares, stages, found = _Shares(index or Index(schedule)), StageBytes(schedule.partition, sizes), 0
     for number in numbers:
         size = stages.stage(number, backward=True)
         found += size.weights * (not shares.of_weights(number))
@@ -81,10 +84,11 @@ class ReplicaFootprint:
 
     Args:
         in_flight: most stage inputs each device holds at once.
+        index: of the schedule, if there is one already.
     """
 
-    def __init__(self, schedule: Schedule, in_flight: Sequence[int]) -> None:
-        shares = _Shares(schedule)
+    def __init__(self, schedule: Schedule, in_flight: Sequence[int], index: Index | None = None) -> None:
+        shares = _Shares(index or Index(schedule))
         self._num_stages = schedule.shape.num_stages
         self._in_flight = np.asarray(in_flight, np.int64)
         self._devices = [self._device(shares, device) for device in range(schedule.shape.num_ranks)]
@@ -155,8 +159,8 @@ def _peak(sizes: Ints, moments: Floats) -> Floats:
 class _Shares:
     """Which part of every stage is on a device: for good, and at each moment."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self._index = Index(schedule)
+    def __init__(self, index: Index) -> None:
+        self._index = index
         self.moves = self._index.moves
         self._visits = visits_of(self._index)
         self.on_host = {  # stage -> whether the host updates it

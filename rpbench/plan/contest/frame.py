@@ -7,7 +7,7 @@ it has fewest microbatches in flight, as long as every device that holds them ha
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ class Frame:
         self.traffic = _traffic(setting, terms, self.schedule)
         sizes = terms.sizes(setting.microbatch_sequences)
         self.in_flight = peak_in_flight(self.graph)
-        self._footprint = Footprint(self.schedule, sizes, self.in_flight, keeps=())
+        self._footprint = Footprint(self.schedule, sizes, self.in_flight, keeps=(), index=self.graph.index)
 
     @property
     def serves_any_cut(self) -> bool:
@@ -97,10 +97,15 @@ class Frame:
         step_s = self.step_time_s(timeline)
         shape, setting, limits = schedule.shape, self.setting, self.terms.limits
         peak = self._peak(partition, keeps)
-        host = host_bytes(schedule, self.terms.sizes(setting.microbatch_sequences))
+        host = self._host_bytes
         misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes))
         tokens = self.terms.tokens(setting.microbatch_sequences) * shape.num_microbatches
         return Outcome(tokens / step_s, step_s, keeps, peak, host, max(misfits))
+
+    @cached_property
+    def _host_bytes(self) -> int:
+        """Of the cut that the frame was made for; another one moves layers on the host, and leaves their sum."""
+        return host_bytes(self.schedule, self.terms.sizes(self.setting.microbatch_sequences), self.graph.index)
 
     def costs(self, partition: Partition, keeps: tuple[int, ...]) -> CostTable:
         """Times of all actions of a cut, transfers and optimizer included."""

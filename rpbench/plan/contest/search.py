@@ -25,6 +25,10 @@ TOLERANCE = 1e-4
 FEW_STEPS = 2
 # Plans that run all steps in the end.
 FINALISTS = 3
+# Timelines that take as long as making the frame of another order.
+FRAME = 8
+# Work that is left for the finalists.
+RESERVED = FINALISTS * (FRAME + 1)
 
 
 @dataclass(frozen=True)
@@ -32,21 +36,19 @@ class Budget:
     """What a contender's search may spend.
 
     Args:
-        timelines: plans timed with all that moves.
+        work: in timelines with all that moves; making what they are timed on counts as `FRAME` of them.
         climb_work: actions timed in one sketch.
 
     Raises:
         ValueError: for less than one of either.
     """
 
-    timelines: int = 120
+    work: int = 160
     climb_work: int = 1_000_000
 
     def __post_init__(self) -> None:
-        if self.timelines < 1 or self.climb_work < 1:
-            raise ValueError(
-                f"budget of {self.timelines} timelines, {self.climb_work} actions a sketch: at least 1 each"
-            )
+        if self.work < 1 or self.climb_work < 1:
+            raise ValueError(f"budget of {self.work} timelines, {self.climb_work} actions a sketch: at least 1 each")
 
 
 class Tried(NamedTuple):
@@ -65,7 +67,8 @@ class Tuned:
     Args:
         outcome: of all the steps; where nothing fits, of the plan that lacks least.
         tried: every setting looked at, the plan's own included; paces are those of few steps.
-        num_timed, num_sketched: timelines with all that moves, and cuts timed by their computation alone.
+        work, num_timed, num_sketched: spent of the budget; timelines with all that moves, and cuts timed by their
+            computation alone.
     """
 
     contender: Contender
@@ -74,6 +77,7 @@ class Tuned:
     outcome: Outcome
     tried: tuple[Tried, ...] = field(repr=False)
     budget: Budget
+    work: int
     num_timed: int
     num_sketched: int
 
@@ -103,9 +107,20 @@ class _Search:
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
 
+    @property
+    def work(self) -> int:
+        """What has been spent of the budget."""
+        return self.num_timed + FRAME * self.frames.num_made
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no more is left than for the finalists."""
+        return self.work + RESERVED > self.budget.work
+
     def run(self) -> Tuned:
         setting = self._descend(self._start())
-        self._improve_cut(setting)
+        if not self.sketcher.of(setting).is_level:
+            self._improve_cut(setting)
         best = self._final()
         assert best.partition is not None and best.outcome is not None
         return Tuned(
@@ -115,6 +130,7 @@ class _Search:
             best.outcome,
             tuple(self.tried.values()),
             self.budget,
+            self.work,
             self.num_timed,
             self.sketcher.tally.num_evaluated,
         )
@@ -147,7 +163,8 @@ class _Search:
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
         if changed in self.tried:
             return False
-        if self.num_timed >= self.budget.timelines:
+        if self.is_spent:
+            self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
             return False
         outcome, estimate = self.tried[current].outcome, self._estimate(changed)
         if outcome is None or not outcome.fits or estimate >= self._estimate(current) * (1 - WORTH):
@@ -192,12 +209,12 @@ class _Search:
     def _improve_cut(self, setting: Setting) -> None:
         """Move single layers while that helps."""
         improved = True
-        while improved and self.num_timed < self.budget.timelines:
+        while improved and not self.is_spent:
             improved = False
             current = self.tried[setting]
             assert current.partition is not None
             for cut in shifted(current.partition):
-                if self.num_timed >= self.budget.timelines:
+                if self.is_spent:
                     break
                 moved = self._timed(setting, cut)
                 if self._beats(moved, self.tried[setting]):
@@ -220,6 +237,7 @@ class Frames:
     def __init__(self, contender: Contender, terms: Terms) -> None:
         self.contender, self.terms = contender, terms
         self._known: dict[tuple[object, ...], Frame] = {}
+        self.num_made = 0
 
     def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
         """The frame of a setting that can time a cut.
@@ -234,6 +252,7 @@ class Frames:
             if key in self._known:
                 return self._known[key]
         made = Frame(self.contender, setting, self.terms, cut, num_steps)
+        self.num_made += 1
         self._known[keys[0 if made.serves_any_cut else 1]] = made
         return made
 

@@ -26,10 +26,17 @@ SPARED = 4 / 3
 
 
 class Sketch(NamedTuple):
-    """Cuts, the best first, and tokens per second that computation alone would allow; 0 where nothing fits."""
+    """What computation alone says of a setting.
+
+    Args:
+        cuts: the best first.
+        tokens_per_s: what it would allow; 0 where nothing fits.
+        is_level: whether all cuts compute alike.
+    """
 
     cuts: tuple[Partition, ...]
     tokens_per_s: float
+    is_level: bool = False
 
 
 class Sketcher:
@@ -71,7 +78,7 @@ class Sketcher:
         counts, order = self._first_order(problem)
         alike = order.placement and all(len(holders) == self.terms.num_devices > 1 for holders in order.placement)
         if alike:  # every device runs all stages in turn: the cut makes no difference to that
-            return Sketch(tuple(plain_partitions(problem, counts)[:CUTS]), self._pace(problem, _turn(problem)))
+            return Sketch(tuple(plain_partitions(problem, counts)[:CUTS]), self._pace(problem, _turn(problem)), True)
         if order.policy is not Policy.FLUSH:
             problem = replace(problem, num_steps=STEPS)
         if not limited:
