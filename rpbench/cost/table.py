@@ -183,7 +183,7 @@ class LayerTimes:
             keeps: the same of these backward stages.
 
         Raises:
-            ValueError: if the partition does not cover the layers, or the head is shared and a stage recomputes nothing.
+            ValueError: if the partition does not cover the layers, or a stage keeps and the head is shared.
         """
         spared = {*keeps, *([len(partition.backward) - 1] if keeps_last else [])}
         if num_head_shards:

@@ -112,7 +112,6 @@ class _Search:
         """What has been spent of the budget."""
         return self.num_timed + FRAME * self.frames.num_made
 
-    @property
     def is_spent(self) -> bool:
         """Whether no more is left than for the finalists."""
         return self.work + RESERVED > self.budget.work
@@ -122,12 +121,11 @@ class _Search:
         if not self.sketcher.of(setting).is_level:
             self._improve_cut(setting)
         best = self._final()
-        assert best.partition is not None and best.outcome is not None
         return Tuned(
             self.contender,
             best.setting,
-            best.partition,
-            best.outcome,
+            _cut(best),
+            _outcome(best),
             tuple(self.tried.values()),
             self.budget,
             self.work,
@@ -163,7 +161,7 @@ class _Search:
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
         if changed in self.tried:
             return False
-        if self.is_spent:
+        if self.is_spent():
             self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
             return False
         outcome, estimate = self.tried[current].outcome, self._estimate(changed)
@@ -209,12 +207,12 @@ class _Search:
     def _improve_cut(self, setting: Setting) -> None:
         """Move single layers while that helps."""
         improved = True
-        while improved and not self.is_spent:
+        while improved and not self.is_spent():
             improved = False
             current = self.tried[setting]
             assert current.partition is not None
             for cut in shifted(current.partition):
-                if self.is_spent:
+                if self.is_spent():
                     break
                 moved = self._timed(setting, cut)
                 if self._beats(moved, self.tried[setting]):

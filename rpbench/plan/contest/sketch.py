@@ -13,12 +13,14 @@ from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
+from rpbench.plan.greedy import plan_greedy
 from rpbench.plan.problem import Problem
 
 # Cuts of a setting worth timing.
 CUTS = 2
-# Where the search finds the numbers of stages: so many pairs are looked at, and so many of them closely.
-PAIRS, CLOSELY = 16, 3
+# Where the search finds the numbers of stages: so many pairs are looked at, and so many of them closely. What moves
+# decides between them, so that more of them are worth timing.
+PAIRS, CLOSELY = 24, 5
 # Steps of schedules whose steps overlap.
 STEPS = 2
 # What recomputing nothing saves at most of a step: a forward in a forward, a recomputation and a backward of two.
@@ -84,8 +86,11 @@ class Sketcher:
         if not limited:
             problem = replace(problem, memory=None)
         climbs = self._climbs(problem, counts)
+        found = [climb.best for climb in (climbs if problem.entry.separate_cuts else climbs[:CUTS])]
+        if problem.entry.separate_cuts:
+            found.append(plan_greedy(problem))
         steps_s = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
-        return Sketch(tuple(climb.best for climb in climbs[:CUTS]), self._pace(problem, steps_s / problem.num_steps))
+        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, steps_s / problem.num_steps))
 
     def _first_order(self, problem: Problem) -> tuple[Counts, Schedule]:
         refused = ""

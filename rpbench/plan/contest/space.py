@@ -136,7 +136,7 @@ def _chunks(contender: Contender, terms: Terms) -> tuple[int | None, ...]:
         return (1,)
     most = -(-(terms.model.num_layers + 1) // terms.num_devices)
     step = entry.chunks or 1
-    found, number = [], step
+    found, number = list[int](), step
     while number <= most or not found:
         found.append(number)
         number += step if number < MOST_CHUNKS else -(-number // 2)

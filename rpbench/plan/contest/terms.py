@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from rpbench.cost.activations import LayerActivations, layer_activations
 from rpbench.cost.analytic import analytic_times
@@ -192,14 +192,16 @@ def published_source(model: Model, basis: Basis) -> Timed:
         return _scaled(measured, counted, analytic_times(model, sequences * model.seq_len, basis), sequences, tokens)
 
     def _scaled(known: LayerTimes, then: LayerTimes, now: LayerTimes, sequences: int, tokens: int) -> LayerTimes:
-        changed = {
+        changed: dict[str, Any] = {
             part: [
                 time * new / old
                 for time, new, old in zip(getattr(known, part), getattr(now, part), getattr(then, part), strict=True)
             ]
             for part in _PER_LAYER
         }
-        heads = {part: getattr(known, part) * getattr(now, part) / getattr(then, part) for part in _OF_HEAD}
+        heads: dict[str, Any] = {
+            part: getattr(known, part) * getattr(now, part) / getattr(then, part) for part in _OF_HEAD
+        }
         return replace(known, **changed, **heads, hop=known.hop * sequences * model.seq_len / tokens)
 
     return times
