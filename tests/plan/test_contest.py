@@ -1,5 +1,6 @@
 """The contest: the search against every point of a small space, known paces, and what it refuses."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_no_plan_of_a_small_space_is_better(name, share):
 
 def test_winner_and_runner_up_leave_nothing_on_the_table():
     case = small(2_000_000_000)
-    names = ("1f1b", "gpipe", "zb_h1", "zb_v", "interleaved_1f1b", "roundpipe", "pipedream_2bw", "seq1f1b")
+    names = ("1f1b", "zb_h1", "interleaved_1f1b", "roundpipe", "pipedream_2bw")
     plans = sorted((tune(contender(name), case) for name in names), key=lambda plan: -rank(plan.outcome))
     for plan in plans[:2]:
         assert plan.outcome.fits
@@ -119,15 +120,18 @@ def test_what_fits_nowhere_is_told_by_how_much():
     )
 
 
-def test_everybody_has_the_same_budget_and_keeps_to_it():
+@pytest.mark.parametrize(
+    "names", [("gpipe", "chimera", "mobius", "hanayo", "seq1f1b"), pytest.param(None, marks=pytest.mark.slow)]
+)
+def test_everybody_has_the_same_budget_and_keeps_to_it(names):
     case, budget = small(), Budget(work=60)
-    for who in contenders():
-        if why_not_charged(who) or who.entry.name in ("megatron_tp", "zero_infinity"):
+    for who in contenders(names):
+        if why_not_charged(who):
             continue
         try:
             plan = tune(who, case, budget)
-        except ValueError as error:
-            assert "no setting can be built" in str(error)
+        except ValueError:  # no setting of so few layers and devices; what is asked for by name has one
+            assert names is None  # noqa: PT017
             continue
         assert plan.budget == budget
         assert plan.num_timed >= 1
@@ -167,7 +171,7 @@ def test_every_schedule_has_a_space():
         (lambda: space_of(contender("1f1b"), terms()).restricted(rounds=[1]), "rounds is no dimension"),
         (lambda: contender("1f1b", late=True), "no late update"),
         (lambda: Budget(work=0), "at least 1 each"),
-        (lambda: tune(contender("1f1b"), small(num_devices=8)), "no setting can be built; refused: 6 layers"),
+        (lambda: tune(contender("chimera"), small(num_devices=3)), "no setting can be built; refused: chimera's two"),
     ],
 )
 def test_what_cannot_be_is_refused(make, says):
@@ -256,8 +260,6 @@ def test_a_climb_knows_that_the_last_stage_recomputes_nothing():
         problem = posed(who, setting, case, 1)
         cut = symmetric((3, 3))
         climb = Climb(problem, [cut], Tally())
-        from dataclasses import replace
-
         assert climb.best_score == pytest.approx(
             evaluate(replace(problem, finish=None, traffic=None), cut, method="x").makespan
         ), recompute
@@ -267,7 +269,7 @@ def test_a_climb_knows_that_the_last_stage_recomputes_nothing():
 
 
 def test_orders_count_once_and_losses_as_much_as_wins():
-    case = small(2_000_000_000)
+    case = small(2_000_000_000, microbatches=(1,))
     names = ("1f1b", "bpipe", "gpipe", "zb_h1", "pipedream_2bw", "xpipe")
     plans = [tune(contender(name), case) for name in names]
     found = gains(plans, contender("gpipe"), case)
@@ -285,14 +287,10 @@ def test_orders_count_once_and_losses_as_much_as_wins():
     assert "faster than" in found.sentence()
 
 
-def test_bpipe_has_the_order_of_1f1b():
-    case = small()
-    plans = [tune(contender(name), case, Budget(60)) for name in ("1f1b", "bpipe")]
-    same = [
-        tune(plan.contender, case, Budget(60), space_of(plan.contender, case).restricted(microbatch_sequences=[1]))
-        for plan in plans
-    ]
-    assert order_key(same[0], case) == order_key(same[1], case)
+def test_bpipe_has_the_order_of_1f1b_and_gpipe_another():
+    case = small(microbatches=(1,))
+    keys = [order_key(tune(contender(name), case, Budget(60)), case) for name in ("1f1b", "bpipe", "gpipe")]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_champion_without_a_plan_is_refused():

@@ -28,7 +28,7 @@ def test_both_loops_give_the_same_times(name, memory):
     cluster = Cluster("x", 4, host_to_device_bytes_per_s=4e4, host_bytes_per_s=memory, transfer_latency_s=1e-4)
     found = entry(name)
     fused = found.separate_cuts
-    cut = Partition((2, 2, 2, 2), (4, 3, 1), fused=True) if fused else symmetric(split_evenly(8, 4))
+    cut = Partition((2, 2, 2, 1), (4, 3, 1), fused=True) if fused else symmetric(split_evenly(8, 4))
     shape = Shape(4, 4, 4, len(cut.backward), num_steps=2, fused=fused)
     order = found.build(shape, None, **found.options).with_partition(cut)
     schedule = with_everything(order, found, cluster, found.options, 1)
@@ -56,6 +56,7 @@ def test_a_root_complex_is_left_to_the_plain_loop():
     found, cut = entry("1f1b"), symmetric((4, 4))
     order = found.build(Shape(2, 2, 2), None).with_partition(cut)
     schedule = with_everything(order, found, cluster, {}, 1)
-    costs = Traffic(SIZES, cluster, boundaries=True).charged(schedule, constant_times(8, 2, forward_ms=1).table(cut))
+    times = constant_times(8, 2, forward_ms=1, input_grad_ms=1, weight_grad_ms=1)
+    costs = Traffic(SIZES, cluster, boundaries=True).charged(schedule, times.table(cut))
     graph = build_graph(schedule)
     assert list(MovingGraph(graph).simulate(costs).end) == list(simulate_links(graph, costs, costs.transfer_time).end)
