@@ -93,8 +93,7 @@ class Frame:
         self._check(recompute)
         keeps = self.keeps(partition, recompute)
         schedule = self.schedule.with_partition(partition)
-        timeline = self.timeline(partition, keeps)
-        step_s = self.step_time_s(timeline)
+        step_s = self.paced(self.costs(partition, keeps))
         shape, setting, limits = schedule.shape, self.setting, self.terms.limits
         peak = self._peak(partition, keeps)
         host = self._host_bytes
@@ -115,12 +114,13 @@ class Frame:
         )
         return self.traffic.charged(self.schedule.with_partition(partition), plain)
 
-    def timeline(self, partition: Partition, keeps: tuple[int, ...]) -> Timeline:
+    def timeline(self, costs: CostTable) -> Timeline:
         """When everything runs."""
-        return self._moving.simulate(self.costs(partition, keeps))
+        return self._moving.simulate(costs)
 
-    def step_time_s(self, timeline: Timeline) -> float:
-        """Seconds from step to step; of two steps the second."""
+    def paced(self, costs: CostTable) -> float:
+        """Seconds from step to step at these costs; of two steps the second."""
+        timeline = self.timeline(costs)
         ends = step_ends(self.graph, timeline)
         interval = ends[1] - ends[0] if len(ends) == 2 else step_time(self.graph, timeline)
         return float(interval) / timeline.units_per_second

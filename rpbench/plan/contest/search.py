@@ -25,8 +25,12 @@ TOLERANCE = 1e-4
 FEW_STEPS = 2
 # Plans that run all steps in the end.
 FINALISTS = 3
+# Those within so much of the best.
+CLOSE = 0.02
 # Timelines that take as long as making the frame of another order.
 FRAME = 8
+# Below this share of somebody else's pace a contender may be given up.
+GIVEN_UP = 0.5
 # Work that is left for the finalists.
 RESERVED = FINALISTS * (FRAME + 1)
 
@@ -82,16 +86,25 @@ class Tuned:
     num_sketched: int
 
 
-def tune(contender: Contender, terms: Terms, budget: Budget | None = None, space: Space | None = None) -> Tuned:
+def tune(
+    contender: Contender,
+    terms: Terms,
+    budget: Budget | None = None,
+    space: Space | None = None,
+    *,
+    to_beat: float | None = None,
+) -> Tuned:
     """The best plan found.
 
     Args:
         space: what may be chosen; None: all of it.
+        to_beat: tokens per second of somebody else; a contender that stays under half of that is given up when its
+            microbatch size has been chosen. None: everybody is searched to the end.
 
     Raises:
         ValueError: if the schedule takes no setting at all.
     """
-    return _Search(contender, terms, budget or Budget(), space or space_of(contender, terms)).run()
+    return _Search(contender, terms, budget or Budget(), space or space_of(contender, terms), to_beat).run()
 
 
 def rank(outcome: Outcome) -> float:
@@ -100,8 +113,9 @@ def rank(outcome: Outcome) -> float:
 
 
 class _Search:
-    def __init__(self, contender: Contender, terms: Terms, budget: Budget, space: Space) -> None:
+    def __init__(self, contender: Contender, terms: Terms, budget: Budget, space: Space, to_beat: float | None) -> None:
         self.contender, self.terms, self.budget, self.space = contender, terms, budget, space
+        self.to_beat = to_beat or 0.0
         self.frames = Frames(contender, terms)
         self.sketcher = Sketcher(contender, terms, budget.climb_work)
         self.tried: dict[Setting, Tried] = {}
@@ -118,7 +132,7 @@ class _Search:
 
     def run(self) -> Tuned:
         setting = self._descend(self._start())
-        if not self.sketcher.of(setting).is_level:
+        if not self.sketcher.of(setting).is_level and not self._is_beaten(setting):
             self._improve_cut(setting)
         best = self._final()
         return Tuned(
@@ -152,11 +166,18 @@ class _Search:
         while improved:
             improved = False
             for dimension, values in self.space.dimensions.items():
+                if dimension != "microbatch_sequences" and self._is_beaten(current):
+                    return current
                 changes = {current.changed(dimension, value) for value in values} - {current}
                 for changed in sorted(changes, key=self._estimate, reverse=True):
                     if self._is_worth(changed, current) and self._beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
         return current
+
+    def _is_beaten(self, current: Setting) -> bool:
+        """Whether somebody else is far ahead of a setting that fits."""
+        outcome = self.tried[current].outcome
+        return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self.to_beat
 
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
         if changed in self.tried:
@@ -223,7 +244,7 @@ class _Search:
         """The best of the finalists, each with all its steps."""
         timed = [each for each in self.tried.values() if each.outcome is not None]
         finalists = sorted(timed, key=lambda each: rank(_outcome(each)), reverse=True)[:FINALISTS]
-        worth = rank(_outcome(finalists[0])) * (1 - WORTH)
+        worth = rank(_outcome(finalists[0])) * (1 - CLOSE)
         finalists = [each for each in finalists if each is finalists[0] or rank(_outcome(each)) >= worth]
         again = [self._timed(each.setting, _cut(each), self.terms.num_steps) for each in finalists]
         return max(again, key=lambda each: rank(_outcome(each)))
