@@ -13,7 +13,6 @@ class after another free, collectives first, then the host's steps, then all tra
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -58,7 +57,7 @@ def causes_of(frame: Frame, partition: Partition, keeps: tuple[int, ...]) -> Map
         found[name] = found.get(name, 0.0) + before - after
         before = after
     found["bubble"] = step_s - sum(found.values())
-    return MappingProxyType({name: found.get(name, 0.0) for name in CAUSES})
+    return {name: found.get(name, 0.0) for name in CAUSES}
 
 
 def _freed(costs: CostTable, free: frozenset[str], *, hops: bool) -> CostTable:

@@ -32,7 +32,7 @@ class Setting:
         options: of the schedule, fixed ones included.
     """
 
-    microbatch_sequences: int
+    microbatch_sequences: float
     chunks_per_device: int | None
     recompute: Recompute
     prefetch: int

@@ -18,8 +18,10 @@ from rpbench.cost.table import LayerTimes
 from rpbench.cost.traffic import OptimizerTraffic
 
 Source = Literal["published", "analytic"]
-Timed = Callable[[int], LayerTimes]  # sequences of a microbatch -> times of it through each layer
+Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> times of it through each layer
 
+# Sequences by which uneven microbatches may miss the step.
+ROUNDING = 1e-2
 # Of the times that differ with the size of a microbatch; the others are kept.
 _PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad")
 _OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
@@ -42,7 +44,8 @@ class Terms:
         optimizer: bytes that a step of the optimizer moves through memory.
         num_devices: that take part.
         sequences_per_step: of one optimizer step, whatever the size of a microbatch.
-        microbatches: the sizes, in sequences, that a plan may choose; they divide the step.
+        microbatches: the sizes, in sequences, that a plan may choose; they divide the step. A mean where a batch is
+            cut into uneven ones.
         num_steps: steps in a row whose pace counts.
         fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
         source: where the times are from.
@@ -57,13 +60,13 @@ class Terms:
     optimizer: OptimizerTraffic
     num_devices: int
     sequences_per_step: int
-    microbatches: tuple[int, ...]
+    microbatches: tuple[float, ...]
     num_steps: int = 4
     limits: Limits = Limits()
     fused_ahead: bool = False
     source: Source = "analytic"
-    _times: dict[int, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
-    _sizes: dict[int, ModelBytes] = field(default_factory=dict, compare=False, repr=False)
+    _times: dict[float, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
+    _sizes: dict[float, ModelBytes] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "sequences_per_step"):
@@ -74,7 +77,7 @@ class Terms:
         if not self.microbatches:
             raise ValueError("microbatches=(): a search needs at least 1 size of a microbatch, such as 4 sequences")
         for size in self.microbatches:
-            if size < 1 or self.sequences_per_step % size:
+            if size <= 0 or abs(self.num_microbatches(size) * size - self.sequences_per_step) > ROUNDING:
                 raise ValueError(
                     f"microbatches={list(self.microbatches)}: {size} does not divide the {self.sequences_per_step} "
                     f"sequences of a step; take some of {_divisors(self.sequences_per_step)}"
@@ -85,28 +88,28 @@ class Terms:
                 "ask for fewer"
             )
 
-    def times(self, sequences: int) -> LayerTimes:
+    def times(self, sequences: float) -> LayerTimes:
         """Times of one microbatch of so many sequences, its backward in halves as well."""
         if sequences not in self._times:
             speeds = self.cluster.speeds_of(self.num_devices)
             self._times[sequences] = replace(self.timed(sequences), speeds=speeds)
         return self._times[sequences]
 
-    def sizes(self, sequences: int) -> ModelBytes:
+    def sizes(self, sequences: float) -> ModelBytes:
         """Bytes of the layers for such a microbatch."""
         if sequences not in self._sizes:
             self._sizes[sequences] = model_bytes(self.model, self.tokens(sequences))
         return self._sizes[sequences]
 
-    def tokens(self, sequences: int) -> int:
+    def tokens(self, sequences: float) -> int:
         """Tokens of so many sequences."""
-        return sequences * self.model.seq_len
+        return round(sequences * self.model.seq_len)
 
-    def num_microbatches(self, sequences: int) -> int:
+    def num_microbatches(self, sequences: float) -> int:
         """Microbatches of a step."""
-        return self.sequences_per_step // sequences
+        return max(1, round(self.sequences_per_step / sequences))
 
-    def activations(self, sequences: int) -> LayerActivations:
+    def activations(self, sequences: float) -> LayerActivations:
         """What a layer keeps, for orders that look at it."""
         return layer_activations(self.model, self.tokens(sequences))
 
@@ -118,7 +121,7 @@ def terms_of(
     *,
     num_devices: int,
     sequences_per_step: int,
-    microbatches: Sequence[int] | None = None,
+    microbatches: Sequence[float] | None = None,
     source: Source = "analytic",
     limits: Limits | None = None,
     num_steps: int = 4,
@@ -186,12 +189,12 @@ def published_source(model: Model, basis: Basis) -> Timed:
     measured, tokens = with_halves(published_times(name), model), published_tokens_per_microbatch(name)
     counted = analytic_times(model, tokens, basis)
 
-    def times(sequences: int) -> LayerTimes:
+    def times(sequences: float) -> LayerTimes:
         if sequences * model.seq_len == tokens:
             return measured
         return _scaled(measured, counted, analytic_times(model, sequences * model.seq_len, basis), sequences, tokens)
 
-    def _scaled(known: LayerTimes, then: LayerTimes, now: LayerTimes, sequences: int, tokens: int) -> LayerTimes:
+    def _scaled(known: LayerTimes, then: LayerTimes, now: LayerTimes, sequences: float, tokens: int) -> LayerTimes:
         changed: dict[str, Any] = {
             part: [
                 time * new / old

@@ -10,7 +10,7 @@ from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
 from rpbench.plan.contest.terms import Limits, Terms, terms_of
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[1] / "conf"
 
 
 def read(path: str) -> dict[str, Any]:
