@@ -1,7 +1,8 @@
 """Gains: who is faster than whom, counted as an opponent would count.
 
 what fits       a plan that needs more memory than there is counts for nobody
-once each       contenders whose plans run the same actions in the same order are one; the fastest speaks for all
+once each       contenders whose plans compute the same actions in the same order are one, unless they are methods
+                    by what they move (ZeRO), or late; the fastest speaks for all
 all charged     paces are of plans with everything that they move (`rpbench.plan.contest.frame`)
 both ways       losses are told as fully as wins
 """
@@ -90,10 +91,13 @@ def gains(plans: Sequence[Tuned], champion: Contender, terms: Terms) -> Gains:
 def order_key(plan: Tuned, terms: Terms) -> Hashable:
     """What plans with the same order have in common: every device's computation, action by action.
 
-    The layers behind the stages are no part of it, nor what moves, nor which weights are read.
+    The layers behind the stages are no part of it, nor activations that move, nor which weights are read: BPipe has the
+    order of 1F1B. What a method itself says that it moves is, and a late update beside the method without one.
     """
+    entry = plan.contender.entry
+    method = entry.name if entry.lower is not None else "", plan.contender.fixed
     order = posed(plan.contender, plan.setting, terms, terms.num_steps).order(plan.partition)
-    return tuple(
+    return method, tuple(
         tuple((action.kind, action.stage, action.microbatch, action.part, action.sub) for action in row)
         for row in (
             [action for action in order.compute(device) if action.kind in COMPUTE]

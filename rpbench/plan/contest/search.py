@@ -21,7 +21,7 @@ from rpbench.plan.contest.terms import Terms
 WORTH = 0.06
 # What is better by less is no improvement.
 TOLERANCE = 1e-4
-# Steps in a row while searching; the second one counts.
+# Steps in a row while searching, where each waits for the one before; the second one counts.
 FEW_STEPS = 2
 # Plans that run all steps in the end.
 FINALISTS = 3
@@ -211,8 +211,10 @@ class _Search:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
         return self.tried[setting]
 
-    def _timed(self, setting: Setting, cut: Partition, num_steps: int = FEW_STEPS) -> Tried:
+    def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
         self.num_timed += 1
+        whole = all_steps or self.sketcher.of(setting).overlaps
+        num_steps = self.terms.num_steps if whole else FEW_STEPS
         frame = self.frames.of(setting, cut, num_steps)
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
@@ -246,7 +248,7 @@ class _Search:
         finalists = sorted(timed, key=lambda each: rank(_outcome(each)), reverse=True)[:FINALISTS]
         worth = rank(_outcome(finalists[0])) * (1 - CLOSE)
         finalists = [each for each in finalists if each is finalists[0] or rank(_outcome(each)) >= worth]
-        again = [self._timed(each.setting, _cut(each), self.terms.num_steps) for each in finalists]
+        again = [self._timed(each.setting, _cut(each), all_steps=True) for each in finalists]
         return max(again, key=lambda each: rank(_outcome(each)))
 
 

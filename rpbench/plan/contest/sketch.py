@@ -34,11 +34,13 @@ class Sketch(NamedTuple):
         cuts: the best first.
         tokens_per_s: what it would allow; 0 where nothing fits.
         is_level: whether all cuts compute alike.
+        overlaps: whether a step begins before the one before it has ended, so that two of them say little.
     """
 
     cuts: tuple[Partition, ...]
     tokens_per_s: float
     is_level: bool = False
+    overlaps: bool = False
 
 
 class Sketcher:
@@ -64,7 +66,8 @@ class Sketcher:
         kept = self._once(setting.changed("recompute", "none"), limited=True)
         fast = self._once(setting.changed("recompute", "none"), limited=False)
         cuts = dict.fromkeys((*kept.cuts[:1], *fast.cuts[:1], *again.cuts[:1]))
-        return Sketch(tuple(cuts), max(kept.tokens_per_s, min(fast.tokens_per_s, SPARED * again.tokens_per_s)))
+        pace = max(kept.tokens_per_s, min(fast.tokens_per_s, SPARED * again.tokens_per_s))
+        return again._replace(cuts=tuple(cuts), tokens_per_s=pace)
 
     def _streams(self, setting: Setting) -> bool:
         return self.contender.entry.separate_cuts or setting.recompute == "all"
@@ -79,9 +82,12 @@ class Sketcher:
         problem = posed(self.contender, setting, self.terms, 1)
         counts, order = self._first_order(problem)
         alike = order.placement and all(len(holders) == self.terms.num_devices > 1 for holders in order.placement)
+        overlaps = order.policy is not Policy.FLUSH
         if alike:  # every device runs all stages in turn: the cut makes no difference to that
-            return Sketch(tuple(plain_partitions(problem, counts)[:CUTS]), self._pace(problem, _turn(problem)), True)
-        if order.policy is not Policy.FLUSH:
+            return Sketch(
+                tuple(plain_partitions(problem, counts)[:CUTS]), self._pace(problem, _turn(problem)), True, overlaps
+            )
+        if overlaps:
             problem = replace(problem, num_steps=STEPS)
         if not limited:
             problem = replace(problem, memory=None)
@@ -90,7 +96,7 @@ class Sketcher:
         if problem.entry.separate_cuts:
             found.append(plan_greedy(problem))
         steps_s = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
-        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, steps_s / problem.num_steps))
+        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, steps_s / problem.num_steps), overlaps=overlaps)
 
     def _first_order(self, problem: Problem) -> tuple[Counts, Schedule]:
         refused = ""
