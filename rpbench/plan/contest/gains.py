@@ -2,7 +2,7 @@
 
 what fits       a plan that needs more memory than there is counts for nobody
 once each       contenders whose plans compute the same actions in the same order are one, unless they are methods
-                    by what they move (ZeRO), or late; the fastest speaks for all
+                by what they move (ZeRO), or late; the fastest speaks for all
 all charged     paces are of plans with everything that they move (`rpbench.plan.contest.frame`)
 both ways       losses are told as fully as wins
 """
