@@ -79,6 +79,7 @@ def changes() -> dict[str, Callable[[float], Callable[[CostTable], CostTable]]]:
 def levers_of(winner: Timed, terms: Terms, budget: Budget) -> list[Lever]:
     """What each change brings to a winner, the best first."""
     now = winner.plan.outcome.tokens_per_s
+    found: list[tuple[str, float | None]]
     found = [(f"{name} twice as fast", winner.pace(change(2.0))) for name, change in changes().items()]
     found.append(("twice the device memory", _with_memory(winner.plan, terms, budget)))
     found.append(_another_microbatch(winner.plan, terms))
@@ -152,7 +153,7 @@ def _another_microbatch(plan: Tuned, terms: Terms) -> tuple[str, float | None]:
     size = plan.setting.microbatch_sequences
     for more in (1, terms.num_devices):
         name = "one more microbatch a step" if more == 1 else f"{more} more microbatches a step"
-        longer = replace(terms, sequences_per_step=terms.sequences_per_step + more * size, microbatches=(size,))
+        longer = replace(terms, sequences_per_step=round(terms.sequences_per_step + more * size), microbatches=(size,))
         try:
             frame = Frame(plan.contender, plan.setting, longer, plan.partition, terms.num_steps)
             outcome = frame.outcome(plan.partition, plan.setting.recompute)
