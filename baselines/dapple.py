@@ -22,7 +22,7 @@ from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("dapple", source="Fan et al., PPoPP'21")
+@schedule("dapple", source="Fan et al., PPoPP'21", searched={"early_warmup": (True, False)})
 def dapple(shape: Shape, *, early_warmup: bool = True) -> Schedule:
     """1F1B with a warm-up of policy A or B.
 

@@ -37,7 +37,15 @@ from rpbench.registry import schedule
 PULLS = (Pull(16, 0.0), Pull(48, 0.5))
 
 
-@schedule("hanayo", source="Liu et al., SC'23", looped=True, chunks=2, more_chunks=True, needs_costs=True)
+@schedule(
+    "hanayo",
+    source="Liu et al., SC'23",
+    looped=True,
+    chunks=2,
+    more_chunks=True,
+    needs_costs=True,
+    searched={"in_flight": lambda num_ranks, num_microbatches: (None, 2 * num_ranks)},
+)
 def hanayo(
     shape: Shape, costs: StageCosts, *, backward_slots: int | None = None, in_flight: int | None = None
 ) -> Schedule:

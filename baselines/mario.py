@@ -22,6 +22,7 @@ abstract and descriptions of its passes.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape

@@ -29,7 +29,13 @@ def _lower(order: Schedule, *, prefetch: int, num_root_complexes: int) -> Schedu
     return stream(add_steps(order, lane="host"), prefetch=prefetch, activations=True)
 
 
-@schedule("mobius", source="Feng et al., ASPLOS'23", looped=True, lower=_lower)
+@schedule(
+    "mobius",
+    source="Feng et al., ASPLOS'23",
+    looped=True,
+    lower=_lower,
+    searched={"num_root_complexes": lambda num_ranks, _: [n for n in (1, 2, 4) if num_ranks % n == 0]},
+)
 def mobius(shape: Shape, *, num_root_complexes: int = 1) -> Schedule:
     """Deal the stages to the devices in rotation, each for all microbatches of a step.
 

@@ -25,7 +25,7 @@ from rpbench.registry import schedule, unknown_name
 _BASES = {"gpipe": gpipe, "1f1b": one_f_one_b}
 
 
-@schedule("two_bp", source="Rae et al., arXiv 2405.18047")
+@schedule("two_bp", source="Rae et al., arXiv 2405.18047", searched={"base": tuple(_BASES)})
 def two_bp(shape: Shape, *, base: str = "gpipe") -> Schedule:
     """Every rank keeps all microbatches until their W.
 

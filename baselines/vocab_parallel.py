@@ -46,7 +46,13 @@ class Slots(NamedTuple):
     backward: float
 
 
-@schedule("vocab_parallel", source="Yeung et al., MLSys'25, sections 4 and 5", shards_head=True, needs_costs=True)
+@schedule(
+    "vocab_parallel",
+    source="Yeung et al., MLSys'25, sections 4 and 5",
+    shards_head=True,
+    needs_costs=True,
+    searched={"slack": (None, 1, 2, 3)},
+)
 def vocab_parallel(shape: Shape, costs: StageCosts, *, slack: int | None = None) -> Schedule:
     """1F1B whose ranks share the head.
 

@@ -48,7 +48,7 @@ class Switches(NamedTuple):
     fill_every_gap: bool
 
 
-@schedule("zb_auto", source="Qi et al., ICLR'24", needs_costs=True)
+@schedule("zb_auto", source="Qi et al., ICLR'24", needs_costs=True, searched={"memory_limit": ("2p", "1p", "1.5p")})
 def zb_auto(shape: Shape, costs: StageCosts, *, memory_limit: str = "2p") -> Schedule:
     """No rank ever holds more than the limit: `1p`, `2p`, or a number of the fullest stage's activations.
 

@@ -27,7 +27,13 @@ def _lower(order: Schedule, *, prefetch: int, reduce_each_microbatch: bool) -> S
     return shard(with_steps(order), parameters="step", gradients=gradients)  # type: ignore[arg-type]
 
 
-@schedule("zero_2", source="Rajbhandari et al., SC'20, section 5", looped=True, lower=_lower)
+@schedule(
+    "zero_2",
+    source="Rajbhandari et al., SC'20, section 5",
+    looped=True,
+    lower=_lower,
+    searched={"reduce_each_microbatch": (True, False)},
+)
 def zero_2(shape: Shape, *, reduce_each_microbatch: bool = True) -> Schedule:
     """The order of data parallelism.
 

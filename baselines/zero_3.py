@@ -36,7 +36,13 @@ def fully_sharded(order: Schedule, *, prefetch: int, reduce_each_microbatch: boo
     return move_to_host(sharded, parameters="visit", gradients=per, prefetch=prefetch)  # type: ignore[arg-type]
 
 
-@schedule("zero_3", source="Rajbhandari et al., SC'20, section 5", looped=True, lower=fully_sharded)
+@schedule(
+    "zero_3",
+    source="Rajbhandari et al., SC'20, section 5",
+    looped=True,
+    lower=fully_sharded,
+    searched={"reduce_each_microbatch": (True, False), "offload": (False, True)},
+)
 def zero_3(shape: Shape, *, reduce_each_microbatch: bool = True, offload: bool = False) -> Schedule:
     """The order of data parallelism.
 

@@ -28,7 +28,13 @@ from rpbench.registry import schedule
 _lower = partial(fully_sharded, offload=True)
 
 
-@schedule("zero_infinity", source="Rajbhandari et al., SC'21, section 5", looped=True, lower=_lower)
+@schedule(
+    "zero_infinity",
+    source="Rajbhandari et al., SC'21, section 5",
+    looped=True,
+    lower=_lower,
+    searched={"reduce_each_microbatch": (True, False)},
+)
 def zero_infinity(shape: Shape, *, reduce_each_microbatch: bool = True) -> Schedule:
     """The order of data parallelism.
 

@@ -37,7 +37,14 @@ def _lower(order: Schedule, *, prefetch: int, delayed_update: bool, share: float
     return offload(sharded, gradients="visit", parameters="step", stages=on_host) if on_host else sharded
 
 
-@schedule("zero_offload", source="Ren et al., ATC'21, sections 4 and 5", looped=True, lower=_lower)
+@schedule(
+    "zero_offload",
+    source="Ren et al., ATC'21, sections 4 and 5",
+    looped=True,
+    lower=_lower,
+    searched={"share": (1.0, 0.75, 0.5, 0.25)},
+    late={"delayed_update": True},
+)
 def zero_offload(shape: Shape, *, delayed_update: bool = False, share: float = 1.0) -> Schedule:
     """The order of data parallelism, one step stale if asked for.
 

@@ -10,7 +10,7 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,8 @@ from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape
 
 PACKAGES = ("rpbench.schedules", "baselines")
+
+Values = Sequence[Any] | Callable[[int, int], Sequence[Any]]  # of an option that is searched
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Entry:
         tensor_parallel: whether every device has a share of every matrix, and parts are such shares.
         lower: adds optimizer steps and what the method moves (`rpbench.passes.offload`) to an order whose partition is
             known; takes the schedule's options and `prefetch`. None: nothing belongs to the method but its order.
+        searched: options that a search chooses, each with the values it tries: a tuple, or a function that gives them
+            for (devices, microbatches). What changes the method or its staleness is none of them.
+        late: the options under which an update comes one step late; None for a method without them.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
@@ -61,6 +66,25 @@ class Entry:
     compensation: str = ""
     tensor_parallel: bool = False
     lower: Callable[..., Schedule] | None = None
+    searched: Mapping[str, Values] = field(default_factory=dict)
+    late: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in (*self.searched, *(self.late or ())):
+            if name not in self.options:
+                raise ValueError(f"schedule {self.name} is searched over {name!r}, which is none of its options")
+
+    def values(self, name: str, num_ranks: int, num_microbatches: int) -> tuple[Any, ...]:
+        """The values of an option that a search tries for these sizes, the default first.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        given = self.searched[name]
+        values = given(num_ranks, num_microbatches) if callable(given) else given
+        if not values:
+            raise ValueError(f"schedule {self.name}: searched option {name} has no values; give at least 1")
+        return tuple(dict.fromkeys([*(value for value in values if value == self.options[name]), *values]))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     bound      weights, gradients and optimizer state of every stage of the device, older versions of the weights
                that a policy stashes, the input of every stage and microbatch in flight, the recomputed
                activations of one stage, logits; where devices share the head, its logits of every microbatch that
-               waits for the other shares
+               waits for the other shares; where backward is in halves, the activations of what waits for its second
     streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, its
                recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
 
@@ -19,7 +19,8 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 (arXiv 2604.27085).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ BOUNDARY_BUFFERS = 4
 
 # Backward reads what forward read, which may be older than the newest weights.
 _STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
-_OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "logits")
+_OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "activations between halves", "logits")
 
 Ints = npt.NDArray[np.int64]
 
@@ -81,8 +82,21 @@ class Footprint:
     Where replicas share stages or keep parts of them on the host, the schedule must say so: with its transfers.
     """
 
-    def __init__(self, schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        sizes: ModelBytes,
+        in_flight: Sequence[int],
+        keeps: Collection[int] | None = None,
+        analysis: Analysis | None = None,
+    ) -> None:
+        """
+        Args:
+            keeps: the stages whose activations stay; None: all or none, as `sizes` says.
+            analysis: of the schedule, if there is one already.
+        """
         self._sizes = sizes
+        self._keeps = None if keeps is None else frozenset(keeps)
         self._streamed = schedule.weights is Weights.STREAMED
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
@@ -92,8 +106,12 @@ class Footprint:
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices]
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
-        self._in_flight_by_stage = _levels(schedule) if sizes.keeps_activations and not self._streamed else None
-        self._replicas = replicas.ReplicaFootprint(schedule, in_flight) if shares else None
+        self._in_flight_by_stage = list[Ints]()
+        halves = not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP})
+        rows = [schedule.compute(device) if halves else () for device in devices]
+        self._between_halves = [_waiting_halves(row, schedule.shape.num_stages) for row in rows]
+        self._analysis = analysis or Analysis(schedule)
+        self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
 
     @property
     def least_bytes(self) -> int:
@@ -104,6 +122,12 @@ class Footprint:
             return self._replicas.least_bytes(self._sizes)
         layers = [*self._sizes.layers, self._sizes.embedding, self._sizes.head]
         return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // len(self._visits)
+
+    def keeping(self, keeps: Collection[int]) -> "Footprint":
+        """The same where the activations of these stages stay."""
+        found = copy(self)
+        found._keeps = frozenset(keeps)
+        return found
 
     def peaks(self, forward: Ints, backward: Ints) -> Ints:
         """Bytes on each device, (plans, devices); arguments as in `classes`."""
@@ -118,13 +142,14 @@ class Footprint:
             backward: layers of each backward stage, (plans, backward stages).
         """
         below = self._stages(backward, has_head=True)
-        if self._in_flight_by_stage is not None:
+        keeping = self._sizes.keeps_activations if self._keeps is None else bool(self._keeps)
+        if keeping and not self._streamed:
             return self._with_activations(below)
         return self._recomputing(forward, below)
 
     def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
         if self._replicas is not None:
-            return self._replicas.classes(below, self._sizes)
+            return self._replicas.classes(below, self._sizes) | self._waiting_for_weights(below)
         if not self._streamed:
             found = self._bound_classes(below)
             if self._tensor_shares > 1:  # all but the kept inputs is cut over the devices
@@ -136,13 +161,19 @@ class Footprint:
         return self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
 
     def _with_activations(self, stages: StageSizes) -> dict[str, Ints]:
-        """Activations and logits of all that is in flight, in place of what is recomputed."""
-        assert self._in_flight_by_stage is not None
-        kept = stages.activations.copy()
-        kept[:, -1] += self._sizes.logits
-        peaks = [(kept @ moments.T).max(axis=1) for moments in self._in_flight_by_stage]
-        found = self._recomputing(np.zeros((len(kept), 1), np.int64), stages)
-        found = {name: table for name, table in found.items() if name not in _OF_RECOMPUTING}
+        """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
+        if not self._in_flight_by_stage:
+            self._in_flight_by_stage += _levels(self._analysis)
+        last = stages.activations.shape[1] - 1
+        keeps = np.array([self._keeps is None or stage in self._keeps for stage in range(last + 1)])
+        whole = stages.activations.copy()
+        whole[:, last] += self._sizes.logits
+        level = np.where(keeps, whole, self._sizes.boundary)
+        peaks = [(level @ moments.T).max(axis=1) for moments in self._in_flight_by_stage]
+        again = stages._replace(activations=stages.activations * ~keeps)
+        found = self._recomputing(np.zeros((len(level), 1), np.int64), again)
+        dropped = _OF_RECOMPUTING if keeps.all() else ("kept stage inputs", *(["logits"] if keeps[last] else []))
+        found = {name: table for name, table in found.items() if name not in dropped}
         return {**found, "activations": np.stack(peaks, axis=1)}
 
     def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
@@ -183,8 +214,16 @@ class Footprint:
             "optimizer state": on_devices(stages.optimizer),
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
             "recomputed activations": np.stack(activations, axis=1),
+            **self._waiting_for_weights(stages),
             "logits": np.tile(logits, (plans, 1)),
         }
+
+    def _waiting_for_weights(self, stages: StageSizes) -> dict[str, Ints]:
+        """Recomputed activations that stay from the first half of a backward to the second."""
+        if not any(moments.any() for moments in self._between_halves):
+            return {}
+        waiting = [(stages.activations @ moments.T).max(axis=1) for moments in self._between_halves]
+        return {"activations between halves": np.stack(waiting, axis=1)}
 
     def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
@@ -213,10 +252,11 @@ class Footprint:
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
 
 
-def _levels(schedule: Schedule) -> list[Ints]:
+def _levels(analysis: Analysis) -> list[Ints]:
     """For each device, microbatches of each stage that it holds, each combination once, (moments, stages)."""
+    schedule = analysis.schedule
     if moves_activations(schedule):
-        return [np.array(sorted(levels), np.int64) for levels in resident_levels(Analysis(schedule))]
+        return [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
     return [_moments(schedule.compute(device), schedule.shape.num_stages) for device in range(schedule.shape.num_ranks)]
 
 
@@ -228,6 +268,17 @@ def _moments(row: Sequence[Action], num_stages: int) -> Ints:
             level[part.stage] += part.kind is Kind.F
             found.add(tuple(level))
             level[part.stage] -= part.kind in (Kind.B, Kind.W)
+    return np.array(sorted(found), np.int64)
+
+
+def _waiting_halves(row: Sequence[Action], num_stages: int) -> Ints:
+    """Microbatches of each stage between I and W, each combination once, (moments, stages)."""
+    level, found = [0] * num_stages, {(0,) * num_stages}
+    for action in row:
+        for part in parts_of(action):
+            level[part.stage] += (part.kind is Kind.I) - (part.kind is Kind.W)
+            if part.kind is Kind.I:
+                found.add(tuple(level))
     return np.array(sorted(found), np.int64)
 
 
@@ -287,6 +338,7 @@ _WAYS_OUT = {
     "kept stage inputs": "take smaller microbatches, or a schedule with fewer in flight such as 1f1b",
     "activations": "take smaller microbatches, recompute=all, or a schedule with fewer in flight such as 1f1b",
     "recomputed activations": "take smaller microbatches, or more stages",
+    "activations between halves": "take smaller microbatches, or a schedule whose backward is in one piece",
     "boundary tensors": "take smaller microbatches",
     "logits": "take smaller microbatches",
 }

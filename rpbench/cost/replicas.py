@@ -44,10 +44,13 @@ def shares_or_offloads(schedule: Schedule) -> bool:
     )
 
 
-def host_bytes(schedule: Schedule, sizes: ModelBytes) -> int:
+def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None = None) -> int:
     """Bytes at home on the host: what is loaded for every visit, stored, or updated there.
 
     Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from.
+
+    Args:
+        analysis: of the same actions, if there is one already.
     """
     if schedule.partition is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
@@ -57,7 +60,7 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes) -> int:
         return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
     if not shares_or_offloads(schedule):
         return 0
-    shares, stages, found = _Shares(schedule), StageBytes(schedule.partition, sizes), 0
+    shares, stages, found = _Shares(analysis or Analysis(schedule)), StageBytes(schedule.partition, sizes), 0
     for number in numbers:
         if number in shares.homes:
             continue
@@ -86,8 +89,8 @@ class ReplicaFootprint:
         in_flight: most stage inputs each device holds at once.
     """
 
-    def __init__(self, schedule: Schedule, in_flight: Sequence[int]) -> None:
-        shares = _Shares(schedule)
+    def __init__(self, analysis: Analysis, in_flight: Sequence[int]) -> None:
+        schedule, shares = analysis.schedule, _Shares(analysis)
         self._num_stages = schedule.shape.num_stages
         self._in_flight = np.asarray(in_flight, np.int64)
         self._devices = [self._device(shares, device) for device in range(schedule.shape.num_ranks)]
@@ -158,8 +161,7 @@ def _peak(sizes: Ints, moments: Floats) -> Floats:
 class _Shares:
     """Which part of every stage is on a device: for good, and at each moment."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        analysis = Analysis(schedule)
+    def __init__(self, analysis: Analysis) -> None:
         self._index, self.moves, self._visits = analysis.index, analysis.moves, analysis.visits
         # stage -> the device that keeps it, where it goes from device to device
         self.homes = self.moves.handovers.homes

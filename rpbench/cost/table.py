@@ -1,7 +1,7 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,10 @@ class Work(NamedTuple):
     pre: Number = 0
     first_gradient: Number = 0
     num_records: int = 0
+
+    def without_pre(self) -> "Work":
+        """The same where what it recomputes is still there."""
+        return self._replace(pre=0, first_gradient=max(0, self.first_gradient - self.pre))
 
     def over(self, divisor: Number) -> "Work":
         """The same work done in a share of the time: by a faster device, or for a part of a microbatch."""
@@ -170,16 +174,21 @@ class LayerTimes:
         fused_ahead: bool = False,
         num_head_shards: int = 0,
         keeps_last: bool = False,
+        keeps: Collection[int] = (),
     ) -> CostTable:
         """Times per stage of a partition; of the head's equal shares, if it is cut over the devices.
 
         Args:
             keeps_last: the last stage's backward recomputes nothing.
+            keeps: the same of these backward stages.
 
         Raises:
-            ValueError: if the partition does not cover the layers.
+            ValueError: if the partition does not cover the layers, or a stage keeps and the head is shared.
         """
+        spared = {*keeps, *([len(partition.backward) - 1] if keeps_last else [])}
         if num_head_shards:
+            if keeps:
+                raise ValueError(f"keeps={sorted(keeps)}: with a shared head every stage recomputes; leave it empty")
             return self._with_shared_head(partition, num_head_shards, recompute_ahead)
         partition.check_layers(self.num_layers)
         work = {
@@ -190,10 +199,8 @@ class LayerTimes:
         if self.input_grad:
             work[Kind.I] = self._backward_works(partition, recompute_ahead, self.input_grad, self.head_input_grad)
             work[Kind.W] = _plain_works(partition, self.weight_grad, self.head_weight_grad)
-        if keeps_last:
-            for kind in work.keys() & {Kind.B, Kind.I}:
-                *below, last = work[kind]
-                work[kind] = (*below, last._replace(pre=0, first_gradient=last.first_gradient - last.pre))
+        for kind in work.keys() & {Kind.B, Kind.I} if spared else ():
+            work[kind] = tuple(own.without_pre() if stage in spared else own for stage, own in enumerate(work[kind]))
         if self.step:
             work[Kind.STEP] = _plain_works(partition, self.step, self.head_step)
         return CostTable(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from rpbench.cost.memory import Footprint
 from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.turnaround import turns_at_once
 from rpbench.plan.counts import Counts
 from rpbench.plan.problem import Problem
 from rpbench.sim.batch import PlanBatch
@@ -61,10 +62,16 @@ class Climb:
     def __init__(self, problem: Problem, seeds: Sequence[Partition], tally: Tally) -> None:
         self.counts: Counts = len(seeds[0].forward), len(seeds[0].backward)
         self._separate = problem.entry.separate_cuts
-        graph = build_graph(problem.schedule(*self.counts))
+        schedule = problem.schedule(*self.counts)
+        keeps_last = problem.keeps_last and turns_at_once(schedule)
+        graph = build_graph(schedule)
         self._num_actions = graph.num_actions
         self._batch = PlanBatch(
-            graph, problem.times, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead
+            graph,
+            problem.times,
+            recompute_ahead=problem.recompute_ahead,
+            fused_ahead=problem.fused_ahead,
+            keeps=(self.counts[1] - 1,) if keeps_last else (),
         )
         self._memory = problem.memory
         self.hopeless = False  # whether no partition fits into memory

@@ -31,6 +31,10 @@ from rpbench.registry import schedule
     looped=True,
     recompute_ahead=True,
     switch_after_last_forward=True,
+    searched={
+        "round_size": lambda p, m: [None, *sorted({size for size in (p // 2, 2 * p, m) if 0 < size <= m and size != p})]
+    },
+    late={"asynchronous": True},
 )
 def roundpipe(shape: Shape, *, round_size: int | None = None, asynchronous: bool = False) -> Schedule:
     """Deal every round's jobs to the devices in rotation.

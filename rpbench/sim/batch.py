@@ -4,7 +4,7 @@ The order of a schedule depends on its numbers of stages, not on the layers behi
 equal numbers of stages share one graph, and only the tables of stage times differ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,13 +34,20 @@ class PlanBatch:
         graph: of a schedule with the partitions' numbers of stages.
         times: of the layers.
         recompute_ahead, fused_ahead: as in `CostTable`.
+        keeps: backward stages that recompute nothing.
 
     Raises:
         ScheduleError: if the schedule splits backward and the times do not.
     """
 
     def __init__(
-        self, graph: Graph, times: LayerTimes, *, recompute_ahead: bool = False, fused_ahead: bool = False
+        self,
+        graph: Graph,
+        times: LayerTimes,
+        *,
+        recompute_ahead: bool = False,
+        fused_ahead: bool = False,
+        keeps: Collection[int] = (),
     ) -> None:
         name, plain = graph.schedule.name, {member for members in graph.slots for member in members}
         kinds = {kind for kind, _ in plain}
@@ -49,7 +56,7 @@ class PlanBatch:
                 f"schedule {name} splits backward, and no time is known for its halves; use cost=constant or "
                 "cost.split_backward=true"
             )
-        self._times = times
+        self._times, self._keeps = times, frozenset(keeps)
         self._fused, self._num_head_shards = graph.schedule.shape.fused, graph.schedule.shape.num_head_shards
         # Rows of the tables: first what an action alone is looked up by, then what only OVERLAPs hold.
         alone = [members for members in graph.slots if len(members) == 1]
@@ -109,6 +116,7 @@ class PlanBatch:
         self._fill(pre, Kind.I, times.recompute, backward)
         self._fill(main, Kind.I, times.input_grad, backward, times.head_input_grad)
         self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
+        pre[[row for row, (kind, stage) in enumerate(self._rows) if kind is not Kind.FB and stage in self._keeps]] = 0
         for kind, head in ((Kind.HF, whole.head_forward), (Kind.HB, whole.head_backward)):
             main[self._slots.get(kind, [])] = float(head) / max(1, shards)
         return (pre, main) if self._is_plain else self._combined(pre, main)

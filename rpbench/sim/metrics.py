@@ -48,7 +48,7 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
     exposed = float(np.sum(np.asarray(timeline.exposed, float)))
     return {
         "makespan_s": makespan / second,
-        "step_time_s": _step_time(graph, timeline) / second,
+        "step_time_s": step_time(graph, timeline) / second,
         "bubble_makespan": 1 - work / capacity,
         "bubble_span": 1 - work / (len(lanes) * span),
         "bubble_over_ideal": (capacity - work) / work,
@@ -179,7 +179,7 @@ def _interval(ends: Floats) -> float:
     return float(ends[last] - ends[first]) / (last - first)
 
 
-def _step_time(graph: Graph, timeline: Timeline) -> float:
+def step_time(graph: Graph, timeline: Timeline) -> float:
     """Time per step: the interval between steps once the pipeline is warm, or the makespan of a single step."""
     ends = step_ends(graph, timeline)
     return _interval(ends) if len(ends) >= 3 else float(ends.max(initial=0)) / len(ends)

@@ -1,0 +1,8 @@
+"""Advice: which schedule trains a model fastest on a machine, why, and what would change that.
+
+causes      where the seconds of a step go
+interval    how far a pace may be off
+levers      what a faster link, more memory or another microbatch would bring; what would turn an order around
+ranking     every contender searched on equal terms, the fastest first
+published   the runs behind published bars as requests to the simulator of schedules, beside its predictor
+"""

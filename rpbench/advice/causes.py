@@ -1,0 +1,85 @@
+"""Causes: where the seconds of a step go, as a mean over the devices.
+
+    computation     forwards and backwards
+    recomputation   forwards that run once more
+    optimizer       steps on the devices, and what a step on the host holds up
+    collectives     what gathers and sums of shares hold up
+    transfers       what weights, gradients and boundary tensors on their way hold up
+    bubble          what devices still wait where nothing that moves takes time
+
+Work is read off the costs. What moves counts with the time that it holds up: the same actions are timed again with one
+class after another free, collectives first, then the host's steps, then all transfers. The causes add up to the step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rpbench.cost.table import CostTable
+from rpbench.cost.transfers import TransferTimes
+from rpbench.ir.action import Kind
+from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.partition import Partition
+from rpbench.plan.contest.frame import Frame
+from rpbench.sim.longest_path import works_by_action
+
+CAUSES = ("computation", "recomputation", "optimizer", "collectives", "transfers", "bubble")
+
+
+@dataclass(frozen=True)
+class FreeTransfers(TransferTimes):
+    """Times of transfers of which some classes take none."""
+
+    free: frozenset[str] = frozenset()
+
+    def __call__(self, cargo: Cargo) -> float | None:
+        """As `TransferTimes`, 0 for what is free."""
+        return 0.0 if class_of(cargo) in self.free else super().__call__(cargo)
+
+
+def class_of(cargo: Cargo) -> str:
+    """Which cause the time of something that moves belongs to."""
+    if cargo.lane == "host":
+        return "optimizer"
+    return "collectives" if cargo.lane == "net" and cargo.object != "boundary" else "transfers"
+
+
+def causes_of(frame: Frame, partition: Partition, keeps: tuple[int, ...]) -> Mapping[str, float]:
+    """Seconds of a step by cause; they add up to it."""
+    costs = frame.costs(partition, keeps)
+    step_s = frame.paced(costs)
+    found = _work(frame, costs)
+    before, free = step_s, frozenset[str]()
+    for name in ("collectives", "optimizer", "transfers"):
+        free |= {name}
+        after = min(before, frame.paced(_freed(costs, free, hops=name != "transfers")))
+        found[name] = found.get(name, 0.0) + before - after
+        before = after
+    found["bubble"] = step_s - sum(found.values())
+    return {name: found.get(name, 0.0) for name in CAUSES}
+
+
+def _freed(costs: CostTable, free: frozenset[str], *, hops: bool) -> CostTable:
+    times = costs.transfer_time
+    if isinstance(times, TransferTimes):
+        times = FreeTransfers(times.stages, times.cluster, times.units_per_second, times.optimizer_bytes, free)
+    return replace(costs, transfer_time=times, hop=costs.hop if hops else 0)
+
+
+def _work(frame: Frame, costs: CostTable) -> dict[str, float]:
+    """Seconds of a step that a device computes, recomputes and updates, as a mean over devices and steps."""
+    graph, shape = frame.graph, frame.schedule.shape
+    works = works_by_action(graph, costs)
+    kind = graph.columns.kind
+    lanes = np.repeat([lane == "compute" for _, lane, _ in frame.schedule.items()], np.diff(graph.columns.lane_start))
+    main = np.array([float(work.main) for work in works]) * lanes
+    pre = np.array([float(work.pre) for work in works]) * lanes
+    step = kind == Kind.STEP
+    again = (kind == Kind.B) | (kind == Kind.I) | (kind == Kind.R)
+    each = 1 / (shape.num_ranks * shape.num_steps * costs.units_per_second)
+    return {
+        "computation": float(main[~step & (kind != Kind.R)].sum() + pre[~again].sum()) * each,
+        "recomputation": float(pre[again].sum() + main[kind == Kind.R].sum()) * each,
+        "optimizer": float(main[step].sum()) * each,
+    }

@@ -1,0 +1,163 @@
+"""Levers: what a change of the machine or the batch brings to a plan, and what would turn the order of two around.
+
+A plan that is made stays as it is while links, memories and devices get faster: its actions are timed again. More
+memory and another microbatch are searched anew.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import log
+from typing import NamedTuple
+
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.table import CostTable
+from rpbench.cost.transfers import TransferTimes
+from rpbench.ir.action import Kind
+from rpbench.plan.contest.frame import Frame
+from rpbench.plan.contest.search import Budget, Tuned, rank, tune
+from rpbench.plan.contest.terms import Limits, Terms
+
+LINKS = (
+    "copy_bytes_per_s",
+    "host_to_device_bytes_per_s",
+    "device_to_host_bytes_per_s",
+    "device_to_device_bytes_per_s",
+    "collective_bytes_per_s",
+    "root_complex_bytes_per_s",
+)
+HOST = ("host_bytes_per_s", "host_memory_bytes_per_s")
+# How far a figure may go until an order has turned: four doublings, and then how often an interval is halved.
+DOUBLINGS, HALVINGS = 4, 4
+
+
+class Lever(NamedTuple):
+    """What one change brings.
+
+    Args:
+        name: the change, for people.
+        tokens_per_s: with it, and `gain` over now; None where nothing can be had.
+    """
+
+    name: str
+    tokens_per_s: float | None
+    gain: float | None
+
+
+class Turn(NamedTuple):
+    """How much a figure must change until the runner-up is in front; None: not within a factor of sixteen."""
+
+    name: str
+    factor: float | None
+
+
+class Timed(NamedTuple):
+    """A plan with its frame."""
+
+    plan: Tuned
+    frame: Frame
+
+    def pace(self, change: Callable[[CostTable], CostTable]) -> float:
+        """Tokens per second with costs changed."""
+        costs = self.frame.costs(self.plan.partition, self.plan.outcome.keeps)
+        return self.plan.outcome.tokens_per_s * self.plan.outcome.step_time_s / self.frame.paced(change(costs))
+
+
+def timed(plan: Tuned, terms: Terms) -> Timed:
+    """A plan, ready to be timed with other costs."""
+    return Timed(plan, Frame(plan.contender, plan.setting, terms, plan.partition, terms.num_steps))
+
+
+def changes() -> dict[str, Callable[[float], Callable[[CostTable], CostTable]]]:
+    """Figures that can change while a plan stays, each as a function of the factor."""
+    return {
+        "links": lambda factor: lambda costs: _on(costs, LINKS, factor),
+        "host memory bandwidth": lambda factor: lambda costs: _on(costs, HOST, factor),
+        "devices": lambda factor: lambda costs: _computing(costs, factor),
+    }
+
+
+def levers_of(winner: Timed, terms: Terms, budget: Budget) -> list[Lever]:
+    """What each change brings to a winner, the best first."""
+    now = winner.plan.outcome.tokens_per_s
+    found: list[tuple[str, float | None]]
+    found = [(f"{name} twice as fast", winner.pace(change(2.0))) for name, change in changes().items()]
+    found.append(("twice the device memory", _with_memory(winner.plan, terms, budget)))
+    found.append(_another_microbatch(winner.plan, terms))
+    levers = [Lever(name, pace, None if pace is None else pace / now - 1) for name, pace in found]
+    return sorted(levers, key=lambda lever: -(lever.gain or 0.0))
+
+
+def turns_of(winner: Timed, runner_up: Timed) -> list[Turn]:
+    """How much each figure must change until the second is first."""
+    return [Turn(name, _turning(winner, runner_up, change)) for name, change in changes().items()]
+
+
+def _turning(
+    winner: Timed, runner_up: Timed, change: Callable[[float], Callable[[CostTable], CostTable]]
+) -> float | None:
+    def ahead(factor: float) -> bool:
+        return runner_up.pace(change(factor)) > winner.pace(change(factor))
+
+    found = []
+    for way in (0.5, 2.0):
+        kept = 1.0
+        for _ in range(DOUBLINGS):
+            if ahead(kept * way):
+                found.append(_halved(ahead, kept, kept * way))
+                break
+            kept *= way
+    return min(found, key=lambda factor: abs(log(factor)), default=None)
+
+
+def _halved(ahead: Callable[[float], bool], kept: float, turned: float) -> float:
+    """Where between two factors the order turns."""
+    for _ in range(HALVINGS):
+        middle = (kept * turned) ** 0.5
+        kept, turned = (kept, middle) if ahead(middle) else (middle, turned)
+    return turned
+
+
+def _on(costs: CostTable, figures: tuple[str, ...], factor: float) -> CostTable:
+    times = costs.transfer_time
+    if not isinstance(times, TransferTimes):
+        return costs
+    faster = replace(times, cluster=_scaled(times.cluster, figures, factor))
+    hop = costs.hop / factor if figures is LINKS else costs.hop
+    return replace(costs, transfer_time=faster, hop=hop)
+
+
+def _scaled(cluster: Cluster, figures: tuple[str, ...], factor: float) -> Cluster:
+    known = {name: getattr(cluster, name) for name in figures}
+    return replace(cluster, **{name: factor * value for name, value in known.items() if value is not None})
+
+
+def _computing(costs: CostTable, factor: float) -> CostTable:
+    work = {
+        kind: works if kind is Kind.STEP else tuple(own.over(factor) for own in works)
+        for kind, works in costs.work.items()
+    }
+    return replace(costs, work=work)
+
+
+def _with_memory(plan: Tuned, terms: Terms, budget: Budget) -> float | None:
+    limit = terms.limits.device_memory_bytes
+    if limit is None:
+        return None
+    roomy = replace(terms, limits=Limits(2 * limit, terms.limits.host_memory_bytes))
+    found = tune(plan.contender, roomy, budget).outcome
+    return max(rank(found), plan.outcome.tokens_per_s)
+
+
+def _another_microbatch(plan: Tuned, terms: Terms) -> tuple[str, float | None]:
+    """One more microbatch a step, or one more on every device where the schedule takes no other number."""
+    size = plan.setting.microbatch_sequences
+    for more in (1, terms.num_devices):
+        name = "one more microbatch a step" if more == 1 else f"{more} more microbatches a step"
+        longer = replace(terms, sequences_per_step=round(terms.sequences_per_step + more * size), microbatches=(size,))
+        try:
+            frame = Frame(plan.contender, plan.setting, longer, plan.partition, terms.num_steps)
+            outcome = frame.outcome(plan.partition, plan.setting.recompute)
+        except ValueError:
+            continue
+        return name, outcome.tokens_per_s if outcome.fits else None
+    return "one more microbatch a step", None

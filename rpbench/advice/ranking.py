@@ -1,0 +1,278 @@
+"""Ranking: every contender searched on equal terms under the memory, everything charged, the fastest first."""
+
+import gc
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+from rpbench.advice.causes import causes_of
+from rpbench.advice.interval import half_width
+from rpbench.advice.levers import Lever, Timed, Turn, levers_of, timed, turns_of
+from rpbench.cost.basis import Basis
+from rpbench.ir.analysis import replay
+from rpbench.ir.policy import Policy
+from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
+from rpbench.plan.contest.search import Budget, Tuned, tune
+from rpbench.plan.contest.terms import Terms
+
+# Searched first, for they are quick to search: what is far behind the best of them is not searched to the end.
+FIRST = ("1f1b", "zb_h1", "pipedream_2bw", "interleaved_1f1b")
+QUICK = Budget(work=100, climb_work=300_000)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A plan that fits.
+
+    Args:
+        low, high: tokens per second that nine of ten errors of the figures leave.
+        staleness_steps: between the weights that a gradient is of and those that it changes.
+        why: seconds of a step by cause.
+    """
+
+    plan: Tuned
+    low: float
+    high: float
+    staleness_steps: int
+    why: Mapping[str, float]
+
+    @property
+    def bubble(self) -> float:
+        """Share of a step in which devices wait for one another."""
+        return self.why["bubble"] / sum(self.why.values())
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A contender whose best plan does not fit, and the bytes that a device or the host lacks."""
+
+    plan: Tuned
+    device_lacks_bytes: int
+    host_lacks_bytes: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to run, and why.
+
+    Args:
+        ranking: what fits, the fastest first.
+        levers: what changes would bring to the first; `turns` what would put the second in front.
+        left_out: contenders that take no part, with the reason.
+    """
+
+    terms: Terms
+    ranking: tuple[Ranked, ...]
+    does_not_fit: tuple[Misfit, ...]
+    levers: tuple[Lever, ...]
+    turns: tuple[Turn, ...]
+    left_out: Mapping[str, str]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "model": self.terms.model.name,
+            "cluster": self.terms.cluster.name,
+            "num_devices": self.terms.num_devices,
+            "tokens_per_step": self.terms.tokens(self.terms.sequences_per_step),
+            "ranking": [_plain_row(row, self.terms) for row in self.ranking],
+            "does_not_fit": [_plain_misfit(row) for row in self.does_not_fit],
+            "levers": [lever._asdict() for lever in self.levers],
+            "order_turns": [turn._asdict() for turn in self.turns],
+            "left_out": dict(self.left_out),
+        }
+
+
+def advise(
+    terms: Terms,
+    basis: Basis,
+    *,
+    names: Iterable[str] | None = None,
+    budget: Budget = QUICK,
+    processes: int = 1,
+    thorough: bool = False,
+) -> Advice:
+    """Every schedule's best plan on equal terms, ranked, with its reasons.
+
+    Args:
+        basis: the figures and constants behind the terms, for the intervals.
+        names: schedules that take part; None: all, and those with a late update once more.
+        processes: that search side by side.
+        thorough: also search to the end what is far behind.
+
+    Raises:
+        ValueError: for an unknown schedule, or if none takes the model and the devices.
+    """
+    asked = contenders(names)
+    left_out = {each.name: reason for each in asked if (reason := why_not_charged(each))}
+    taking_part = [each for each in asked if each.name not in left_out]
+    rows = _rows(taking_part, terms, basis, budget, processes, thorough)
+    left_out |= {each.name: row for each, row in zip(taking_part, rows, strict=True) if isinstance(row, str)}
+    ranking = sorted(
+        (row for row in rows if isinstance(row, Ranked)), key=lambda row: row.plan.outcome.tokens_per_s, reverse=True
+    )
+    misfits = sorted((row for row in rows if isinstance(row, Misfit)), key=lambda row: row.plan.outcome.misfit)
+    if not ranking and not misfits:
+        raise ValueError("; ".join(left_out.values()) or "no schedule takes part; name at least 1")
+    leaders = [timed(row.plan, terms) for row in ranking[:2]]
+    return Advice(
+        terms,
+        tuple(ranking),
+        tuple(misfits),
+        tuple(levers_of(leaders[0], terms, budget)) if leaders else (),
+        tuple(turns_of(*leaders)) if len(leaders) > 1 else (),
+        left_out,
+    )
+
+
+# --- searches side by side -----------------------------------------------------------------------------------
+
+
+class _Task(NamedTuple):
+    contender: Contender
+    terms: Terms
+    basis: Basis
+    budget: Budget
+    to_beat: float | None
+
+
+_Row = Ranked | Misfit | str  # or why there is no plan
+
+_tasks: list[_Task] = []  # of the processes that search: copied at the fork
+
+
+def _rows(
+    asked: Sequence[Contender], terms: Terms, basis: Basis, budget: Budget, processes: int, thorough: bool
+) -> list[_Row]:
+    """The row of each contender: the quick ones first, which the others are measured by."""
+    first = [each for each in asked if each.entry.name in FIRST]
+    found = _searched([_Task(each, terms, basis, budget, None) for each in first], processes)
+    paces = [row.plan.outcome.tokens_per_s for row in found if isinstance(row, Ranked)]
+    to_beat = None if thorough or not paces else max(paces)
+    others = [each for each in asked if each not in first]
+    rows = dict(zip(first, found, strict=True))
+    rows |= zip(
+        others, _searched([_Task(each, terms, basis, budget, to_beat) for each in others], processes), strict=True
+    )
+    return [rows[each] for each in asked]
+
+
+def _searched(tasks: Sequence[_Task], processes: int) -> list[_Row]:
+    if processes < 2 or len(tasks) < 2 or not hasattr(os, "fork"):
+        return [_row(task) for task in tasks]
+    _tasks[:] = tasks
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+        rows = list(pool.map(_row_without_contender, range(len(tasks))))
+    _tasks.clear()
+    return [
+        row if isinstance(row, str) else replace(row, plan=replace(row.plan, contender=task.contender))
+        for task, row in zip(tasks, rows, strict=True)
+    ]
+
+
+def _row_without_contender(number: int) -> _Row:
+    """In a process of its own: what a schedule declares stays behind, for functions do not travel."""
+    row = _row(_tasks[number])
+    if isinstance(row, str):
+        return row
+    return replace(row, plan=replace(row.plan, contender=None))  # type: ignore[arg-type]
+
+
+def _row(task: _Task) -> _Row:
+    was_on = gc.isenabled()
+    gc.disable()  # schedules are many small tuples in no circle
+    try:
+        plan = tune(task.contender, task.terms, task.budget, to_beat=task.to_beat)
+        if not plan.outcome.fits:
+            return _misfit(plan, task.terms)
+        return _ranked(timed(plan, task.terms), task.terms, task.basis)
+    except ValueError as error:
+        return str(error)
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+def _ranked(each: Timed, terms: Terms, basis: Basis) -> Ranked:
+    plan, frame = each.plan, each.frame
+    why = causes_of(frame, plan.partition, plan.outcome.keeps)
+    tokens = terms.tokens(plan.setting.microbatch_sequences)
+    factor = half_width(why, terms.model, tokens, basis, terms.source)
+    pace = plan.outcome.tokens_per_s
+    late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.schedule).max_staleness
+    return Ranked(plan, pace / factor, pace * factor, late, why)
+
+
+def _misfit(plan: Tuned, terms: Terms) -> Misfit:
+    limits, outcome = terms.limits, plan.outcome
+    device = limits.device_memory_bytes or outcome.peak_bytes
+    host = limits.host_memory_bytes or outcome.host_bytes
+    return Misfit(plan, max(0, outcome.peak_bytes - device), max(0, outcome.host_bytes - host))
+
+
+def _plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
+    plan = row.plan
+    return {
+        "schedule": plan.contender.name,
+        "options": _plain_options(plan),
+        "tokens_per_s": plan.outcome.tokens_per_s,
+        "tokens_per_s_low": row.low,
+        "tokens_per_s_high": row.high,
+        "peak_memory_bytes": plan.outcome.peak_bytes,
+        "host_memory_bytes": plan.outcome.host_bytes,
+        "bubble": row.bubble,
+        "staleness_steps": row.staleness_steps,
+        "why": dict(row.why),
+        "command": command_of(plan, terms),
+        "work": plan.work,
+        "budget": plan.budget.work,
+    }
+
+
+def _plain_misfit(row: Misfit) -> dict[str, Any]:
+    return {
+        "schedule": row.plan.contender.name,
+        "options": _plain_options(row.plan),
+        "peak_memory_bytes": row.plan.outcome.peak_bytes,
+        "device_lacks_bytes": row.device_lacks_bytes,
+        "host_lacks_bytes": row.host_lacks_bytes,
+    }
+
+
+def _plain_options(plan: Tuned) -> dict[str, Any]:
+    setting = plan.setting
+    return {
+        **dict(setting.options),
+        "microbatch_sequences": setting.microbatch_sequences,
+        "chunks_per_device": setting.chunks_per_device,
+        "recompute": setting.recompute,
+        "keeps": list(plan.outcome.keeps),
+        "prefetch": setting.prefetch,
+        "partition": str(plan.partition),
+    }
+
+
+def command_of(plan: Tuned, terms: Terms) -> str:
+    """The command line that simulates a plan with everything charged."""
+    words = [
+        f"schedule={plan.contender.entry.name}",
+        f"model={terms.model.name}",
+        f"cluster={terms.cluster.name}",
+        f"cost={terms.source}",
+        *(["cost.split_backward=true"] if terms.source == "published" else []),
+        "cost.fused_ahead=false",
+        f"num_devices={terms.num_devices}",
+        f"num_microbatches={terms.num_microbatches(plan.setting.microbatch_sequences)}",
+        f"num_steps={terms.num_steps}",
+        f"'partition=\"{plan.partition}\"'",
+        "charge=bytes",
+        "offload=auto",
+        *plan.setting.overrides(),
+    ]
+    return "python -m rpbench " + " ".join(words)

@@ -1,0 +1,197 @@
+"""Frame: an order with all that it moves, made once and timed for any cut and any choice of what is recomputed.
+
+What runs again is chosen by stage: `all` of them, none (`none`), all but the last where it goes back at once
+(`except_last`), or as few as the memory allows (`fitting`): stages keep their activations from the last stage up, for
+it has fewest microbatches in flight, as long as every device that holds them has room.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from rpbench.cost.memory import Footprint
+from rpbench.cost.replicas import host_bytes
+from rpbench.cost.sizes import DeviceMemory
+from rpbench.cost.table import CostTable
+from rpbench.cost.traffic import Traffic
+from rpbench.ir.action import RECV, SEND
+from rpbench.ir.partition import Partition
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.timeline import Timeline
+from rpbench.passes.recomputation import check_recompute
+from rpbench.plan.contest.charges import with_everything
+from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.space import Recompute, Setting
+from rpbench.plan.contest.terms import Terms
+from rpbench.plan.problem import Problem
+from rpbench.sim.graph import build_graph
+from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.memory_shares import MovingGraph
+from rpbench.sim.metrics import step_ends, step_time
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What simulation says of a cut.
+
+    Args:
+        keeps: stages that recompute nothing.
+        peak_bytes: of the fullest device; `host_bytes` beside it.
+        misfit: how many times over the limit the fuller of device and host is; at most 1 where the plan fits.
+    """
+
+    tokens_per_s: float
+    step_time_s: float
+    keeps: tuple[int, ...]
+    peak_bytes: int
+    host_bytes: int
+    misfit: float
+
+    @property
+    def fits(self) -> bool:
+        return self.misfit <= 1
+
+
+class Frame:
+    """An order with all that it moves.
+
+    Args:
+        partition: a cut with the numbers of stages; where what moves depends on the cut, the only one.
+        num_steps: in a row.
+
+    Raises:
+        ValueError: if the schedule does not take the setting.
+    """
+
+    def __init__(self, contender: Contender, setting: Setting, terms: Terms, partition: Partition, num_steps: int):
+        self.setting, self.terms, self.num_steps = setting, terms, num_steps
+        self.problem = posed(contender, setting, terms, num_steps)
+        order = self.problem.order(partition)
+        self.schedule = self.problem.finished(order)
+        self.graph = build_graph(self.schedule)
+        self._moving = MovingGraph(self.graph)
+        self.traffic = _traffic(setting, terms, self.schedule)
+        sizes = terms.sizes(setting.microbatch_sequences)
+        self.in_flight = peak_in_flight(self.graph)
+        self._footprint = Footprint(self.schedule, sizes, self.in_flight, keeps=(), analysis=self.graph.analysis)
+
+    @property
+    def serves_any_cut(self) -> bool:
+        """Whether other cuts with as many stages run the same actions."""
+        tied = self.problem.entry.needs_costs or self.problem.entry.separate_cuts
+        return not (tied or self.schedule.shape.tensor_parallel)
+
+    def outcome(self, partition: Partition, recompute: Recompute) -> Outcome:
+        """Pace and memory of a cut.
+
+        Raises:
+            ValueError: if the order does not let activations stay.
+        """
+        self._check(recompute)
+        keeps = self.keeps(partition, recompute)
+        schedule = self.schedule.with_partition(partition)
+        step_s = self.paced(self.costs(partition, keeps))
+        shape, setting, limits = schedule.shape, self.setting, self.terms.limits
+        peak = self._peak(partition, keeps)
+        host = self._host_bytes
+        misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes))
+        tokens = self.terms.tokens(setting.microbatch_sequences) * shape.num_microbatches
+        return Outcome(tokens / step_s, step_s, keeps, peak, host, max(misfits))
+
+    @cached_property
+    def _host_bytes(self) -> int:
+        """Of the cut that the frame was made for; another one moves layers on the host, and leaves their sum."""
+        return host_bytes(self.schedule, self.terms.sizes(self.setting.microbatch_sequences), self.graph.analysis)
+
+    def costs(self, partition: Partition, keeps: tuple[int, ...]) -> CostTable:
+        """Times of all actions of a cut, transfers and optimizer included."""
+        problem = self.problem
+        plain = problem.times.table(
+            partition, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead, keeps=keeps
+        )
+        return self.traffic.charged(self.schedule.with_partition(partition), plain)
+
+    def timeline(self, costs: CostTable) -> Timeline:
+        """When everything runs."""
+        return self._moving.simulate(costs)
+
+    def paced(self, costs: CostTable) -> float:
+        """Seconds from step to step at these costs; of two steps the second."""
+        timeline = self.timeline(costs)
+        ends = step_ends(self.graph, timeline)
+        interval = ends[1] - ends[0] if len(ends) == 2 else step_time(self.graph, timeline)
+        return float(interval) / timeline.units_per_second
+
+    @cache  # noqa: B019  a frame lives no longer than its search
+    def _check(self, recompute: Recompute) -> None:
+        check_recompute(self.schedule, "none" if recompute == "fitting" else recompute)
+
+    def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
+        """The stages that recompute nothing in a cut."""
+        last = len(partition.backward) - 1
+        fixed: Mapping[Recompute, tuple[int, ...]] = {
+            "all": (),
+            "except_last": (last,),
+            "none": tuple(range(last + 1)),
+        }
+        if recompute in fixed:
+            return fixed[recompute]
+        limit = self.terms.limits.device_memory_bytes
+        if limit is None or self._peak(partition, fixed["none"]) <= limit:
+            return fixed["none"]
+        chosen: tuple[int, ...] = ()
+        if self._peak(partition, ()) > limit:
+            return chosen
+        for stage in range(last, -1, -1):
+            more = tuple(sorted((stage, *chosen)))
+            if self._peak(partition, more) <= limit:
+                chosen = more
+        return chosen
+
+    def _peak(self, partition: Partition, keeps: tuple[int, ...]) -> int:
+        cut = np.array([partition.forward]), np.array([partition.backward])
+        return int(self._footprint.keeping(keeps).peaks(*cut).max())
+
+
+def posed(contender: Contender, setting: Setting, terms: Terms, num_steps: int) -> Problem:
+    """The planning problem of a setting."""
+    entry, options = contender.entry, dict(setting.options)
+    times, sizes = terms.times(setting.microbatch_sequences), terms.sizes(setting.microbatch_sequences)
+    if setting.recompute == "none":
+        times, sizes = replace(times, recompute=[0] * times.num_layers), replace(sizes, keeps_activations=True)
+    limit = terms.limits.device_memory_bytes
+    return Problem(
+        entry,
+        times,
+        terms.num_devices,
+        terms.num_microbatches(setting.microbatch_sequences),
+        num_steps,
+        setting.chunks_per_device,
+        options,
+        recompute_ahead=entry.recompute_ahead,
+        fused_ahead=terms.fused_ahead,
+        memory=None if limit is None else DeviceMemory(sizes, limit),
+        keeps_last=setting.recompute == "except_last",
+        activations=terms.activations(setting.microbatch_sequences),
+        finish=partial(_finished, contender, setting, terms),
+    )
+
+
+def _finished(contender: Contender, setting: Setting, terms: Terms, order: Schedule) -> Schedule:
+    options: dict[str, Any] = dict(setting.options)
+    return with_everything(order, contender.entry, terms.cluster, options, setting.prefetch)
+
+
+def _traffic(setting: Setting, terms: Terms, schedule: Schedule) -> Traffic:
+    """What moves takes the time of its bytes; where boundary tensors stand in no lane they take a hop."""
+    travels = schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
+    alone = all(len(holders) > 1 for holders in schedule.placement) and bool(schedule.placement)
+    sizes = terms.sizes(setting.microbatch_sequences)
+    return Traffic(sizes, terms.cluster, boundaries=travels or alone, optimizer=terms.optimizer)
+
+
+def _over(needed: int, limit: int | None) -> float:
+    return 0.0 if limit is None else needed / limit

@@ -1,0 +1,308 @@
+"""Search: the best plan of a contender, over every dimension of its space, within a budget.
+
+From the usual setting on, one dimension at a time: every other value is tried, the best one taken, and so on until no
+single change helps. A setting is sketched first (`rpbench.plan.contest.sketch`). What is worth it is timed with all
+that moves, a few steps of it; layers then move between stages one by one, and the finalists run as many steps as the
+terms say. The same budget of timelines is given to everybody, and what was spent is kept with the plan.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.frame import Frame, Outcome
+from rpbench.plan.contest.sketch import Sketcher
+from rpbench.plan.contest.space import Setting, Space, space_of
+from rpbench.plan.contest.terms import Terms
+
+# A setting whose sketch is slower than the best one's by more than this is not timed.
+WORTH = 0.06
+# What is better by less is no improvement.
+TOLERANCE = 1e-4
+# Steps in a row while searching, where each waits for the one before; the second one counts.
+FEW_STEPS = 2
+# Plans that run all steps in the end.
+FINALISTS = 3
+# Those within so much of the best.
+CLOSE = 0.02
+# Timelines that take as long as making the frame of another order.
+FRAME = 8
+# Below this share of somebody else's pace a contender may be given up.
+GIVEN_UP = 0.5
+# Work that is left for the finalists.
+RESERVED = FINALISTS * (FRAME + 1)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a contender's search may spend.
+
+    Args:
+        work: in timelines with all that moves; making what they are timed on counts as `FRAME` of them.
+        climb_work: actions timed in one sketch.
+
+    Raises:
+        ValueError: for less than one of either.
+    """
+
+    work: int = 160
+    climb_work: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.work < 1 or self.climb_work < 1:
+            raise ValueError(f"budget of {self.work} timelines, {self.climb_work} actions a sketch: at least 1 each")
+
+
+class Tried(NamedTuple):
+    """A setting that was looked at: with its best cut if it was timed, or why not."""
+
+    setting: Setting
+    partition: Partition | None = None
+    outcome: Outcome | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best plan of a contender.
+
+    Args:
+        outcome: of all the steps; where nothing fits, of the plan that lacks least.
+        tried: every setting looked at, the plan's own included; paces are those of few steps.
+        work, num_timed, num_sketched: spent of the budget; timelines with all that moves, and cuts timed by their
+            computation alone.
+    """
+
+    contender: Contender
+    setting: Setting
+    partition: Partition
+    outcome: Outcome
+    tried: tuple[Tried, ...] = field(repr=False)
+    budget: Budget
+    work: int
+    num_timed: int
+    num_sketched: int
+
+
+def tune(
+    contender: Contender,
+    terms: Terms,
+    budget: Budget | None = None,
+    space: Space | None = None,
+    *,
+    to_beat: float | None = None,
+) -> Tuned:
+    """The best plan found.
+
+    Args:
+        space: what may be chosen; None: all of it.
+        to_beat: tokens per second of somebody else; a contender that stays under half of that is given up when its
+            microbatch size has been chosen. None: everybody is searched to the end.
+
+    Raises:
+        ValueError: if the schedule takes no setting at all.
+    """
+    return _Search(contender, terms, budget or Budget(), space or space_of(contender, terms), to_beat).run()
+
+
+def rank(outcome: Outcome) -> float:
+    """Tokens per second where a plan fits; otherwise below 0, by how much it does not."""
+    return outcome.tokens_per_s if outcome.fits else -outcome.misfit
+
+
+class _Search:
+    def __init__(self, contender: Contender, terms: Terms, budget: Budget, space: Space, to_beat: float | None) -> None:
+        self.contender, self.terms, self.budget, self.space = contender, terms, budget, space
+        self.to_beat = to_beat or 0.0
+        self.frames = Frames(contender, terms)
+        self.sketcher = Sketcher(contender, terms, budget.climb_work)
+        self.tried: dict[Setting, Tried] = {}
+        self.num_timed = 0
+
+    @property
+    def work(self) -> int:
+        """What has been spent of the budget."""
+        return self.num_timed + FRAME * self.frames.num_made
+
+    def is_spent(self) -> bool:
+        """Whether no more is left than for the finalists."""
+        return self.work + RESERVED > self.budget.work
+
+    def run(self) -> Tuned:
+        setting = self._descend(self._start())
+        if not self.sketcher.of(setting).is_level and not self._is_beaten(setting):
+            self._improve_cut(setting)
+        best = self._final()
+        return Tuned(
+            self.contender,
+            best.setting,
+            _cut(best),
+            _outcome(best),
+            tuple(self.tried.values()),
+            self.budget,
+            self.work,
+            self.num_timed,
+            self.sketcher.tally.num_evaluated,
+        )
+
+    # --- settings ---
+
+    def _start(self) -> Setting:
+        """The usual setting, or one near it that the schedule takes."""
+        first, refused = self.space.first, ""
+        near = [first, *(changed for _, changed in self.space.changes(first))]
+        for setting in dict.fromkeys([*near, *(far for one in near for _, far in self.space.changes(one))]):
+            found = self._look_at(setting)
+            if found.outcome is not None:
+                return setting
+            refused = refused or found.remark
+        raise ValueError(f"{self.contender.name}: no setting can be built; {refused}")
+
+    def _descend(self, current: Setting) -> Setting:
+        """From a setting to one that no single change improves, as far as sketches tell."""
+        improved = True
+        while improved:
+            improved = False
+            for dimension, values in self.space.dimensions.items():
+                if dimension != "microbatch_sequences" and self._is_beaten(current):
+                    return current
+                changes = {current.changed(dimension, value) for value in values} - {current}
+                for changed in sorted(changes, key=self._estimate, reverse=True):
+                    if self._is_worth(changed, current) and self._beats(self._look_at(changed), self.tried[current]):
+                        current, improved = changed, True
+        return current
+
+    def _is_beaten(self, current: Setting) -> bool:
+        """Whether somebody else is far ahead of a setting that fits."""
+        outcome = self.tried[current].outcome
+        return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self.to_beat
+
+    def _is_worth(self, changed: Setting, current: Setting) -> bool:
+        if changed in self.tried:
+            return False
+        if self.is_spent():
+            self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
+            return False
+        outcome, estimate = self.tried[current].outcome, self._estimate(changed)
+        if outcome is None or not outcome.fits or estimate >= self._estimate(current) * (1 - WORTH):
+            return True
+        if estimate:
+            share = estimate / self._estimate(current)
+            self.tried[changed] = Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed")
+            return False
+        return changed.value("recompute") != "none"  # what does not fit, a sketch has seen
+
+    def _estimate(self, setting: Setting) -> float:
+        try:
+            return self.sketcher.of(setting).tokens_per_s
+        except ValueError:
+            return 0.0
+
+    def _look_at(self, setting: Setting) -> Tried:
+        """The best of a setting's cuts, timed; or why there is none."""
+        if setting not in self.tried:
+            try:
+                cuts = self.sketcher.of(setting).cuts
+                timed = [self._timed(setting, cut) for cut in cuts]
+                self.tried[setting] = max(timed, key=lambda each: rank(_outcome(each)))
+            except ValueError as error:
+                self.tried[setting] = Tried(setting, remark=f"refused: {error}")
+        return self.tried[setting]
+
+    def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
+        self.num_timed += 1
+        whole = all_steps or self.sketcher.of(setting).overlaps
+        num_steps = self.terms.num_steps if whole else FEW_STEPS
+        frame = self.frames.of(setting, cut, num_steps)
+        return Tried(setting, cut, frame.outcome(cut, setting.recompute))
+
+    @staticmethod
+    def _beats(one: Tried, other: Tried) -> bool:
+        if one.outcome is None or other.outcome is None:
+            return one.outcome is not None
+        known = rank(other.outcome)
+        return rank(one.outcome) > known + TOLERANCE * abs(known)
+
+    # --- cuts ---
+
+    def _improve_cut(self, setting: Setting) -> None:
+        """Move single layers while that helps."""
+        improved = True
+        while improved and not self.is_spent():
+            improved = False
+            current = self.tried[setting]
+            assert current.partition is not None
+            for cut in shifted(current.partition):
+                if self.is_spent():
+                    break
+                moved = self._timed(setting, cut)
+                if self._beats(moved, self.tried[setting]):
+                    self.tried[setting], improved = moved, True
+                    break
+
+    def _final(self) -> Tried:
+        """The best of the finalists, each with all its steps."""
+        timed = [each for each in self.tried.values() if each.outcome is not None]
+        finalists = sorted(timed, key=lambda each: rank(_outcome(each)), reverse=True)[:FINALISTS]
+        worth = rank(_outcome(finalists[0])) * (1 - CLOSE)
+        finalists = [each for each in finalists if each is finalists[0] or rank(_outcome(each)) >= worth]
+        again = [self._timed(each.setting, _cut(each), all_steps=True) for each in finalists]
+        return max(again, key=lambda each: rank(_outcome(each)))
+
+
+class Frames:
+    """The frames of one contender, made once."""
+
+    def __init__(self, contender: Contender, terms: Terms) -> None:
+        self.contender, self.terms = contender, terms
+        self._known: dict[tuple[object, ...], Frame] = {}
+        self.num_made = 0
+
+    def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
+        """The frame of a setting that can time a cut.
+
+        Raises:
+            ValueError: if the schedule does not take the setting.
+        """
+        if not self.contender.entry.needs_costs:  # the order does not depend on what is recomputed
+            setting = setting.changed("recompute", "all")
+        keys = (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
+        for key in keys:
+            if key in self._known:
+                return self._known[key]
+        made = Frame(self.contender, setting, self.terms, cut, num_steps)
+        self.num_made += 1
+        self._known[keys[0 if made.serves_any_cut else 1]] = made
+        return made
+
+
+def shifted(cut: Partition) -> Iterator[Partition]:
+    """The cuts in which one layer went to a neighbouring stage; where directions are cut apart, in one of them."""
+    if not cut.fused:
+        yield from (symmetric(moved) for moved in _moved(cut.forward, least=0))
+        return
+    yield from (Partition(moved, cut.backward, fused=True) for moved in _moved(cut.forward, least=1))
+    *below, top = cut.backward
+    yield from (Partition(cut.forward, (*moved, top), fused=True) for moved in _moved(tuple(below), least=1))
+
+
+def _moved(layers: tuple[int, ...], least: int) -> Iterator[tuple[int, ...]]:
+    for giver in range(len(layers)):
+        for taker in (giver - 1, giver + 1):
+            if 0 <= taker < len(layers) and layers[giver] > least:
+                moved = list(layers)
+                moved[giver] -= 1
+                moved[taker] += 1
+                yield tuple(moved)
+
+
+def _outcome(tried: Tried) -> Outcome:
+    assert tried.outcome is not None
+    return tried.outcome
+
+
+def _cut(tried: Tried) -> Partition:
+    assert tried.partition is not None
+    return tried.partition

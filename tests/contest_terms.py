@@ -1,0 +1,49 @@
+"""Terms that the tests of the contest share: the experiment of figure 10, and a small model."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from rpbench.cost.basis import make_basis
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.model import Model
+from rpbench.plan.contest.terms import Limits, Terms, terms_of
+
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def read(path: str) -> dict[str, Any]:
+    """A configuration file as plain data."""
+    return OmegaConf.to_container(OmegaConf.load(CONF / path))  # type: ignore[return-value]
+
+
+def terms(model: str = "qwen3_1p7b", cluster: str = "8x_rtx4090", **changes: Any) -> Terms:
+    """The terms of experiment=figure10: 16 microbatches of four sequences, four steps, everything charged."""
+    machine, costs = Cluster(**read(f"cluster/{cluster}.yaml")), read("cost/analytic.yaml")
+    given: dict[str, Any] = {
+        "num_devices": 8,
+        "sequences_per_step": 64,
+        "microbatches": (4,),
+        "source": "published",
+    } | changes
+    return terms_of(
+        Model(**read(f"model/{model}.yaml")),
+        machine,
+        make_basis(machine, costs["constants"], costs["declared"]),
+        **given,
+    )
+
+
+def small(limit_bytes: int | None = None, **changes: Any) -> Terms:
+    """Twelve layers on two of the same devices: everything about it is fast."""
+    machine, costs = Cluster(**read("cluster/8x_rtx4090.yaml")), read("cost/analytic.yaml")
+    given: dict[str, Any] = {
+        "num_devices": 2,
+        "sequences_per_step": 8,
+        "microbatches": (1, 2),
+        "limits": Limits(limit_bytes, None),
+        "num_steps": 3,
+    } | changes
+    model = Model("small", num_layers=6, hidden=1024, heads=8, vocab=32_000, seq_len=1024)
+    return terms_of(model, machine, make_basis(machine, costs["constants"], costs["declared"]), **given)
