@@ -13,6 +13,7 @@ from analysis.claims import (
     figure17,
     headline,
     planner,
+    regression,
     steady_state,
     tuning,
     withheld,
@@ -34,6 +35,7 @@ _SECTIONS = (
     discrepancies,
     figure10,
     withheld,
+    regression,
 )
 
 

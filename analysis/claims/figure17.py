@@ -58,6 +58,7 @@ def _cell(schedule: str, model: str) -> Iterator[Claim]:
     for column, (metric, unit, value) in _FIELDS.items():
         yield Claim(
             id=f"figure17/{schedule}/{model}/{column}",
+            statement_id=f"figure17/{schedule}/{model}",
             section=SECTION,
             source=SOURCE,
             statement=f"{subject}: {metric} of one call of 16 microbatches on 8 GPUs",

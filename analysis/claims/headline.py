@@ -232,6 +232,7 @@ def _prediction_against_measurement(model: str) -> Iterator[Claim]:
             published=measured,
             wide_tolerance=_NEAR * float(measured.value),
             evidence="predicted",
+            predicts=True,
             needs=(figure17("roundpipe", model),),
             value=lambda run, value=value: 1e3 * value(run),
             contradiction=f"the simulated bubble predicts {{value}} tokens/s: {why}" if why else "",

@@ -56,6 +56,7 @@ def _uncapped(row: Row) -> Iterator[Claim]:
             counts = column in _COUNTS
             yield Claim(
                 id=f"planner/{model}/{column}",
+                whose="another public source's",
                 section=SECTION,
                 source=_RERUN,
                 statement=f"{model_name(model)}: {metric} of the released planner's cut, no memory cap",
@@ -74,6 +75,7 @@ def _capped(row: Row) -> Iterator[Claim]:
     for column, direction in (("forward_stages", "forward"), ("backward_stages", "backward")):
         yield Claim(
             id=f"planner/{model}/{column}_24gb",
+            whose="another public source's",
             section=SECTION,
             source=_RERUN,
             statement=f"{model_name(model)}: {direction} stages of the released planner's cut, cap of a 24 GB card",

@@ -21,6 +21,7 @@ def claims() -> Iterator[Claim]:
             num_microbatches = int(row["num_microbatches_per_call"])
             yield Claim(
                 id=f"steady_state/{model}/{num_microbatches}",
+                whose="another public source's",
                 section=SECTION,
                 source="independent simulation of the artifact's model, 60 calls; the paper shows no such number",
                 statement=(

@@ -125,6 +125,8 @@ def _never_worse(schedule: str, model: str) -> Claim:
     assert published is not None  # figure 17 has every cell
     return Claim(
         id=f"tuning/{model}/{schedule}/search_never_worse",
+        whose="ours against ours",
+        statement_id="tuning/search_never_worse",
         section=SECTION,
         source=_OURS,
         statement=(

@@ -75,6 +75,9 @@ class Experiments:
     results: Path
     narrowed: Sequence[Sweep] = ()
     _frames: dict[str, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
+    _rows: dict[str, dict[tuple[int | None, str | None], Record]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     _manifests: dict[str, Manifest] = field(default_factory=dict, compare=False, repr=False)
 
     def cells(self, experiment: str) -> pd.DataFrame:
@@ -91,7 +94,7 @@ class Experiments:
 
     def replaced(self, experiment: str, rows: pd.DataFrame) -> "Experiments":
         """The same experiments with other rows for one of them, as if its records said so."""
-        return replace(self, _frames={**self._frames, experiment: rows})
+        return replace(self, _frames={**self._frames, experiment: rows}, _rows={})
 
     def manifest(self, experiment: str) -> Manifest | None:
         """The manifest that stands for an experiment, if there is one.
@@ -127,15 +130,25 @@ class Experiments:
         Raises:
             MissingRuns: as of `cells`.
         """
-        frame, wanted = self.cells(experiment), choices.items()
+        wanted = choices.items()
         number = next((cell.number for cell in self._sound(experiment).cells if wanted <= cell.overrides.items()), None)
-        if number is None or frame.empty:
-            return None
-        chosen = frame["cell"] == number
-        if contender is not None:
-            chosen &= frame["contender"] == contender
-        found = frame[chosen].to_dict("records")
-        return found[0] if found else None
+        return self._by_cell(experiment).get((number, contender))
+
+    def _by_cell(self, experiment: str) -> dict[tuple[int | None, str | None], Record]:
+        """Records by the number of their cell and, of a duel, their contender."""
+        frame = self.cells(experiment)
+        if experiment not in self._rows:
+            rows = frame.to_dict("records")
+            self._rows[experiment] = {(row["cell"], _contender(row)): row for row in rows}
+        return self._rows[experiment]
+
+    def records(self, experiment: str) -> list[Record]:
+        """The records of an experiment's cells that came to a verdict, in the order of its cells.
+
+        Raises:
+            MissingRuns: as of `cells`.
+        """
+        return list(self._by_cell(experiment).values())
 
     def plans(self, experiment: str, choices: Mapping[str, str]) -> bool:
         """Whether a cell belongs to the sweep that stands for its experiment; True where there is none."""
@@ -180,6 +193,12 @@ def _readable(results: Path, names: Sequence[str]) -> Iterator[Manifest]:
             continue
         if found is not None:
             yield found
+
+
+def _contender(row: Record) -> str | None:
+    """Of a row that may have come from a table, where what is not there is NaN."""
+    name = row.get("contender")
+    return name if isinstance(name, str) else None
 
 
 def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, ...]], experiment: str) -> pd.DataFrame:

@@ -131,9 +131,9 @@ def _causal(known: Verdicts) -> Finding:
         "In the artifact's simulator the head's forward in the fused stage need not wait for the last forward stage. "
         "Where it matters, a machine cannot run that schedule; waiting costs what the columns differ by.",
         {
-            "published, synchronous (%)": "=causal/{}/bubble_ratio_percent",
-            "with a fused stage that waits (%)": "causal/{}/bubble_ratio_percent",
-            "back to back, N = 8 (%)": "=causal/{}/steady_8",
+            "published, synchronous (%)": "=figure17/roundpipe/{}/bubble_ratio_percent",
+            "with a fused stage that waits (%)": "causal/{}/single",
+            "back to back, N = 8 (%)": "=steady_state/{}/8",
             "back to back, waiting (%)": "causal/{}/steady_8",
         },
     )

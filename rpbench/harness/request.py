@@ -161,7 +161,7 @@ def request_of(found: Composed) -> Request:
         results_dir=Path(config.results_dir),
         choices={**found.choices, "mode": mode.name},
         overrides=found.overrides,
-        subject=_subject(config, mode, files),
+        subject=_subject(config, mode, schedule, files),
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
     _check_mode(request)
@@ -188,10 +188,13 @@ _PLAIN = (
 )
 
 
-def _subject(config: RunConfig, mode: Mode, files: Mapping[tuple[str, str], SourceFile | None]) -> dict[str, Any]:
+def _subject(
+    config: RunConfig, mode: Mode, schedule: ScheduleChoice, files: Mapping[tuple[str, str], SourceFile | None]
+) -> dict[str, Any]:
     """The part of a configuration that decides what a run measures, as plain data."""
     subject = {f.name: as_plain(getattr(config, f.name)) for f in fields(config) if f.name not in BESIDES}
     subject["mode"] = as_plain(mode)
+    subject["schedule"] = {"name": schedule.entry.name, **as_plain(dict(schedule.options))}
     if not isinstance(mode, Train | Duel):
         del subject["optimizer"]  # nothing is stepped
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
@@ -209,9 +212,12 @@ def _mode(config: RunConfig) -> Mode:
 
 def _schedule(config: RunConfig, choices: Mapping[str, str | None]) -> ScheduleChoice:
     name = str(config.schedule.get("name"))
-    options = {key: value for key, value in config.schedule.items() if key != "name"}
+    entry, given = registry.entry(name), {key: value for key, value in config.schedule.items() if key != "name"}
+    for key in given:
+        if key not in entry.options:
+            raise ConfigError(unknown_name(f"option of schedule {name}", key, list(entry.options)))
     file = read_source("schedule_file", config.schedule_file)
-    return ScheduleChoice(choices.get("schedule") or name, registry.entry(name), options, file)
+    return ScheduleChoice(choices.get("schedule") or name, entry, {**entry.options, **given}, file)
 
 
 def _num_layers(config: RunConfig) -> int | None:

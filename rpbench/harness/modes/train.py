@@ -253,10 +253,11 @@ def _on_cpu(
             timeline = run_program(program, training.handlers, backend)
         replayed = replay_clock(program, backend.pre_cpu_s, backend.main_cpu_s)
     costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
+    replay = _metrics(program, replayed, costs, assembled)
     fields = {
         "evidence": "measured",
         **_metrics(program, timeline, costs, assembled),
-        "replay_makespan_s": _metrics(program, replayed, costs, assembled)["makespan_s"],
+        **{f"replay_{name}": replay[name] for name in ("makespan_s", "busy_s", "bubble_makespan")},
         "foreign_cpu_share": foreign.cores,
         "malloc_tuned": is_tuned(),
     }
