@@ -13,11 +13,9 @@ import pandas as pd
 
 from rpbench.harness import provenance, record
 from rpbench.harness.manifest import (
-    DONE,
+    ENDED,
     FAILED,
-    INFEASIBLE,
     NOT_APPLICABLE,
-    OOM,
     Cell,
     Manifest,
     ManifestError,
@@ -26,7 +24,6 @@ from rpbench.harness.manifest import (
     read_manifest,
 )
 
-ENDED = (DONE, INFEASIBLE, OOM)  # cells with a verdict
 _SHOWN = 3  # missing cells that a message names
 
 Record = dict[str, Any]
