@@ -29,6 +29,7 @@ from rpbench.harness.run import run
 
 CLUSTERS = ("8x_rtx4090", "8x_a800", "8x_rtx5090", "8x_h100")
 
+
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results folder of figure 17, with timelines, and of the closed forms; parallel workers share it."""

@@ -234,6 +234,15 @@ def test_a_run_outside_the_plan_is_no_fault(experiments: Experiments) -> None:
     assert judge(MAKESPAN, experiments, planned).kind == "reproduced"  # a run that is there counts
 
 
+def test_a_claim_of_two_experiments_misses_what_was_planned(experiments: Experiments) -> None:
+    """One has been run, the other not: only if that was to be run is its absence a fault."""
+    both = claim("1", 1.0, needs=(*MAKESPAN.needs, Need("partitions", {"partition": "even"})))
+    for in_plan, kind in ((("figure17",), "not in quick"), (("figure17", "partitions"), "missing")):
+        found = judge(both, experiments, lambda need, known=in_plan: need.experiment in known)
+        assert found.kind == kind
+        assert found.reason.startswith("experiment=partitions has not been run here")
+
+
 def test_planned_is_evaluated_and_not_testable_and_missing(experiments: Experiments) -> None:
     found = evaluate(all_claims(), experiments)
     everything = tally(found)[-1]

@@ -207,7 +207,11 @@ def test_failed_and_refused_cells_are_no_rows_and_verdicts_are(tmp_path: Path) -
     seen = Experiments(tmp_path)
     assert seen.cells("figure17")["run_id"].to_list() == ["a", "b"]
     assert succeeded(seen.cells("figure17"))["run_id"].to_list() == ["a"]
-    assert [seen.find("figure17", {"seed": str(number)}) is not None for number in range(5)] == [True, True, *[False] * 3]
+    assert [seen.find("figure17", {"seed": str(number)}) is not None for number in range(5)] == [
+        True,
+        True,
+        *[False] * 3,
+    ]
     assert {row["run_id"] for row in seen.rows} == {"a", "b", "c"}  # the report lists what failed
 
 
@@ -248,7 +252,9 @@ def test_rows_come_in_the_order_asked_for_and_missing_ones_are_named(experiments
     wanted = [("roundpipe", "qwen3_32b"), ("gpipe", "llama31_8b")]
     assert index(rows, keys, wanted, "figure17")[list(keys)].to_records(index=False).tolist() == wanted
     lost = [(name, "qwen3_32b") for name in ("a", "b", "gpipe", "c", "d")]
-    with pytest.raises(MissingRuns, match=r"4 of 5 runs of experiment=figure17: a qwen3_32b, b qwen3_32b, c .* \.\.\.$"):
+    with pytest.raises(
+        MissingRuns, match=r"4 of 5 runs of experiment=figure17: a qwen3_32b, b qwen3_32b, c .* \.\.\.$"
+    ):
         index(rows, keys, lost, "figure17")
 
 

@@ -180,7 +180,9 @@ def test_commands_make_the_same_runs_again(experiments: Experiments) -> None:
         ["schedule_file='a folder/it\\'s 1,2=x.txt'", "chunks_per_device=2"],
     ],
 )
-def test_odd_values_survive_the_command_line(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_values_survive_the_command_line(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a folder").mkdir()
     (tmp_path / "a folder" / "it's 1,2=x.txt").write_text("0F0 0B0")
