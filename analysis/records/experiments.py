@@ -81,7 +81,7 @@ class Experiments:
         """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`.
 
         Raises:
-            MissingRuns: if its sweep was not run by this code and configuration, a record of it is gone, or it has none.
+            MissingRuns: if its sweep was not run by this code and configuration, or has no record or lost one.
         """
         if experiment not in self._frames:
             manifest = self._sound(experiment)

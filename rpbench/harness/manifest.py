@@ -207,7 +207,7 @@ def read_manifest(results: Path, name: str) -> Manifest | None:
         ) from None
     for line in _lines(folder, plan_id):
         number = line.get("cell")
-        if number in range(len(cells)):
+        if isinstance(number, int) and 0 <= number < len(cells):
             cells[number] = _settled(cells[number], line)
     return Manifest(found.name, found.experiment, found.overrides, found.code_version, found.conf_version, tuple(cells))
 

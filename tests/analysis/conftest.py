@@ -364,7 +364,7 @@ def _system(row: Record, name: str, why: str, *, num_steps: int, **fields: objec
         row,
         why,
         schedule=name,
-        generator=name,
+        generator="roundpipe" if name.startswith("roundpipe") else name,
         num_steps=num_steps,
         bubble_steady=0.25,
         host_memory_bytes=10**9,

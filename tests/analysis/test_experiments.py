@@ -1,4 +1,4 @@
-"""Experiments: records reach tables through the manifests of their sweeps, whole and current ones, and in no other way."""
+"""Experiments: records reach tables through whole and current manifests of their sweeps, and in no other way."""
 
 import os
 import shutil
@@ -240,7 +240,7 @@ def test_a_narrowed_sweep_stands_in_only_where_the_whole_was_not_run(
     monkeypatch.setattr(provenance, "code_version", lambda: "later")
     put(tmp_path, "roofline", [({"model": "a"}, [_row("part")])], narrowed.overrides)
     assert Experiments(tmp_path, (narrowed,)).cells("roofline")["run_id"].to_list() == ["part"]
-    with pytest.raises(MissingRuns, match="another version of the code: python -m rpbench -m experiment=roofline$"):
+    with pytest.raises(MissingRuns, match=r"another version of the code: python -m rpbench -m experiment=roofline$"):
         Experiments(tmp_path).cells("roofline")
 
 

@@ -338,8 +338,8 @@ def test_a_thousand_devices_are_told_by_schedule_and_number(full_experiments: Ex
     assert data.loc[("zb_v", 64), "span"] == pytest.approx(0.5 * 64)
     assert "1F1B idles 9.0 % of the time on 8 devices" in thousand_devices.answer(data.reset_index())
     rows = full_experiments.cells("thousand_devices_v")
+    lost = full_experiments.replaced("thousand_devices_v", rows[rows["schedule"] != "zb_v"])
     with pytest.raises(MissingRuns, match="experiment=thousand_devices_v"):
-        lost = full_experiments.replaced("thousand_devices_v", rows[rows["schedule"] != "zb_v"])
         thousand_devices.numbers(lost)
 
 

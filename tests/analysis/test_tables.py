@@ -119,7 +119,9 @@ def test_every_system_says_why_it_cannot_run(full_experiments: Experiments) -> N
     assert row["why it cannot run"] == "–"
     assert len(shown) == 5 * 19
     # Late updates are rows of their own, and their pace stands beside what a late step is worth.
-    flushed, late = (shown.loc[("Qwen3-1.7B", name)] for name in ("RoundPipe", "RoundPipe, update one step late"))
+    flushed, late = (
+        shown.loc[("Qwen3-1.7B", name)] for name in ("RoundPipe, one round", "RoundPipe, one round, one step late")
+    )
     assert (flushed["steps late"], flushed["tokens for the same loss"]) == ("0", "–")
     assert flushed["tokens/s of equal progress"] == flushed["tokens/s"]
     assert late["steps late"] == "1"

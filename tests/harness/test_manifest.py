@@ -8,6 +8,7 @@ import pytest
 from rpbench.harness import manifest as manifests
 from rpbench.harness import sweep
 from rpbench.harness.manifest import FOLDER, PLAN, Journal, ManifestError, manifest_name, read_manifest, write_plan
+from rpbench.harness.recording import Outcome
 
 SWEEP = ("-m", "schedule=gpipe,1f1b,zb_h1,chimera,zb_v", "num_devices=2", "num_microbatches=4")
 
@@ -78,9 +79,6 @@ def test_a_cell_that_cannot_be_asked_for_is_refused_in_the_manifest(rpbench, tmp
 
 
 def test_a_run_that_breaks_is_a_failed_cell_with_its_record(rpbench, tmp_path, monkeypatch):
-    def broken(*_, **__):
-        raise RuntimeError("no ink")
-
     monkeypatch.setattr("rpbench.harness.recording._carried_out", lambda work, events: _broken())
     status, rows, _ = rpbench("-m", "schedule=gpipe", "num_devices=2", "num_microbatches=2")
     assert (status, rows[0]["status"]) == (1, "failed")
@@ -89,8 +87,6 @@ def test_a_run_that_breaks_is_a_failed_cell_with_its_record(rpbench, tmp_path, m
 
 
 def _broken():
-    from rpbench.harness.recording import Outcome
-
     return Outcome({"status": "failed", "reason": "RuntimeError: no ink", "evidence": None})
 
 
@@ -212,7 +208,7 @@ def test_a_plan_knows_the_code_and_the_configuration(tmp_path, monkeypatch):
 def test_a_plan_that_is_none_is_named(text, tmp_path):
     folder, _ = planned(tmp_path, 1)
     (folder / PLAN).write_text(text)
-    with pytest.raises(ManifestError, match="plan.json: not a readable plan .*; remove it and run the sweep again"):
+    with pytest.raises(ManifestError, match=r"plan\.json: not a readable plan .*; remove it and run the sweep again"):
         read_manifest(tmp_path, "figure17")
 
 
