@@ -1,6 +1,6 @@
 """Claim: one number or statement as an object, and whose it is; Verdict: what became of it here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -150,15 +150,13 @@ def judge(claim: Claim, experiments: Experiments, planned: Callable[[Need], bool
     """
     if claim.value is None:
         return Verdict(claim, NOT_TESTABLE, reason=claim.not_testable)
-    try:
-        found = [experiments.find(need.experiment, need.choices, need.contender) for need in claim.needs]
-    except MissingRuns as lack:
-        return Verdict(claim, MISSING if any(map(planned, claim.needs)) else NOT_IN_QUICK, reason=str(lack))
-    absent = [need for need, row in zip(claim.needs, found, strict=True) if row is None]
+    found = [(need, _find(need, experiments)) for need in claim.needs]
+    absent = [(need, row) for need, row in found if isinstance(row, str)]
     if absent:
-        within_plan = [need for need in absent if planned(need)]
-        return Verdict(claim, MISSING if within_plan else NOT_IN_QUICK, reason=_lacking(within_plan or absent))
-    records = [row for row in found if row is not None]
+        within_plan = [(need, why) for need, why in absent if planned(need)]
+        reason = _lacking([why for _, why in within_plan or absent])
+        return Verdict(claim, MISSING if within_plan else NOT_IN_QUICK, reason=reason)
+    records = [row for _, row in found if not isinstance(row, str)]
     run_ids = tuple(dict.fromkeys(row["run_id"] for row in records))
     try:
         value = _plain(claim.value(*records))
@@ -220,8 +218,18 @@ def _rough(number: float | None) -> str:
     return "" if number is None else f"{float(f'{number:.3g}'):,g}"
 
 
-def _lacking(needs: list[Need]) -> str:
-    return f"no record of {'; '.join(map(str, needs[:3]))}{' ...' if len(needs) > 3 else ''}"
+def _find(need: Need, experiments: Experiments) -> Record | str:
+    """The record of a need, or why there is none."""
+    try:
+        row = experiments.find(need.experiment, need.choices, need.contender)
+    except MissingRuns as lack:
+        return str(lack)
+    return f"no record of {need}" if row is None else row
+
+
+def _lacking(found: Sequence[str]) -> str:
+    reasons = list(dict.fromkeys(found))
+    return f"{'; '.join(reasons[:3])}{' ...' if len(reasons) > 3 else ''}"
 
 
 def _plain(value: Any) -> Value:

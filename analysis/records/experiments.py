@@ -13,11 +13,9 @@ import pandas as pd
 
 from rpbench.harness import provenance, record
 from rpbench.harness.manifest import (
-    DONE,
+    ENDED,
     FAILED,
-    INFEASIBLE,
     NOT_APPLICABLE,
-    OOM,
     Cell,
     Manifest,
     ManifestError,
@@ -26,7 +24,6 @@ from rpbench.harness.manifest import (
     read_manifest,
 )
 
-ENDED = (DONE, INFEASIBLE, OOM)  # cells with a verdict
 _SHOWN = 3  # missing cells that a message names
 
 Record = dict[str, Any]
@@ -84,11 +81,16 @@ class Experiments:
         """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`.
 
         Raises:
-            MissingRuns: if its sweep was not run by this code and configuration, or a record of it is gone.
+            MissingRuns: if its sweep was not run by this code and configuration, or has no record or lost one.
         """
         if experiment not in self._frames:
             manifest = self._sound(experiment)
             rows = [row for cell in manifest.cells for row in self._records(manifest, cell)]
+            if not rows:
+                counts = ", ".join(f"{number} {state}" for state, number in manifest.counts.items())
+                raise MissingRuns(
+                    f"no cell of experiment={experiment} came to a verdict ({counts}): {manifest.command}"
+                )
             self._frames[experiment] = pd.DataFrame(rows)
         return self._frames[experiment]
 
@@ -97,17 +99,15 @@ class Experiments:
         return replace(self, _frames={**self._frames, experiment: rows}, _rows={})
 
     def manifest(self, experiment: str) -> Manifest | None:
-        """The manifest that stands for an experiment, if there is one.
+        """The manifest that stands for an experiment, if there is one: the first of this code and configuration.
 
         Raises:
             ManifestError: if it cannot be read.
         """
-        whole = Sweep(experiment)
-        for sweep in (whole, *(sweep for sweep in self.narrowed if sweep.experiment == experiment)):
-            found = read_manifest(self.results, sweep.manifest)
-            if found is not None:
-                return found
-        return None
+        sweeps = (Sweep(experiment), *(sweep for sweep in self.narrowed if sweep.experiment == experiment))
+        read = (read_manifest(self.results, sweep.manifest) for sweep in sweeps)
+        found = [manifest for manifest in read if manifest is not None]
+        return next(filter(_is_current, found), next(iter(found), None))
 
     @cached_property
     def manifests(self) -> list[Manifest]:
@@ -182,7 +182,14 @@ class Experiments:
             row = record.read(self.results / run_id)
             if row is None:
                 raise MissingRuns(f"the record {run_id} of cell {cell} is gone: {manifest.command}")
-            yield row | {"cell": cell.number}
+            if row["status"] != "failed":  # as a run that was forced again may have
+                yield row | {"cell": cell.number}
+
+
+def _is_current(manifest: Manifest) -> bool:
+    """Whether a sweep was run by this code and configuration."""
+    versions = (manifest.code_version, manifest.conf_version)
+    return versions == (provenance.code_version(), provenance.conf_version())
 
 
 def _readable(results: Path, names: Sequence[str]) -> Iterator[Manifest]:
@@ -237,10 +244,7 @@ def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bo
         manifest = read_manifest(results, sweep.manifest)
     except ManifestError:
         return False
-    if manifest is None or (manifest.code_version, manifest.conf_version) != (
-        provenance.code_version(),
-        provenance.conf_version(),
-    ):
+    if manifest is None or not _is_current(manifest):
         return False
     return all(cell.state in ENDED and all(map(holds, cell.run_ids)) for cell in manifest.cells)
 

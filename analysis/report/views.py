@@ -97,7 +97,7 @@ def headline(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> View:
         "last": times[-1] if times else "",
         "commits": sorted({row.get("git_commit") or "not a git checkout" for row in rows}),
         "code_versions": sorted({row.get("code_version") or "" for row in rows}),
-        "evidence": sorted({row["evidence"] for row in rows}),
+        "evidence": sorted({row["evidence"] for row in rows if row["evidence"]}),  # what failed has none
     }
 
 

@@ -28,6 +28,7 @@ PLAN = "plan.json"
 PLANNED, DONE, INFEASIBLE, OOM = "planned", "done", "infeasible", "oom"
 NOT_APPLICABLE, FAILED = "not applicable", "failed"
 STATES = (PLANNED, DONE, INFEASIBLE, OOM, NOT_APPLICABLE, FAILED)
+ENDED = (DONE, INFEASIBLE, OOM)  # of a cell with a verdict
 _STATE_OF = {"ok": DONE, "infeasible": INFEASIBLE, "oom": OOM, "failed": FAILED}
 
 # What a command line says beside the subject of a sweep; these do not enter a manifest's name.
@@ -205,8 +206,9 @@ def read_manifest(results: Path, name: str) -> Manifest | None:
             f"{folder / PLAN}: not a readable plan ({type(error).__name__}: {error}); remove it and run the sweep again"
         ) from None
     for line in _lines(folder, plan_id):
-        number = line["cell"]
-        cells[number] = _settled(cells[number], line)
+        number = line.get("cell")
+        if isinstance(number, int) and 0 <= number < len(cells):
+            cells[number] = _settled(cells[number], line)
     return Manifest(found.name, found.experiment, found.overrides, found.code_version, found.conf_version, tuple(cells))
 
 
@@ -230,8 +232,10 @@ def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
 
 
 def _settled(cell: Cell, line: Mapping[str, Any]) -> Cell:
-    """A cell after one more line about it: an end that left a record outlasts one that did not."""
+    """A cell after one more line about it: a verdict outlasts a failure, and numbers outlast both."""
     if cell.state == DONE and line["state"] != DONE:
+        return cell
+    if cell.state in ENDED and line["state"] not in ENDED:
         return cell
     run_ids = tuple(map(str, line.get("run_ids") or ()))
     return Cell(cell.number, cell.overrides, line["state"], run_ids, str(line.get("reason") or ""))

@@ -1,20 +1,20 @@
 """Records to draw and judge from.
 
-`results` and `records` are real: the 25 runs of figure 17 and the closed forms, made in this process. `full_results`
-and `full_records` add what takes long to run (calls back to back, searched cuts) as edited copies of them, so that
-every exhibit has its rows; their values are made up.
+`results` is real: the 25 runs of figure 17, the closed forms and the atlas, made in this process. `full_results` adds
+what takes long to run (calls back to back, searched cuts) as edited copies of them, so that every exhibit has its
+rows; their values are made up.
 """
 
 import copy
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
+from manifests import Cells, put
 
 from analysis.exhibits.figures import convergence, gains, thousand_devices, what_if
 from analysis.exhibits.figures.duel import MODELS as DUEL_MODELS
@@ -23,15 +23,11 @@ from analysis.records.experiments import Experiments
 from analysis.records.runs import MODELS, ONE_ROUND, SCHEDULES
 from rpbench.harness import record
 from rpbench.harness.config import composed, swept
-from rpbench.harness.manifest import FOLDER, Journal, write_plan
 from rpbench.harness.record import Record
 from rpbench.harness.request import Request, load
 from rpbench.harness.run import run
 
 CLUSTERS = ("8x_rtx4090", "8x_a800", "8x_rtx5090", "8x_h100")
-
-# What a cell of a sweep sets, and the records it left.
-Cells = Iterable[tuple[Mapping[str, Any], list[Record]]]
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +51,7 @@ def experiments(results: Path) -> Experiments:
 def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`results` with made-up records of all other experiments."""
     folder = tmp_path_factory.mktemp("full") / "results"
-    shutil.copytree(results, folder)
+    shutil.copytree(results, folder, ignore=shutil.ignore_patterns(".*"))  # another worker may be writing
     rows = [row for row in Experiments(results).rows if row["experiment"] == "figure17"]
     for experiment, cells in _made_up(rows).items():
         kept = list(cells)
@@ -70,15 +66,6 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def full_experiments(full_results: Path) -> Experiments:
     """The experiments of `full_results`."""
     return Experiments(full_results)
-
-
-def put(folder: Path, experiment: str, cells: Cells) -> None:
-    """Write the manifest of a sweep whose records are there."""
-    kept = list(cells)
-    overrides = [[f"{key}={value}" for key, value in cell.items()] for cell, _ in kept]
-    name, _, plan = write_plan(folder, experiment, (), overrides).rpartition("@")
-    for number, (_, rows) in enumerate(kept):
-        Journal(folder / FOLDER / name, plan, number).ended(rows)
 
 
 # Composing takes longer than running: a file is read once, and requests are put together from its parts.
@@ -377,7 +364,7 @@ def _system(row: Record, name: str, why: str, *, num_steps: int, **fields: objec
         row,
         why,
         schedule=name,
-        generator=name,
+        generator="roundpipe" if name.startswith("roundpipe") else name,
         num_steps=num_steps,
         bubble_steady=0.25,
         host_memory_bytes=10**9,

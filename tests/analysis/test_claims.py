@@ -5,18 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.claims import Claim, Need, Runs, Verdict, all_claims, evaluate, judge, summary_text, tally
+from analysis.claims import Claim, Need, Verdict, all_claims, evaluate, judge, summary_text, tally
 from analysis.claims.claim import EVALUATED, KINDS
+from analysis.claims.expected import Expected
 from analysis.claims.printed import Printed, printed, table
 from analysis.claims.summary import red_text
+from analysis.records.experiments import Experiments
 
 CLAIMS = {claim.id: claim for claim in all_claims()}
-NOTHING = Runs(pd.DataFrame())
+NOTHING = Experiments(Path("no such folder"))
 MAKESPAN = CLAIMS["figure17/1f1b/llama31_8b/makespan_ms"]
 
 
@@ -36,8 +37,13 @@ def verdict(text: str, value: float | str, **more: Any) -> Verdict:
     return judge(claim(text, value, **more), NOTHING)
 
 
-def without(records: pd.DataFrame, run_ids: tuple[str, ...]) -> pd.DataFrame:
-    return records[~records["run_id"].isin(run_ids)]
+def without(experiments: Experiments, run_ids: tuple[str, ...]) -> Experiments:
+    rows = experiments.cells("figure17")
+    return experiments.replaced("figure17", rows[~rows["run_id"].isin(run_ids)])
+
+
+def find(experiments: Experiments, need: Need) -> dict[str, Any] | None:
+    return experiments.find(need.experiment, need.choices, need.contender)
 
 
 # --- the catalogue -------------------------------------------------------------------------------------------
@@ -135,9 +141,13 @@ def test_the_difference_decides(text: str, value: float | str, more: dict, kind:
     assert found.red == (kind in ("contradicted", "failed"))
 
 
-def test_an_expected_contradiction_is_no_fault_and_its_absence_is() -> None:
+def test_an_expected_contradiction_is_no_fault_and_its_absence_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analysis.claims.claim.expected", lambda _: Expected("38.39", 0.005))
     declared = verdict("42.08", 38.39, contradiction="the cut is not tuned: {value} %")
     assert (declared.kind, declared.red, declared.reason) == ("contradicted", False, "the cut is not tuned: 38.39 %")
+    other = verdict("42.08", 38.38, contradiction="the cut is not tuned: {value} %")
+    assert (other.kind, other.red) == ("contradicted", True)
+    assert "another value than declared: 38.38, declared was 38.39" in other.explanation
     gone = verdict("42.08", 42.08, contradiction="the cut is not tuned")
     assert (gone.kind, gone.red) == ("reproduced", True)
     assert "expected to be contradicted" in gone.explanation
@@ -150,7 +160,7 @@ def test_a_contradicting_value_is_shown_with_digits_that_differ() -> None:
 
 def test_a_claim_whose_code_breaks_is_red_and_the_others_are_judged() -> None:
     broken = replace(claim("1", 1.0), value=lambda: 1 / 0)
-    first, second = evaluate([broken, replace(claim("1", 1.0), id="d")], pd.DataFrame())
+    first, second = evaluate([broken, replace(claim("1", 1.0), id="d")], NOTHING)
     assert (first.kind, first.red) == ("failed", True)
     assert "ZeroDivisionError" in first.reason
     assert second.kind == "reproduced"
@@ -170,17 +180,17 @@ def test_half_a_unit_of_the_last_digit_is_the_bound(units: int, decimals: int, s
 # --- records -------------------------------------------------------------------------------------------------
 
 
-def test_every_number_of_the_25_cells_is_reproduced(records: pd.DataFrame) -> None:
+def test_every_number_of_the_25_cells_is_reproduced(experiments: Experiments) -> None:
     cells = [c for c in all_claims() if {need.experiment for need in c.needs} == {"figure17"} and not c.contradiction]
-    found = [item for item in evaluate(cells, records) if item.kind != "within tolerance"]
+    found = [item for item in evaluate(cells, experiments) if item.kind not in ("within tolerance", "predicted")]
     assert len(found) > 375
     assert [(item.claim.id, item.reason) for item in found if item.kind != "reproduced"] == []
     assert all(item.run_ids for item in found)
 
 
-def test_closed_forms_come_out_as_declared(records: pd.DataFrame) -> None:
+def test_closed_forms_come_out_as_declared(experiments: Experiments) -> None:
     chosen = [c for c in all_claims() if {need.experiment for need in c.needs} == {"roofline"}]
-    found = evaluate(chosen, records)
+    found = evaluate(chosen, experiments)
     assert len(found) > 60
     assert [(item.claim.id, item.explanation) for item in found if item.red] == []
     assert {item.kind for item in found} == {"reproduced", "contradicted"}
@@ -188,24 +198,24 @@ def test_closed_forms_come_out_as_declared(records: pd.DataFrame) -> None:
 
 def test_tables_alone_give_the_headline_numbers() -> None:
     chosen = [c for c in all_claims() if not c.needs and not c.not_testable]
-    found = evaluate(chosen, pd.DataFrame())
+    found = evaluate(chosen, NOTHING)
     assert len(found) > 20
     assert [(item.claim.id, item.explanation) for item in found if item.red] == []
 
 
-def test_another_number_in_the_record_flips_the_verdict(records: pd.DataFrame) -> None:
-    true = judge(MAKESPAN, Runs(records))
+def test_another_number_in_the_record_flips_the_verdict(experiments: Experiments) -> None:
+    true = judge(MAKESPAN, experiments)
     assert (true.kind, true.red) == ("reproduced", False)
-    edited = records.copy()
-    edited.loc[edited["run_id"] == true.run_ids[0], "makespan_s"] += 1e-6
-    false = judge(MAKESPAN, Runs(edited))
+    rows = experiments.cells("figure17").copy()
+    rows.loc[rows["run_id"] == true.run_ids[0], "makespan_s"] += 1e-6
+    false = judge(MAKESPAN, experiments.replaced("figure17", rows))
     assert (false.kind, false.red) == ("contradicted", True)
     assert "differs by 0.001 ms" in false.reason
 
 
-def test_a_missing_run_turns_its_claims_red(records: pd.DataFrame) -> None:
-    run_ids = judge(MAKESPAN, Runs(records)).run_ids
-    found = evaluate(all_claims(), without(records, run_ids))
+def test_a_missing_run_turns_its_claims_red(experiments: Experiments) -> None:
+    run_ids = judge(MAKESPAN, experiments).run_ids
+    found = evaluate(all_claims(), without(experiments, run_ids))
     lost = [item for item in found if item.claim.id.startswith("figure17/1f1b/llama31_8b/")]
     assert {item.kind for item in lost} == {"missing"}
     assert all(item.red for item in lost)
@@ -213,19 +223,28 @@ def test_a_missing_run_turns_its_claims_red(records: pd.DataFrame) -> None:
     assert lost[0].claim.id in red_text(lost)
 
 
-def test_a_run_outside_the_plan_is_no_fault(records: pd.DataFrame) -> None:
-    fewer = without(records, judge(MAKESPAN, Runs(records)).run_ids)
+def test_a_run_outside_the_plan_is_no_fault(experiments: Experiments) -> None:
+    fewer = without(experiments, judge(MAKESPAN, experiments).run_ids)
 
     def planned(need: Need) -> bool:
         return need.experiment != "figure17"
 
-    assert judge(MAKESPAN, Runs(fewer), planned).kind == "not in quick"
-    assert not judge(MAKESPAN, Runs(fewer), planned).red
-    assert judge(MAKESPAN, Runs(records), planned).kind == "reproduced"  # a run that is there counts
+    assert judge(MAKESPAN, fewer, planned).kind == "not in quick"
+    assert not judge(MAKESPAN, fewer, planned).red
+    assert judge(MAKESPAN, experiments, planned).kind == "reproduced"  # a run that is there counts
 
 
-def test_planned_is_evaluated_and_not_testable_and_missing(records: pd.DataFrame) -> None:
-    found = evaluate(all_claims(), records)
+def test_a_claim_of_two_experiments_misses_what_was_planned(experiments: Experiments) -> None:
+    """One has been run, the other not: only if that was to be run is its absence a fault."""
+    both = claim("1", 1.0, needs=(*MAKESPAN.needs, Need("partitions", {"partition": "even"})))
+    for in_plan, kind in ((("figure17",), "not in quick"), (("figure17", "partitions"), "missing")):
+        found = judge(both, experiments, lambda need, known=in_plan: need.experiment in known)
+        assert found.kind == kind
+        assert found.reason.startswith("experiment=partitions has not been run here")
+
+
+def test_planned_is_evaluated_and_not_testable_and_missing(experiments: Experiments) -> None:
+    found = evaluate(all_claims(), experiments)
     everything = tally(found)[-1]
     rest = ("not testable here", "not in quick", "missing", "failed")
     assert everything.planned == len(CLAIMS) == everything.evaluated + sum(everything.kinds[kind] for kind in rest)
@@ -237,19 +256,18 @@ def test_planned_is_evaluated_and_not_testable_and_missing(records: pd.DataFrame
     assert all(kind in text.splitlines()[0] for kind in KINDS if everything.kinds[kind])
 
 
-def test_every_run_that_a_claim_needs_can_be_found(full_records: pd.DataFrame) -> None:
+def test_every_run_that_a_claim_needs_can_be_found(full_experiments: Experiments) -> None:
     """Of all experiments but the two that the fixture does not make up."""
-    runs = Runs(full_records)
     needs = {
         need for each in all_claims() for need in each.needs if need.experiment not in ("hand_cuts", "steady_causal")
     }
     assert len(needs) > 150
-    assert [str(need) for need in needs if runs.find(need) is None] == []
+    assert [str(need) for need in needs if find(full_experiments, need) is None] == []
 
 
-def test_nothing_stays_missing_with_all_experiments(full_records: pd.DataFrame) -> None:
+def test_nothing_stays_missing_with_all_experiments(full_experiments: Experiments) -> None:
     """The values are made up, so verdicts are not; but each is reached by comparing."""
-    kinds = {item.kind for item in evaluate(all_claims(), full_records) if _is_made_up(item.claim)}
+    kinds = {item.kind for item in evaluate(all_claims(), full_experiments) if _is_made_up(item.claim)}
     assert kinds <= set(EVALUATED) | {"not testable here"}
 
 
@@ -257,32 +275,12 @@ def _is_made_up(each: Claim) -> bool:
     return not {need.experiment for need in each.needs} & {"hand_cuts", "steady_causal"}
 
 
-def _cell(records: pd.DataFrame, schedule: str) -> dict:
-    chosen = (records["schedule"] == schedule) & (records["model"] == "llama31_8b") & (records["backend"] == "sim")
-    return records[chosen].iloc[0].to_dict()
-
-
-def test_a_schedule_with_options_of_its_own_is_another_run(records: pd.DataFrame) -> None:
-    row = _cell(records, "roundpipe")
-    other = row | {"run_id": "other", "started_at": "9999", "makespan_s": 1.0}
-    other["config"] = row["config"] | {"schedule": row["config"]["schedule"] | {"round_size": 4}}
-    found = Runs(pd.concat([records, pd.DataFrame([other])])).find(Need("figure17", ("roundpipe", "llama31_8b")))
-    assert found is not None
-    assert found["run_id"] == row["run_id"]
-
-
-def test_of_equal_runs_the_newest_counts(records: pd.DataFrame) -> None:
-    row = _cell(records, "1f1b")
-    for stamp, expected in (("9999", "other"), ("0000", row["run_id"])):
-        other = row | {"run_id": "other", "started_at": stamp}
-        found = Runs(pd.concat([pd.DataFrame([other]), records])).find(Need("figure17", ("1f1b", "llama31_8b")))
-        assert found is not None
-        assert found["run_id"] == expected
-
-
-def test_an_unknown_experiment_is_an_error() -> None:
-    with pytest.raises(LookupError, match="no experiment 'figure99'"):
-        Runs(pd.DataFrame([{"status": "ok"}])).find(Need("figure99", ()))
+def test_an_experiment_that_was_not_run_turns_its_claims_red() -> None:
+    needs = (Need("figure99"),)
+    found = judge(claim("1", 1.0, needs=needs), NOTHING)
+    assert (found.kind, found.red) == ("missing", True)
+    assert found.reason == "experiment=figure99 has not been run here: python -m rpbench -m experiment=figure99"
+    assert judge(claim("1", 1.0, needs=needs), NOTHING, lambda need: False).kind == "not in quick"
 
 
 # --- printed numbers -----------------------------------------------------------------------------------------

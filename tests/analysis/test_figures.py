@@ -31,11 +31,12 @@ from analysis.exhibits.figures import (
 from analysis.exhibits.figures.files import save_figure, svg_text
 from analysis.exhibits.tables.files import save_table
 from analysis.records import runs
-from analysis.records.experiments import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 from analysis.records.published import published
 from rpbench import registry
 from rpbench.harness.config import CONF
+from rpbench.harness.manifest import FOLDER, PLAN
 
 ALL = (
     "figure17",
@@ -80,10 +81,13 @@ ALL = (
     "timelines",
 )
 
+# What follows from tables of the project alone.
+COMMITTED = ALL[ALL.index("figure10_published") : ALL.index("what_if")]
+
 
 @pytest.fixture(scope="module")
-def made(full_records: pd.DataFrame, full_results: Path) -> dict[str, Exhibit]:
-    found, missing = catalogue.exhibits(full_records, full_results)
+def made(full_experiments: Experiments) -> dict[str, Exhibit]:
+    found, missing = catalogue.exhibits(full_experiments)
     assert missing == []
     return {exhibit.id: exhibit for exhibit in found}
 
@@ -159,10 +163,10 @@ def test_axes_carry_units(made: dict[str, Exhibit]) -> None:
         assert any("(" in label for label in labels), name
 
 
-def test_records_that_are_not_there_are_named(full_records: pd.DataFrame, full_results: Path) -> None:
-    lost = (full_records["schedule"] == "looped_bfs") & (full_records["model"] == "qwen3_32b")
-    lost &= (full_records["partition"] == "published") & (full_records["num_steps"] == 1)
-    found, missing = catalogue.exhibits(full_records[~lost], full_results)
+def test_records_that_are_not_there_are_named(full_experiments: Experiments) -> None:
+    rows = full_experiments.cells("figure17")
+    lost = (rows["schedule"] == "looped_bfs") & (rows["model"] == "qwen3_32b")
+    found, missing = catalogue.exhibits(full_experiments.replaced("figure17", rows[~lost]))
     reasons = dict(missing)
     assert {exhibit.id for exhibit in found} | set(reasons) == set(ALL)
     assert set(reasons) == {"figure17", "published_cells", "figure3", "tuning", "lead", "timelines"}
@@ -170,28 +174,29 @@ def test_records_that_are_not_there_are_named(full_records: pd.DataFrame, full_r
 
 
 def test_without_records_only_published_and_predicted_exhibits_are_left(tmp_path: Path) -> None:
-    found, missing = catalogue.exhibits(pd.DataFrame(), tmp_path)
-    committed = ALL[ALL.index("figure10_published") : ALL.index("what_if")]
-    assert tuple(exhibit.id for exhibit in found) == committed
+    found, missing = catalogue.exhibits(Experiments(tmp_path))
+    assert tuple(exhibit.id for exhibit in found) == COMMITTED
+    assert len(found) + len(missing) == len(ALL)
+    assert all("has not been run here: python -m rpbench -m experiment=" in why for _, why in missing)
+
+
+def test_sweeps_that_were_planned_and_did_not_run_make_no_exhibit(full_results: Path, tmp_path: Path) -> None:
+    for plan in full_results.glob(f"{FOLDER}/*/{PLAN}"):
+        (tmp_path / FOLDER / plan.parent.name).mkdir(parents=True)
+        (tmp_path / FOLDER / plan.parent.name / PLAN).write_bytes(plan.read_bytes())
+    found, missing = catalogue.exhibits(Experiments(tmp_path))
+    assert tuple(exhibit.id for exhibit in found) == COMMITTED
     assert len(found) + len(missing) == len(ALL)
 
 
-def test_dispatch_sets_every_round_size_beside_the_rotation(full_records: pd.DataFrame) -> None:
-    data = dispatch.numbers(full_records)
+def test_dispatch_sets_every_round_size_beside_the_rotation(full_experiments: Experiments) -> None:
+    data = dispatch.numbers(full_experiments)
     assert sorted(data["round_size"].unique()) == [0, 1, 4, 8]
     one = data[data["model"] == "qwen3_32b"].set_index("round_size")
     assert one.loc[8, "bubble"] == pytest.approx(0.08 * one.loc[0, "bubble"])
-    (row,) = [row for row in dispatch.exhibit(full_records).table.rows if row[0].text == "Qwen3-32B"]
+    (row,) = [row for row in dispatch.exhibit(full_experiments).table.rows if row[0].text == "Qwen3-32B"]
     rotation_over_dynamic = 1.01 / 0.98  # makespans as the records were made up
     assert row[5].value == pytest.approx(rotation_over_dynamic)
-
-
-def test_of_equal_runs_the_newest_counts(records: pd.DataFrame) -> None:
-    again = records[records["schedule"] == "gpipe"].assign(run_id="again", started_at="2999-01-01T00:00:00+00:00")
-    for rows in (pd.concat([records, again]), pd.concat([again, records])):
-        wanted = [("gpipe", "qwen3_1p7b")]
-        found = runs.index(runs.single_call(rows.reset_index()), ("schedule", "model"), wanted, "figure17")
-        assert list(found["run_id"]) == ["again"]
 
 
 # --- files ---------------------------------------------------------------------------------------------------
@@ -246,8 +251,8 @@ def test_models_are_named_as_their_configs_say() -> None:
 # --- figure 17 and back to back ------------------------------------------------------------------------------
 
 
-def test_figure17_meets_every_published_bar(full_records: pd.DataFrame) -> None:
-    data = figure17.numbers(full_records)
+def test_figure17_meets_every_published_bar(full_experiments: Experiments) -> None:
+    data = figure17.numbers(full_experiments)
     assert len(data) == 5 * 8
     known = data.dropna(subset="published")
     assert len(known) == 5 * 6
@@ -257,20 +262,20 @@ def test_figure17_meets_every_published_bar(full_records: pd.DataFrame) -> None:
     assert "30 of 30 published bars" in figure17.answer(data)
 
 
-def test_a_wrong_bar_is_not_counted_as_met(full_records: pd.DataFrame) -> None:
-    data = figure17.numbers(full_records)
+def test_a_wrong_bar_is_not_counted_as_met(full_experiments: Experiments) -> None:
+    data = figure17.numbers(full_experiments)
     data.loc[0, "total"] += 0.001
     assert "29 of 30 published bars" in figure17.answer(data)
 
 
-def test_figure17_parts_sum_to_their_bar(full_records: pd.DataFrame) -> None:
-    data = figure17.numbers(full_records)
+def test_figure17_parts_sum_to_their_bar(full_experiments: Experiments) -> None:
+    data = figure17.numbers(full_experiments)
     split = data.dropna(subset="switch")
     assert split[list(figure17.PARTS)].sum(axis=1).to_list() == pytest.approx(split["total"].to_list(), abs=1e-9)
 
 
-def test_figure17_draws_the_numbers_it_tabulates(full_records: pd.DataFrame) -> None:
-    data = figure17.numbers(full_records)
+def test_figure17_draws_the_numbers_it_tabulates(full_experiments: Experiments) -> None:
+    data = figure17.numbers(full_experiments)
     panels = figure17.draw(data).axes
     for axes, model in zip(panels, runs.MODELS, strict=True):
         drawn: dict[int, float] = {}
@@ -281,8 +286,8 @@ def test_figure17_draws_the_numbers_it_tabulates(full_records: pd.DataFrame) -> 
         assert [drawn[height] for height in sorted(drawn)] == pytest.approx(totals)
 
 
-def test_the_relabelled_bar_is_the_sync_record_without_fill_and_drain(full_records: pd.DataFrame) -> None:
-    bars = figure17.numbers(full_records).set_index(["model", "bar"])
+def test_the_relabelled_bar_is_the_sync_record_without_fill_and_drain(full_experiments: Experiments) -> None:
+    bars = figure17.numbers(full_experiments).set_index(["model", "bar"])
     for model in runs.MODELS:
         sync, relabelled = bars.loc[(model, "roundpipe-sync")], bars.loc[(model, "relabelled")]
         assert relabelled["total"] == sync["switch"] + sync["intra"]
@@ -290,23 +295,20 @@ def test_the_relabelled_bar_is_the_sync_record_without_fill_and_drain(full_recor
         assert relabelled[["fill", "drain"]].isna().all()
 
 
-def test_steady_state_shows_what_was_run(full_records: pd.DataFrame) -> None:
-    waiting = runs.back_to_back(full_records, causal=True)
-    data = steady_state.numbers(full_records.drop(waiting.index))
+def test_steady_state_shows_what_was_run(full_experiments: Experiments) -> None:
+    without = full_experiments.replaced("steady_causal", pd.DataFrame())
+    data = steady_state.numbers(without)
     assert data["bubble"].to_list() == pytest.approx([40 / count for count in data["num_microbatches"]])
     assert data["bubble_causal"].isna().all()
     columns = steady_state.tabulate(data).columns
     assert not any("causal" in column for column in columns)
 
 
-def test_steady_state_adds_causal_runs_where_they_are(full_records: pd.DataFrame) -> None:
-    steady = runs.back_to_back(full_records)
+def test_steady_state_adds_causal_runs_where_they_are(full_experiments: Experiments) -> None:
+    steady = full_experiments.cells("steady_state")
     chosen = steady[(steady["model"] == "gpt_oss_20b") & (steady["num_microbatches"] == 9)]
-    config = {**chosen["config"].iloc[0]}
-    config["cost"] = config["cost"] | {"fused_ahead": False}
-    waits = chosen.assign(run_id="waits", bubble_steady=0.25, config=[config])
-    others = full_records.drop(runs.back_to_back(full_records, causal=True).index)
-    data = steady_state.numbers(pd.concat([others, waits], ignore_index=True))
+    waits = chosen.assign(run_id="waits", bubble_steady=0.25)
+    data = steady_state.numbers(full_experiments.replaced("steady_causal", waits))
     assert data["bubble_causal"].count() == 1
     table = steady_state.tabulate(data)
     row = next(row for row in table.rows if row[0].text == "GPT-OSS-20B")
@@ -318,34 +320,36 @@ def test_steady_state_adds_causal_runs_where_they_are(full_records: pd.DataFrame
 # --- every schedule ------------------------------------------------------------------------------------------
 
 
-def test_gains_are_rates_over_those_of_roundpipe_in_the_same_mode(full_records: pd.DataFrame) -> None:
-    data = gains.numbers(full_records).set_index(["schedule", "model"])
+def test_gains_are_rates_over_those_of_roundpipe_in_the_same_mode(full_experiments: Experiments) -> None:
+    data = gains.numbers(full_experiments).set_index(["schedule", "model"])
     assert data.loc[("gpipe", "qwen3_32b"), "slower"] == pytest.approx(100 / 80)
     assert data.loc[("pipedream", "qwen3_32b"), "slower"] == pytest.approx(120 / 80)
     assert not data.loc[("pipedream", "qwen3_32b"), "flushes"]
     assert "roundpipe" not in data.index.get_level_values("schedule")
     assert "Faster than RoundPipe: Vocabulary parallel" in gains.answer(data.reset_index())  # the last: 80 + 1.5 * 20
-    lost = full_records[full_records["schedule"] != "pipemare"]
+    rows = full_experiments.cells(gains.ASYNCHRONOUS)
     with pytest.raises(MissingRuns, match="experiment=gains_async: pipemare"):
-        gains.numbers(lost)
+        gains.numbers(full_experiments.replaced(gains.ASYNCHRONOUS, rows[rows["schedule"] != "pipemare"]))
 
 
-def test_a_thousand_devices_are_told_by_schedule_and_number(full_records: pd.DataFrame) -> None:
-    data = thousand_devices.numbers(full_records).set_index(["schedule", "num_devices"])
+def test_a_thousand_devices_are_told_by_schedule_and_number(full_experiments: Experiments) -> None:
+    data = thousand_devices.numbers(full_experiments).set_index(["schedule", "num_devices"])
     assert data.loc[("1f1b", 256), "bubble"] == pytest.approx(
         1 + 256
     )  # as the records were made up: % per place, device
     assert data.loc[("zb_v", 64), "span"] == pytest.approx(0.5 * 64)
     assert "1F1B idles 9.0 % of the time on 8 devices" in thousand_devices.answer(data.reset_index())
+    rows = full_experiments.cells("thousand_devices_v")
+    lost = full_experiments.replaced("thousand_devices_v", rows[rows["schedule"] != "zb_v"])
     with pytest.raises(MissingRuns, match="experiment=thousand_devices_v"):
-        thousand_devices.numbers(full_records[full_records["schedule"] != "zb_v"])
+        thousand_devices.numbers(lost)
 
 
 # --- closed forms --------------------------------------------------------------------------------------------
 
 
-def test_figure2_meets_the_published_numbers(records: pd.DataFrame) -> None:
-    for row in figure2.numbers(records).to_dict("records"):
+def test_figure2_meets_the_published_numbers(experiments: Experiments) -> None:
+    for row in figure2.numbers(experiments).to_dict("records"):
         for ours, theirs in (
             ("recompute_ms_artifact", "recompute_ms"),
             ("reload_ms_artifact", "reload_ms"),
@@ -358,22 +362,22 @@ def test_figure2_meets_the_published_numbers(records: pd.DataFrame) -> None:
                 assert row[ours] == pytest.approx(known, abs=0.0051), (row["model"], ours)
 
 
-def test_figure2_corrects_both_sides_of_the_ratio(records: pd.DataFrame) -> None:
-    ratio = figure2.numbers(records).set_index("model")["ratio_corrected"]
+def test_figure2_corrects_both_sides_of_the_ratio(experiments: Experiments) -> None:
+    ratio = figure2.numbers(experiments).set_index("model")["ratio_corrected"]
     wrong = ["gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora"]
     assert ratio[wrong].round(2).to_list() == [3.99, 2.29, 2.85]
 
 
-def test_figure3_meets_the_published_numbers(records: pd.DataFrame) -> None:
-    data = figure3.numbers(records)
+def test_figure3_meets_the_published_numbers(experiments: Experiments) -> None:
+    data = figure3.numbers(experiments)
     assert len(data) == 15
     digits = data["bar"].map(lambda bar: 2 if bar == "ideal" else 4)
     equal = [round(row.bubble, count) == row.published for row, count in zip(data.itertuples(), digits, strict=True)]
     assert all(equal)
 
 
-def test_figure5_meets_the_published_batches(records: pd.DataFrame) -> None:
-    data = figure5.numbers(records).set_index(["model", "cluster", "convention"])
+def test_figure5_meets_the_published_batches(experiments: Experiments) -> None:
+    data = figure5.numbers(experiments).set_index(["model", "cluster", "convention"])
     for model, name in PUBLISHED_MODELS.items():
         for cluster, (gpu, _) in figure5.GPUS.items():
             row = data.loc[(model, cluster, "artifact")]
@@ -384,10 +388,10 @@ def test_figure5_meets_the_published_batches(records: pd.DataFrame) -> None:
 # --- tuning and prediction -----------------------------------------------------------------------------------
 
 
-def test_the_lead_is_best_baseline_over_roundpipe(full_records: pd.DataFrame) -> None:
-    data = tuning.numbers(full_records)
+def test_the_lead_is_best_baseline_over_roundpipe(full_experiments: Experiments) -> None:
+    data = tuning.numbers(full_experiments)
     leads = tuning.leads(data).set_index(["model", "cut"])
-    call = runs.single_call(full_records).set_index(["schedule", "model"])["makespan_s"]
+    call = runs.single_call(full_experiments).set_index(["schedule", "model"])["makespan_s"]
     for model in runs.MODELS:
         best = min(call[schedule, model] for schedule in runs.BASELINES)
         plain = best / call["roundpipe", model]
@@ -399,16 +403,16 @@ def test_the_lead_is_best_baseline_over_roundpipe(full_records: pd.DataFrame) ->
         assert leads.loc[(model, "published"), "best"] == "looped_bfs"
 
 
-def test_a_lost_lead_is_told(full_records: pd.DataFrame) -> None:
-    data = tuning.numbers(full_records)
+def test_a_lost_lead_is_told(full_experiments: Experiments) -> None:
+    data = tuning.numbers(full_experiments)
     assert "not the fastest" in tuning.answer(data)  # of the made-up records
     slow = data["schedule"] != "roundpipe"
     data.loc[slow, "makespan_s"] *= 2
     assert "not the fastest" not in tuning.answer(data)
 
 
-def test_prediction_meets_the_published_estimates(full_records: pd.DataFrame) -> None:
-    data = prediction.numbers(full_records).set_index(["estimate", "model"])
+def test_prediction_meets_the_published_estimates(full_experiments: Experiments) -> None:
+    data = prediction.numbers(full_experiments).set_index(["estimate", "model"])
     for model, name in PUBLISHED_MODELS.items():
         for estimate, column in (("sync", "predicted_sync_ktokens_per_s"), ("label", "predicted_async_ktokens_per_s")):
             known = look_up("headline", column, model=name).value
@@ -443,7 +447,7 @@ def test_what_did_not_run_is_written_and_has_no_bar(made: dict[str, Exhibit]) ->
 
 
 def test_cost_is_price_over_throughput() -> None:
-    table = systems.cost(pd.DataFrame()).table
+    table = systems.cost(Experiments(Path())).table
     assert table is not None
     row = next(row for row in table.rows if row[0].text == "RoundPipe")
     assert row[1].value == pytest.approx(2.32 / (65416.83 * 3600) * 1e9)
@@ -452,8 +456,8 @@ def test_cost_is_price_over_throughput() -> None:
 # --- timelines -----------------------------------------------------------------------------------------------
 
 
-def test_a_timeline_is_read_back_as_it_ran(records: pd.DataFrame, results: Path) -> None:
-    rows = runs.single_call(records)
+def test_a_timeline_is_read_back_as_it_ran(experiments: Experiments, results: Path) -> None:
+    rows = runs.single_call(experiments)
     for schedule, model in (("roundpipe", "gpt_oss_20b"), ("interleaved_1f1b", "qwen3_1p7b")):
         row = rows[(rows["schedule"] == schedule) & (rows["model"] == model)].iloc[0].to_dict()
         timeline = timelines.read_timeline(row, results)
@@ -469,26 +473,23 @@ def test_one_page_and_25_files(made: dict[str, Exhibit]) -> None:
     assert "1F1B, Qwen3-32B" in figure.axes[0].get_title(loc="left")
 
 
-def test_a_missing_timeline_is_named(records: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_missing_timeline_is_named(experiments: Experiments, tmp_path: Path) -> None:
+    elsewhere = Experiments(tmp_path).replaced("figure17", experiments.cells("figure17"))
     with pytest.raises(MissingRuns, match=r"timeline\.csv of 25 of 25 runs"):
-        timelines.exhibit(records, tmp_path)
+        timelines.exhibit(elsewhere)
 
 
 # --- the duel ------------------------------------------------------------------------------------------------
 
 
-def test_the_duel_shows_every_contender_of_the_duel_with_most_rounds(full_records: pd.DataFrame) -> None:
-    duels = duel.found_duels(full_records)
+def test_the_duel_shows_every_contender(full_experiments: Experiments) -> None:
+    duels = duel.found_duels(full_experiments.cells("cpu_duel"))
     assert {model: list(rows) for model, rows in duels.items()} == {model: list(duel.NAMES) for model in duel.MODELS}
-    longer = full_records[full_records["backend"] == "duel"].copy()
-    longer["config"] = [{**config, "seed": 1} for config in longer["config"]]
-    longer["run_id"] = [f"more {run}" for run in longer["run_id"]]
-    longer["round_walls_s"] = [[*walls, walls[0]] for walls in longer["round_walls_s"]]
-    both = pd.concat([longer, full_records])
-    assert all(row["run_id"].startswith("more") for rows in duel.found_duels(both).values() for row in rows.values())
 
 
-def test_a_difference_within_that_of_the_twins_is_marked(made: dict[str, Exhibit], full_records: pd.DataFrame) -> None:
+def test_a_difference_within_that_of_the_twins_is_marked(
+    made: dict[str, Exhibit], full_experiments: Experiments
+) -> None:
     table = made["duel"].table
     assert table is not None
     column = table.columns.index("speed-up over 1F1B by processor time (95 % interval)")
@@ -496,7 +497,7 @@ def test_a_difference_within_that_of_the_twins_is_marked(made: dict[str, Exhibit
     assert cells["1F1B"].text == "1.000 (1.000–1.000) ~"
     assert cells["1F1B, its twin"].text.endswith("~")
     assert not cells["RoundPipe"].text.endswith("~")
-    rows = duel.found_duels(full_records)["mid_gpt"]
+    rows = duel.found_duels(full_experiments.cells("cpu_duel"))["mid_gpt"]
     expected = [
         a / b for a, b in zip(rows["1f1b"]["round_replays_s"], rows["roundpipe"]["round_replays_s"], strict=True)
     ]

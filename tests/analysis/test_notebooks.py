@@ -49,7 +49,10 @@ def test_headless_execution_keeps_what_was_shown(full_results: Path, tmp_path: P
 
 def test_headless_execution_names_missing_records(tmp_path: Path) -> None:
     source = next(path for path in notebooks() if path.stem == HEADLESS)
-    with pytest.raises(MissingRuns, match=r"20 of 20 runs of experiment=steady_state"):
+    with pytest.raises(
+        MissingRuns,
+        match=r"experiment=steady_state has not been run here: python -m rpbench -m experiment=steady_state",
+    ):
         execute(source, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

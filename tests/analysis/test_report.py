@@ -5,36 +5,35 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from report_page import Page
 
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records.experiments import Experiments
 from analysis.report import build
-from analysis.report.command import commands, override
 from analysis.report.images import LARGEST_SVG_BYTES, draw_all
 from analysis.report.page import Content, gather, render, write
-from rpbench.harness.config import as_plain
-from rpbench.harness.provenance import code_version
-from rpbench.harness.record import read_all, run_id
+from analysis.report.views import command_of
+from rpbench.harness.record import run_id
+from rpbench.harness.recording import identity
 from rpbench.harness.request import load
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
 @pytest.fixture(scope="module")
-def content(full_results: Path) -> Content:
+def content(full_experiments: Experiments) -> Content:
     """Everything but the figures, which take long to draw."""
-    found = gather(full_results)
+    found = gather(full_experiments)
     found.images = {each.id: PIXEL for each in found.exhibits if each.draw}
     return found
 
 
 @pytest.fixture(scope="module")
-def scant(results: Path) -> Content:
+def scant(experiments: Experiments) -> Content:
     """What there is of figure 17 and the closed forms alone."""
-    return gather(results)
+    return gather(experiments)
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +123,15 @@ def test_discrepancies_are_all_there(text: str) -> None:
     assert section.count("<tr>") == 1 + 22
 
 
+def test_runs_that_failed_are_listed(scant: Content) -> None:
+    first, *others = scant.rows
+    failed = first | {"status": "failed", "reason": "RuntimeError: no ink", "evidence": None}
+    text = render(replace(scant, rows=[failed, *others]))
+    assert "RuntimeError: no ink" in text
+
+
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no finished run in it; make some first"):
+    with pytest.raises(ValueError, match="no finished sweep in it; make one first"):
         build(tmp_path, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
@@ -150,22 +156,18 @@ def test_a_failed_build_leaves_the_old_page(content: Content, tmp_path: Path, mo
 # --- the command that makes a record again -------------------------------------------------------------------
 
 
-def _identity(config: dict) -> str:
-    return run_id(config, code_version())
-
-
 def _again(command: str) -> str:
     """The run_id that a command line would give."""
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "rpbench"]
-    return _identity(as_plain(resolved(load(words[3:]))))
+    return run_id(identity(load(words[3:])))
 
 
-def test_commands_make_the_same_runs_again(results: Path) -> None:
-    rows = list(read_all(results))[::9]  # composing takes a tenth of a second each
-    assert {row["backend"] for row in rows} == {"sim", "roofline"}
-    for row, command in zip(rows, commands(row["config"] for row in rows), strict=True):
-        assert _again(command) == row["run_id"], command
+def test_commands_make_the_same_runs_again(experiments: Experiments) -> None:
+    rows = experiments.cells("figure17").to_dict("records")[::8]  # composing takes a tenth of a second each
+    assert len({row["schedule"] for row in rows}) > 2
+    for row in rows:
+        assert _again(command_of(row)) == row["run_id"], command_of(row)
 
 
 @pytest.mark.parametrize(
@@ -173,39 +175,21 @@ def test_commands_make_the_same_runs_again(results: Path) -> None:
     [
         ["experiment=steady_state", "model=gpt_oss_20b", "num_microbatches=9"],
         ["experiment=recompute_ahead", "schedule=1f1b"],
-        ["experiment=hand_cuts"],
         ["schedule=roundpipe", "model=qwen3_1p7b", "cost=published", "partition='14-14|7-7-14-0*'"],
-        ["cost=constant", "cost.forward_ms=18.522", "cost.hop_ms=0.601", "num_microbatches=24", "seed=3"],
         ["cost=constant", "cost.forward_ms=1e-7", "model=transformer", "model.hidden=1024", "cluster=8x_h100"],
         ["schedule_file='a folder/it\\'s 1,2=x.txt'", "chunks_per_device=2"],
-        ["partition='007'", "model.name='null'", "schedule=gpipe"],
     ],
 )
-def test_odd_values_survive_the_command_line(overrides: list[str]) -> None:
-    config = as_plain(resolved(load(overrides)))
-    if config["model"]["name"] == "null":  # a choice that no file stands for
-        assert commands([config]) == [""]
-    else:
-        assert _again(commands([config])[0]) == _identity(config)
-
-
-@pytest.mark.parametrize(
-    "value, written",
-    [
-        (None, "null"),
-        (True, "true"),
-        (8, "8"),
-        (0.5, "0.5"),
-        ("1f1b", "'1f1b'"),
-        ("3-3-4", "3-3-4"),
-        ("true", "'true'"),
-        ("12", "'12'"),
-        ("it's", "'it\\'s'"),
-        ([1, "a b"], "[1,'a b']"),
-    ],
-)
-def test_an_override_is_quoted_where_it_would_be_misread(value: object, written: str) -> None:
-    assert override("key", value) == f"key={written}"
+def test_odd_values_survive_the_command_line(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a folder" / "it's 1,2=x.txt").write_text("0F0 0B0")
+    request = load([*overrides, "results_dir=elsewhere", "force=true"])
+    command = command_of({"overrides": list(request.overrides)})
+    assert _again(command) == run_id(identity(request))
+    assert "elsewhere" not in command
 
 
 # --- figures -------------------------------------------------------------------------------------------------
@@ -257,7 +241,7 @@ def test_a_figure_that_cannot_be_drawn_is_an_error() -> None:
         draw_all([_exhibit("good", draw=_plain), _exhibit("bad", draw=broken)])
 
 
-def test_records_are_shown_as_they_were_written(content: Content, full_records: pd.DataFrame) -> None:
-    assert len(content.rows) == len(full_records)
+def test_records_are_shown_as_they_were_written(content: Content, full_experiments: Experiments) -> None:
+    assert len(content.rows) == len(full_experiments.rows)
     assert all(isinstance(row["num_microbatches"], int) for row in content.rows)
     assert all(value == value for row in content.rows for value in row.values() if isinstance(value, float))

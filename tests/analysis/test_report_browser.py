@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from report_page import Page
 
+from analysis.records.experiments import Experiments
 from analysis.report.images import draw_all
 from analysis.report.page import Content, gather, render
 from analysis.report.views import Sources, claim
@@ -62,9 +63,9 @@ RECORDED = "figure17/gpipe/qwen3_1p7b/makespan_ms"
 
 
 @pytest.fixture(scope="module")
-def content(full_results: Path) -> Content:
+def content(full_experiments: Experiments) -> Content:
     """The report with two of its figures."""
-    found = gather(full_results)
+    found = gather(full_experiments)
     found.images = draw_all([each for each in found.exhibits if each.id in ("figure17", "figure3")])
     return found
 

@@ -1,6 +1,5 @@
 """The driver: what it runs, how it resumes and ends, and when it is red."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manifests import put
+from omegaconf import OmegaConf
 
 from analysis.claims import Need, all_claims
 from analysis.driver import reproduce as driver
 from analysis.driver import sweeps
 from analysis.driver.reproduce import main, reproduce
 from analysis.driver.sweeps import FULL, LOGS, QUICK, Scope, Sweep, run_sweeps
-from rpbench.harness import record
+from analysis.records.experiments import Experiments
+from rpbench.harness import provenance, record
+from rpbench.harness.manifest import write_plan
+from rpbench.harness.sweeper import ManifestSweeper
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +48,6 @@ def test_the_full_scope_runs_every_experiment_that_needs_no_gpu() -> None:
 
 
 def test_what_measures_time_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [sweep.experiment for sweep in FULL.sweeps if sweep.alone] == ["baselines_cpu", "cpu_duel"]
     running: list[subprocess.Popen[bytes]] = []
     beside: dict[str, int] = {}
     begin = _instead("import time; time.sleep(0.3)")
@@ -56,23 +59,65 @@ def test_what_measures_time_runs_alone(tmp_path: Path, monkeypatch: pytest.Monke
         return running[-1]
 
     monkeypatch.setattr(sweeps, "_open", start)
-    run((Sweep("timed", alone=True), Sweep("a"), Sweep("b"), Sweep("timed_too", alone=True)), tmp_path)
-    assert beside == {"a": 0, "b": 1, "timed": 0, "timed_too": 0}
+    run((Sweep("cpu_duel"), Sweep("a"), Sweep("b"), Sweep("baselines_cpu")), tmp_path)
+    assert beside == {"a": 0, "b": 1, "cpu_duel": 0, "baselines_cpu": 0}
 
 
-def test_every_run_that_a_claim_needs_is_in_the_full_scope_and_many_in_the_quick_one() -> None:
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Experiments]:
+    """The plans of both scopes, as far as claims need them, by scope."""
+    needed = {need.experiment for claim in all_claims() for need in claim.needs}
+    found = {}
+    for scope in (FULL, QUICK):
+        folder = tmp_path_factory.mktemp(scope.name)
+        for sweep in scope.sweeps:
+            if sweep.experiment in needed:
+                write_plan(folder, sweep.experiment, sweep.overrides, _cells(sweep))
+        found[scope.name] = scope.experiments(folder)
+    return found
+
+
+def _cells(sweep: Sweep) -> list[tuple[str, ...]]:
+    """What the sweeper makes of an experiment's file and of what narrows it down."""
+    params = {}
+    for name in _bases(sweep.experiment):
+        params |= _file(name).get("hydra", {}).get("sweeper", {}).get("params", {})
+    config = OmegaConf.create({"hydra": {"sweeper": {"params": params}}})
+    return ManifestSweeper(config, None, None).cells(sweep.overrides)
+
+
+def _bases(experiment: str) -> list[str]:
+    """An experiment behind those that its file begins with."""
+    named = [name for name in _file(experiment).get("defaults", ()) if isinstance(name, str) and name != "_self_"]
+    return [*(each for name in named for each in _bases(name)), experiment]
+
+
+def _file(experiment: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "experiment" / f"{experiment}.yaml"))
+
+
+def test_every_run_that_a_claim_needs_is_in_the_full_scope_and_many_in_the_quick_one(
+    planned: dict[str, Experiments],
+) -> None:
     needs = {need for claim in all_claims() for need in claim.needs}
-    assert all(FULL.plans(need) for need in needs)
-    in_quick = {need for need in needs if QUICK.plans(need)}
-    unclaimed = {"cpu_duel", "equivalence"}  # no paper says anything about this machine
-    assert {need.experiment for need in in_quick} == {sweep.experiment for sweep in QUICK.sweeps} - unclaimed
+    assert [str(need) for need in needs if not FULL.plans(need, planned["full"])] == []
+    in_quick = {need for need in needs if QUICK.plans(need, planned["quick"])}
+    assert {need.experiment for need in in_quick} <= {sweep.experiment for sweep in QUICK.sweeps}
+    assert {"steady_state", "figure17", "roofline", "causal", "hand_cuts"} <= {need.experiment for need in in_quick}
     assert len(in_quick) < len(needs)
 
 
-def test_the_quick_scope_knows_what_its_overrides_leave_out() -> None:
-    assert QUICK.plans(Need("steady_state", ("qwen3_1p7b", 10)))
-    assert not QUICK.plans(Need("steady_state", ("qwen3_1p7b", 16)))
-    assert not QUICK.plans(Need("partitions", ("search", "1f1b", "qwen3_1p7b")))
+def test_the_quick_scope_knows_what_its_overrides_leave_out(planned: dict[str, Experiments]) -> None:
+    def plans(experiment: str, **choices: str) -> bool:
+        return QUICK.plans(Need(experiment, choices), planned["quick"])
+
+    assert plans("steady_state", model="qwen3_1p7b", num_microbatches="10")
+    assert not plans("steady_state", model="qwen3_1p7b", num_microbatches="16")
+    assert not plans("partitions", partition="search", schedule="1f1b", model="qwen3_1p7b")
+
+
+def test_what_was_never_planned_is_asked_for(tmp_path: Path) -> None:
+    assert QUICK.plans(Need("figure17", {"schedule": "gpipe"}), QUICK.experiments(tmp_path))
 
 
 # --- sweeps --------------------------------------------------------------------------------------------------
@@ -94,21 +139,26 @@ def test_a_sweep_runs_once_and_again_when_its_record_is_gone(tmp_path: Path) -> 
     assert [again["run_id"] for again in record.read_all(tmp_path)] == [row["run_id"]]
 
 
-def test_a_note_does_not_outlive_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["code_version", "conf_version"])
+def test_a_manifest_does_not_outlive_the_code(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = dict.fromkeys(record.REQUIRED) | {"run_id": "a", "status": "ok"}
+    record.write(tmp_path / "a", row)
+    put(tmp_path, "hand_cuts", [({}, [row])])
     monkeypatch.setattr(sweeps, "_open", _instead("print('')"))
-    monkeypatch.setattr(sweeps, "_note", lambda job, results: sweeps.write_atomically(_note(tmp_path), _empty_note()))
-    run((HAND_CUTS,), tmp_path)
     assert run((HAND_CUTS,), tmp_path)[1] == ["hand_cuts: all runs are there"]
-    monkeypatch.setattr(sweeps, "code_version", lambda: "another")
+    monkeypatch.setattr(provenance, what, lambda: "another")
     assert "runs done" in run((HAND_CUTS,), tmp_path)[1][0]
 
 
-def _note(results: Path) -> Path:
-    return results / LOGS / "hand_cuts.ended"
-
-
-def _empty_note() -> str:
-    return json.dumps({"asked": sweeps._asked(HAND_CUTS), "files": {}})
+@pytest.mark.parametrize("files", [["timeline.csv"], []])
+def test_a_sweep_whose_files_are_gone_is_run_again(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dict.fromkeys(record.REQUIRED) | {"run_id": "a", "status": "ok", "files": files}
+    record.write(tmp_path / "a", row)
+    put(tmp_path, "hand_cuts", [({}, [row])])
+    monkeypatch.setattr(sweeps, "_open", _instead("print('')"))
+    assert ("runs done" in run((HAND_CUTS,), tmp_path)[1][0]) == bool(files)
 
 
 def _instead(code: str) -> Any:
@@ -130,8 +180,6 @@ def test_a_sweep_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, mon
     assert [(each.sweep.experiment, each.status, each.words) for each in failures] == [("bad", 1, "no such model")]
     assert failures[0].log.read_text().strip() == "no such model"
     assert len(said) == 3
-    assert not (tmp_path / LOGS / "bad.ended").exists()
-    assert (tmp_path / LOGS / "good.ended").exists()
 
 
 def test_an_interruption_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,12 +259,13 @@ def test_a_lost_record_turns_it_red(
 ) -> None:
     fewer = tmp_path / "results"
     shutil.copytree(results, fewer)
-    lost = next(row for row in record.read_all(fewer) if row["schedule"] == "gpipe" and row["cost"] == "published")
+    lost = next(row for row in record.read_all(fewer) if row["experiment"] == "figure17" and row["schedule"] == "gpipe")
     shutil.rmtree(fewer / lost["run_id"])
     assert reproduce(AT_HAND, fewer, tmp_path) == 1
     out, _ = capsys.readouterr()
     assert "RED, not as planned:" in out
     assert f"figure17/gpipe/{lost['model']}/layer_events: missing" in out
+    assert f"the record {lost['run_id']} of cell schedule=gpipe model={lost['model']} is gone" in out
 
 
 def test_an_exhibit_that_cannot_be_made_turns_the_full_scope_red(
@@ -254,7 +303,7 @@ def test_a_failed_sweep_turns_it_red(
 
 def test_nothing_measured_is_red(still: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce(AT_HAND, tmp_path / "none", tmp_path) == 1
-    assert "no finished run in it" in capsys.readouterr().out
+    assert "no finished sweep in it" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
 
 

@@ -3,7 +3,6 @@
 import csv
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,33 +10,34 @@ from hypothesis import strategies as st
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
 from analysis.exhibits.tables import causal, comparison, plans, published_cells
 from analysis.exhibits.tables.files import frame, latex, save_table
+from analysis.records.experiments import Experiments
 from analysis.records.paper import look_up
 from analysis.records.published import published
 
 
-def test_all_25_cells_agree_in_every_number(records: pd.DataFrame) -> None:
-    exhibit = published_cells.exhibit(records)
+def test_all_25_cells_agree_in_every_number(experiments: Experiments) -> None:
+    exhibit = published_cells.exhibit(experiments)
     assert exhibit.table is not None
     assert len(exhibit.table.rows) == 25
     assert {row[2].text for row in exhibit.table.rows} == {"15 of 15"}
     assert exhibit.caption.endswith("25 of 25 cells agree in every number.")
 
 
-def test_every_printed_metric_is_compared(records: pd.DataFrame) -> None:
+def test_every_printed_metric_is_compared(experiments: Experiments) -> None:
     inputs = {"scheduler", "model", "num_gpus", "num_microbatches", "comm_per_hop_ms", "source"}
-    row = published_cells.numbers(records)[0]
+    row = published_cells.numbers(experiments)[0]
     assert set(published_cells.cell_numbers(row)) == set(published("bubble").columns) - inputs
 
 
-def test_a_number_that_is_off_in_the_fourth_decimal_is_seen(records: pd.DataFrame) -> None:
-    rows = published_cells.numbers(records)
+def test_a_number_that_is_off_in_the_fourth_decimal_is_seen(experiments: Experiments) -> None:
+    rows = published_cells.numbers(experiments)
     rows[3] = rows[3] | {"fill_s": rows[3]["fill_s"] + 1e-7}
     assert published_cells.num_equal(rows[3]) == (14, 15)
     assert published_cells.answer(rows) == "24 of 25 cells agree in every number."
 
 
-def test_plans_show_the_known_stage_counts(full_records: pd.DataFrame) -> None:
-    shown = frame(plans.exhibit(full_records).table).set_index(["model", "plan"])
+def test_plans_show_the_known_stage_counts(full_experiments: Experiments) -> None:
+    shown = frame(plans.exhibit(full_experiments).table).set_index(["model", "plan"])
     row = shown.loc[("Qwen3-32B", "published cut")]
     assert (row["forward stages"], row["backward stages"]) == ("22", "65")
     assert (row["known forward stages"], row["known backward stages"]) == ("22", "65")
@@ -46,15 +46,15 @@ def test_plans_show_the_known_stage_counts(full_records: pd.DataFrame) -> None:
     assert shown.loc[("Qwen3-32B", "greedy (released planner)"), "known forward stages"] == "16"
 
 
-def test_a_searched_cut_that_is_slower_is_told(full_records: pd.DataFrame) -> None:
-    found = plans.numbers(full_records)
+def test_a_searched_cut_that_is_slower_is_told(full_experiments: Experiments) -> None:
+    found = plans.numbers(full_experiments)
     assert "never slower" in plans.answer(found)
     found["gpt_oss_20b", "search"]["makespan_s"] *= 2
     assert "slower than GPT-OSS-20B (published), GPT-OSS-20B (even), GPT-OSS-20B (greedy)" in plans.answer(found)
 
 
-def test_waiting_is_compared_with_the_same_model(full_records: pd.DataFrame) -> None:
-    data = causal.numbers(full_records)
+def test_waiting_is_compared_with_the_same_model(full_experiments: Experiments) -> None:
+    data = causal.numbers(full_experiments)
     assert data["longer"].to_list() == pytest.approx([1.0] * 5)  # the made-up records take 1 % longer
 
 
@@ -110,8 +110,8 @@ def _spelled_out(short: str) -> str:
     return "|".join(halves)
 
 
-def test_every_system_says_why_it_cannot_run(full_records: pd.DataFrame) -> None:
-    shown = frame(comparison.simulated(full_records).table).set_index(["model", "system"])
+def test_every_system_says_why_it_cannot_run(full_experiments: Experiments) -> None:
+    shown = frame(comparison.simulated(full_experiments).table).set_index(["model", "system"])
     row = shown.loc[("Qwen3-1.7B", "Data parallel")]
     assert row["why it cannot run"].startswith("infeasible: device 0 needs 41.6 GB")
     row = shown.loc[("Qwen3-1.7B", "ZeRO-3")]
@@ -119,7 +119,9 @@ def test_every_system_says_why_it_cannot_run(full_records: pd.DataFrame) -> None
     assert row["why it cannot run"] == "–"
     assert len(shown) == 5 * 19
     # Late updates are rows of their own, and their pace stands beside what a late step is worth.
-    flushed, late = (shown.loc[("Qwen3-1.7B", name)] for name in ("RoundPipe", "RoundPipe, update one step late"))
+    flushed, late = (
+        shown.loc[("Qwen3-1.7B", name)] for name in ("RoundPipe, one round", "RoundPipe, one round, one step late")
+    )
     assert (flushed["steps late"], flushed["tokens for the same loss"]) == ("0", "–")
     assert flushed["tokens/s of equal progress"] == flushed["tokens/s"]
     assert late["steps late"] == "1"
@@ -128,8 +130,8 @@ def test_every_system_says_why_it_cannot_run(full_records: pd.DataFrame) -> None
     assert float(late["tokens/s of equal progress"].replace(",", "")) == pytest.approx(pace / multiple, rel=0.01)
 
 
-def test_a_stale_step_is_not_a_full_one(full_records: pd.DataFrame) -> None:
-    shown = frame(comparison.measured(full_records).table).set_index("system")
+def test_a_stale_step_is_not_a_full_one(full_experiments: Experiments) -> None:
+    shown = frame(comparison.measured(full_experiments).table).set_index("system")
     assert shown["steps late"].to_list() == ["0", "1", "2"]
     assert shown.loc["ZeRO-3", "largest difference"] == "1.0e-09"
-    assert "2 of 3 systems agree in every bit" in comparison.measured(full_records).caption
+    assert "2 of 3 systems agree in every bit" in comparison.measured(full_experiments).caption

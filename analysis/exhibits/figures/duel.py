@@ -82,7 +82,7 @@ def exhibit(experiments: Experiments) -> Exhibit:
 
 
 def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
-    """Model -> contender -> its record, those that failed included.
+    """Model -> contender -> its record.
 
     Raises:
         MissingRuns: if there is none.

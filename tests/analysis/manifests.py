@@ -1,0 +1,26 @@
+"""Manifests as a sweep would leave them, for records that are already there."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rpbench.harness.manifest import FOLDER, Journal, write_plan
+from rpbench.harness.record import Record
+
+# What a cell of a sweep sets, and the records it left.
+Cells = Iterable[tuple[Mapping[str, Any], list[Record]]]
+
+
+def put(folder: Path, experiment: str, cells: Cells, overrides: Sequence[str] = ()) -> Path:
+    """Write the manifest of a sweep whose records are there, and return its folder; a cell without records is planned.
+
+    Args:
+        overrides: what narrows the sweep down.
+    """
+    kept = list(cells)
+    chosen = [[f"{key}={value}" for key, value in cell.items()] for cell, _ in kept]
+    name, _, plan = write_plan(folder, experiment, overrides, chosen).rpartition("@")
+    for number, (_, rows) in enumerate(kept):
+        if rows:
+            Journal(folder / FOLDER / name, plan, number).ended(rows)
+    return folder / FOLDER / name
