@@ -25,23 +25,106 @@ MODEL_TYPES = (
     "gpt2",
 )
 READ = frozenset(
-    """model_type num_hidden_layers n_layer hidden_size n_embd num_attention_heads n_head num_key_value_heads head_dim
-    intermediate_size n_inner vocab_size tie_word_embeddings hidden_act activation_function sliding_window
-    use_sliding_window layer_types max_window_layers num_experts num_local_experts n_routed_experts
-    num_experts_per_tok experts_per_token moe_intermediate_size n_shared_experts first_k_dense_replace
-    q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim attention_bias n_positions n_ctx
-    num_nextn_predict_layers attn_pdrop resid_pdrop embd_pdrop attention_dropout""".split()
+    [
+        "model_type",
+        "num_hidden_layers",
+        "n_layer",
+        "hidden_size",
+        "n_embd",
+        "num_attention_heads",
+        "n_head",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "n_inner",
+        "vocab_size",
+        "tie_word_embeddings",
+        "hidden_act",
+        "activation_function",
+        "sliding_window",
+        "use_sliding_window",
+        "layer_types",
+        "max_window_layers",
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "experts_per_token",
+        "moe_intermediate_size",
+        "n_shared_experts",
+        "first_k_dense_replace",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "attention_bias",
+        "n_positions",
+        "n_ctx",
+        "num_nextn_predict_layers",
+        "attn_pdrop",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attention_dropout",
+    ]
 )
 SILENT = frozenset(
-    """architectures torch_dtype dtype transformers_version bos_token_id eos_token_id pad_token_id unk_token_id
-    initializer_range layer_norm_epsilon rms_norm_eps rope_theta rope_scaling rope_parameters rope_interleave
-    max_position_embeddings original_max_position_embeddings initial_context_length use_cache output_router_logits
-    router_aux_loss_coef aux_loss_alpha seq_aux norm_topk_prob scoring_func topk_method n_group topk_group
-    routed_scaling_factor router_jitter_noise swiglu_limit quantization_config auto_map _name_or_path name_or_path
-    mlp_bias summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
-    task_specific_params reorder_and_upcast_attn scale_attn_weights scale_attn_by_inverse_layer_idx id2label label2id
-    return_dict output_attentions output_hidden_states chunk_size_feed_forward is_encoder_decoder ep_size
-    qk_head_dim""".split()
+    [
+        "architectures",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "unk_token_id",
+        "initializer_range",
+        "layer_norm_epsilon",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "rope_interleave",
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "initial_context_length",
+        "use_cache",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "aux_loss_alpha",
+        "seq_aux",
+        "norm_topk_prob",
+        "scoring_func",
+        "topk_method",
+        "n_group",
+        "topk_group",
+        "routed_scaling_factor",
+        "router_jitter_noise",
+        "swiglu_limit",
+        "quantization_config",
+        "auto_map",
+        "_name_or_path",
+        "name_or_path",
+        "mlp_bias",
+        "summary_type",
+        "summary_use_proj",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "task_specific_params",
+        "reorder_and_upcast_attn",
+        "scale_attn_weights",
+        "scale_attn_by_inverse_layer_idx",
+        "id2label",
+        "label2id",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "ep_size",
+        "qk_head_dim",
+    ]
 )
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,),
