@@ -50,9 +50,15 @@ def test_selective_recomputation_drops_the_scores():
     assert layer_activation_bytes(found, found.architecture.layers[0]) == pytest.approx(2048 * h * 34 / 8, rel=0.05)
 
 
-@pytest.mark.parametrize("what, weights, gradients, optimizer", [
-    ("none", 2, 4, 12), ("optimizer", 2, 4, 12 / 8), ("gradients", 2, 4 / 8, 12 / 8), ("parameters", 2 / 8, 4 / 8, 12 / 8)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "what, weights, gradients, optimizer",
+    [
+        ("none", 2, 4, 12),
+        ("optimizer", 2, 4, 12 / 8),
+        ("gradients", 2, 4 / 8, 12 / 8),
+        ("parameters", 2 / 8, 4 / 8, 12 / 8),
+    ],
+)
 def test_states_by_what_is_shared(what, weights, gradients, optimizer):
     """Rajbhandari et al., SC'20, figure 1, with gradients summed in fp32."""
     own = replace(architecture("llama3_8b"), vocab=128256)

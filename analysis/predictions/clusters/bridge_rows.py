@@ -1,6 +1,7 @@
 """Rows of Megatron-Bridge's release tables; cells such as `64 (0)` hold two configurations."""
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 
 from analysis.predictions.clusters.case import Case, Row, machine_of, refused, software_of, whole
@@ -42,10 +43,8 @@ def bridge(row: Row) -> list[Case]:
         return refused(row, f"{row['task']}: what is trained is not printed")
     found = [_case(row, 0)]
     if "(" in row.get("tokens_per_s_per_gpu", ""):
-        try:
+        with suppress(ValueError):  # what is printed in brackets may be no whole configuration
             found.append(replace(_case(row, 1), id=row["id"] + "b"))
-        except ValueError:  # what is printed in brackets is not a whole configuration
-            pass
     return found
 
 

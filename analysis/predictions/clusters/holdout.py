@@ -1,7 +1,7 @@
 """Hold-outs on the given rows: a model, a size of machine or a part of a source left out of every fit.
 
-`python -m analysis.predictions.clusters holdout` writes `clusters_holdout.csv`: every given row predicted with constants
-that have not seen its group.
+`python -m analysis.predictions.clusters holdout` writes `clusters_holdout.csv`: every given row predicted with
+constants that have not seen its group.
 """
 
 import csv

@@ -37,7 +37,8 @@ PROBLEMS = (
         "vocab_parallel",
         ("vocab_stage_times",),
         ("vocab_parallel",),
-        shared=("matmul", "attention", "elementwise", "loss", "narrow", "microbatch_s", "step_s"),
+        shared=("matmul", "attention", "elementwise", "loss", "narrow", "tokens", "microbatch_s", "step_s"),
+        sds={"tokens": 1.5},
         heirs=("zero_bubble",),
     ),
     Problem(

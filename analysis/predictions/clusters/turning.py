@@ -33,15 +33,15 @@ def table() -> list[dict[str, str]]:
             seq_len,
             num_microbatches=microbatches,
         )
-        for ranked in rankings(job):
-            found.append(
-                {
-                    "model": name,
-                    "machine": cluster,
-                    "devices": str(devices),
-                    "level": ranked.level,
-                    "ranking": " > ".join(f"{schedule} {ratio:.3f}" for schedule, ratio in ranked.ranking),
-                    "turned": str(ranked.turned).lower(),
-                }
-            )
+        found += [
+            {
+                "model": name,
+                "machine": cluster,
+                "devices": str(devices),
+                "level": ranked.level,
+                "ranking": " > ".join(f"{schedule} {ratio:.3f}" for schedule, ratio in ranked.ranking),
+                "turned": str(ranked.turned).lower(),
+            }
+            for ranked in rankings(job)
+        ]
     return found
