@@ -160,7 +160,7 @@ def test_a_wrong_gradient_of_one_rank_is_seen():
     ],
 )
 def test_one_rank_ends_all_with_its_name_its_action_and_the_marked_table(what, cause, said):
-    ranks = Ranks(2, stall_s=5, program=(FAULTY, "1", "1B1", what))
+    ranks = Ranks(2, stall_s=15, program=(FAULTY, "1", "1B1", what))
     pids, began = ranks.pids, time.monotonic()
     with pytest.raises(RunFailed) as failed:
         ranks.run(request_for("1f1b"))
