@@ -66,7 +66,7 @@ def assert_is_a_timeline(outcome):
 
 
 # One of each sort; all of them are in the slow tests.
-@pytest.mark.parametrize("name", ["1f1b", "zb_v", "dualpipe_v", "chimera"])
+@pytest.mark.parametrize("name", ["1f1b", "zb_v", "dualpipe"])
 def test_gradients_weights_and_rows(two, name):
     outcome = two.run(request_for(name, num_steps=2))
     assert_as_plain_training(outcome)
