@@ -50,5 +50,6 @@ def load_runtime() -> Runtime:
 def _moved(missing: list[str]) -> ValueError:
     return ValueError(
         f"backend=torch: torch {torch.__version__} has no {', '.join(missing)} in torch.distributed.pipelining; its "
-        f"runtime for tables is private; it works in {TESTED} and does not in 2.9.1; install such a torch, or use backend=cpu"
+        f"runtime for tables is private; it works in {TESTED} and does not in 2.9.1; install such a "
+        "torch, or use backend=cpu"
     )
