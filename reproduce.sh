@@ -52,7 +52,7 @@ main() {
 
   export MPLBACKEND=Agg PYTHONUTF8=1 WANDB_SILENT="${WANDB_SILENT:-true}"
   case $verb in
-    full | quick) exec "$P" -m analysis.reproduce "$verb" "$@" ;;
+    full | quick) exec "$P" -m analysis.driver.reproduce "$verb" "$@" ;;
     test) exec "$P" -m pytest "$@" ;;
     setup) echo "ready: Python $(version_of "$P"), torch $(torch_version), in $VENV" ;;
   esac

@@ -11,7 +11,8 @@ one before it has gone back (LOAD:A, lane h2d). With 4 ranks and 5 microbatches,
 
 An evictor then holds K - 2 that stay, one that has come back and one that is about to leave; an acceptor its own x + 1
 and at most p - x - K + 1 of its partner's. So no rank ever holds more than K, if links are so fast that what leaves is
-gone when the next forward begins.
+gone when the next forward begins. With recompute=none whole activations move, as in the paper; otherwise what a stage
+recomputes from.
 
 Source: Kim et al., "BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models", ICML'23. Which of
 the activations leave is not fixed there: the places above are ours.
@@ -75,7 +76,9 @@ def with_moved_activations(
         return {"compute": row}
     chosen = set(moved)
     stores = [_move(Kind.STORE, action, peer) for action in moved]
-    backwards = [action for action in row if action.kind is Kind.B and action._replace(kind=Kind.F, sub=()) in chosen]
+    backwards = [
+        action for action in row if action.kind in (Kind.B, Kind.I) and action._replace(kind=Kind.F, sub=()) in chosen
+    ]
     loads = [_move(Kind.LOAD, action, peer) for action in backwards]
     up: list[Action] = []
     for number, load in enumerate(loads):

@@ -15,33 +15,48 @@ F = B the makespan is 2m + p - 2 slots; with B = 2F and m = p the idle share is 
 holds p/2 + 1 (ends) to p (middle) stage activations.
 
 With B = 2F units do not fit into each other. So for m > p the order is looked for by times: among the units', one
-that repeats a microbatch of each direction (`rpbench.ir.periodic`), and both with passes pulled forward, as long as
-no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
+that repeats a microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward, as long
+as no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
 
 Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC'21.
 The merged order is found by a list schedule on unit slots: backward first, then the forward of the deeper stage, with
-at most min(p - s, p/2) microbatches in flight per direction at stage s. The paper's cures for more units, forward
-doubling and backward halving, are not here: ours need no more memory.
+at most min(p - s, p/2) microbatches in flight per direction at stage s.
+
+`pipelines=2f` runs f pipelines a direction, each p/f ranks further round: the j-th microbatch of a pipeline enters at
+slot 2j, moves a stage a slot, and comes back. With F = B the bubble is p/f - 2, for 2f copies of the weights. With 4
+ranks and 4 pipelines no slot is empty:
+
+    rank 0   0F0 1F3 2F1 3F2 3B2 2B1 1B3 0B0
+    rank 1   0F3 1F0 2F2 3F1 3B1 2B2 1B0 0B3
+
+`forward_doubling` is the paper's cure for more units where B = 2F: a forward takes two microbatches at once, so that it
+is as long as a backward of one. It holds twice as much; the repeated orders above need no more memory. Its other cure,
+halved backwards, is not here: a microbatch is not cut.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 
 from baselines.dualpipe import bidirectional_placement
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import Pass, Rows, Timed, shortest, time_rows
-from rpbench.ir.periodic import grids, make_period
-from rpbench.ir.pull import Pull, pull_rows
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ordering.list_order import Pass, Rows, Timed, shortest, time_rows
+from rpbench.ordering.periodic import grids, make_period
+from rpbench.ordering.pull import Pull, pull_rows
 from rpbench.registry import schedule
 
 PULLS = (Pull(16, 0.0), Pull(48, 1.0))
 
 
 @schedule("chimera", source="Li and Hoefler, SC'21", needs_costs=True)
-def chimera(shape: Shape, costs: StageCosts) -> Schedule:
-    """Of the p microbatches of a unit, the first half goes down and the second up."""
+def chimera(shape: Shape, costs: StageCosts, *, pipelines: int = 2, forward_doubling: bool = False) -> Schedule:
+    """Of the p microbatches of a unit, the first half goes down and the second up.
+
+    Args:
+        pipelines: of both directions together; p must be a multiple of it.
+        forward_doubling: forwards take two microbatches at once, and a unit has 2p.
+    """
     p, m = shape.num_ranks, shape.num_microbatches
     if shape.num_stages != p:
         raise ValueError(
@@ -53,16 +68,76 @@ def chimera(shape: Shape, costs: StageCosts) -> Schedule:
             f"chimera's two pipelines meet in the middle: the {p} ranks must be an even number; "
             f"take num_devices={p + 1}"
         )
-    if m % p:
+    unit = p * (1 + forward_doubling)
+    if m % unit:
         raise ValueError(
-            f"chimera runs {m} microbatches in units of one for each rank: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
+            f"chimera runs {m} microbatches in units of {unit // p} for each rank: they must be a multiple of {unit}; "
+            f"take num_microbatches={m + -m % unit}"
         )
-    rows: list[list[Action]] = [[] for _ in range(p)]
-    for step in range(shape.num_steps):
-        for rank, row in enumerate(_by_times(p, m, costs)):
-            rows[rank] += [Action(kind, stage, microbatch + step * m) for kind, stage, microbatch in row]
-    return Schedule(shape, tuple(map(tuple, rows)), name="chimera", placement=bidirectional_placement(shape))
+    _check_pipelines(p, pipelines, forward_doubling=forward_doubling)
+    placement = bidirectional_placement(shape)
+    if pipelines > 2:
+        step = _of_slots(p, m, pipelines)
+        placement = tuple(tuple(route[stage] for route in _routes(p, pipelines)) for stage in range(p))
+    else:
+        step = _merge(p, m // 2) if forward_doubling else _by_times(p, m, costs)
+    rows = [
+        tuple(
+            action
+            for first in range(0, shape.total_microbatches, m)
+            for what in row
+            for action in (_doubled(what, first) if forward_doubling else _plain(what, first))
+        )
+        for row in step
+    ]
+    return Schedule(shape, tuple(rows), name="chimera", placement=placement)
+
+
+def _check_pipelines(p: int, pipelines: int, *, forward_doubling: bool) -> None:
+    if type(pipelines) is not int or pipelines < 2 or pipelines % 2 or p % pipelines:
+        raise ValueError(
+            f"schedule.pipelines={pipelines}: an even number, of which {p} ranks must be a multiple; try 2"
+        )
+    if pipelines > 2 and forward_doubling:
+        raise ValueError(
+            f"schedule.pipelines={pipelines} with schedule.forward_doubling=true: pairs of microbatches are for two "
+            "pipelines; take one of the two"
+        )
+
+
+def _plain(what: Pass, first: int) -> list[Action]:
+    return [Action(what.kind, what.stage, first + what.microbatch)]
+
+
+def _doubled(what: Pass, first: int) -> list[Action]:
+    """A pass of a pair of microbatches: forwards together, backwards one after the other."""
+    pair = [Action(what.kind, what.stage, first + 2 * what.microbatch + other) for other in (0, 1)]
+    return [overlap(*pair)] if what.kind is Kind.F else pair
+
+
+def _routes(p: int, pipelines: int) -> list[list[int]]:
+    """The ranks of the stages of every pipeline: those that go down, then the same the other way round."""
+    each = pipelines // 2
+    down = [[(stage + number * p // each) % p for stage in range(p)] for number in range(each)]
+    up = [[(p - 1 - stage + number * p // each) % p for stage in range(p)] for number in range(each)]
+    return down + up
+
+
+def _of_slots(p: int, m: int, pipelines: int) -> Rows:
+    """Units one after another; in each, the microbatches of every pipeline go through two slots apart."""
+    size = p // pipelines
+    rows: list[list[Pass]] = [[] for _ in range(p)]
+    for unit in range(0, m, p):
+        slots: list[list[tuple[int, Pass]]] = [[] for _ in range(p)]
+        for number, route in enumerate(_routes(p, pipelines)):
+            for member in range(size):
+                microbatch = unit + number * size + member
+                for stage, rank in enumerate(route):
+                    slots[rank].append((2 * member + stage, Pass(Kind.F, stage, microbatch)))
+                    slots[rank].append((2 * member + 2 * p - 1 - stage, Pass(Kind.B, stage, microbatch)))
+        for rank, row in enumerate(slots):
+            rows[rank] += [what for _, what in sorted(row)]
+    return rows
 
 
 @lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once

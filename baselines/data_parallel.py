@@ -23,9 +23,9 @@ Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parall
 from collections.abc import Collection
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.offload import shard
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
 

@@ -10,8 +10,8 @@ of the first microbatch; else the forward that is deepest. With 2 ranks, 2 micro
 That is the order on a grid of equal slots. For F = B and m a multiple of p its bubble is 2(p - 1) chunk slots, its
 share (p - 1) / (2Wm + p - 1); for B = 2F and m = p the same order waits (2p - 2) / (3Wp + 2p - 2) of the time. With
 more microbatches and B = 2F it would wait in every round of p. So the order is looked for by times: among the grid's,
-one that repeats (`rpbench.ir.periodic`; W > 1: groups of microbatches go through one wave after another), and both
-with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F and m a
+one that repeats (`rpbench.ordering.periodic`; W > 1: groups of microbatches go through one wave after another), and
+both with passes pulled forward. Without hops the one that repeats waits (2p - 2) / (3Wm + 2p - 2) for B = 2F and m a
 multiple of p.
 
 A rank holds p microbatches' activations at most, 2Wp of its chunks; `in_flight` allows more.
@@ -28,10 +28,10 @@ from math import ceil
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import ROUNDING, Pass, Rows, Timed, shortest, time_rows
-from rpbench.ir.periodic import grids, make_period
-from rpbench.ir.pull import Pull, pull_rows
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ordering.list_order import ROUNDING, Pass, Rows, Timed, shortest, time_rows
+from rpbench.ordering.periodic import grids, make_period
+from rpbench.ordering.pull import Pull, pull_rows
 from rpbench.registry import schedule
 
 PULLS = (Pull(16, 0.0), Pull(48, 0.5))

@@ -19,9 +19,9 @@ descriptions of it.
 """
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.lower import add_steps
-from rpbench.ir.offload import stream
 from rpbench.ir.schedule import Row, Schedule, Shape, Weights
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import stream
 from rpbench.registry import schedule
 
 

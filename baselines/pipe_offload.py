@@ -1,4 +1,4 @@
-"""PipeOffload: interleaved 1F1B whose activations wait for their backward on the host.
+"""PipeOffload: an interleaved order whose activations wait for their backward on the host.
 
 What a forward leaves goes out as soon as it has run (STORE:A, lane d2h) and comes back shortly before it is used
 (LOAD:A, lane h2d, at most two ahead). With several chunks on a rank the first ones wait longest, so where only a share
@@ -9,12 +9,16 @@ ways must fit into the time between. With 2 ranks, 4 microbatches and a least ga
     d2h      0STORE:A1 0FREE:A1 0STORE:A2 0FREE:A2
     h2d      0LOAD:A1 0LOAD:A2 0FREE:A1 0FREE:A2
 
+With recompute=none whole activations move, as in the paper; otherwise what a stage recomputes from. `group_size` takes
+the paper's own orders (`gis`), in which activations live shorter: groups of p, of p/2, or fewer.
+
 Source: Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization" (arXiv
-2503.01328): offloading, and its selection by how long activations live. Its own orders, which delay forwards to shorten
-lives, are not here: the order is `interleaved_1f1b`, or 1F1B for one chunk.
+2503.01328): offloading, its selection by how long activations live, and its orders. Two devices that share a way to the
+host take turns there (`cluster.devices_per_root_complex`), not by a grid of slots as in its released code.
 """
 
 from baselines.bpipe import with_moved_activations
+from baselines.gis import gis
 from baselines.interleaved_1f1b import interleaved_1f1b
 from baselines.one_f_one_b import one_f_one_b
 from rpbench.ir.action import Action, Kind
@@ -26,18 +30,22 @@ BUFFERS = 2
 
 
 @schedule("pipe_offload", source="arXiv 2503.01328", looped=True)
-def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4) -> Schedule:
-    """Interleaved 1F1B with activations on the host.
+def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4, group_size: int | None = None) -> Schedule:
+    """Interleaved 1F1B, or an order of groups, with activations on the host.
 
     Args:
         share: of the activations to offload, the longest-lived first.
         least_gap: actions that must stand between a forward and its backward, or its activations stay.
+        group_size: microbatches of a group; None: interleaved 1F1B.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"schedule.share={share}: a share of the activations, from 0 to 1; try 0.5")
     if least_gap < 1:
         raise ValueError(f"schedule.least_gap={least_gap}: at least 1 action must stand between; try 4")
-    base = one_f_one_b(shape) if shape.num_stages == shape.num_ranks else interleaved_1f1b(shape)
+    if group_size is not None:
+        base = gis(shape, group_size=group_size)
+    else:
+        base = one_f_one_b(shape) if shape.num_stages == shape.num_ranks else interleaved_1f1b(shape)
     rows = tuple(
         with_moved_activations(row, _longest_lived(row, share, least_gap), peer=None, buffers=BUFFERS)
         for row in map(base.compute, range(shape.num_ranks))
@@ -47,7 +55,9 @@ def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4) -> Sch
 
 def _longest_lived(row: Row, share: float, least_gap: int) -> list[Action]:
     """The forwards whose activations go, in the order of the row."""
-    ends = {(action.stage, action.microbatch): place for place, action in enumerate(row) if action.kind is Kind.B}
+    ends = {
+        (action.stage, action.microbatch): place for place, action in enumerate(row) if action.kind in (Kind.B, Kind.I)
+    }
     lives = [
         (place - ends[action.stage, action.microbatch], place)  # the longest first
         for place, action in enumerate(row)

@@ -33,12 +33,12 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from rpbench.ir import list_order
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts, unit_costs
-from rpbench.ir.list_order import ROUNDING, Fill, Rows, Timed, as_many_as_fit, time_rows
-from rpbench.ir.pull import PULLS, pull_rows
 from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ordering import list_order
+from rpbench.ordering.list_order import ROUNDING, Fill, Rows, Timed, as_many_as_fit, time_rows
+from rpbench.ordering.pull import PULLS, pull_rows
 from rpbench.registry import schedule
 
 SLOTS = 6  # of a microbatch on a rank: F, I and W of two chunks

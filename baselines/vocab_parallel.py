@@ -32,8 +32,8 @@ from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import Pass, Rows, Timed, shortest, time_rows
 from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.ordering.list_order import Pass, Rows, Timed, shortest, time_rows
 from rpbench.registry import schedule
 
 PAPERS_SLACK = 2  # one for each barrier

@@ -23,8 +23,8 @@ from functools import lru_cache
 from baselines.v_block import Pass, check_v, stage_passes, tune, v_rank_of, v_schedule
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import Rows, time_rows
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ordering.list_order import Rows, time_rows
 from rpbench.registry import schedule
 
 _F0, _I0, _W0 = ((kind, 0) for kind in (Kind.F, Kind.I, Kind.W))

@@ -17,8 +17,8 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 """
 
 from baselines.data_parallel import whole_microbatches, with_steps
-from rpbench.ir.offload import shard
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
 

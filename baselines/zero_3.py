@@ -20,9 +20,9 @@ Sharded Data Parallel", VLDB'23, sections 3 and 4.
 """
 
 from baselines.data_parallel import whole_microbatches, with_steps
-from rpbench.ir.offload import offload as move_to_host
-from rpbench.ir.offload import shard
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.offload import offload as move_to_host
+from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
 

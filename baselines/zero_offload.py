@@ -22,9 +22,9 @@ DeepSpeed's ZeRO-Offload++ (ratio).
 """
 
 from baselines.data_parallel import whole_microbatches, with_steps
-from rpbench.ir.offload import offload, shard
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.offload import offload, shard
 from rpbench.registry import schedule
 
 

@@ -72,8 +72,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def show(arguments: Sequence[str]) -> int:
     """Print a schedule in its text form, after checking it; `draw=FILE` (svg, pdf, png) draws its timeline."""
-    from rpbench.harness.config import load
-    from rpbench.harness.show import draw_schedule, drawing_path, show_schedule
+    from rpbench.commands.show import draw_schedule, drawing_path, show_schedule
+    from rpbench.harness.request import load
 
     drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]
     config = load([item for item in arguments if not item.startswith("draw=")])
@@ -85,9 +85,9 @@ def show(arguments: Sequence[str]) -> int:
 
 def plan(arguments: Sequence[str]) -> int:
     """Partitions side by side, or with `plan=pipedream` what that makes of a profile; one JSON object."""
-    from rpbench.harness.config import load
-    from rpbench.harness.partitioning import partition_profile
-    from rpbench.harness.planning import compare_plans
+    from rpbench.commands.plan import compare_plans
+    from rpbench.commands.plan_pipedream import partition_profile
+    from rpbench.harness.request import load
 
     of_profile = any(item.startswith("plan=") for item in arguments)
     print(json.dumps(partition_profile(arguments) if of_profile else compare_plans(load(arguments)), allow_nan=False))
@@ -96,7 +96,7 @@ def plan(arguments: Sequence[str]) -> int:
 
 def profile(arguments: Sequence[str]) -> int:
     """The layers of a model as PipeDream's profile, two CSV files; where they are, as one JSON object."""
-    from rpbench.harness.profiling import write_profile
+    from rpbench.commands.profile import write_profile
 
     print(json.dumps(write_profile(arguments)))
     return 0
@@ -104,7 +104,7 @@ def profile(arguments: Sequence[str]) -> int:
 
 def calibrate(arguments: Sequence[str]) -> int:
     """Measure this machine and write a cluster file; where it is, as one JSON object."""
-    from rpbench.harness.calibrate import calibrate as measure
+    from rpbench.commands.calibrate import calibrate as measure
 
     print(json.dumps(measure(arguments)))
     return 0
@@ -112,7 +112,7 @@ def calibrate(arguments: Sequence[str]) -> int:
 
 def compare(arguments: Sequence[str]) -> int:
     """Two or more records side by side: a table to stderr, what differs as JSON to stdout."""
-    from rpbench.harness.comparison import compare_records
+    from rpbench.commands.compare import compare_records
 
     folder = next(
         (item.removeprefix("results_dir=") for item in arguments if item.startswith("results_dir=")),

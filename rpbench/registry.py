@@ -40,7 +40,7 @@ class Entry:
             `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
         compensation: what the engine does about late gradients, and by whose rules; "" for nothing.
         tensor_parallel: whether every device has a share of every matrix, and parts are such shares.
-        lower: adds optimizer steps and what the method moves (`rpbench.ir.offload`) to an order whose partition is
+        lower: adds optimizer steps and what the method moves (`rpbench.passes.offload`) to an order whose partition is
             known; takes the schedule's options and `prefetch`. None: nothing belongs to the method but its order.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.

@@ -33,7 +33,7 @@ case "$*" in
     if [ -n "$FAKE_PIP_SAYS" ] && [[ "$*" == *"$FAKE_PIP_FAILS_AT"* ]]; then echo "$FAKE_PIP_SAYS"; exit 1; fi
     [[ "$*" != *"--upgrade torch=="* ]] || echo 2.13.0+cpu >"$0.torch" ;;
   "-m pip uninstall"*) echo "$*" >>"$CALLS"; rm -f "$0.torch" ;;
-  "-m analysis.reproduce"* | "-m pytest"*) printf '%s|' "$MPLBACKEND" "$PYTHONUTF8" "$WANDB_SILENT" "$@" ;;
+  "-m analysis.driver.reproduce"* | "-m pytest"*) printf '%s|' "$MPLBACKEND" "$PYTHONUTF8" "$WANDB_SILENT" "$@" ;;
 esac
 """
 PYTHONS = ("python3", "python3.13", "python3.12", "python3.11")
@@ -166,7 +166,7 @@ def test_the_second_run_installs_nothing(clone: Clone) -> None:
     clone.run("setup")
     clone.take_calls()
     again = clone.run("quick")
-    assert again.stdout == "Agg|1|true|-m|analysis.reproduce|quick|"
+    assert again.stdout == "Agg|1|true|-m|analysis.driver.reproduce|quick|"
     assert again.stderr == ""
     assert clone.take_calls() == []
 

@@ -2,5 +2,5 @@
 
 from analysis.claims.catalogue import all_claims, evaluate
 from analysis.claims.claim import KINDS, Claim, Verdict, judge
-from analysis.claims.evidence import Need, Runs
+from analysis.claims.evidence import Need
 from analysis.claims.summary import Tally, summary_text, tally

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable
 from functools import cache
 
-import pandas as pd
-
 from analysis.claims import (
     causal,
     discrepancies,
@@ -15,12 +13,14 @@ from analysis.claims import (
     figure17,
     headline,
     planner,
+    regression,
     steady_state,
     tuning,
     withheld,
 )
 from analysis.claims.claim import Claim, Verdict, judge
-from analysis.claims.evidence import Need, Runs
+from analysis.claims.evidence import Need
+from analysis.records.experiments import Experiments
 
 _SECTIONS = (
     figure17,
@@ -35,6 +35,7 @@ _SECTIONS = (
     discrepancies,
     figure10,
     withheld,
+    regression,
 )
 
 
@@ -55,13 +56,11 @@ def all_claims() -> tuple[Claim, ...]:
 
 
 def evaluate(
-    claims: Iterable[Claim], records: pd.DataFrame, planned: Callable[[Need], bool] = lambda need: True
+    claims: Iterable[Claim], experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True
 ) -> list[Verdict]:
     """A verdict on each claim.
 
     Args:
-        records: as `analysis.load.load_records` gives them.
         planned: which runs were to be made; see `judge`.
     """
-    runs = Runs(records)
-    return [judge(claim, runs, planned) for claim in claims]
+    return [judge(claim, experiments, planned) for claim in claims]

@@ -1,24 +1,41 @@
-"""Claim: one number or statement of a paper as an object; Verdict: what became of it here."""
+"""Claim: one number or statement as an object, and whose it is; Verdict: what became of it here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from analysis.claims.evidence import Need, Record, Runs
+from analysis.claims.evidence import Need, Record
+from analysis.claims.expected import expected
 from analysis.claims.printed import Printed
+from analysis.records.experiments import Experiments, MissingRuns
 
 Value = float | str
 
-# What can become of a claim. The last three say that nothing was compared.
+# What can become of a claim. The last four say that nothing was compared.
 REPRODUCED = "reproduced"
 WITHIN_TOLERANCE = "within tolerance"
-CONTRADICTED = "contradicted"
+PREDICTED = "predicted"  # a measurement of another machine, within the interval of what our model says of it
+CONTRADICTED = "contradicted"  # our evidence is against the statement
+MISSED = "our model misses"  # a measurement of another machine, outside of what our model says of it
 NOT_TESTABLE = "not testable here"
 NOT_IN_QUICK = "not in quick"
 MISSING = "missing"
 FAILED = "failed"
-KINDS = (REPRODUCED, WITHIN_TOLERANCE, CONTRADICTED, NOT_TESTABLE, NOT_IN_QUICK, MISSING, FAILED)
-EVALUATED = (REPRODUCED, WITHIN_TOLERANCE, CONTRADICTED)
+KINDS = (
+    REPRODUCED,
+    WITHIN_TOLERANCE,
+    PREDICTED,
+    CONTRADICTED,
+    MISSED,
+    NOT_TESTABLE,
+    NOT_IN_QUICK,
+    MISSING,
+    FAILED,
+)
+EVALUATED = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED)
+
+Whose = Literal["the paper's", "another public source's", "ours", "ours against ours"]
+WHOSE: tuple[Whose, ...] = get_args(Whose)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +55,13 @@ class Claim:
         needs: the runs the value follows from; it is called with one record for each, in this order.
         made_from: what else it follows from: published tables, a planner.
         not_testable: what a test would need that is not here; such a claim has no value.
-        contradiction: why our evidence contradicts the published number. A claim with a reason is expected to be
-            contradicted, one without is expected to hold. `{value}` stands for our value.
+        contradiction: why our evidence contradicts the number. A claim with a reason is expected to be contradicted,
+            by the value that `analysis/claims/expected/contradictions.csv` has for it and by no other; one without
+            is expected to hold. `{value}` stands for our value.
+        predicts: the claim is a measurement of another machine, and our value what our model says of it: it is
+            `predicted` or missed, and a miss is expected as a contradiction is.
+        whose: whose statement it is. `ours` is a regression, `ours against ours` holds by consistency.
+        statement_id: claims that are cells of one statement share it; the id of the claim if left out.
     """
 
     id: str
@@ -58,6 +80,9 @@ class Claim:
     value: Callable[..., Value] | None = None
     not_testable: str = ""
     contradiction: str = ""
+    predicts: bool = False
+    whose: Whose = "the paper's"
+    statement_id: str = ""
 
     def __post_init__(self) -> None:
         if (self.value is None) != bool(self.not_testable):
@@ -99,17 +124,25 @@ class Verdict:
         """Whether the verdict is one nobody planned for: nothing was compared, or it came out otherwise."""
         if self.kind in (MISSING, FAILED):
             return True
-        return self.kind in EVALUATED and (self.kind == CONTRADICTED) != bool(self.claim.contradiction)
+        if self.kind not in EVALUATED:
+            return False
+        if self.kind not in (CONTRADICTED, MISSED):
+            return bool(self.claim.contradiction)
+        return not self.claim.contradiction or not _is_as_expected(self.claim, self.value)
 
     @property
     def explanation(self) -> str:
         """Why, in one sentence; empty where the verdict says it all."""
-        if self.red and self.kind in (REPRODUCED, WITHIN_TOLERANCE):
+        if self.red and self.kind in (REPRODUCED, WITHIN_TOLERANCE, PREDICTED):
             return f"expected to be contradicted, and is not: {self.reason}"
+        if self.red and self.kind in (CONTRADICTED, MISSED) and self.claim.contradiction:
+            declared = expected(self.claim.id)
+            words = "no value is declared" if declared is None else f"declared was {declared.text}"
+            return f"contradicted by another value than declared: {self.claim.shown(self.value)}, {words}"
         return self.reason
 
 
-def judge(claim: Claim, runs: Runs, planned: Callable[[Need], bool] = lambda need: True) -> Verdict:
+def judge(claim: Claim, experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True) -> Verdict:
     """The verdict on a claim.
 
     Args:
@@ -117,7 +150,10 @@ def judge(claim: Claim, runs: Runs, planned: Callable[[Need], bool] = lambda nee
     """
     if claim.value is None:
         return Verdict(claim, NOT_TESTABLE, reason=claim.not_testable)
-    found = [runs.find(need) for need in claim.needs]
+    try:
+        found = [experiments.find(need.experiment, need.choices, need.contender) for need in claim.needs]
+    except MissingRuns as lack:
+        return Verdict(claim, MISSING if any(map(planned, claim.needs)) else NOT_IN_QUICK, reason=str(lack))
     absent = [need for need, row in zip(claim.needs, found, strict=True) if row is None]
     if absent:
         within_plan = [need for need in absent if planned(need)]
@@ -134,7 +170,8 @@ def judge(claim: Claim, runs: Runs, planned: Callable[[Need], bool] = lambda nee
 def _compare(claim: Claim, value: Value, run_ids: tuple[str, ...]) -> Verdict:
     published = claim.published.value if claim.published else None
     if isinstance(value, str) or isinstance(published, str) or published is None:
-        kind = REPRODUCED if value == published else CONTRADICTED
+        held, broken = (PREDICTED, MISSED) if claim.predicts else (REPRODUCED, CONTRADICTED)
+        kind = held if value == published else broken
         return Verdict(claim, kind, value, None, _reason(claim, kind, value, None), run_ids)
     if value != value:
         return Verdict(claim, FAILED, reason="the value is not a number", run_ids=run_ids)
@@ -148,10 +185,20 @@ def _kind(claim: Claim, difference: float, published: float) -> str:
     hair = 1e-12 * abs(published) + 1e-9 * claim.largest_difference
     excess = difference if claim.relation == "<=" else abs(difference)
     if excess <= claim.largest_difference + hair:
-        return REPRODUCED
+        return PREDICTED if claim.predicts else REPRODUCED
     if claim.wide_tolerance is not None and excess <= claim.wide_tolerance + hair:
-        return WITHIN_TOLERANCE
-    return CONTRADICTED
+        return PREDICTED if claim.predicts else WITHIN_TOLERANCE
+    return MISSED if claim.predicts else CONTRADICTED
+
+
+def _is_as_expected(claim: Claim, value: Value | None) -> bool:
+    """Whether a contradicting value is the one that was declared."""
+    declared = expected(claim.id)
+    if declared is None or value is None:
+        return False
+    if isinstance(value, str) or isinstance(declared.value, str):
+        return str(value) == declared.text
+    return abs(value - declared.value) <= declared.tolerance
 
 
 def _reason(claim: Claim, kind: str, value: Value, difference: float | None) -> str:
@@ -159,9 +206,13 @@ def _reason(claim: Claim, kind: str, value: Value, difference: float | None) -> 
         return claim.contradiction.format(value=claim.shown(value))
     if kind == WITHIN_TOLERANCE:
         return f"differs by {_rough(difference)} {claim.unit}; up to {_rough(claim.wide_tolerance)} was allowed for"
-    if kind == CONTRADICTED and difference is not None:
+    if kind in (CONTRADICTED, MISSED) and difference is not None:
         return f"differs by {_rough(difference)} {claim.unit}; {_rough(claim.largest_difference)} was allowed for"
-    return "" if kind != CONTRADICTED else f"expected {claim.published.text if claim.published else ''}, found {value}"
+    return "" if kind not in (CONTRADICTED, MISSED) else _instead(claim, value)
+
+
+def _instead(claim: Claim, value: Value) -> str:
+    return f"expected {claim.published.text if claim.published else ''}, found {value}"
 
 
 def _rough(number: float | None) -> str:
@@ -177,4 +228,4 @@ def _plain(value: Any) -> Value:
     return value if isinstance(value, str) else float(value)
 
 
-__all__ = ["Claim", "Need", "Record", "Runs", "Verdict", "judge"]
+__all__ = ["Claim", "Need", "Record", "Verdict", "judge"]

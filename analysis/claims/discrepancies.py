@@ -10,7 +10,7 @@ from analysis.claims.claim import Claim, Record, Value
 from analysis.claims.evidence import Need, figure17, hand_cuts, partitions, roofline
 from analysis.claims.planner import CAPPED_PLANNER, capped_plan
 from analysis.claims.printed import Row, cell, rows, table
-from analysis.paper import PUBLISHED_MODELS
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Discrepancies in the published data"
 _NAMES = {name: model for model, name in PUBLISHED_MODELS.items()}

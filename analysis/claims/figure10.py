@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from analysis.claims.claim import Claim
 from analysis.claims.printed import Printed, cell, table, where
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import method_name, model_name
+from analysis.exhibits.style import method_name, model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 THROUGHPUT = "Figure 10: throughput on 8 RTX 4090"
 LENGTHS = "Figure 11: longest sequences on 8 RTX 4090"

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import figure17, steady_state
 from analysis.claims.printed import Printed, printed, rows
-from analysis.paper import PUBLISHED_MODELS
-from analysis.runs import SCHEDULES
-from analysis.style import method_name, model_name
+from analysis.exhibits.style import method_name, model_name
+from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.runs import SCHEDULES
 
 SECTION = "Figure 17: the simulated bubbles"
 SOURCE = "RoundPipe, figure 17 (section 5.8.1)"
@@ -58,6 +58,7 @@ def _cell(schedule: str, model: str) -> Iterator[Claim]:
     for column, (metric, unit, value) in _FIELDS.items():
         yield Claim(
             id=f"figure17/{schedule}/{model}/{column}",
+            statement_id=f"figure17/{schedule}/{model}",
             section=SECTION,
             source=SOURCE,
             statement=f"{subject}: {metric} of one call of 16 microbatches on 8 GPUs",

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import roofline
 from analysis.claims.printed import printed
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Figure 2: recompute or reload"
 SOURCE = "RoundPipe, figure 2 (section 2.1.1)"

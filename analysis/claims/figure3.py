@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import figure17, roofline
 from analysis.claims.printed import Printed, printed
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import method_name, model_name
+from analysis.exhibits.style import method_name, model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Figure 3: ideal and simulated bubbles"
 SOURCE = "RoundPipe, figure 3 (section 2.3)"

@@ -6,8 +6,8 @@ from dataclasses import replace
 from analysis.claims.claim import Claim
 from analysis.claims.evidence import roofline
 from analysis.claims.printed import Printed, printed, rows, where
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Figure 5: operational intensity"
 SOURCE = "RoundPipe, figure 5 (section 3.3)"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import figure17, roofline
 from analysis.claims.printed import Printed, cell, printed, rows, table
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Headline numbers"
 PLATFORM = "8x-rtx4090-24gb"
@@ -232,6 +232,7 @@ def _prediction_against_measurement(model: str) -> Iterator[Claim]:
             published=measured,
             wide_tolerance=_NEAR * float(measured.value),
             evidence="predicted",
+            predicts=True,
             needs=(figure17("roundpipe", model),),
             value=lambda run, value=value: 1e3 * value(run),
             contradiction=f"the simulated bubble predicts {{value}} tokens/s: {why}" if why else "",

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import figure17, partitions
 from analysis.claims.printed import Row, cell, printed, table
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import model_bytes
@@ -56,6 +56,7 @@ def _uncapped(row: Row) -> Iterator[Claim]:
             counts = column in _COUNTS
             yield Claim(
                 id=f"planner/{model}/{column}",
+                whose="another public source's",
                 section=SECTION,
                 source=_RERUN,
                 statement=f"{model_name(model)}: {metric} of the released planner's cut, no memory cap",
@@ -74,6 +75,7 @@ def _capped(row: Row) -> Iterator[Claim]:
     for column, direction in (("forward_stages", "forward"), ("backward_stages", "backward")):
         yield Claim(
             id=f"planner/{model}/{column}_24gb",
+            whose="another public source's",
             section=SECTION,
             source=_RERUN,
             statement=f"{model_name(model)}: {direction} stages of the released planner's cut, cap of a 24 GB card",

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from analysis.claims.claim import Claim
 from analysis.claims.evidence import steady_state
 from analysis.claims.printed import cell, rows
-from analysis.paper import PUBLISHED_MODELS
-from analysis.style import model_name
+from analysis.exhibits.style import model_name
+from analysis.records.paper import PUBLISHED_MODELS
 
 SECTION = "Asynchronous steps, simulated back to back"
 
@@ -21,6 +21,7 @@ def claims() -> Iterator[Claim]:
             num_microbatches = int(row["num_microbatches_per_call"])
             yield Claim(
                 id=f"steady_state/{model}/{num_microbatches}",
+                whose="another public source's",
                 section=SECTION,
                 source="independent simulation of the artifact's model, 60 calls; the paper shows no such number",
                 statement=(

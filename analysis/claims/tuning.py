@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import Need, figure17, partitions, recompute_ahead
 from analysis.claims.printed import Printed, cell, printed, rows, where
-from analysis.paper import PUBLISHED_MODELS
-from analysis.runs import BASELINES, SCHEDULES
-from analysis.style import method_name, model_name
+from analysis.exhibits.style import method_name, model_name
+from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.runs import BASELINES, SCHEDULES
 
 SECTION = "Tuned partitions, for everybody"
 _PAPER = "RoundPipe, figure 17 (section 5.8.1)"
@@ -125,6 +125,8 @@ def _never_worse(schedule: str, model: str) -> Claim:
     assert published is not None  # figure 17 has every cell
     return Claim(
         id=f"tuning/{model}/{schedule}/search_never_worse",
+        whose="ours against ours",
+        statement_id="tuning/search_never_worse",
         section=SECTION,
         source=_OURS,
         statement=(

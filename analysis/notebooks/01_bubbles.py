@@ -23,31 +23,31 @@ from pathlib import Path
 results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
 
 # %%
-from analysis.figures import figure3, figure17, timelines
-from analysis.load import load_records
-from analysis.notebook import say, show
-from analysis.tables import published_cells
+from analysis.exhibits.figures import figure3, figure17, timelines
+from analysis.exhibits.notebook import say, show
+from analysis.exhibits.tables import published_cells
+from analysis.records.experiments import Experiments
 
-records = load_records(results)
-
-# %%
-show(figure17.exhibit(records))
+experiments = Experiments(results)
 
 # %%
-show(figure3.exhibit(records))
+show(figure17.exhibit(experiments))
 
 # %%
-show(timelines.exhibit(records, results))
+show(figure3.exhibit(experiments))
 
 # %%
-show(published_cells.exhibit(records))
+show(timelines.exhibit(experiments))
+
+# %%
+show(published_cells.exhibit(experiments))
 
 # %% [markdown]
 # ## Answer
 
 # %%
 say(
-    figure17.answer(figure17.numbers(records)),
-    figure3.answer(figure3.numbers(records)),
-    published_cells.answer(published_cells.numbers(records)),
+    figure17.answer(figure17.numbers(experiments)),
+    figure3.answer(figure3.numbers(experiments)),
+    published_cells.answer(published_cells.numbers(experiments)),
 )

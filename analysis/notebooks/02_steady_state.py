@@ -23,21 +23,21 @@ from pathlib import Path
 results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
 
 # %%
-from analysis.figures import steady_state
-from analysis.load import load_records
-from analysis.notebook import say, show
-from analysis.tables import causal
+from analysis.exhibits.figures import steady_state
+from analysis.exhibits.notebook import say, show
+from analysis.exhibits.tables import causal
+from analysis.records.experiments import Experiments
 
-records = load_records(results)
-
-# %%
-show(steady_state.exhibit(records))
+experiments = Experiments(results)
 
 # %%
-show(causal.exhibit(records))
+show(steady_state.exhibit(experiments))
+
+# %%
+show(causal.exhibit(experiments))
 
 # %% [markdown]
 # ## Answer
 
 # %%
-say(steady_state.answer(steady_state.numbers(records)), causal.answer(causal.numbers(records)))
+say(steady_state.answer(steady_state.numbers(experiments)), causal.answer(causal.numbers(experiments)))

@@ -23,24 +23,24 @@ from pathlib import Path
 results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
 
 # %%
-from analysis.figures import tuning
-from analysis.load import load_records
-from analysis.notebook import say, show
-from analysis.tables import plans
+from analysis.exhibits.figures import tuning
+from analysis.exhibits.notebook import say, show
+from analysis.exhibits.tables import plans
+from analysis.records.experiments import Experiments
 
-records = load_records(results)
-
-# %%
-show(tuning.exhibit(records))
+experiments = Experiments(results)
 
 # %%
-show(tuning.lead_exhibit(records))
+show(tuning.exhibit(experiments))
 
 # %%
-show(plans.exhibit(records))
+show(tuning.lead_exhibit(experiments))
+
+# %%
+show(plans.exhibit(experiments))
 
 # %% [markdown]
 # ## Answer
 
 # %%
-say(tuning.answer(tuning.numbers(records)), plans.answer(plans.numbers(records)))
+say(tuning.answer(tuning.numbers(experiments)), plans.answer(plans.numbers(experiments)))

@@ -24,20 +24,20 @@ from pathlib import Path
 results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
 
 # %%
-from analysis.figures import figure2, figure5
-from analysis.load import load_records
-from analysis.notebook import say, show
+from analysis.exhibits.figures import figure2, figure5
+from analysis.exhibits.notebook import say, show
+from analysis.records.experiments import Experiments
 
-records = load_records(results)
-
-# %%
-show(figure2.exhibit(records))
+experiments = Experiments(results)
 
 # %%
-show(figure5.exhibit(records))
+show(figure2.exhibit(experiments))
+
+# %%
+show(figure5.exhibit(experiments))
 
 # %% [markdown]
 # ## Answer
 
 # %%
-say(figure2.answer(figure2.numbers(records)), figure5.answer(figure5.numbers(records)))
+say(figure2.answer(figure2.numbers(experiments)), figure5.answer(figure5.numbers(experiments)))

@@ -23,23 +23,23 @@ from pathlib import Path
 results = Path(os.environ.get("RPBENCH_RESULTS", "results"))
 
 # %%
-from analysis.figures import prediction, systems
-from analysis.load import load_records
-from analysis.notebook import say, show
+from analysis.exhibits.figures import prediction, systems
+from analysis.exhibits.notebook import say, show
+from analysis.records.experiments import Experiments
 
-records = load_records(results)
-
-# %%
-show(systems.throughput(records))
+experiments = Experiments(results)
 
 # %%
-show(systems.sequence_length(records))
+show(systems.throughput(experiments))
 
 # %%
-show(systems.cost(records))
+show(systems.sequence_length(experiments))
 
 # %%
-show(prediction.exhibit(records))
+show(systems.cost(experiments))
+
+# %%
+show(prediction.exhibit(experiments))
 
 # %% [markdown]
 # ## Answer
@@ -47,5 +47,5 @@ show(prediction.exhibit(records))
 # %%
 say(
     systems.answer(systems.numbers("throughput", "tokens_per_s")),
-    prediction.answer(prediction.numbers(records)),
+    prediction.answer(prediction.numbers(experiments)),
 )

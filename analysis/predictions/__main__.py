@@ -1,14 +1,14 @@
-"""`python -m analysis.predictions [write | score | refit | holdout | misses]`."""
+"""`python -m analysis.predictions [write | score | outcomes | refit | holdout | misses]`."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.predictions import compare, holdout, misses, refit, score, tables
+from analysis.predictions import compare, holdout, misses, outcomes, refit, score, tables
 from rpbench.harness.record import write_atomically
 
-_VERBS = ("write", "score", "refit", "holdout", "misses")
+_VERBS = ("write", "score", "outcomes", "refit", "holdout", "misses")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,13 +16,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.predictions", description="Predict the paper's tables.")
     parser.add_argument("verb", nargs="?", choices=_VERBS, default="write")
     parser.add_argument("--out", type=Path, default=tables.FOLDER, metavar="DIR", help="folder of the tables (write)")
+    parser.add_argument("--sealed", action="store_true", help="the sealed tables alone, every cell (outcomes)")
     options = parser.parse_args(arguments)
     if options.verb == "write":
         return _write(options.out)
     texts = {
         "score": score.text,
+        "outcomes": lambda: outcomes.sealed_text() if options.sealed else outcomes.text(),
         "refit": refit.text,
-        "holdout": lambda: holdout.text(compare.throughput_cells()),
+        "holdout": lambda: holdout.text(compare.throughput_cells(*tables.PLATFORMS)),
         "misses": lambda: misses.text(compare.throughput_cells()),
     }
     print(texts[options.verb]())
@@ -33,7 +35,7 @@ def _write(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.all_tables().items():
         _save(folder, name, rows)
-    cells = compare.throughput_cells()
+    cells = compare.throughput_cells(*tables.PLATFORMS)
     _save(folder, "holdout", holdout.rows(cells))
     _save(folder, "misses", misses.rows(cells))
     return 0

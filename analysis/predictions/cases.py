@@ -2,18 +2,22 @@
 
 from functools import cache
 
-from analysis.paper import PUBLISHED_MODELS
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.basis import Basis
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
-from rpbench.harness.config import load
-from rpbench.harness.prediction import basis_of
+from rpbench.harness.modes.predict import basis_of
+from rpbench.harness.request import load
 from rpbench.predict import SYSTEMS
 from rpbench.predict.case import Case
 from rpbench.predict.settings import published_settings
 
 # Machines of the paper, by the name of their configuration.
 PLATFORMS = {"8x_rtx4090": "8x-rtx4090-24gb", "8x_a800": "8x-a800-80gb-sxm"}
+
+# Machines whose settings are published and whose pace is not: RoundPipe alone, without the model with few experts.
+CROSS_PLATFORMS = {"8x_w7800": "8x-amd-w7800", "8x_ascend_910b": "8x-ascend-910b"}
+CROSS_MODELS = ("qwen3_1p7b", "llama31_8b", "qwen3_32b", "qwen3_235b_lora")
 
 # Where the layers of published models were timed.
 MEASURED_ON = "8x_rtx4090"
@@ -22,13 +26,15 @@ MEASURED_ON = "8x_rtx4090"
 @cache
 def model_of(name: str) -> Model:
     """A model by the name of its configuration."""
-    return Model(**load([f"model={name}"]).model)
+    model = load([f"model={name}"]).model
+    assert model is not None  # it has a shape
+    return model
 
 
 @cache
 def cluster_of(name: str) -> Cluster:
     """A machine by the name of its configuration."""
-    return Cluster(**load([f"cluster={name}"]).cluster)
+    return load([f"cluster={name}"]).cluster
 
 
 @cache
@@ -44,6 +50,11 @@ def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: 
     memory = basis["device_memory_bytes"]
     settings = published_settings(system, cluster_of(cluster).published_name, shape.published_name, memory)
     return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(MEASURED_ON))
+
+
+def cross_cells() -> list[tuple[str, str, str]]:
+    """(system, machine, model) of the runs on other vendors' machines."""
+    return [("roundpipe", cluster, model) for cluster in CROSS_PLATFORMS for model in CROSS_MODELS]
 
 
 def cells() -> list[tuple[str, str, str]]:

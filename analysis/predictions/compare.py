@@ -1,46 +1,52 @@
-"""Predictions beside the published 4090 figures, cell by cell."""
+"""Predictions beside the published figures, cell by cell."""
 
 from dataclasses import dataclass, replace
 from math import log
 
-from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions.cases import PLATFORMS, case_of, declared_basis
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.basis import Basis
+from rpbench.cost.hardware import NUMBERS
 from rpbench.cost.published import published_rows
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
 
-# The machine whose measurements are known.
+# The machine whose layers were timed, and whose measurements were known first.
 KNOWN = "8x_rtx4090"
+# The published table of a machine and quantity.
+_FILES = {("8x_rtx4090", name): name for name in ("throughput", "max_seq_len")}
+_FILES |= {("8x_a800", name): f"{name}_a800" for name in ("throughput", "max_seq_len")}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a published table by system and model."""
+    """A cell of a published table by system, model and machine."""
 
     table: str  # throughput or max_seq_len
     system: str
     model: str
+    cluster: str = KNOWN
 
     @property
     def key(self) -> str:
         """As `cells` of a declaration names it."""
-        return f"{self.table}/{self.system}/{PLATFORMS[KNOWN]}/{PUBLISHED_MODELS[self.model]}"
+        return f"{self.table}/{self.system}/{PLATFORMS[self.cluster]}/{PUBLISHED_MODELS[self.model]}"
 
 
 def cell_of(key: str) -> Cell:
     """The cell that a declaration names."""
-    table, system, _, published = key.split("/")
-    return Cell(table, system, next(name for name, known in PUBLISHED_MODELS.items() if known == published))
+    table, system, platform, published = key.split("/")
+    model = next(name for name, known in PUBLISHED_MODELS.items() if known == published)
+    return Cell(table, system, model, next(name for name, known in PLATFORMS.items() if known == platform))
 
 
 def published_value(cell: Cell) -> tuple[str, float | None]:
     """Status and value of a published cell: tokens per second, or 1,024 tokens."""
     column = "tokens_per_s" if cell.table == "throughput" else "max_seq_len_published_k"
-    for row in published_rows(f"{cell.table}.csv"):
+    for row in published_rows(f"{_FILES[cell.cluster, cell.table]}.csv"):
         if (row["system"], row["platform"], row["model"]) == (
             cell.system,
-            PLATFORMS[KNOWN],
+            PLATFORMS[cell.cluster],
             PUBLISHED_MODELS[cell.model],
         ):
             return row["status"], float(row[column]) if row[column] else None
@@ -49,7 +55,8 @@ def published_value(cell: Cell) -> tuple[str, float | None]:
 
 def predicted(cell: Cell, basis: Basis | None = None, *, with_interval: bool = False) -> Prediction:
     """The prediction of a cell's throughput run."""
-    return predict(case_of(cell.system, KNOWN, cell.model, basis=basis), with_interval=with_interval)
+    case = case_of(cell.system, cell.cluster, cell.model, basis=_on(cell, basis))
+    return predict(case, with_interval=with_interval)
 
 
 def error(cell: Cell, basis: Basis | None = None) -> float | None:
@@ -58,10 +65,20 @@ def error(cell: Cell, basis: Basis | None = None) -> float | None:
     if known is None:
         return None
     if cell.table == "max_seq_len":
-        found: float | None = longest_sequence(case_of(cell.system, KNOWN, cell.model, basis=basis)) / STEP_TOKENS
+        case = case_of(cell.system, cell.cluster, cell.model, basis=_on(cell, basis))
+        found: float | None = longest_sequence(case) / STEP_TOKENS
     else:
         found = predicted(cell, basis).tokens_per_s
     return found / known - 1 if found else None
+
+
+def _on(cell: Cell, basis: Basis | None) -> Basis | None:
+    """Constants for a cell's machine: as given if they are of it; else its own figures with the others as given."""
+    own = declared_basis(cell.cluster)
+    if basis is None or basis.cluster_name == own.cluster_name:
+        return basis
+    shared = {name: value for name, value in basis.values.items() if name not in NUMBERS}
+    return replace(own, values={**own.values, **shared}, read=set())
 
 
 def log_error(cell: Cell, basis: Basis) -> float:
@@ -81,9 +98,14 @@ def with_values(basis: Basis, values: dict[str, float]) -> Basis:
     return replace(basis, values={**basis.values, **values}, read=set())
 
 
-def throughput_cells() -> list[Cell]:
-    """Every cell of figure 10, in its order."""
-    return [Cell("throughput", system, model) for system in SYSTEMS for model in PUBLISHED_MODELS]
+def throughput_cells(*clusters: str) -> list[Cell]:
+    """Every cell of figure 10, in its order; of figures 10 and 12, if these machines are asked for."""
+    return [
+        Cell("throughput", system, model, cluster)
+        for cluster in clusters or (KNOWN,)
+        for system in SYSTEMS
+        for model in PUBLISHED_MODELS
+    ]
 
 
 def length_cells() -> list[Cell]:

@@ -1,94 +1,233 @@
-"""Errors of cells that took no part in any fit: a whole model, system or machine is left out.
+"""Errors of cells that took no part in any fit: a whole model, system or platform is left out.
 
-For each constant that is fitted, all cells that inform it are known; leaving something out fits it on the others.
-The A800 takes part in no fit at all: every cell of it is held out, and its errors are known once it is measured.
+For each constant that is fitted, all cells that inform it are known; leaving something out fits it on the others. Where
+nothing is left that tells it, it takes the value it had before any of its cells was seen (`Known.prior`), never the
+fitted one, with the deviation that it had then. A model's corrections, which are solved from the timings of its layers,
+are left out with the model: it takes the mean of its like's. The RTX 4090 is no platform to leave out: all timings of
+layers are of that machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from math import exp, inf, log
+from statistics import fmean, stdev
 from types import MappingProxyType
+from typing import NamedTuple
 
-from analysis.paper import PUBLISHED_MODELS
-from analysis.predictions.compare import Cell, declared, error, published_value, with_values
-from analysis.predictions.refit import fit
+from analysis.predictions.cases import PLATFORMS, declared_basis, model_of
+from analysis.predictions.compare import (
+    KNOWN,
+    Cell,
+    declared,
+    error,
+    log_error,
+    predicted,
+    published_value,
+    with_values,
+)
+from analysis.records.paper import PUBLISHED_MODELS
+from rpbench.cost.analytic import PARTS, correction_name
 from rpbench.cost.basis import Basis
+from rpbench.cost.declared import Declared
+from rpbench.cost.hardware import NUMBERS
 
-# The throughput cells that inform a constant; several other systems rest on each.
-INFORMATIVE: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
-    {
-        "host_bytes_per_s": tuple(
-            Cell("throughput", "roundpipe-sync", model) for model in ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
-        ),
-        "expert_pass_s": tuple(Cell("throughput", "roundpipe", model) for model in ("gpt_oss_20b", "qwen3_235b_lora")),
-        "collective_bytes_per_s": tuple(
-            Cell("throughput", system, model)
+A800 = "8x_a800"
+# Deviation of a correction that a single other model tells.
+ALONE = 0.15
+# A fit begins with two values this far either side, and takes so many steps of the secant, each at most so long (in
+# logarithms); a constant that moves no cell by this part of its own change is not told by them.
+STEP, SECANTS, MOST, LEAST = 1.15, 2, 1.0, 0.05
+_DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
+
+
+class Known(NamedTuple):
+    """A constant of a machine, the throughput cells that tell it, and what was known before any of them was seen.
+
+    Args:
+        prior: its value then.
+        within: the deviation of that value.
+    """
+
+    name: str
+    cluster: str
+    cells: tuple[Cell, ...]
+    prior: float
+    within: float
+
+
+def _cells(system: str, models: Sequence[str], cluster: str) -> tuple[Cell, ...]:
+    return tuple(Cell("throughput", system, model, cluster) for model in models)
+
+
+# In the order of their fits. Priors: a processor with 8 channels of DDR4-3200 at half its 205 GB/s; 0.22 ms, which the
+# timing of a 235B layer on one device leaves for an expert; NCCL through the host, measured by others at 2 to 3 GB/s;
+# 0.80 and 76 GB/s, as the sealed predictions had them; 20 bytes, which is what can be counted of a gradient's copies.
+KNOWN_BY: tuple[Known, ...] = (
+    Known("host_bytes_per_s", KNOWN, _cells("roundpipe-sync", _DENSE, KNOWN), 102e9, 0.4),
+    Known(
+        "expert_pass_s",
+        KNOWN,
+        (*_cells("roundpipe", ("qwen3_235b_lora",), KNOWN), *_cells("roundpipe", ("qwen3_235b_lora",), A800)),
+        2.2e-4,
+        0.3,
+    ),
+    Known(
+        "collective_bytes_per_s",
+        KNOWN,
+        tuple(
+            cell
             for system in ("megatron-tp", "fsdp", "zero-2", "zero-infinity")
-            for model in PUBLISHED_MODELS
+            for cell in _cells(system, tuple(PUBLISHED_MODELS), KNOWN)
         ),
-    }
+        2.5e9,
+        0.2,
+    ),
+    Known("matmul_efficiency", A800, _cells("roundpipe", _DENSE, A800), 0.80, 0.06),
+    Known("host_bytes_per_s", A800, _cells("roundpipe-sync", _DENSE, A800), 76.26e9, 0.4),
+    Known("deepspeed_gradient_bytes", A800, _cells("zero-2", ("qwen3_1p7b", "llama31_8b"), A800), 20.0, 1.0),
 )
 
 
-def without(leaves_out: Callable[[Cell], bool]) -> tuple[Basis, list[str]]:
-    """The constants fitted on every informative cell but those left out, and those that nothing left can tell."""
-    basis = declared()
-    found: dict[str, float] = {}
+class Left(NamedTuple):
+    """Constants of every machine, fitted without some cells, and the names of those that took their prior."""
+
+    bases: Mapping[str, Basis]
+    untold: tuple[str, ...]
+
+
+def without(leaves_out: Callable[[Cell], bool], model: str = "") -> Left:
+    """The constants fitted on every cell that tells them but those left out.
+
+    Args:
+        model: whose corrections are left out, too.
+    """
+    bases = {cluster: _without_corrections(declared_basis(cluster), model) for cluster in PLATFORMS}
     untold = []
-    for name, cells in INFORMATIVE.items():
-        kept = tuple(cell for cell in cells if not leaves_out(cell) and published_value(cell)[1])
-        value = _fitted(name, kept, tuple(found.items())) if kept else None
+    for known in KNOWN_BY:
+        kept = tuple(cell for cell in known.cells if not leaves_out(cell) and published_value(cell)[1])
+        value = _fitted(known, kept, tuple(sorted(bases[known.cluster].values.items()))) if kept else None
         if value is None:
-            untold.append(name)
-        else:
-            found[name] = value
-    return with_values(basis, found), untold
+            untold.append(f"{known.name} ({known.cluster})")
+        for cluster in (known.cluster,) if known.name in NUMBERS else tuple(bases):
+            basis = with_values(bases[cluster], {known.name: known.prior if value is None else value})
+            bases[cluster] = _less_sure(basis, {known.name: known.within}) if value is None else basis
+    return Left(MappingProxyType(bases), tuple(untold))
 
 
 @cache
-def _fitted(constant: str, kept: tuple[Cell, ...], values: tuple[tuple[str, float], ...]) -> float | None:
-    """A constant fitted on some cells with others set; None if no value near the declared one meets them."""
-    try:
-        return fit(constant, kept, with_values(declared(), dict(values)))
-    except ValueError:
+def _fitted(known: Known, kept: tuple[Cell, ...], values: tuple[tuple[str, float], ...]) -> float | None:
+    """A constant fitted on some cells with others set; None if they hardly tell it.
+
+    Least squares of logarithmic errors, by the secant's rule: the errors are close to straight in the constant's
+    logarithm, so that two steps leave less than a hundredth.
+    """
+    basis = with_values(declared_basis(known.cluster), dict(values))
+
+    def errors(at: float) -> list[float]:
+        return [log_error(cell, with_values(basis, {known.name: exp(at)})) for cell in kept]
+
+    middle = log(basis.values[known.name])
+    points = [middle - log(STEP), middle + log(STEP)]
+    found = [errors(at) for at in points]
+    weights = [above - below for below, above in zip(*found, strict=True)]
+    if max(map(abs, weights)) < LEAST * 2 * log(STEP):
         return None
+    offs = [sum(weight * error for weight, error in zip(weights, each, strict=True)) for each in found]
+    for _ in range(SECANTS):
+        step = -offs[1] * (points[1] - points[0]) / (offs[1] - offs[0] or inf)
+        points = [points[1], points[1] + max(-MOST, min(MOST, step))]
+        again = errors(points[1])
+        offs = [offs[1], sum(weight * error for weight, error in zip(weights, again, strict=True))]
+    return exp(points[1])
+
+
+def _without_corrections(basis: Basis, model: str) -> Basis:
+    """A model's corrections replaced by the geometric mean of its like's: models with experts, or without.
+
+    They are then as sure as these agree, or as `ALONE` where there is a single one.
+    """
+    if not model:
+        return basis
+    own = model_of(model)
+    like = [model_of(other) for other in PUBLISHED_MODELS if other != model]
+    like = [other for other in like if (other.experts_total > 1) == (own.experts_total > 1)]
+    found, within = {}, {}
+    for part in PARTS:
+        name = correction_name(own.published_name or "", part)
+        names = (correction_name(other.published_name or "", part) for other in like)
+        others = [log(basis.values[other]) for other in names if other in basis.values]
+        if name in basis.values:
+            found[name], within[name] = exp(fmean(others)), stdev(others) if len(others) > 1 else ALONE
+    return _less_sure(with_values(basis, found), within)
+
+
+def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
+    """The same constants with other deviations; what was fitted is assumed."""
+    changed = {
+        name: Declared("assumed", f"left out: {basis.declared[name].source}", deviation)
+        for name, deviation in within.items()
+    }
+    return replace(basis, declared={**basis.declared, **changed})
 
 
 @cache
 def held_out(constant: str, model: str) -> float:
-    """Error of RoundPipe on a model that one constant was not fitted on."""
-    kept = [cell for cell in INFORMATIVE[constant] if cell.model != model]
-    basis = declared()
-    refitted = with_values(basis, {constant: fit(constant, kept, basis)})
-    off = error(Cell("throughput", "roundpipe", model), refitted)
+    """Error of RoundPipe on a model of the known machine, with the constant fitted on other models or at its prior."""
+    (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == (constant, KNOWN))
+    kept = tuple(cell for cell in known.cells if cell.model != model)
+    value = _fitted(known, kept, tuple(sorted(declared().values.items()))) if kept else None
+    off = error(Cell("throughput", "roundpipe", model), with_values(declared(), {constant: value or known.prior}))
     assert off is not None
     return off
 
 
-def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> tuple[dict[Cell, float], list[str]]:
-    """Errors of the cells of one model or system, everything fitted without them, and what stayed as declared.
+class Held(NamedTuple):
+    """A cell that was left out: predicted over published less 1, and the interval's ends over what was predicted."""
+
+    error: float
+    low: float
+    high: float
+
+
+def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> tuple[dict[Cell, Held], tuple[str, ...]]:
+    """Errors of the cells of one model, system or platform, everything fitted without them, and what took its prior.
 
     Args:
-        axis: `model` or `system`.
+        axis: `model`, `system` or `cluster`.
     """
-    basis, untold = without(lambda cell: getattr(cell, axis) == name)
-    own = [cell for cell in cells if getattr(cell, axis) == name]
-    return {cell: off for cell in own if (off := error(cell, basis)) is not None}, untold
+    left = without(lambda cell: getattr(cell, axis) == name, name if axis == "model" else "")
+    found = {}
+    for cell in cells:
+        _, known = published_value(cell)
+        if getattr(cell, axis) != name or known is None:
+            continue
+        said = predicted(cell, left.bases[cell.cluster], with_interval=True)
+        if said.tokens_per_s and said.low and said.high:
+            ends = said.low / said.tokens_per_s, said.high / said.tokens_per_s
+            found[cell] = Held(said.tokens_per_s / known - 1, *ends)
+    return found, left.untold
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """A row a cell and axis that was held out."""
     found = []
-    for axis in ("model", "system"):
+    for axis in ("model", "system", "cluster"):
         for name in dict.fromkeys(getattr(cell, axis) for cell in cells):
+            if (axis, name) == ("cluster", KNOWN):
+                continue
             errors, untold = errors_without(axis, name, cells)
-            for cell, off in errors.items():
+            for cell, held in errors.items():
                 found.append(
                     {
-                        "held_out": axis,
+                        "held_out": "platform" if axis == "cluster" else axis,
                         "name": name,
                         "system": cell.system,
                         "model": cell.model,
-                        "error": f"{off:.4f}",
+                        "platform": PLATFORMS[cell.cluster],
+                        "error": f"{held.error:.4f}",
+                        "low_ratio": f"{held.low:.4f}",
+                        "high_ratio": f"{held.high:.4f}",
                         "kept_constants": ", ".join(untold),
                     }
                 )
@@ -96,15 +235,20 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 
 def text(cells: Sequence[Cell]) -> str:
-    """Errors with each model, then each system, held out."""
-    lines = ["everything fitted without the model or system; errors of its own cells"]
+    """Errors with each model, each system, then the other platform held out."""
+    lines = ["everything fitted without the model, system or platform; errors of its own cells"]
     made = rows(cells)
     for axis, name in dict.fromkeys((row["held_out"], row["name"]) for row in made):
         own = [row for row in made if (row["held_out"], row["name"]) == (axis, name)]
-        other = "system" if axis == "model" else "model"
-        kept = f" (not refitted: {own[0]['kept_constants']})" if own[0]["kept_constants"] else ""
+        prior = f" (at its prior: {own[0]['kept_constants']})" if own[0]["kept_constants"] else ""
         lines.append(
-            f"{axis} {name:16s} " + ", ".join(f"{row[other]} {float(row['error']):+.1%}" for row in own) + kept
+            f"{axis} {name:16s} " + ", ".join(f"{_label(row)} {float(row['error']):+.1%}" for row in own) + prior
         )
-    lines.append("machine 8x-a800-80gb-sxm: no cell took part in any fit; not measured here")
     return "\n".join(lines)
+
+
+def _label(row: Mapping[str, str]) -> str:
+    """What tells a row from its neighbours."""
+    named = {"model": "system", "system": "model"}.get(row["held_out"])
+    short = "A800" if row["platform"] == PLATFORMS[A800] else "4090"
+    return f"{row[named]} {short}" if named else f"{row['system']} {row['model']}"

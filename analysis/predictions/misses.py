@@ -3,6 +3,7 @@
 from math import exp, log
 from typing import NamedTuple
 
+from analysis.predictions.cases import PLATFORMS
 from analysis.predictions.compare import Cell, predicted, published_value
 
 # A miss is worth a word from here on; a constant that hardly matters is no explanation.
@@ -52,6 +53,7 @@ def rows(cells: list[Cell]) -> list[dict[str, str]]:
         {
             "system": miss.cell.system,
             "model": miss.cell.model,
+            "platform": PLATFORMS[miss.cell.cluster],
             "error": f"{miss.error:.4f}",
             "missing_s": f"{miss.lacking_s:.3f}",
             "terms_s": "; ".join(f"{name} {seconds:.2f}" for name, seconds in miss.terms.items() if seconds),
@@ -69,9 +71,8 @@ def text(cells: list[Cell]) -> str:
     lines = []
     for miss in filter(None, map(explain, cells)):
         terms = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in miss.terms.items() if seconds)
-        lines.append(
-            f"{miss.cell.system} {miss.cell.model}: {miss.error:+.1%}; {terms}; {miss.lacking_s:+.2f} s missing"
-        )
+        where = f"{miss.cell.system} {miss.cell.model}, {PLATFORMS[miss.cell.cluster]}"
+        lines.append(f"{where}: {miss.error:+.1%}; {terms}; {miss.lacking_s:+.2f} s missing")
         lines += [
             f"    {lever.constant} x {lever.factor:.2f}, {lever.deviations:.1f} of its deviations"
             for lever in miss.levers[:3]

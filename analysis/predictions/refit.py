@@ -7,9 +7,9 @@ what the constant does to it, add up to 0.
 from collections.abc import Callable, Sequence
 from math import copysign, sqrt
 
-from analysis.paper import PUBLISHED_MODELS
-from analysis.predictions.cases import model_of
+from analysis.predictions.cases import declared_basis, model_of
 from analysis.predictions.compare import Cell, cell_of, declared, log_error, with_values
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.analytic import PARTS, analytic_times, correction_name
 from rpbench.cost.basis import Basis
 from rpbench.cost.model import Model
@@ -21,8 +21,14 @@ FITTED = (
     "host_bytes_per_s",
     "expert_pass_s",
     "collective_bytes_per_s",
-    "mask_bytes",
     "tensor_logit_bytes",
+)
+# On the A800: its own figures, and constants of both machines that its cells tell.
+FITTED_THERE = (
+    "matmul_efficiency",
+    "host_bytes_per_s",
+    "deepspeed_gradient_bytes",
+    "kept_dispatch_bytes",
 )
 _RANGE, _HALVINGS = 4.0, 12
 
@@ -44,8 +50,7 @@ def _corrections_of(model: Model, plain: Basis) -> dict[str, float]:
     counted = _parts(analytic_times(model, published_tokens_per_microbatch(published), plain), 1.0)
     found = {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
     if model.experts_total > 1:
-        for part in ("forward", "backward"):
-            del found[correction_name(published, part)]
+        del found[correction_name(published, "backward")]
         rate = plain["memory_bytes_per_s"] * plain["memory_efficiency"]
         name = "stacked_expert_bytes" if model.family == "gpt_oss" else "expert_bytes"
         found[name] = (measured["backward"] - counted["backward"]) * rate / model.layer_parameters
@@ -106,14 +111,25 @@ def fitted(basis: Basis) -> dict[str, float]:
     return found
 
 
+def fitted_there(basis: Basis) -> dict[str, float]:
+    """Figures of another machine than the one whose layers were timed, each fitted on the cells it names."""
+    found: dict[str, float] = {}
+    for name in FITTED_THERE:
+        cells = [cell_of(key) for key in basis.declared[name].cells]
+        found[name] = fit(name, cells, with_values(basis, found))
+    return found
+
+
 def text() -> str:
     """Declared and refitted values, a constant a line."""
     basis = declared()
     lines = [f"{'constant':44s} {'declared':>12s} {'again':>12s}  origin and cells"]
-    for name, value in {**corrections(basis), **fitted(basis)}.items():
-        origin = basis.declared[name]
-        cells = ", ".join(origin.cells)
-        lines.append(f"{name:44s} {basis.values[name]:12.5g} {value:12.5g}  {origin.origin} {cells}")
+    other = declared_basis("8x_a800")
+    for found, of in (({**corrections(basis), **fitted(basis)}, basis), (fitted_there(other), other)):
+        for name, value in found.items():
+            origin = of.declared[name]
+            cells = ", ".join(origin.cells)
+            lines.append(f"{name:44s} {of.values[name]:12.5g} {value:12.5g}  {origin.origin} {cells}")
     lines.append("")
     lines += [
         f"{name:44s} {basis.values[name]:12.5g} {'':12s}  {origin.origin}: {origin.source}"

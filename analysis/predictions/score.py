@@ -6,11 +6,11 @@ from itertools import combinations
 from math import log
 from statistics import median
 
-from analysis.paper import PUBLISHED_MODELS
 from analysis.predictions import compare
 from analysis.predictions.compare import Cell
 from analysis.predictions.holdout import held_out
 from analysis.predictions.tables import read
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.predict import SYSTEMS
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
@@ -166,7 +166,7 @@ def _headline() -> Bar:
 
 
 def bias_and_coverage() -> dict[str, tuple[int, float, int]]:
-    """Per system: cells, signed mean error (of logarithms), published values inside the interval."""
+    """Per system: cells, signed mean error (of logarithms), published values inside the interval; all in-sample."""
     rows = {(row["system"], row["platform"], row["model"]): row for row in read("throughput")}
     found = {}
     for system in SYSTEMS:
@@ -181,17 +181,17 @@ def bias_and_coverage() -> dict[str, tuple[int, float, int]]:
     return found
 
 
-def held_out_coverage() -> tuple[int, int]:
-    """Published values inside the interval around what is predicted with their model or system in no fit, and all."""
-    rows = {(row["system"], row["platform"], row["model"]): row for row in read("throughput")}
-    inside, all_rows = 0, read("holdout")
-    for held in all_rows:
-        key = Cell("throughput", held["system"], held["model"]).key.split("/")[1:]
-        row = rows[key[0], key[1], key[2]]
-        widths = (float(row[f"tokens_per_s_{end}"]) / float(row["tokens_per_s"]) for end in ("low", "high"))
-        low, high = ((1 + float(held["error"])) * width for width in widths)
+def held_out_coverage(axis: str = "") -> tuple[int, int]:
+    """Published values inside the interval around what is predicted with their own in no fit, and all.
+
+    Args:
+        axis: `model`, `system` or `platform`; all of them if empty.
+    """
+    inside, held_rows = 0, [row for row in read("holdout") if axis in ("", row["held_out"])]
+    for held in held_rows:
+        low, high = ((1 + float(held["error"])) * float(held[f"{end}_ratio"]) for end in ("low", "high"))
         inside += low <= 1 <= high
-    return inside, len(all_rows)
+    return inside, len(held_rows)
 
 
 _BARS: tuple[Callable[[], Bar], ...] = (
@@ -219,7 +219,8 @@ def text() -> str:
     summary = bias_and_coverage()
     lines += [f"{name:16s} {num:5d}  {bias:+17.1%}  {inside}" for name, (num, bias, inside) in summary.items()]
     total, inside = (sum(row[i] for row in summary.values()) for i in (0, 2))
-    lines.append(f"{'all':16s} {total:5d}  {'':17s}  {inside} of {total}; nine of ten are expected")
-    out, cells = held_out_coverage()
-    lines.append(f"{'held out':16s} {cells:5d}  {'':17s}  {out} of {cells}: with its model, then its system, in no fit")
+    lines.append(f"{'all, in-sample':16s} {total:5d}  {'':17s}  {inside} of {total}; nine of ten are expected")
+    for axis in ("model", "system", "platform"):
+        out, cells = held_out_coverage(axis)
+        lines.append(f"{axis + ' held out':16s} {cells:5d}  {'':17s}  {out} of {cells}, out-of-sample")
     return "\n".join(lines)

@@ -8,19 +8,20 @@ from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.paper import PUBLISHED_MODELS
-from analysis.predictions.cases import PLATFORMS, case_of, cells, cluster_of
+from analysis.predictions.cases import CROSS_PLATFORMS, PLATFORMS, case_of, cells, cluster_of, cross_cells
+from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
 from rpbench.predict.prediction import NORMAL
+from rpbench.predict.sensitivities import STEP
 from rpbench.predict.settings import Settings
-from rpbench.predict.slopes import STEP
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
+ROOMY_BYTES = 1e12  # of a device whose memory is not the question
 
 # Bytes whose deviation decides a longest sequence.
 _MEMORY_CONSTANTS = (
@@ -36,7 +37,6 @@ _MEMORY_CONSTANTS = (
     "tensor_logit_bytes",
     "megatron_state_bytes",
     "bucket_bytes",
-    "mask_bytes",
 )
 
 
@@ -45,11 +45,27 @@ def throughput() -> list[Row]:
     return [_throughput_row(cluster, predict(case_of(system, cluster, model))) for system, cluster, model in cells()]
 
 
+def cross_platform() -> list[Row]:
+    """RoundPipe on other vendors' machines, whose pace is published nowhere here."""
+    return [_that_ran(cluster, case_of(system, cluster, model)) for system, cluster, model in cross_cells()]
+
+
+def _that_ran(cluster: str, case: Case) -> Row:
+    """A row of a run that its settings say was made: where our count of memory says no, the pace is predicted anyway."""
+    found = predict(case)
+    row = _throughput_row(cluster, found)
+    if found.status == "ok":
+        return row
+    roomy = replace(case.basis, values={**case.basis.values, "device_memory_bytes": ROOMY_BYTES}, read=set())
+    pace = _throughput_row(cluster, predict(replace(case, basis=roomy)))
+    return {**pace, "memory_margin": row["memory_margin"], "breaks": row["breaks"]}
+
+
 def _throughput_row(cluster: str, found: Prediction) -> Row:
     case, verdict = found.case, found.verdict
     return {
         "system": case.system,
-        "platform": PLATFORMS[cluster],
+        "platform": {**PLATFORMS, **CROSS_PLATFORMS}[cluster],
         "num_gpus": case.num_devices,
         "model": case.model.published_name,
         "status": found.status,
@@ -133,7 +149,7 @@ def cost_efficiency(rates: Iterable[Row]) -> list[Row]:
     prices = {name: cluster_of(cluster).price_usd_per_hour for cluster, name in PLATFORMS.items()}
     rows = []
     for row in rates:
-        price = prices[row["platform"]]
+        price = prices.get(row["platform"])
         if row["status"] != "ok" or price is None:
             continue
         ends = [cost_usd_per_billion_tokens(price, float(row[f"tokens_per_s{end}"])) for end in ("", "_high", "_low")]
@@ -156,7 +172,7 @@ def all_tables() -> dict[str, list[Row]]:
         "seqlen_sensitivity": seqlen_sensitivity,
         "cost_efficiency": lambda: cost_efficiency(rates),
     }
-    return {"throughput": rates} | {name: make() for name, make in makers.items()}
+    return {"throughput": rates + cross_platform()} | {name: make() for name, make in makers.items()}
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -168,7 +184,7 @@ def as_csv(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def read(name: str) -> list[Row]:
+def read(name: str, folder: Path = FOLDER) -> list[Row]:
     """A table as it was committed."""
-    with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as source:
+    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as source:
         return list(csv.DictReader(source))

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from analysis.claims.claim import EVALUATED, REPRODUCED, Verdict
-from analysis.paper import PUBLISHED_MODELS
-from analysis.runs import SCHEDULES
-from analysis.style import method_name, model_name
+from analysis.exhibits.style import method_name, model_name
+from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.runs import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ def _causal(known: Verdicts) -> Finding:
         "In the artifact's simulator the head's forward in the fused stage need not wait for the last forward stage. "
         "Where it matters, a machine cannot run that schedule; waiting costs what the columns differ by.",
         {
-            "published, synchronous (%)": "=causal/{}/bubble_ratio_percent",
-            "with a fused stage that waits (%)": "causal/{}/bubble_ratio_percent",
-            "back to back, N = 8 (%)": "=causal/{}/steady_8",
+            "published, synchronous (%)": "=figure17/roundpipe/{}/bubble_ratio_percent",
+            "with a fused stage that waits (%)": "causal/{}/single",
+            "back to back, N = 8 (%)": "=steady_state/{}/8",
             "back to back, waiting (%)": "causal/{}/steady_8",
         },
     )

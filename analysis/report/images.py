@@ -11,8 +11,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from analysis.exhibit import Exhibit
-from analysis.figures.files import png_bytes, save_figure, svg_text
+from analysis.exhibits.exhibit import Exhibit
+from analysis.exhibits.figures.files import png_bytes, save_figure, svg_text
 
 # Above this many bytes a vector drawing is a burden to scroll, and pixels are shown instead.
 LARGEST_SVG_BYTES = 250_000

@@ -5,16 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis.claims import Need, Verdict, all_claims, evaluate, tally
-from analysis.exhibit import Exhibit
-from analysis.exhibits import exhibits as make_exhibits
-from analysis.load import load_records
+from analysis.exhibits.catalogue import exhibits as make_exhibits
+from analysis.exhibits.exhibit import Exhibit
+from analysis.records.experiments import Experiments
 from analysis.report import findings, views
 from analysis.report.images import draw_all
-from rpbench.harness import record
 from rpbench.harness.provenance import now
 from rpbench.harness.record import write_atomically
 
@@ -26,7 +24,7 @@ class Content:
     """What a report shows.
 
     Args:
-        rows: the records as they stand in their files, those of the newest code alone.
+        rows: the records that manifests of the folder name, as they stand in their files.
         missing: exhibits that could not be made, and why.
         scope: what was run, in a word: `full`, `quick`.
         images: data URI of every figure by its file stem.
@@ -46,35 +44,31 @@ def build(results: Path, out: Path) -> Path:
     Raises:
         ValueError: if the folder holds no record.
     """
-    content = gather(results)
+    content = gather(Experiments(results))
     content.images = draw_all(content.exhibits)
     return write(content, out)
 
 
-def gather(results: Path, planned: Callable[[Need], bool] = lambda need: True, scope: str = "full") -> Content:
+def gather(
+    experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True, scope: str = "full"
+) -> Content:
     """Exhibits and verdicts of a results folder.
 
     Args:
         planned: which runs were to be made; claims that need others are no fault.
 
     Raises:
-        ValueError: if the folder holds no record.
+        ValueError: if no sweep of the folder left a record.
     """
-    records = load_records(results)
-    if records.empty:
+    if not experiments.rows:
         raise ValueError(
-            f"results_dir={results}: no finished run in it; make some first, as in: "
-            f"python -m rpbench -m experiment=figure17 results_dir={results}"
+            f"results_dir={experiments.results}: no finished sweep in it; make one first, as in: "
+            f"python -m rpbench -m experiment=figure17 results_dir={experiments.results}"
         )
-    made, missing = make_exhibits(records, results)
-    verdicts = evaluate(all_claims(), records, planned)
-    return Content(_as_written(records, results), verdicts, list(made), list(missing), scope)
-
-
-def _as_written(records: pd.DataFrame, results: Path) -> list[dict[str, Any]]:
-    """The records themselves: a table of them has turned whole numbers into decimals and gaps into NaN."""
-    rows = [record.read(results / run_id) for run_id in records["run_id"]]
-    return sorted((row for row in rows if row is not None), key=views.order_of)
+    made, missing = make_exhibits(experiments)
+    verdicts = evaluate(all_claims(), experiments, planned)
+    rows = sorted(experiments.rows, key=views.order_of)
+    return Content(rows, verdicts, list(made), list(missing), scope)
 
 
 def write(content: Content, out: Path) -> Path:

@@ -1,6 +1,7 @@
 """What the page's template reads: exhibits, claims, records and sources as plain values with their links."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import Any
 from analysis.claims.claim import CONTRADICTED, EVALUATED, KINDS, Verdict
 from analysis.claims.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
-from analysis.exhibit import Cell, Exhibit
-from analysis.report.command import commands
-from analysis.runs import MODELS, SCHEDULES
-from rpbench.harness.run import describe
+from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.records.runs import MODELS, SCHEDULES
+from rpbench.harness.describe import describe
 
 Row = dict[str, Any]
 View = dict[str, Any]
@@ -27,6 +27,9 @@ _NOT_METRICS = (
     "code_version",
     "git_commit",
     "reason",
+    "choices",
+    "overrides",
+    "files",
 )
 
 
@@ -62,7 +65,7 @@ _PARTITIONS = ("published", "even", "greedy", "search")
 def order_of(row: Row) -> tuple[Any, ...]:
     """Where a record stands in the list: simulations first, then by cut, schedule and model."""
     return (
-        row["backend"] != "sim",
+        row["mode"] != "simulate",
         row.get("num_steps", 1),
         _place(row.get("partition"), _PARTITIONS),
         _place(row["schedule"], SCHEDULES),
@@ -209,7 +212,6 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
         for run_id in each.records:
             shown_in.setdefault(run_id, []).append(each.id)
     num_claims = Counter(run_id for verdict in verdicts for run_id in verdict.run_ids)
-    lines = commands(row["config"] for row in rows)
     return [
         {
             "run_id": row["run_id"],
@@ -217,7 +219,7 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
             "evidence": row["evidence"],
             "status": row["status"],
             "reason": row.get("reason") or "",
-            "command": line,
+            "command": command_of(row),
             "metrics": [(key, readable(value)) for key, value in row.items() if _is_metric(key, value)],
             "config": json.dumps(_chosen(row["config"]), indent=1),
             "started_at": row["started_at"],
@@ -227,7 +229,7 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
             "shown_in": shown_in.get(row["run_id"], []),
             "num_claims": num_claims[row["run_id"]],
         }
-        for row, line in zip(rows, lines, strict=True)
+        for row in rows
     ]
 
 
@@ -235,6 +237,11 @@ def _chosen(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration without what is unset, and without the sources of constants, which their files tell."""
     kept = {key: _chosen(value) if isinstance(value, dict) else value for key, value in config.items()}
     return {key: value for key, value in kept.items() if value is not None and key != "declared"}
+
+
+def command_of(row: Row) -> str:
+    """The command line that makes a record again: what was asked for then."""
+    return shlex.join(["python", "-m", "rpbench", *row["overrides"]])
 
 
 def _is_metric(key: str, value: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rpbench.cost.model import Model
-from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens

@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 from baselines.systems.case import Case
 from baselines.systems.ours import Method, our_losses
-from rpbench.engine.gradients import Tensors
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import largest_difference, train_reference
+from rpbench.engine.state.gradients import Tensors
 from rpbench.ir.partition import symmetric
 
 # A collective that takes longer has lost a rank.

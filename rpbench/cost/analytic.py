@@ -104,9 +104,9 @@ def head_s(model: Model, num_tokens: float, basis: Basis, kernels: Kernels, *, b
 def correction(model: Model, part: str, basis: Basis) -> float:
     """Measured over counted time of a part of a model's layers on the machine where it was measured.
 
-    1 for models that were not measured, and for layers with experts: what those take beyond the count is counted
-    elsewhere, forward as the interpreter's loop over experts (`expert_pass_s`), backward as bytes of their weights
-    (`layer_weight_grad`).
+    1 for models that were not measured, and for the backward of layers with experts: what that takes beyond the count
+    is counted as bytes of their weights (`layer_weight_grad`). Their forward was timed on one device alone; the turns
+    of one interpreter among several are counted elsewhere (`expert_pass_s`).
     """
     own = correction_name(model.published_name or "", part)
     return basis[own] if own in basis.values else 1.0

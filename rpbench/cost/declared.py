@@ -7,8 +7,9 @@ from typing import Any
 from rpbench.registry import unknown_name
 
 # vendor: data sheet. published: follows from figures of the paper's artifact. counted: read off an implementation,
-# operator by operator. assumed: our judgement, tested by nothing here. fitted: set so that the named cells of
-# analysis/published/ are met. measured: by `python -m rpbench calibrate`. chosen: a size, not a finding.
+# operator by operator. assumed: our judgement, tested by nothing here. fitted: set, or solved for, so that the named
+# cells of analysis/published/ are met, timings of layers included. measured: by `python -m rpbench calibrate`. chosen:
+# a size, not a finding.
 ORIGINS = ("vendor", "published", "counted", "assumed", "fitted", "measured", "chosen")
 
 

@@ -29,10 +29,11 @@ import numpy.typing as npt
 from rpbench.cost import replicas
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
-from rpbench.ir.lower import add_steps
 from rpbench.ir.policy import Policy
+from rpbench.ir.residency import moves_activations, resident_levels
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.versions import replay
+from rpbench.passes.lower import add_steps
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
 BOUNDARY_BUFFERS = 4
@@ -91,8 +92,7 @@ class Footprint:
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices]
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
-        rows = [schedule.compute(device) for device in devices] if sizes.keeps_activations else []
-        self._in_flight_by_stage = [_moments(row, schedule.shape.num_stages) for row in rows] or None
+        self._in_flight_by_stage = _levels(schedule) if sizes.keeps_activations and not self._streamed else None
         self._replicas = replicas.ReplicaFootprint(schedule, in_flight) if shares else None
 
     @property
@@ -118,7 +118,7 @@ class Footprint:
             backward: layers of each backward stage, (plans, backward stages).
         """
         below = self._stages(backward, has_head=True)
-        if self._in_flight_by_stage is not None and not self._streamed:
+        if self._in_flight_by_stage is not None:
             return self._with_activations(below)
         return self._recomputing(forward, below)
 
@@ -211,6 +211,13 @@ class Footprint:
         worst = [total[:, start:stop].argmax(axis=1) + start for start, stop in pairwise(bounds)]
         chosen = np.stack(worst, axis=1)
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
+
+
+def _levels(schedule: Schedule) -> list[Ints]:
+    """For each device, microbatches of each stage that it holds, each combination once, (moments, stages)."""
+    if moves_activations(schedule):
+        return [np.array(sorted(levels), np.int64) for levels in resident_levels(schedule)]
+    return [_moments(schedule.compute(device), schedule.shape.num_stages) for device in range(schedule.shape.num_ranks)]
 
 
 def _moments(row: Sequence[Action], num_stages: int) -> Ints:

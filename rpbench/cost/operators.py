@@ -38,7 +38,7 @@ def layer_forward(model: Model, num_tokens: float, basis: Basis, shards: int = 1
 def expert_forward(model: Model, num_tokens: float, basis: Basis) -> Load:
     """The part of a layer's forward that its experts are: what cannot begin before the router has chosen."""
     products = sum(product.flops(num_tokens, basis) for product in products_of(model) if product.share < 1)
-    gate = basis["gate_bytes"] * model.intermediate
+    gate = gate_bytes(model, basis) * model.intermediate
     dispatch = basis["dispatch_bytes"] * model.hidden if model.experts_total > 1 else 0.0
     return Load(products, memory_bytes=num_tokens * model.experts_active * (gate + dispatch))
 
@@ -105,6 +105,11 @@ def stacked(model: Model) -> bool:
     return model.family == "gpt_oss"
 
 
+def gate_bytes(model: Model, basis: Basis) -> float:
+    """Bytes that an eager gate moves for one inner value of one expert."""
+    return basis["clamped_gate_bytes" if stacked(model) else "gate_bytes"]
+
+
 def head_forward(model: Model, num_tokens: float, basis: Basis) -> Load:
     """Final norm, output matrix and the loss."""
     norm = basis["norm_bytes"] * model.hidden
@@ -126,7 +131,7 @@ def _token_bytes(model: Model, basis: Basis, shards: int) -> float:
     rotary = basis["rope_bytes"] * heads if model.family != "gpt" else 0.0
     head_norms = basis["norm_bytes"] * heads if model.qk_norm else 0.0
     dispatch = basis["dispatch_bytes"] * model.experts_active * model.hidden if model.experts_total > 1 else 0.0
-    gate = basis["gate_bytes"] * model.experts_active * model.intermediate
+    gate = gate_bytes(model, basis) * model.experts_active * model.intermediate
     whole = 2 * (basis["norm_bytes"] + basis["residual_bytes"]) * model.hidden
     return whole + (gate + rotary + head_norms + dispatch) / shards
 

@@ -6,6 +6,9 @@
     gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored
     optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane
 
+Where stages go from device to device (LOAD:P>q), the home of a stage keeps its weights and optimizer state, and the
+others have what they have loaded.
+
 A gathered stage holds its device's own shard too. Of n devices each brings, keeps and updates 1/n. What stays is
 exact; how many gradients are on their way depends on the links, and two stages are what a device has room for.
 
@@ -24,8 +27,8 @@ import numpy.typing as npt
 from rpbench.cost.sizes import ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
-from rpbench.ir.cargo import cargo_of
 from rpbench.ir.index import Index
+from rpbench.ir.moved_objects import cargo_of
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import visits_of
 
@@ -58,8 +61,10 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes) -> int:
         return 0
     shares, stages, found = _Shares(schedule), StageBytes(schedule.partition, sizes), 0
     for number in numbers:
+        if number in shares.homes:
+            continue
         size = stages.stage(number, backward=True)
-        found += size.weights * (not shares.of_weights(number))
+        found += size.weights * (not shares.of_weights(0, number))
         found += size.gradients * shares.moves.moves((Kind.STORE, "G"), number)
         found += size.optimizer * shares.on_host.get(number, False)
     return found
@@ -127,11 +132,11 @@ class ReplicaFootprint:
     def _device(self, shares: "_Shares", device: int) -> _Device:
         held = shares.held(device)
         return _Device(
-            self._row({stage: shares.of_weights(stage) for stage in held}),
+            self._row({stage: shares.of_weights(device, stage) for stage in held}),
             tuple(self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")),
             self._row({stage: shares.of_gradients(device, stage) for stage in held}),
             self._rows(shares.passing(device)),
-            self._row({stage: shares.of_state(stage) for stage in held}),
+            self._row({stage: shares.of_state(device, stage) for stage in held}),
             tuple(held),
         )
 
@@ -158,6 +163,9 @@ class _Shares:
     def __init__(self, schedule: Schedule) -> None:
         self._index = Index(schedule)
         self.moves = self._index.moves
+        self.homes = (
+            self.moves.handovers.homes
+        )  # stage -> the device that keeps it, where it goes from device to device
         self._visits = visits_of(self._index)
         self.on_host = {  # stage -> whether the host updates it
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
@@ -166,7 +174,7 @@ class _Shares:
         self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))}
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
         self._arrivals = {  # number -> the part of its stage's weights that it brings for a while
-            number: cargo.share
+            number: Fraction(1) if cargo.stage in self.homes else cargo.share
             for number, cargo in cargo_of(self._index).items()
             if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
         }
@@ -177,8 +185,10 @@ class _Shares:
 
     # --- what stays on a device ---
 
-    def of_weights(self, stage: int) -> Fraction:
+    def of_weights(self, device: int, stage: int) -> Fraction:
         """Of its weights."""
+        if stage in self.homes:
+            return Fraction(int(self.homes[stage] == device))
         if stage in self._loaded:
             return Fraction(0)
         gathered = self.moves.moves((Kind.UNSHARD, None), stage)
@@ -192,8 +202,10 @@ class _Shares:
             return Fraction(0)
         return Fraction(1, self.moves.replicas.get(stage, 1))
 
-    def of_state(self, stage: int) -> Fraction:
+    def of_state(self, device: int, stage: int) -> Fraction:
         """Of its optimizer state."""
+        if stage in self.homes:
+            return Fraction(int(self.homes[stage] == device))
         if self.on_host.get(stage, False):
             return Fraction(0)
         shared = self.moves.moves((Kind.UNSHARD, None), stage)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
-from rpbench.ir.cargo import Cargo
+from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError
 

@@ -2,7 +2,7 @@
 
 Bytes are counted from actions, never from a formula: every action that uses a link carries a share of a stage's
 weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moves.Cargo`). What a stage
-keeps for recomputation is one boundary tensor.
+keeps for recomputation is one boundary tensor; where nothing is recomputed, all its activations of a microbatch move.
 """
 
 from collections import defaultdict
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
 from rpbench.cost.table import Number
-from rpbench.ir.cargo import LINKS, Cargo, cargo_of, carries
 from rpbench.ir.index import Index
+from rpbench.ir.moved_objects import LINKS, Cargo, cargo_of, carries
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule
 
@@ -29,6 +29,10 @@ class StageBytes:
 
     def of(self, cargo: Cargo) -> Number:
         """Bytes that an action carries over the link of its device."""
+        if cargo.object == "A" and self._sizes.keeps_activations:
+            last = cargo.stage == len(self._backward) - 1
+            kept = self.stage(cargo.stage, backward=True).activations + self._sizes.logits * last
+            return kept * cargo.share
         if cargo.object in ("A", "boundary", "sum"):
             return self._sizes.boundary * cargo.share
         stage = self.stage(cargo.stage, backward=cargo.backward)

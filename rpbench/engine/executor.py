@@ -44,7 +44,7 @@ def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend
         for part in parts_of(action):
             if part.kind not in handlers:
                 rule = f"{action}: this engine does not run {part.kind.name}"
-                raise broken(program.schedule, rule, [number], way_out="use backend=sim")
+                raise broken(program.schedule, rule, [number], way_out="use mode=simulate")
 
     def perform(number: int, gate: Gate) -> None:
         for part in parts_of(program.actions[number]):

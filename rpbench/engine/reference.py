@@ -15,23 +15,23 @@ from typing import Any, NamedTuple
 import torch
 from torch.func import functional_call
 
-from rpbench.engine.accumulation import Groups
-from rpbench.engine.checkpoint import State
-from rpbench.engine.compensation import Compensation, Delays, correction_share, slowdown
-from rpbench.engine.direction import direction
-from rpbench.engine.gradients import Place, Tensors
+from rpbench.engine.compute.randomness import seeded
+from rpbench.engine.compute.stage import Grain, pieces
 from rpbench.engine.layout import Layout
-from rpbench.engine.loss_scale import Scale
-from rpbench.engine.optimizer import OptimizerSettings
-from rpbench.engine.randomness import seeded
-from rpbench.engine.stage import Grain, pieces
-from rpbench.engine.weights import masters_of
+from rpbench.engine.state.accumulation import Groups
+from rpbench.engine.state.checkpoint import State
+from rpbench.engine.state.compensation import Compensation, Delays, correction_share, slowdown
+from rpbench.engine.state.direction import direction
+from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.loss_scale import Scale
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.weights import masters_of
 from rpbench.engine.workload import Workload
-from rpbench.ir.lane_reads import lane_reads
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.versions_by_lane import lane_reads
 from rpbench.models.attention import KeysValues
-from rpbench.models.shared_loss import loss_over_shares
-from rpbench.models.vocab_shares import HeadShare
+from rpbench.models.sharded_loss import loss_over_shares
+from rpbench.models.vocab_shards import HeadShare
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
 WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place
@@ -46,7 +46,7 @@ class Reads(NamedTuple):
 
 
 def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
-    """What the lanes of a schedule say, each by itself (`rpbench.ir.lane_reads`).
+    """What the lanes of a schedule say, each by itself (`rpbench.ir.versions_by_lane`).
 
     Raises:
         ScheduleError: if that depends on when other lanes get where.

@@ -2,7 +2,7 @@
 
 Everything is at home on the host: weights by version, gradients, masters and optimizer state, kept inputs. What a
 device has is what the action it runs holds, so any device may run any stage. Not so where replicas share a stage: each
-has its own shard or copy of it, and gets the rest by collectives (`rpbench.engine.sharing`).
+has its own shard or copy of it, and gets the rest by collectives (`rpbench.engine.state.ownership`).
 """
 
 import inspect
@@ -13,38 +13,42 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rpbench.cost.table import CostTable
-from rpbench.engine import cut_head, cut_layers
-from rpbench.engine.accumulation import gradient_groups
-from rpbench.engine.adjustments import Adjustments
-from rpbench.engine.checkpoint import State
-from rpbench.engine.compensation import Compensation, Delays, check_compensation, slowdown
-from rpbench.engine.device_memory import DeviceMemory
-from rpbench.engine.device_weights import Copy, DeviceWeights, copy_in_memory
+from rpbench.engine.compute.forward_backward import Passes
+from rpbench.engine.compute.shells import Shells
+from rpbench.engine.compute.stage import GRAINS, Grain, Stages
 from rpbench.engine.executor import Gate, Handler
-from rpbench.engine.gradients import Gradients
 from rpbench.engine.layout import layout_of
-from rpbench.engine.loss_scale import LossScaler
-from rpbench.engine.optimizer import HostOptimizer, OptimizerSettings, step_groups
-from rpbench.engine.passes import Passes
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
-from rpbench.engine.reads import Reads
-from rpbench.engine.reduced import ReducedWindow
-from rpbench.engine.reductions import reductions_of
-from rpbench.engine.replica_weights import ReplicaWeights
-from rpbench.engine.sharing import sharing_of
-from rpbench.engine.shells import Shells
-from rpbench.engine.stage import GRAINS, Grain, Stages
-from rpbench.engine.tensor_parallel import Team, TeamGradients
-from rpbench.engine.traffic import Traffic
-from rpbench.engine.transfer_handlers import Transfers
-from rpbench.engine.weights import Weights, begin, masters_of
+from rpbench.engine.shards import cut_head, cut_layers
+from rpbench.engine.shards.reduced_gradients import ReducedWindow
+from rpbench.engine.shards.replica_weights import ReplicaWeights
+from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
+from rpbench.engine.state.accumulation import gradient_groups
+from rpbench.engine.state.adjusted_weights import Adjustments
+from rpbench.engine.state.carried_gradients import carried_windows
+from rpbench.engine.state.checkpoint import State
+from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, slowdown
+from rpbench.engine.state.device_memory import DeviceMemory
+from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
+from rpbench.engine.state.gradients import Gradients
+from rpbench.engine.state.loss_scale import LossScaler
+from rpbench.engine.state.optimizer import HostOptimizer, OptimizerSettings, step_groups
+from rpbench.engine.state.ownership import sharing_of
+from rpbench.engine.state.reductions import reductions_of
+from rpbench.engine.state.weight_versions_read import Reads
+from rpbench.engine.state.weights import Weights, begin, masters_of
+from rpbench.engine.transfers.copied_bytes import Traffic
+from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.index import Index
+from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
-from rpbench.ir.recomputation import RECOMPUTES, Recompute, check_recompute
+from rpbench.ir.residency import moves_activations
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
-from rpbench.models.shares import held_parameters
+from rpbench.models.shards import held_parameters
+from rpbench.passes.recomputation import RECOMPUTES, Recompute, check_recompute
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Settings:
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
-        recompute: what a backward runs again; see `rpbench.ir.recomputation`.
+        recompute: what a backward runs again; see `rpbench.passes.recomputation`.
         compensation: what is done about late gradients.
         keep_gradients: keep every step's gradients, to compare them with a reference.
         device_memory_bytes: the most a device may hold; None: no matter how much.
@@ -138,23 +142,26 @@ class Training:
         self.groups = gradient_groups(self.schedule)
         moved, self.sharing = _moved(self.schedule), sharing_of(self.schedule, self.layout, workload)
         self.traffic = copy = Traffic(copy)
+        homes = Index(self.schedule).moves.handovers.homes if has_transfers(self.schedule) else {}
+        self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
         self.memory = self._device_memory()
         hold = self.memory.change if self.memory else _not_counted
         on_devices = workload, counts, begun, self.reads, self.layout, self.schedule, copy
         if self.sharing:
             self.weights: Weights = ReplicaWeights(*on_devices, pin=pin_memory, sharing=self.sharing, hold=hold)
         elif moved["P"]:
-            self.weights = DeviceWeights(*on_devices, pin=pin_memory)
+            self.weights = DeviceWeights(*on_devices, pin=pin_memory, hold=hold)
         else:
             self.weights = Weights(workload, counts, begun)
         reduced = {
             (stage, version): ReducedWindow(sums, self.sharing[stage], hold)
             for (stage, version), sums in reductions_of(self.schedule).items()
         }
+        windows = reduced | carried_windows(self.schedule)
         self.gradients = (
             TeamGradients(self.groups, schedule.shape.num_ranks, keep=self.settings.keep_gradients)
             if schedule.shape.tensor_parallel
-            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=reduced)
+            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=windows)
         )
         self._delays = Delays(self.schedule) if compensation.is_needed else None
         self.optimizer = HostOptimizer(
@@ -335,7 +342,10 @@ class Training:
 
     def _staying(self, device: int, module: int) -> Counter[str]:
         """The bytes of a module's weights and gradients that stay on a device that runs it."""
-        sharing = self.sharing.get(self.layout.stage_of(module))
+        stage = self.layout.stage_of(module)
+        sharing = self.sharing.get(stage)
+        if self.homes.get(stage, device) != device:
+            return Counter()
         if sharing is None:
             return self._bytes_of(module, device)
         size = next((parameter.itemsize for parameter in self.workload.modules[module].parameters()), 0)
@@ -403,6 +413,11 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
 
 def _check_recompute(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
     check_recompute(schedule, recompute)
+    if recompute == "none" and moves_activations(schedule):
+        raise ValueError(
+            f"recompute=none: {schedule.name} moves activations, of which the engine moves what a stage recomputes "
+            "from; use recompute=all, or backend=sim"
+        )
     if recompute != "all" and compensation.is_needed:
         raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
 
@@ -427,7 +442,7 @@ def _check_parts(workload: Workload, schedule: Schedule) -> None:
     if split:
         raise ValueError(
             f"{split[0]}: gradients of keys and values pass between segments in whole backwards only; "
-            "use schedule=seq1f1b as it is, or backend=sim"
+            "use schedule=seq1f1b as it is, or mode=simulate"
         )
     for module in workload.modules[1:-1]:
         if "earlier" not in inspect.signature(module.forward).parameters:

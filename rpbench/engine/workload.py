@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from rpbench.engine.gradients import Place
+from rpbench.engine.state.gradients import Place
 from rpbench.models.data import Batch, Data
 
 

@@ -16,10 +16,11 @@ VARIABLE = "GLIBC_TUNABLES"
 TUNABLES = (
     "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456"
 )
-REAL_TIME = frozenset({"cpu", "duel"})  # backends
+REAL_TIME = frozenset({"cpu", "duel"})  # a backend, and a mode
 _EXPERIMENTS = Path(__file__).parents[2] / "conf" / "experiment"
-# `backend: duel` of a defaults list (with "override /" before it) or of a sweep; what heads a section has no value.
-_CHOICE = re.compile(r"^[ \t]*(?:- override /)?backend:[ \t]*([^\s#][^\n#]*)", re.MULTILINE)
+# `backend: cpu` or `mode: duel` of a defaults list (with "override /" before it) or of a sweep; the head of a section
+# has no value.
+_CHOICE = re.compile(r"^[ \t]*(?:- override /)?(?:backend|mode):[ \t]*([^\s#][^\n#]*)", re.MULTILINE)
 
 
 def is_tuned(environment: Mapping[str, str] = os.environ) -> bool:
@@ -47,8 +48,8 @@ def measures(arguments: Sequence[str]) -> bool:
     if arguments and arguments[0] == "calibrate":
         return "device=cuda" not in arguments
     chosen = dict(argument.lstrip("+").split("=", 1) for argument in arguments if "=" in argument)
-    if "backend" in chosen:
-        return _is_real(chosen["backend"])
+    if "backend" in chosen or "mode" in chosen:
+        return _is_real(chosen.get("backend", "")) or _is_real(chosen.get("mode", ""))
     files = (_EXPERIMENTS / f"{name}.yaml" for name in re.findall(r"\w+", chosen.get("experiment", "")))
     return any(_is_real(found) for file in files if file.is_file() for found in _CHOICE.findall(file.read_text()))
 

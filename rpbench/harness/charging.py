@@ -8,28 +8,31 @@ charge=bytes   all of it takes what its bytes take: boundary tensors over the li
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
-from rpbench.harness.config import ConfigError, CostConfig
-from rpbench.ir.boundary_lanes import send_over_links
+from rpbench.harness.choices import ConfigError, Simulate
+from rpbench.harness.request import Request
 from rpbench.ir.moves import has_transfers
-from rpbench.ir.offload import shard
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.registry import Entry
+from rpbench.passes.boundary_lanes import send_over_links
+from rpbench.passes.offload import shard
 
 CHARGES = ("hops", "bytes")
 
 
-def check_charge(charge: str, offload: str, entry: Entry, backend: str) -> None:
+def check_charge(request: Request) -> None:
     """Refuse what cannot be charged.
 
     Raises:
         ConfigError: for an unknown word, or a request whose transfers nobody has named.
     """
+    charge, offload, entry = request.charge, request.offload, request.entry
     if charge not in CHARGES:
         raise ConfigError(f"charge={charge}: one of {', '.join(CHARGES)}")
     if charge == "hops":
         return
-    if backend != "sim":
-        raise ConfigError(f"charge=bytes with backend={backend}: bytes are charged in simulation; use backend=sim")
+    if not isinstance(request.mode, Simulate):
+        raise ConfigError(
+            f"charge=bytes with mode={request.mode.name}: bytes are charged in simulation; use mode=simulate"
+        )
     if entry.separate_cuts and offload not in ("all", "auto"):
         raise ConfigError(
             f"charge=bytes with offload={offload}: the weights of {entry.name} follow its work, and their way counts; "
@@ -56,7 +59,7 @@ def with_charges(schedule: Schedule, cluster: Cluster) -> Schedule:
     return send_over_links(schedule, direct=cluster.device_to_device_bytes_per_s is not None)
 
 
-def traffic_of(charge: str, cost: CostConfig, cluster: Cluster, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
+def traffic_of(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
     """What is charged for the transfers of a run.
 
     Args:
@@ -65,7 +68,8 @@ def traffic_of(charge: str, cost: CostConfig, cluster: Cluster, sizes: ModelByte
     Raises:
         ConfigError: if the costs or the cluster lack a figure.
     """
-    if charge == "hops":
+    cost, cluster = request.cost, request.cluster
+    if request.charge == "hops":
         return Traffic(sizes, cluster, boundaries)
     for name in ("memory_bytes_per_s", "memory_efficiency", "host_bytes_per_s"):
         if getattr(cluster, name) is None:

@@ -10,9 +10,9 @@ from rpbench.cost.engine_times import counted
 from rpbench.cost.factors import factors
 from rpbench.cost.hardware import NUMBERS, Cluster
 from rpbench.cost.measured import HALVES, PARTS, factor_name
-from rpbench.engine.calibration import Calibration
-from rpbench.harness.config import load
+from rpbench.engine.measure.calibration import Calibration
 from rpbench.harness.provenance import hardware, now
+from rpbench.harness.request import load
 
 Figures = dict[str, float | int]
 
@@ -33,7 +33,7 @@ def cluster_of(name: str, found: Calibration, devices: Mapping[str, int]) -> Clu
     half = {"half_rate_width": found.rates.half_rate_width}
     bare = Cluster(name=name, **figures, measured=half)  # type: ignore[arg-type]
     cost = load(["cost=analytic"]).cost
-    basis = make_basis(bare, cost["constants"], cost["declared"])
+    basis = make_basis(bare, cost.constants, cost.declared)
     counts = [counted(probe.model, probe.num_tokens, basis) for probe, _ in found.probes]
     measured: dict[str, float] = dict(half)
     for part, terms in PARTS.items():

@@ -1,11 +1,11 @@
-"""Typed configuration: what a run may be asked, and how Hydra learns of the registered schedules."""
+"""Hydra's side: the groups of `conf/`, how a configuration is composed, and its errors in the words of who typed it."""
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -16,89 +16,41 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rpbench import registry
+from rpbench.harness.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
 from rpbench.registry import unknown_name
 
 CONF = Path(__file__).parents[2] / "conf"
 
-T = TypeVar("T")
-
-
-class ConfigError(ValueError):
-    """A request that cannot be understood: unknown names, misspelt keys, values of the wrong type."""
-
-
-@dataclass
-class CostConfig:
-    """Any of `conf/cost/`; a source ignores the keys that are not in its file."""
-
-    name: str = MISSING
-    forward_ms: float = 1.0
-    input_grad_ms: float = 1.0
-    weight_grad_ms: float = 1.0
-    recompute_ms: float = 0.0
-    hop_ms: float = 0.0
-    head_share: float = 0.0
-    overlap_gain: float = 0.0
-    recompute_ahead: bool | None = None
-    fused_ahead: bool = False
-    split_backward: bool = False
-    profile: str | None = None
-    microbatches_per_device: int = 3
-    constants: dict[str, Any] = field(default_factory=dict)
-    declared: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class WorkloadConfig:
-    """`system`, `sequences` and `microbatches` belong to the workload `paper`."""
-
-    name: str = MISSING
-    microbatch_sequences: int = 4
-    path: str | None = None  # of `name=text`: any file
-    text: str | None = None  # a file of `rpbench/models/text`, without its ending
-    system: str | None = None
-    sequences: int | None = None
-    microbatches: int | None = None
-
-
-@dataclass
-class BackendConfig:
-    """`convention` belongs to the roofline: how FLOPs are counted (`rpbench.cost.model`)."""
-
-    name: str = MISSING
-    convention: str = "artifact"
-
-
-@dataclass
-class TrackerConfig:
-    name: str = MISSING
-    project: str = "rpbench"
-    group: str | None = None
-    init_timeout_s: float = 10.0
-
-
-@dataclass
-class CheckpointConfig:
-    """Files: where to leave the state after the last step, and what to go on from."""
-
-    save_to: str | None = None
-    resume_from: str | None = None
+GROUPS = (
+    "mode",
+    "schedule",
+    "model",
+    "cluster",
+    "workload",
+    "cost",
+    "backend",
+    "optimizer",
+    "tracker",
+    "experiment",
+)
 
 
 @dataclass
 class RunConfig:
-    """One run; `conf/config.yaml` explains the keys."""
+    """One configuration as Hydra composes it; `conf/config.yaml` explains the keys, `request_of` types it."""
 
+    mode: dict[str, Any] | None = None
     schedule: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
     cost: dict[str, Any] = field(default_factory=dict)
-    backend: dict[str, Any] = field(default_factory=dict)
+    backend: dict[str, Any] | None = None
+    optimizer: dict[str, Any] = field(default_factory=dict)
     tracker: dict[str, Any] = field(default_factory=dict)
     num_devices: int = MISSING
     num_microbatches: int = MISSING
@@ -124,6 +76,21 @@ class RunConfig:
 BESIDES = ("results_dir", "save_timeline", "force", "tracker")
 
 
+@dataclass(frozen=True)
+class Composed:
+    """A composed configuration, and how it was asked for.
+
+    Args:
+        node: the values.
+        choices: the option chosen in each of `GROUPS`; None for a group without one.
+        overrides: what the command line, or a cell of a sweep, set, as `key=value`.
+    """
+
+    node: DictConfig
+    choices: Mapping[str, str | None]
+    overrides: tuple[str, ...] = ()
+
+
 def register() -> None:
     """Offer the schema and every registered schedule to Hydra; safe to call twice."""
     store = ConfigStore.instance()
@@ -132,46 +99,38 @@ def register() -> None:
         store.store(group="schedule", name=name, node={"name": name, **entry.options}, package="schedule")
 
 
-def load(overrides: Sequence[str]) -> RunConfig:
+def composed(overrides: Sequence[str]) -> Composed:
     """The configuration of a single run.
 
     Raises:
         ConfigError: for an unknown name, key or value, with the nearest known one.
     """
+    refuse_old_spellings(overrides)
     register()
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return typed(RunConfig, compose("config", overrides=list(overrides)))
+            node = compose("config", overrides=list(overrides), return_hydra_config=True)
+            hydra = node.hydra
+            with open_dict(node):
+                del node["hydra"]
+            return composed_of(node, hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise explained(error, overrides) from None
 
 
-def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
-    """The dataclass a config node stands for.
-
-    Raises:
-        ConfigError: for a key the dataclass does not have, or a value of another type.
-    """
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), node)
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from None
+def composed_of(node: DictConfig, hydra: DictConfig) -> Composed:
+    """A composed node, with what Hydra knows of how it was asked for."""
+    chosen = hydra.runtime.choices
+    choices = {group: None if chosen.get(group) in (None, "null") else str(chosen[group]) for group in GROUPS}
+    asked = (str(item) for item in hydra.overrides.task)
+    return Composed(node, choices, tuple(item for item in asked if item.partition("=")[0].split(".")[0] not in BESIDES))
 
 
-def resolved(config: RunConfig) -> dict[str, Any]:
-    """The part of a configuration that decides what a run measures, as plain data."""
-    return {f.name: getattr(config, f.name) for f in fields(config) if f.name not in BESIDES}
-
-
-def choices(group: str) -> list[str]:
+def options_of(group: str) -> list[str]:
     """Options of a config group: its files; of `schedule`, the registered ones first."""
     files = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     return [*registry.entries(), *files] if group == "schedule" else files
-
-
-# --- what went wrong, in a few lines -------------------------------------------------------------------------
 
 
 def swept(experiment: str, key: str) -> list[Any]:
@@ -180,9 +139,48 @@ def swept(experiment: str, key: str) -> list[Any]:
     return list(OmegaConf.create(f"[{params[key]}]"))
 
 
+# --- spellings of earlier versions ---------------------------------------------------------------------------
+
+_OLD_CHOICES = {
+    ("backend", "sim"): "a simulation is what runs where no backend is chosen: leave it out",
+    ("backend", "roofline"): "closed forms are a mode: mode=roofline",
+    ("backend", "duel"): "the duel is a mode: mode=duel",
+    ("workload", "paper"): "whole systems are predicted in a mode of their own: mode=predict",
+    ("backend.optimizer", "sgd"): "the optimizer is a group of its own: optimizer=sgd",
+    ("backend.optimizer", "adamw"): "the optimizer is a group of its own: optimizer=adamw",
+}
+_MOVED_KEYS = {
+    **{f"workload.{key}": f"mode.{key}" for key in ("system", "sequences", "microbatches")},
+    "backend.convention": "mode.convention",
+    **{f"backend.{f.name}": f"mode.{f.name}" for f in fields(Duel) if f.name != "name"},
+    **{f"backend.{f.name}": f"optimizer.{f.name}" for f in fields(OptimizerConfig) if f.name != "name"},
+    "method": "schedule",
+}
+
+
+def refuse_old_spellings(arguments: Sequence[str]) -> None:
+    """Answer a command line of an earlier version with what it is called now.
+
+    Raises:
+        ConfigError: for the first such word.
+    """
+    for item in arguments:
+        key, equals, value = item.lstrip("+~").partition("=")
+        if not equals:
+            continue
+        for word in value.split(","):
+            if (key, word.strip()) in _OLD_CHOICES:
+                raise ConfigError(f"{key}={word.strip()}: {_OLD_CHOICES[key, word.strip()]}")
+        if key in _MOVED_KEYS:
+            raise ConfigError(f"{key} is now {_MOVED_KEYS[key]}: write {_MOVED_KEYS[key]}={value}")
+
+
+# --- what went wrong, in a few lines -------------------------------------------------------------------------
+
+
 def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Hydra's error in the words of the person who typed the overrides."""
-    message = _first_line(error)
+    message = first_line(error)
     if isinstance(error, OverrideParseException):
         given = getattr(error, "override", None)
         return ConfigError(
@@ -193,24 +191,20 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
         missing := re.search(r"Could not find '([\w/]+)/([^']*)'", str(error))
     ):
         group, name = missing.groups()
-        return ConfigError(unknown_name(group, name, choices(group)))
+        return ConfigError(unknown_name(group, name, options_of(group)))
     if isinstance(error, ConfigCompositionException) and (
         missing := re.search(r"Could not override '([^']+)'", str(error))
     ):
         return ConfigError(_unknown_key(missing[1], str(error.__cause__ or "")))
     if message.startswith("Ambiguous value"):
         return ConfigError(f"{message}: several values are a sweep; put -m before the overrides")
-    cause = _first_line(error.__cause__) if error.__cause__ else ""
+    cause = first_line(error.__cause__) if error.__cause__ else ""
     return ConfigError(f"{message}: {cause}" if cause and cause not in message else message)
 
 
 def _unknown_key(key: str, cause: str) -> str:
     group, _, name = key.rpartition(".")
-    known = [f.name for f in fields(RunConfig)] if not group else []
-    if group and (path := CONF / group).is_dir():
-        known = sorted({str(k) for file in path.glob("*.yaml") for k in OmegaConf.load(file)})
-    if group == "schedule":
-        known = sorted({option for entry in registry.entries().values() for option in entry.options})
+    known = _known_keys(group)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     if name in known:
         return f"{key} is not a key of the chosen {group}; {group} files that have it: {_having(group, name)}"
@@ -220,16 +214,18 @@ def _unknown_key(key: str, cause: str) -> str:
     return f"unknown key {key!r}{hint} Keys: {', '.join(known) or 'none here'}"
 
 
+def _known_keys(group: str) -> list[str]:
+    if not group:
+        return [f.name for f in fields(RunConfig)]
+    if group == "schedule":
+        return sorted({option for entry in registry.entries().values() for option in entry.options})
+    return sorted({str(k) for file in (CONF / group).glob("*.yaml") for k in OmegaConf.load(file)})
+
+
 def _having(group: str, name: str) -> str:
     if group == "schedule":
         return ", ".join(entry.name for entry in registry.entries().values() if name in entry.options)
     return ", ".join(path.stem for path in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(path))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
-    return f"{key}: {lines[0]}" if key else (lines[0] if lines else type(error).__name__)
 
 
 def as_plain(value: Any) -> Any:
@@ -241,3 +237,6 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_plain(item) for item in value]
     return value
+
+
+__all__ = ["CONF", "GROUPS", "MODES", "Composed", "ConfigError", "RunConfig", "composed", "register"]

@@ -2,14 +2,15 @@
 
 import torch
 
-from rpbench.harness.config import ConfigError, RunConfig
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.request import Request
 from rpbench.ir.action import SEND, Kind
 from rpbench.ir.communication import hops
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule
 
 
-def check_cuda(config: RunConfig, schedule: Schedule, recompute_grain: str) -> None:
+def check_cuda(request: Request, schedule: Schedule, recompute_grain: str) -> None:
     """Refuse what cannot run on GPUs.
 
     Raises:
@@ -21,7 +22,7 @@ def check_cuda(config: RunConfig, schedule: Schedule, recompute_grain: str) -> N
             "backend=cuda: torch finds no CUDA device on this machine; use backend=cpu for real tensors, or "
             "backend=emulated for the engine's timing with modelled durations"
         )
-    if config.verify:
+    if request.verify:
         raise ConfigError(
             "verify=true: a GPU does not round as the processor does, which the reference runs on; verify the same "
             "schedule with backend=cpu or backend=virtual"

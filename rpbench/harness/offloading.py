@@ -6,12 +6,12 @@ from typing import Any
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import moved_bytes
-from rpbench.harness.config import ConfigError
-from rpbench.ir.cargo import LINKS, carries
+from rpbench.harness.choices import ConfigError
+from rpbench.ir.moved_objects import LINKS, carries
 from rpbench.ir.moves import has_transfers
-from rpbench.ir.offload import stream
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
+from rpbench.passes.offload import stream
 from rpbench.sim.graph import Graph
 from rpbench.sim.links import simulate_charged
 from rpbench.sim.longest_path import simulate_graph

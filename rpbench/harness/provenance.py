@@ -4,25 +4,61 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
+CALIBRATED = b"# python -m rpbench calibrate"  # how a cluster file begins that was measured on a machine
 
 _CODE = ("rpbench/**/*.py", "baselines/**/*.py", "analysis/published/*.csv")
 _PACKAGES = ("rpbench", "numpy", "numba", "torch", "hydra-core", "omegaconf")
+# Their arithmetic and compilers are behind every number.
+_NUMERIC = ("python", "numpy", "numba", "torch")
+# Variables that change how torch and numpy compute, on any machine ...
+_ARITHMETIC = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "NUMBA_DISABLE_JIT",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+# ... and those that change how fast.
+_PACE = (
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "MALLOC_ARENA_MAX",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
 
 
 @cache
 def code_version() -> str:
     """Hash of every source file a run depends on; it changes with the code, not with commits of prose."""
+    return _digest_of(path for pattern in _CODE for path in ROOT.glob(pattern))
+
+
+@cache
+def conf_version() -> str:
+    """Hash of every file of `conf/`, but for clusters that `calibrate` wrote: what named choices stand for."""
+    return _digest_of(path for path in ROOT.glob("conf/**/*.yaml") if not path.read_bytes().startswith(CALIBRATED))
+
+
+def _digest_of(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for pattern in _CODE:
-        for path in sorted(ROOT.glob(pattern)):
-            digest.update(path.relative_to(ROOT).as_posix().encode())
-            digest.update(path.read_bytes())
+    for path in sorted(paths):
+        digest.update(path.relative_to(ROOT).as_posix().encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -51,6 +87,21 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def surroundings(*, measured: bool) -> dict[str, Any]:
+    """What besides request and code can change a result: versions and variables; of what is measured, the machine."""
+    variables = (*_ARITHMETIC, *(_PACE if measured else ()))
+    found: dict[str, Any] = {
+        "versions": {name: version for name, version in versions().items() if name in _NUMERIC},
+        "environment": {name: os.environ[name] for name in variables if name in os.environ},
+    }
+    return found | ({"hardware": hardware(), "usable_cores": usable_cores()} if measured else {})
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
@@ -85,12 +136,3 @@ def _memory_bytes() -> int:
 def now() -> str:
     """The present moment, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def digest(path: Path) -> str | None:
-    """SHA-256 of a file; None if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None

@@ -1,7 +1,7 @@
 """The row a run leaves behind: `<results>/<run_id>/record.json`, written atomically and last.
 
-`run_id` is a hash of the resolved config and of the code, so a sweep that is started again finds what is finished,
-and a changed program never passes off old numbers as its own.
+`run_id` is a hash of what was asked for, of the code and of what else can change a result, so a sweep that is started
+again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
 """
 
 import hashlib
@@ -22,7 +22,9 @@ REQUIRED = (
     "cluster",
     "workload",
     "cost",
+    "mode",
     "backend",
+    "choices",
     "num_devices",
     "num_microbatches",
     "seed",
@@ -34,10 +36,10 @@ REQUIRED = (
 STATUSES = ("ok", "oom", "infeasible", "failed")
 
 
-def run_id(config: dict[str, Any], code_version: str) -> str:
-    """Name of a run: 16 hex digits that follow from what it measures and with which code."""
-    identity = json.dumps([config, code_version], sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+def run_id(identity: dict[str, Any]) -> str:
+    """Name of a run: 16 hex digits that follow from its identity (`rpbench.harness.recording.identity`)."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read(folder: Path) -> Record | None:

@@ -1,80 +1,148 @@
 """Runs under Hydra: one configuration, or a multirun with any launcher.
 
-Hydra composes and launches; this module gives its failures the words and exit statuses of the command line.
+Hydra composes and launches; this module gives failures the words and exit statuses of the command line.
 """
 
-import os
 import sys
 from collections.abc import Sequence
+from typing import Any, cast
 
-import hydra
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from rpbench.harness.config import CONF, ConfigError, RunConfig, choices, explained, register, typed
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.config import (
+    CONF,
+    GROUPS,
+    composed_of,
+    explained,
+    options_of,
+    refuse_old_spellings,
+    register,
+)
+from rpbench.harness.manifest import Journal
+from rpbench.harness.request import load, request_of
+from rpbench.harness.run import emit, run
+from rpbench.harness.sweeper import ManifestSweeper, RunFailed
 from rpbench.registry import unknown_name
 
-
-class RunFailed(RuntimeError):
-    """A run that broke through no fault of the request."""
+_MULTIRUN = ("-m", "--multirun")
+_DEFAULT_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def sweep(arguments: Sequence[str]) -> int:
     """Run what the arguments ask for; 0 if every run ended, 1 if one failed, 2 if one was wrongly asked for.
 
-    All runs of a multirun are tried; the first that could not be decides the status.
+    All runs of a multirun are tried; the worst of them decides the status.
+
+    Raises:
+        ConfigError: for a request that is wrong.
     """
-    register()
-    _check_choices(arguments)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises, and the words below replace its traceback
-    flags = [item for item in arguments if item in ("-m", "--multirun")]  # Hydra wants them before the overrides
-    program, sys.argv = sys.argv, ["rpbench", *flags, *(item for item in arguments if item not in flags)]
+    overrides = [item for item in arguments if item not in _MULTIRUN]
+    _check_flags(overrides)
+    refuse_old_spellings(overrides)
+    _check_choices(overrides)
     try:
-        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(_job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise explained(error, arguments) from None
+        if len(overrides) < len(arguments):
+            _multirun(overrides)
+        else:
+            _single(overrides)
     except RunFailed as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 1
-    finally:
-        sys.argv = program
     return 0
 
 
-def _job(node: DictConfig) -> None:
-    from rpbench.harness.run import emit, run
+def _single(overrides: Sequence[str]) -> None:
+    _carry_out(load(overrides), Journal.of_none())
 
-    config = typed(RunConfig, node)
+
+def _carry_out(request: Any, journal: Journal) -> None:
+    """Run a request; its records go to stdout, its end to the journal of its sweep.
+
+    Raises:
+        ConfigError: if the request is wrong.
+        RunFailed: if a run broke through no fault of the request.
+    """
     try:
-        if config.backend["name"] == "duel":
-            from rpbench.harness.duel.run import duel
-
-            for row in duel(config):
-                emit(row)
-        else:
-            emit(run(config))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+        rows = run(request)
+    except ValueError:
+        raise
     except Exception as error:
-        raise RunFailed(f"run failed: {type(error).__name__}: {error}; its folder holds the traceback") from error
+        raise RunFailed(f"run failed: {type(error).__name__}: {error}") from error
+    for row in rows:
+        emit(row)
+    journal.ended(rows)
+    failed = [row for row in rows if row["status"] == "failed"]
+    if failed:
+        which = "; ".join(f"{row['run_id']}: {row['reason']}" for row in failed)
+        raise RunFailed(f"run failed: {which} (events.jsonl in its folder holds what is known)")
 
 
-def _check_choices(arguments: Sequence[str]) -> None:
+def _multirun(overrides: Sequence[str]) -> None:
+    """Hand all combinations of the swept values to Hydra's launcher.
+
+    Raises:
+        ConfigError, RunFailed: the first that a cell ended with.
+    """
+    register()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3", job_name="rpbench"):
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
+            config = hydra.compose_config("config", list(overrides), RunMode.MULTIRUN, with_log_configuration=False)
+            context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
+            _sweep_with(config, context)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explained(error, overrides) from None
+
+
+def _sweep_with(config: DictConfig, context: HydraContext) -> None:
+    """Our own sweeper in the place of Hydra's default; any other as it was asked for."""
+    asked, arguments, plugins = config.hydra.sweeper, list(config.hydra.overrides.task), Plugins.instance()
+    if asked.get("_target_") == _DEFAULT_SWEEPER:
+        launcher = plugins.instantiate_launcher(hydra_context=context, task_function=_job, config=config)
+        ManifestSweeper(config, launcher, context.config_loader).sweep(arguments)
+    else:
+        plugins.instantiate_sweeper(hydra_context=context, task_function=_job, config=config).sweep(arguments)
+
+
+def _job(node: DictConfig) -> None:
+    """One cell of a sweep, in whatever process the launcher runs it; an error is said at once, with the cell's name."""
+    job = cast(DictConfig, HydraConfig.get())
+    journal = Journal.of_job(job)
+    try:
+        _carry_out(request_of(composed_of(node, job)), journal)
+    except (ValueError, RunFailed) as error:
+        if isinstance(error, ValueError):
+            journal.refused(str(error))
+        else:
+            journal.failed(str(error))
+        cell = f"cell {job.job.num} ({' '.join(job.overrides.task)}): {error}"
+        print(f"rpbench: {cell}", file=sys.stderr)
+        raise (ConfigError if isinstance(error, ValueError) else RunFailed)(cell) from None
+
+
+def _check_flags(overrides: Sequence[str]) -> None:
+    for item in overrides:
+        if item.startswith("-"):
+            raise ConfigError(f"unknown option {item}: runs take key=value, and -m for a sweep; see rpbench --help")
+
+
+def _check_choices(overrides: Sequence[str]) -> None:
     """Refuse unknown options of a group before the first run of a sweep begins."""
-    for item in arguments:
+    for item in overrides:
         group, equals, value = item.lstrip("+").partition("=")
-        if equals and group in (
-            "schedule",
-            "model",
-            "cluster",
-            "workload",
-            "cost",
-            "backend",
-            "tracker",
-            "experiment",
-        ):
+        if equals and group in GROUPS:
             for name in value.split(","):
-                known = choices(group)
+                known = options_of(group)
                 if name.strip() not in (*known, "null", "") and not name.strip().startswith(("$", "glob", "choice")):
                     raise ConfigError(unknown_name(group, name.strip(), known))

@@ -11,8 +11,9 @@ from netrc import NetrcParseError, netrc
 from typing import Any
 from urllib.parse import urlsplit
 
-from rpbench.harness.config import RunConfig, TrackerConfig, typed
+from rpbench.harness.choices import TrackerConfig
 from rpbench.harness.record import Record
+from rpbench.harness.request import Request
 from rpbench.ir.timeline import Timeline
 
 # Choices that name a run; the rest of the record's plain numbers are its summary.
@@ -40,22 +41,22 @@ _MOST_ROWS = 5_000  # of the timeline table: a dashboard is no place for a milli
 _unreachable = False  # said once per process; the runs after it go offline at once
 
 
-def mirror(config: RunConfig, row: Record, timeline: Timeline | None) -> None:
+def mirror(request: Request, row: Record, timeline: Timeline | None) -> None:
     """Send a finished record where the configuration asks; a tracker that fails costs a warning, never the run."""
-    tracker = typed(TrackerConfig, config.tracker)
+    tracker = request.tracker
     if tracker.name == "none":
         return
     try:
-        _to_wandb(config, tracker, row, timeline)
+        _to_wandb(request, tracker, row, timeline)
     except Exception as error:  # whatever a tracker does, the record is safe and the sweep goes on
         print(f"rpbench: the record is kept, but wandb failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _to_wandb(config: RunConfig, tracker: TrackerConfig, row: Record, timeline: Timeline | None) -> None:
+def _to_wandb(request: Request, tracker: TrackerConfig, row: Record, timeline: Timeline | None) -> None:
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    run = _start(wandb, config, tracker, row)
+    run = _start(wandb, request, tracker, row)
     try:
         run.summary.update(summary_of(row))
         if timeline is not None:
@@ -64,17 +65,17 @@ def _to_wandb(config: RunConfig, tracker: TrackerConfig, row: Record, timeline: 
         run.finish(exit_code=0 if row["status"] != "failed" else 1)
 
 
-def _start(wandb: Any, config: RunConfig, tracker: TrackerConfig, row: Record) -> Any:
+def _start(wandb: Any, request: Request, tracker: TrackerConfig, row: Record) -> Any:
     global _unreachable
     arguments = {
         "project": tracker.project,
         "id": row["run_id"],
         "name": f"{row['schedule']}-{row['model']}-{row['num_devices']}x{row['num_microbatches']}",
         "group": tracker.group or f"{row['model']}-{row['cost']}",
-        "job_type": row["backend"],
+        "job_type": row["backend"] or row["mode"],
         "tags": [row["schedule"], row["model"], row["evidence"], row["status"]],
         "config": {key: row.get(key) for key in _CHOICES},
-        "dir": config.results_dir,
+        "dir": str(request.results_dir),
         "resume": "allow",
         "settings": wandb.Settings(
             init_timeout=tracker.init_timeout_s, silent=True, console="off", x_disable_stats=True, quiet=True

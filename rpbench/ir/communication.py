@@ -31,6 +31,23 @@ def hops(index: Index) -> Iterator[Hop]:
                 yield Hop(producer, number, send, receive_of(send)._replace(peer=index.device(producer)))
 
 
+def local_hops(index: Index) -> Iterator[Hop]:
+    """Every tensor that stays on its device and is not used by the very next action there: it may wait on the host."""
+    for number, action in enumerate(index.actions):
+        for producer, moved in index.waits_for(action, receives=False) if not action.sub else ():
+            device = index.device(number)
+            if (
+                moved == "order"
+                or action.kind is Kind.STEP
+                or index.device(producer) != device
+                or producer == number - 1
+            ):
+                continue
+            kind, stage = _sender(index, action, moved)
+            send = Action(kind, stage, action.microbatch, action.part, peer=device)
+            yield Hop(producer, number, send, receive_of(send)._replace(peer=device))
+
+
 def _sender(index: Index, consumer: Action, moved: str) -> tuple[Kind, int]:
     """Kind and stage of the SEND that feeds an action."""
     if moved == "gradient":
@@ -72,10 +89,22 @@ def check_communication(index: Index, *, required: bool = False) -> None:
                     [number, user],
                 )
             present.discard(number)
+    present -= set(_waiting_on_host(index, present))
     if present:
         number = min(present)
         rule = f"{index.actions[number]} moves nothing: what it names does not cross from one rank to another"
         raise broken(index.schedule, rule, [number], way_out="take it out")
+
+
+def _waiting_on_host(index: Index, numbers: set[int]) -> Iterator[int]:
+    """Of some SENDs and RECVs, those of tensors that go to the host and come back to the same device."""
+    for number in numbers:
+        action, lane = index.actions[number], index.lanes[index.lane_of[number]]
+        if action.kind in SEND and action.peer == lane.device and lane.name == "d2h":
+            other = index.find(receive_of(action))
+            place = None if other < 0 else index.lanes[index.lane_of[other]]
+            if place and (place.device, place.name) == (lane.device, "h2d"):
+                yield from (number, other)
 
 
 def check_pair_order(index: Index) -> None:

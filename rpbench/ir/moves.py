@@ -11,6 +11,7 @@ Nothing is stored in a schedule; as for computation, edges follow from what stan
     STORE:A              after the forward that makes what backward stage s keeps for microbatch m
     LOAD:A               after STORE:A; before the recomputation or backward that reads it
     FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands
+    LOAD:P>q STORE:G>q   go from device to device: `rpbench.ir.handovers`
 
 A buffer is free for the next LOAD when its FREE has run: both stand in one lane, in that order, so the number of
 LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is needed for double buffering.
@@ -19,14 +20,15 @@ LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 from rpbench.ir.action import COMPUTE, MOVES, SUMS, Kind, parts_of
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
+from rpbench.ir.handovers import Handovers
 from rpbench.ir.index import Index
-from rpbench.ir.kept import What, activation_edges
+from rpbench.ir.saved_inputs import What, activation_edges
 from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.visits import Transfer as Transfer
 from rpbench.ir.visits import Visit, served, visits_of
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
@@ -47,14 +49,6 @@ _ARRIVALS: tuple[tuple[What, What], ...] = (
 _LEAVERS: tuple[What, ...] = ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
 
 
-class Transfer(NamedTuple):
-    """One transfer of weights or gradients: its pieces, the visits it serves, and the FREE that ends it (or -1)."""
-
-    pieces: tuple[int, ...]
-    visits: tuple[Visit, ...]
-    end: int = -1
-
-
 def has_transfers(schedule: Schedule) -> bool:
     """Whether a schedule moves anything between host, devices and shards."""
     return not CARRIERS.isdisjoint(schedule.kinds)
@@ -66,8 +60,9 @@ class Moves:
     Attributes:
         edges: (producer, consumer) by number, for the whole schedule.
         transfers: (kind, object) -> transfers of weights and gradients, devices and stages ascending.
-        replicas: stage -> the devices that share it, for a stage that is gathered or reduced.
+        replicas: stage -> the devices that share it, those outside the schedule too, for one gathered or reduced.
         sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there; where they are loaded.
+        handovers: what goes from device to device.
 
     Raises:
         ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
@@ -94,6 +89,8 @@ class Moves:
             self._match_gradients(what)
         self._join()
         self._join_shards()
+        self.handovers = Handovers(index, self.transfers[Kind.LOAD, "P"], self.transfers[Kind.STORE, "G"])
+        self.edges += self.handovers.edges
         self._match_states()
         self.edges += activation_edges(index, self._numbers)
 
@@ -292,7 +289,8 @@ class Moves:
         devices: dict[int, set[int]] = defaultdict(set)
         for transfer in self.transfers[what]:
             devices[transfer.visits[0].stage].add(transfer.visits[0].device)
-        self.replicas |= {stage: len(found) for stage, found in devices.items()}
+        outer = self.index.shape.outer_replicas
+        self.replicas |= {stage: outer * len(found) for stage, found in devices.items()}
 
     # --- optimizer state and activations ---
 

@@ -4,6 +4,8 @@ Found by a replay in which every computation takes one slot and transfers none: 
 Where a transfer is still under way when the next forward begins, its device holds one more.
 """
 
+from collections.abc import Iterator
+
 from rpbench.ir.action import COMPUTE, Kind, parts_of
 from rpbench.ir.deadlock import execution_order
 from rpbench.ir.index import Index
@@ -24,38 +26,52 @@ def moves_activations(schedule: Schedule) -> bool:
 def peak_resident(schedule: Schedule, index: Index | None = None) -> list[int]:
     """The most stage activations each device holds at once, its partners' included.
 
-    A forward and a LOAD:A take room as they begin; a backward makes room as it ends, and so does the FREE:A behind a
-    STORE:A. A partner named as peer holds them from the STORE:A to the LOAD:A.
-
     Args:
         index: of this schedule, if there is one already.
 
     Raises:
         ScheduleError: if the schedule cannot run.
     """
-    index = index or Index(schedule)
+    return [max(map(sum, levels)) for levels in resident_levels(schedule, index)]
+
+
+def resident_levels(schedule: Schedule, index: Index | None = None) -> list[set[tuple[int, ...]]]:
+    """Per device, how many microbatches of each stage it holds at its moments, every combination once.
+
+    A forward and a LOAD:A take room as they begin; a backward makes room as it ends, and so does the FREE:A behind a
+    STORE:A. A partner named as peer holds them from the STORE:A to the LOAD:A.
+
+    Raises:
+        ScheduleError: if the schedule cannot run.
+    """
+    shape = schedule.shape
+    stages = max(shape.num_stages, shape.num_backward_stages)
+    levels = [[0] * stages for _ in range(shape.num_ranks)]
+    found = [{(0,) * stages} for _ in levels]
+    for _, change, device, stage in sorted(_changes(index or Index(schedule))):
+        levels[device][stage] += change
+        found[device].add(tuple(levels[device]))
+    return found
+
+
+def _changes(index: Index) -> Iterator[tuple[int, int, int, int]]:
+    """(slot, change, device, stage): what is let go in a slot makes room for others."""
     starts, ends = _slots(index)
-    changes: list[tuple[int, int, int]] = []  # slot, change, device: what is let go in a slot makes room for others
     for number, action in enumerate(index.actions):
         begin, end, device = starts[number], ends[number], index.device(number)
         lane = index.lanes[index.lane_of[number]].name
         for part in parts_of(action):
             if part.kind in _TAKE:
-                changes.append((begin, 1, device))
+                yield begin, 1, device, part.stage
             if part.kind in _RELEASE:
-                changes.append((end, -1, device))
+                yield end, -1, device, part.stage
         if action.object == "A":
             if action.kind is Kind.FREE and lane == "d2h":
-                changes.append((begin, -1, device))
+                yield begin, -1, device, action.stage
             elif action.kind is Kind.LOAD:
-                changes.append((begin, 1, device))
+                yield begin, 1, device, action.stage
             if isinstance(action.peer, int):
-                changes.append((begin, 1 if action.kind is Kind.STORE else -1, action.peer))
-    held, most = [0] * schedule.shape.num_ranks, [0] * schedule.shape.num_ranks
-    for _, change, device in sorted(changes):
-        held[device] += change
-        most[device] = max(most[device], held[device])
-    return most
+                yield begin, 1 if action.kind is Kind.STORE else -1, action.peer, action.stage
 
 
 def _slots(index: Index) -> tuple[list[int], list[int]]:

@@ -49,6 +49,7 @@ class Shape:
     fused: bool = False  # the last backward stage runs forward, loss and backward in one visit
     num_head_shards: int = 0  # shares the head is cut into, one for each device; 0: it belongs to the last stage
     tensor_parallel: bool = False  # parts are shares of every matrix, one for each device, not segments of a sequence
+    outer_replicas: int = 1  # devices outside the schedule, itself counted, that do the same as each rank (a mesh)
 
     def __post_init__(self) -> None:
         if not self.num_backward_stages:
@@ -107,7 +108,7 @@ class Shape:
 class Schedule:
     """An order of work: for every device, lanes of actions that run one after another.
 
-    A generator gives one row of compute actions per device; passes in `rpbench.ir.lower` add the other lanes.
+    A generator gives one row of compute actions per device; passes in `rpbench.passes.lower` add the other lanes.
 
     Args:
         shape: the sizes it was made for.
@@ -215,6 +216,7 @@ def _header(schedule: Schedule) -> str:
         "fused": int(shape.fused),
         **({"head_shards": shape.num_head_shards} if shape.num_head_shards else {}),
         **({"tensor_parallel": 1} if shape.tensor_parallel else {}),
+        **({"outer_replicas": shape.outer_replicas} if shape.outer_replicas > 1 else {}),
         "policy": schedule.policy.value,
         "weights": schedule.weights.value,
         "placement": ",".join("+".join(map(str, holders)) for holders in schedule.placement) or "-",
@@ -253,6 +255,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             header["fused"] == "1",
             int(header.get("head_shards", 0)),
             header.get("tensor_parallel") == "1",
+            int(header.get("outer_replicas", 1)),
         )
         if shape.num_ranks > num_rows:
             raise ValueError(f"{shape.num_ranks} ranks but {num_rows} rows")

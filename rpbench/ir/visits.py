@@ -42,6 +42,14 @@ class Visit(NamedTuple):
         return self.numbers[-1]
 
 
+class Transfer(NamedTuple):
+    """One transfer of weights or gradients: its pieces, the visits it serves, and the FREE that ends it (or -1)."""
+
+    pieces: tuple[int, ...]
+    visits: tuple[Visit, ...]
+    end: int = -1
+
+
 def visits_of(index: Index) -> list[list[Visit]]:
     """The visits of every device, in the order of its compute lane."""
     found: list[list[Visit]] = [[] for _ in range(index.shape.num_ranks)]

@@ -10,10 +10,10 @@ from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.cost.traffic import Traffic
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.lower import add_steps
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import add_steps
 from rpbench.registry import Entry
 
 
@@ -33,7 +33,7 @@ class Problem:
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
         memory: of a device, and the model's sizes; None for no limit.
-        keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`rpbench.ir.turn`).
+        keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`ir.turnaround`).
         activations: of one layer, for schedules that order by what stages hold.
         finish: makes what runs of an order: steps and transfers; None: steps, where several follow each other.
         traffic: what transfers take; None: nothing.

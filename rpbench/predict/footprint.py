@@ -7,21 +7,22 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 3.1, for bytes per parameter;
 system keeps when (see each function).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.kept import kept_bytes, working_bytes
 from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.operators import boundary_bytes
+from rpbench.cost.saved_activations import kept_bytes, working_bytes
 from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
+from rpbench.ir.partition import Partition
 from rpbench.predict.case import Bytes, Case
-from rpbench.predict.roundpipe import planned
+from rpbench.predict.roundpipe import first_plan, planned
 from rpbench.predict.traffic import weights_of
 
-# Tensors of a boundary's size that a streamed visit holds: two in, two out, two gradients.
-BOUNDARY_TENSORS = 6
+# Gradients of a boundary's size that a backward visit holds for each microbatch that is there: one in, one out.
+GRADIENT_TENSORS = 2
 FP32, ADAM = 4, 8
 # DeepSpeed fills one bucket of gradients while another is sent.
 BUCKETS = 2
@@ -71,42 +72,50 @@ def _margin(classes: Bytes, limit: float) -> float:
 
 
 def streamed(case: Case, basis: Basis) -> Footprint:
-    """RoundPipe: the stage that runs, the next one, one stage's (or layer's) activations, boundary tensors, the mask.
+    """RoundPipe: the stage that runs, the next one, one stage's (or layer's) activations, boundary tensors.
 
-    The released models make a mask in their first layer and hand it on: it grows with the square of a sequence.
+    The fullest moment of two plans: that of measured times, and that of the first calls, which know sizes alone.
     """
-    model, plan, tokens = case.model, planned(case), case.chunk_tokens
-    boundary = BOUNDARY_TENSORS * boundary_bytes(model, tokens)
-    mask = basis["mask_bytes"] * tokens * model.seq_len
-    kept_by_layer = kept_bytes(model, tokens, basis)
-    working = working_bytes(model, tokens, basis)
-    weights = weights_of(model, plan.backward, backward=True)
-    gradients = weights_of(model, plan.backward, backward=True, trained=True)
-    moments = []
-    for stage, layers in enumerate(plan.backward):
-        live = layers if case.grain == "stage" else min(1, layers)
-        moments.append(
-            {
-                "weights": weights[stage],
-                "prefetched weights": weights[stage - 1] if stage else 0.0,
-                "gradients": gradients[stage],
-                "activations": live * kept_by_layer + min(1, layers) * working,
-                "boundary tensors": boundary,
-                "mask": mask,
-            }
-        )
-    moments[-1]["logits"] = basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
-    moments.append(
-        {
-            "weights": 2 * max(weights_of(model, plan.forward, backward=False)),
-            "activations": kept_by_layer / 2 + working,
-            "boundary tensors": boundary,
-            "mask": mask,
-        }
-    )
+    model, tokens = case.model, case.chunk_tokens
+    plan = planned(case)
+    moments = [moment for each in (plan, first_plan(case)) for moment in _moments(case, basis, each)]
     inputs = len(plan.backward) if case.grain == "stage" else model.num_layers
     kept = case.settings.chunks.num * inputs * boundary_bytes(model, tokens)
     return Footprint(max(moments, key=lambda moment: sum(moment.values())), _host_state(model) | {"kept inputs": kept})
+
+
+def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
+    """What a device holds in every backward visit of a plan, and in the largest forward visit.
+
+    Where layers ask for the tokens of their experts, the next stage's weights do not come before this one has ended.
+    """
+    model, tokens = case.model, case.chunk_tokens
+    boundary = boundary_bytes(model, tokens)
+    ahead = model.experts_total == 1
+    buffers = min(2, case.settings.chunks.num)  # the next microbatch comes in while this one runs
+    kept_by_layer, working = kept_bytes(model, tokens, basis), working_bytes(model, tokens, basis)
+    weights = weights_of(model, plan.backward, backward=True)
+    gradients = weights_of(model, plan.backward, backward=True, trained=True)
+    logits = basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
+    for stage, layers in enumerate(plan.backward):
+        fused = stage == len(plan.backward) - 1
+        live = layers if case.grain == "stage" or fused else min(1, layers)
+        kept_inputs = 1 if case.grain == "stage" or fused else max(1, layers)
+        yield {
+            "weights": weights[stage],
+            "prefetched weights": weights[stage - 1] if stage and ahead else 0.0,
+            "gradients": gradients[stage],
+            "activations": live * kept_by_layer + min(1, layers) * working,
+            "boundary tensors": buffers * (kept_inputs + GRADIENT_TENSORS) * boundary,
+            **({"logits": logits} if fused else {}),
+        }
+    most = max(plan.forward)
+    outputs = most if case.grain == "layer" else 1  # on their way to the host
+    yield {
+        "weights": (1 + ahead) * max(weights_of(model, plan.forward, backward=False)),
+        "activations": kept_by_layer / 2 + working,
+        "boundary tensors": buffers * (outputs + 1) * boundary,
+    }
 
 
 def _host_state(model: Model) -> Bytes:
@@ -153,12 +162,12 @@ def fsdp(case: Case, basis: Basis) -> Footprint:
 def zero_infinity(case: Case, basis: Basis) -> Footprint:
     """ZeRO-Infinity with weights and optimizer on the host: buckets, the head, the layers that run.
 
-    Adapters are many small tensors, which stay on the devices with their gradients.
+    Adapters are many small tensors, which stay on the devices; their gradients leave for the host with their bucket.
     """
     model = case.model
-    resident = 2 * BYTES_PER_VALUE * model.trainable_parameters if model.lora_rank else 0
+    resident = BYTES_PER_VALUE * model.trainable_parameters if model.lora_rank else 0
     state = {
-        "resident adapters and gradients": float(resident),
+        "resident adapters": float(resident),
         "gathered weights": float(BYTES_PER_VALUE * (model.head_parameters + 2 * _layer_parameters(model))),
         "buffers": BUCKETS * basis["bucket_bytes"],
     }

@@ -8,7 +8,7 @@ length: a length may fit although a shorter one does not, so the search goes on 
 from dataclasses import replace
 
 from rpbench.predict.case import Case
-from rpbench.predict.settings import Settings
+from rpbench.predict.settings import Settings, length_microbatches
 from rpbench.predict.systems import system
 
 STEP_TOKENS = 1024
@@ -48,11 +48,9 @@ def longest_sequence(case: Case, *, look_above: bool = True) -> int:
 
 
 def _of_one_sequence(case: Case) -> Settings:
-    """One sequence a device; RoundPipe a single one, so that the host keeps as few inputs as it can.
-
-    The scripts take ten for small models and one where the host's memory is short.
-    """
+    """One sequence a device; for RoundPipe one a microbatch, of which the scripts take ten or as few as one."""
     if case.system.startswith("roundpipe"):
-        return Settings(1, 1, 1, 1.0, "run scripts: one sequence a microbatch")
+        num = length_microbatches(case.model.published_name, case.basis.get("device_memory_bytes", 0.0))
+        return Settings(num, 1, num, 1.0, "run scripts: one sequence a microbatch")
     calls = case.num_devices if case.system.startswith("megatron") else 1
     return Settings(case.num_devices, calls, 1, 1.0, "run scripts: one sequence a device")

@@ -22,6 +22,7 @@ from rpbench.ir.schedule import Shape
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.collectives import reduce_s, send_s
 from rpbench.predict.cuts import bound_cut
+from rpbench.predict.experts import loop_s
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 
@@ -44,10 +45,17 @@ def pipeline_step(case: Case, basis: Basis) -> Terms:
 
 
 def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
-    """Times of a microbatch through each layer, and from device to device."""
+    """Times of a microbatch through each layer, and from device to device.
+
+    Grouped products know no adapters: with them, every process loops over the experts of its stage.
+    """
     times = analytic_times(case.model, case.microbatch_tokens, basis, "fused")
     hop = send_s(boundary_bytes(case.model, case.microbatch_tokens), basis) if case.num_devices > 1 else 0.0
-    return LayerTimes(times.forward, times.recompute, times.backward, times.head_forward, times.head_backward, hop=hop)
+    loop = loop_s(case.model, basis) if case.model.lora_rank else 0.0
+    forward, recompute, backward = (
+        [time + loop for time in part] for part in (times.forward, times.recompute, times.backward)
+    )
+    return LayerTimes(forward, recompute, backward, times.head_forward, times.head_backward, hop=hop)
 
 
 @lru_cache(maxsize=16)

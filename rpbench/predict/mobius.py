@@ -21,7 +21,7 @@ def step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step."""
     run = timed(jobs_of(case), case, basis)
     computed, (computing, _) = run.computed_s(0), run.busy_s(range(1))
-    waiting = case.settings.chunks.num * waiting_s(case.model, case.microbatch_tokens, basis) / case.num_devices
+    waiting = case.settings.chunks.num * waiting_s(case.model, basis) / case.num_devices
     return {
         "computation": computing,
         "expert loop": waiting,

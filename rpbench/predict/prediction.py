@@ -4,17 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
-from rpbench.cost.basis import Basis
-from rpbench.cost.hardware import NUMBERS
 from rpbench.predict.case import Bytes, Case, Terms
 from rpbench.predict.footprint import Verdict
-from rpbench.predict.slopes import STEP
+from rpbench.predict.sensitivities import STEP
 from rpbench.predict.systems import System, system
 
-# Standard deviations on either side of an interval that nine of ten errors shall lie in: of a normal error, which the
-# figures of a machine have that are assumed; and of all else as the 4090's cells show, with their model or their system
-# left out of every fit, since the deviations that we declare have turned out pessimistic (`holdout.csv`: 46 of 50).
-NORMAL, CALIBRATED = 1.645, 1.05
+# Standard deviations on either side of an interval that nine of ten normal errors lie in.
+NORMAL = 1.645
+# What is left out of every model of a system that runs layers with experts: 1, with a deviation.
+EXPERTS_UNMODELLED = "experts_unmodelled"
 
 
 @dataclass(frozen=True)
@@ -69,15 +67,11 @@ def _with_interval(found: Prediction, chosen: System) -> Prediction:
     assert rate is not None
     sensitivity = (chosen.slopes or _differences(chosen))(case)
     slopes = {**sensitivity, unmodelled(case.system): 1.0}
-    factor = exp(sqrt(sum((slope * _reach(case.basis, name)) ** 2 for name, slope in slopes.items())))
+    if case.model.experts_total > 1:
+        slopes[EXPERTS_UNMODELLED] = 1.0
+    deviations = (slope * case.basis.declared[name].within for name, slope in slopes.items())
+    factor = exp(NORMAL * sqrt(sum(deviation**2 for deviation in deviations)))
     return replace(found, low=rate / factor, high=rate * factor, sensitivity=sensitivity)
-
-
-def _reach(basis: Basis, name: str) -> float:
-    """How far a constant may be off, either way, in nine of ten cases."""
-    declared = basis.declared[name]
-    untested = name in NUMBERS and declared.origin == "assumed"
-    return declared.within * (NORMAL if untested else CALIBRATED)
 
 
 def _differences(chosen: System) -> Callable[[Case], Mapping[str, float]]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import Basis
 from rpbench.cost.sizes import model_bytes
+from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition
 from rpbench.plan.greedy import MEMORY_SHARE, plan_released
 from rpbench.predict.case import Case, Terms
@@ -69,11 +70,27 @@ def _step(case: Case) -> Jobs:
 def planned(case: Case) -> Partition:
     """The released planner's partition for a case, from the declared constants."""
     times = analytic_times(case.model, case.chunk_tokens, case.basis)
-    memory = case.basis.get("device_memory_bytes", float("inf"))
-    # The planner reads gibibytes as gigabytes.
-    limit = None if memory == float("inf") else int(MEMORY_SHARE * memory / 2**30 * 1e9)
     sizes = model_bytes(case.model, max(1, round(case.chunk_tokens)))
-    return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=limit)
+    return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=_planner_limit(case))
+
+
+def first_plan(case: Case) -> Partition:
+    """The released planner's partition before layers have been timed: their bytes stand in for times.
+
+    A backward counts twice a forward. Small layers beside a large head then make long stages.
+    """
+    model = case.model
+    sizes = model_bytes(model, max(1, round(case.chunk_tokens)))
+    layers = [float(layer.weights) for layer in sizes.layers]
+    head = float(sizes.head.weights)
+    times = LayerTimes(layers, layers, layers, head_forward=head, head_backward=head)
+    return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=_planner_limit(case))
+
+
+def _planner_limit(case: Case) -> int | None:
+    """Bytes of a stage and the next one that the planner allows; it reads gibibytes as gigabytes."""
+    memory = case.basis.get("device_memory_bytes", float("inf"))
+    return None if memory == float("inf") else int(MEMORY_SHARE * memory / 2**30 * 1e9)
 
 
 def _terms(run: Run, first: int, last: int) -> Terms:

@@ -12,6 +12,7 @@ from rpbench.cost.published import published_rows
 
 # Devices with at least this much memory take the settings of the A800 machine, others those of the RTX 4090.
 _LARGE_MEMORY_BYTES = 48 * 2**30
+_THROUGHPUTS = ("throughput", "cross_platform")  # experiments that print a pace
 _SMALL, _LARGE = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
 
 
@@ -71,14 +72,27 @@ def published_settings(system: str, platform: str | None, model: str | None, mem
     places += [_LARGE, _SMALL] if memory_bytes >= _LARGE_MEMORY_BYTES else [_SMALL]
     for place in places:
         for row in published_rows("run_settings.csv"):
-            if (row["experiment"], row["system"], row["platform"], row["model"]) == (
-                "throughput",
+            if row["experiment"] in _THROUGHPUTS and (row["system"], row["platform"], row["model"]) == (
                 system,
                 place,
                 model,
             ):
                 return _read(system, row, f"run scripts, {system} on {place}")
     return probe(system)
+
+
+def length_microbatches(model: str | None, memory_bytes: float) -> int:
+    """Microbatches of one sequence in RoundPipe's longest run of a model; 1 where there was none.
+
+    Args:
+        memory_bytes: of a device, to choose a platform.
+    """
+    place = _LARGE if memory_bytes >= _LARGE_MEMORY_BYTES else _SMALL
+    wanted = ("max_seq_len", "roundpipe", place, model)
+    rows = published_rows("run_settings.csv")
+    keys = ("experiment", "system", "platform", "model")
+    found = (int(row["microbatches_per_call"]) for row in rows if tuple(row[key] for key in keys) == wanted)
+    return next(found, 1)
 
 
 def probe(system: str) -> Settings:

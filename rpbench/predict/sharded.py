@@ -7,6 +7,7 @@ Every device trains its own microbatches; a step is `num_calls` micro-steps. Psi
     ZeRO-Infinity  gathers the weights of every micro-step twice and scatters its gradients (3 Psi); fetches its
                    share of the weights from the host twice and adds its gradients there in fp32; Adam on the host;
                    all behind the computation
+    both           pass over every gradient of a micro-step on its way into a bucket and out
     FSDP           gathers the weights of every micro-step twice (2 Psi), beside the computation; scatters gradients
                    once a step
 
@@ -31,8 +32,9 @@ def zero2_step(case: Case, basis: Basis) -> Terms:
     gradients = BYTES_PER_VALUE * case.model.trainable_parameters
     return {
         "computation": calls * compute_s(case, basis),
-        "expert loop": calls * waiting_s(case.model, case.microbatch_tokens, basis),
+        "expert loop": calls * waiting_s(case.model, basis),
         "gradients": calls * reduce_s(gradients, devices, basis),
+        "gradient copies": calls * _gradient_copies_s(case, basis),
         "weights": gather_s(gradients, devices, basis),
         "optimizer": _device_optimizer_s(case, basis),
     }
@@ -42,7 +44,7 @@ def fsdp_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step of FSDP; computation counts where the gathers do not hide it, and the reverse."""
     calls, devices = case.settings.num_calls, case.num_devices
     gathers = calls * 2 * gather_s(BYTES_PER_VALUE * case.model.total_parameters, devices, basis)
-    computation = calls * (compute_s(case, basis) + waiting_s(case.model, case.microbatch_tokens, basis))
+    computation = calls * (compute_s(case, basis) + waiting_s(case.model, basis))
     return {
         "computation": computation,
         "weights": max(0.0, gathers - computation),
@@ -59,9 +61,10 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
     gradients = BYTES_PER_VALUE * trained
     return {
         "computation": calls * compute_s(case, basis),
-        "expert loop": calls * waiting_s(case.model, case.microbatch_tokens, basis),
+        "expert loop": calls * waiting_s(case.model, basis),
         "weights": calls * 2 * gather_s(weights, devices, basis),
         "gradients": calls * gather_s(gradients, devices, basis),
+        "gradient copies": calls * _gradient_copies_s(case, basis),
         "copies": calls * host_copy_s((2 * weights + gradients) / devices, devices, basis),
         "adding gradients": calls * basis["host_accumulate_bytes"] * trained / basis["host_bytes_per_s"],
         "optimizer": basis["adam_bytes"] * trained / basis["host_bytes_per_s"],
@@ -69,9 +72,18 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
 
 
 def compute_s(case: Case, basis: Basis) -> float:
-    """Seconds of one micro-step on one device, every layer recomputed."""
+    """Seconds of one micro-step on one device: every layer recomputed, eager passes over all logits in fp32."""
     times = analytic_times(case.model, case.microbatch_tokens, basis)
-    return sum(times.forward) + sum(times.recompute) + sum(times.backward) + times.head_forward + times.head_backward
+    layers = sum(times.forward) + sum(times.recompute) + sum(times.backward)
+    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    loss = basis["eager_loss_bytes"] * case.microbatch_tokens * case.model.vocab / rate
+    return layers + times.head_forward + times.head_backward + loss
+
+
+def _gradient_copies_s(case: Case, basis: Basis) -> float:
+    """Seconds a device passes over all gradients of a micro-step on their way into DeepSpeed's buckets and out."""
+    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    return basis["deepspeed_gradient_bytes"] * case.model.trainable_parameters / rate
 
 
 def _device_optimizer_s(case: Case, basis: Basis) -> float:

@@ -1,10 +1,14 @@
 """The lanes of a streamed pipeline: jobs in order, and everything that moves for them, as tasks of `sim.shares`.
 
 A job is one stage run for all microbatches of a call, on one device; its weights come while the job before it on that
-device runs, in pieces that give way to activations, and its gradient goes home after it. All activations between jobs
-go through the host, and so does what a backward recomputes from. What moves is what `rpbench.ir.offload.stream` gives
-the schedule as data, and the times are the same within a few per cent (weights there keep their place in the lane);
-this form is for whole steps of large models in parts of a second. The host's lane is the released library's optimizer:
+device runs, in pieces that give way to activations, and its gradient goes home after it. Where layers ask the device
+for the tokens of their experts, nothing is issued ahead of it: the library launches a job once the one before it on
+that device has been issued, so that the weights of the next stage come behind the last experts of this one.
+
+All activations between jobs go through the host, and so does what a backward recomputes from. What moves is what
+`rpbench.passes.offload.stream` gives the schedule as data. The times are the same within a few per cent (weights there
+keep their place in the lane), at a fifth of the links' pace within 13: a test names the case that agrees least. This
+form is for whole steps of large models in parts of a second. The host's lane is the released library's optimizer:
 
     asynchronous   refresh (weights of the update before), convert the gradients as they arrive, Adam; the next step
                    waits for the refresh of each stage, and the refresh for the last upload of this step
@@ -19,7 +23,7 @@ from functools import lru_cache
 
 from rpbench.ir.partition import Partition
 from rpbench.predict.jobs import Jobs, Lanes, Slot, What
-from rpbench.sim.shares import Tasks
+from rpbench.sim.bandwidth_shares import Tasks
 
 
 @lru_cache(maxsize=32)
@@ -41,6 +45,7 @@ class _Visit:
     computed: list[int] = field(default_factory=list)  # last task of each microbatch
     handed: list[int] = field(default_factory=list)  # what the next job waits for
     stored: int = -1
+    routed: int = -1  # the experts of its last microbatch
 
 
 class _Builder:
@@ -108,10 +113,12 @@ class _Builder:
             self._weights(visit, 1)
         for mb in range(num):
             self._microbatch(visit, before, mb)
-            if coming is not None:
+            if coming is not None and not self.jobs.routed:
                 # the buffer is that of the visit before this one
                 freed = last.computed[-1] if last is not None and mb == 0 else -1
                 self._weights(coming, num, freed)
+        if coming is not None and self.jobs.routed:
+            self._weights(coming, 1, visit.routed)
         if visit.backward:
             visit.stored = self._lane(self.down, visit.device, Slot("gradients", visit.stage), visit.computed[-1])
 
@@ -131,12 +138,12 @@ class _Builder:
                 handed = self._lane(self.up, device, boundary, handed)
         weights = visit.weights[-1]
         if recomputes:
-            self._forward(visit, "R", short, kept, weights)
+            visit.routed = self._forward(visit, "R", short, kept, weights)
             done = self._compute(visit, Slot("B", stage, short), handed)
         elif visit.backward:
-            done = self._compute(visit, Slot("FB", stage, short), weights, handed)
+            done = visit.routed = self._compute(visit, Slot("FB", stage, short), weights, handed)
         else:
-            done = self._forward(visit, "F", short, weights, handed)
+            done = visit.routed = self._forward(visit, "F", short, weights, handed)
         visit.computed.append(done)
         self._hand_on(visit, done, mb, boundary)
 

@@ -9,7 +9,7 @@ from rpbench.predict import footprint, megatron, mobius, roundpipe, sharded
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.cuts import bound_cut
 from rpbench.predict.footprint import Footprint
-from rpbench.predict.slopes import streamed_slopes
+from rpbench.predict.sensitivities import streamed_slopes
 from rpbench.registry import unknown_name
 
 

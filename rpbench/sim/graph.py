@@ -12,8 +12,8 @@ import numpy.typing as npt
 from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
 from rpbench.ir.action import COMPUTE, Action, Kind
-from rpbench.ir.cargo import Cargo, cargo_of, carries
 from rpbench.ir.index import GRADIENT, Index
+from rpbench.ir.moved_objects import Cargo, cargo_of, carries
 from rpbench.ir.moves import TRANSFERS, transfer_edges
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape

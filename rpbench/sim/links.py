@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
-from rpbench.ir.cargo import Cargo
+from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import late_edges, simulate_graph, works_by_slot

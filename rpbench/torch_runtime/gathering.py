@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rpbench.engine.accumulation import Groups, gradient_groups
-from rpbench.engine.gradients import Tensors
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
+from rpbench.engine.state.accumulation import Groups, gradient_groups
+from rpbench.engine.state.gradients import Tensors
 from rpbench.ir.schedule import Schedule
 from rpbench.torch_runtime.member import Member
 

@@ -12,8 +12,8 @@ from functools import cached_property
 
 from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of, receive_of
 from rpbench.ir.excerpt import broken
-from rpbench.ir.lower import lower_communication
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, to_text
+from rpbench.passes.lower import lower_communication
 from rpbench.torch_runtime.chains import Chains, find_chains
 from rpbench.torch_runtime.tables import make_table, splits_backward
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from rpbench.engine.gradients import Tensors
 from rpbench.engine.layout import layout_of
-from rpbench.engine.optimizer import laid_out_as
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.optimizer import laid_out_as
 from rpbench.engine.workload import Workload
 from rpbench.torch_runtime.board import Phase, Place
 from rpbench.torch_runtime.groups import Groups

@@ -10,12 +10,9 @@ import torch.distributed as dist
 
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.engine.accumulation import Groups
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
-from rpbench.engine.gradients import Tensors
-from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.reference import (
     Reads,
     largest_difference,
@@ -23,7 +20,10 @@ from rpbench.engine.reference import (
     reads_of,
     train_reference,
 )
-from rpbench.engine.sharing import join
+from rpbench.engine.state.accumulation import Groups
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.ownership import join
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.schedule import Schedule, from_text

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rpbench.engine.gradients import Tensors
-from rpbench.engine.sharing import Pieces, cut_evenly, take
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.ownership import Pieces, cut_evenly, take
 from rpbench.engine.training import Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind

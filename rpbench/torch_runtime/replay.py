@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass
 
 from rpbench.cost.table import CostTable
-from rpbench.engine.profile import measured_costs
+from rpbench.engine.measure.action_times import measured_costs
 from rpbench.ir.deadlock import execution_order
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from rpbench.cost.model import Model
-from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.schedule import Schedule, from_text, to_text
 from rpbench.models.build import build_layer, build_model

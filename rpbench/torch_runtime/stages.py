@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 
+from rpbench.engine.compute.randomness import seeded
 from rpbench.engine.layout import Layout
-from rpbench.engine.randomness import seeded
 from rpbench.engine.workload import Workload
 from rpbench.torch_runtime.chains import Chains
 

@@ -8,25 +8,30 @@ every exhibit has its rows; their values are made up.
 import copy
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
 import pytest
 
-from analysis.figures import convergence, gains, thousand_devices, what_if
-from analysis.figures.duel import NAMES
-from analysis.load import load_records
-from analysis.runs import MODELS, ONE_ROUND, SCHEDULES
-from analysis.tables import comparison
+from analysis.exhibits.figures import convergence, gains, thousand_devices, what_if
+from analysis.exhibits.figures.duel import MODELS as DUEL_MODELS
+from analysis.exhibits.figures.duel import NAMES
+from analysis.records.experiments import Experiments
+from analysis.records.runs import MODELS, ONE_ROUND, SCHEDULES
 from rpbench.harness import record
-from rpbench.harness.config import RunConfig, as_plain, load, swept
+from rpbench.harness.config import composed, swept
+from rpbench.harness.manifest import FOLDER, Journal, write_plan
 from rpbench.harness.record import Record
+from rpbench.harness.request import Request, load
 from rpbench.harness.run import run
 
 CLUSTERS = ("8x_rtx4090", "8x_a800", "8x_rtx5090", "8x_h100")
+
+# What a cell of a sweep sets, and the records it left.
+Cells = Iterable[tuple[Mapping[str, Any], list[Record]]]
 
 
 @pytest.fixture(scope="session")
@@ -34,15 +39,16 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results folder of figure 17, with timelines, and of the closed forms; parallel workers share it."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "analysis_results"
-    for config in (*_figure17(), *_roofline(), *_atlas()):
-        run(replace(config, results_dir=str(folder)))
+    for experiment, requests in (("figure17", _figure17()), ("roofline", _roofline()), ("atlas", _atlas())):
+        cells = [(cell, run(replace(request, results_dir=folder))) for cell, request in requests]
+        put(folder, experiment, cells)
     return folder
 
 
 @pytest.fixture(scope="session")
-def records(results: Path) -> pd.DataFrame:
-    """The records of `results`."""
-    return load_records(results)
+def experiments(results: Path) -> Experiments:
+    """The experiments of `results`."""
+    return Experiments(results)
 
 
 @pytest.fixture(scope="session")
@@ -50,160 +56,214 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """`results` with made-up records of all other experiments."""
     folder = tmp_path_factory.mktemp("full") / "results"
     shutil.copytree(results, folder)
-    rows = list(record.read_all(results))
-    first = next(row for row in rows if row["cost"] == "published")
-    for row in rows:
-        for other in (*_others(row), *_compared(row), *_real_runs(row), *(_made_once(row) if row is first else ())):
-            (folder / other["run_id"]).mkdir()
-            (folder / other["run_id"] / "record.json").write_text(record.dump(other))
+    rows = [row for row in Experiments(results).rows if row["experiment"] == "figure17"]
+    for experiment, cells in _made_up(rows).items():
+        kept = list(cells)
+        for _, made in kept:
+            for row in made:
+                record.write(folder / row["run_id"], row | {"experiment": experiment})
+        put(folder, experiment, kept)
     return folder
 
 
 @pytest.fixture(scope="session")
-def full_records(full_results: Path) -> pd.DataFrame:
-    """The records of `full_results`."""
-    return load_records(full_results)
+def full_experiments(full_results: Path) -> Experiments:
+    """The experiments of `full_results`."""
+    return Experiments(full_results)
 
 
-# Composing takes longer than running: a file is read once, and configurations are put together from its parts.
+def put(folder: Path, experiment: str, cells: Cells) -> None:
+    """Write the manifest of a sweep whose records are there."""
+    kept = list(cells)
+    overrides = [[f"{key}={value}" for key, value in cell.items()] for cell, _ in kept]
+    name, _, plan = write_plan(folder, experiment, (), overrides).rpartition("@")
+    for number, (_, rows) in enumerate(kept):
+        Journal(folder / FOLDER / name, plan, number).ended(rows)
 
 
-def _figure17() -> Iterator[RunConfig]:
+# Composing takes longer than running: a file is read once, and requests are put together from its parts.
+
+
+def _figure17() -> Iterator[tuple[dict[str, str], Request]]:
     models = {name: load(["experiment=figure17", f"model={name}"]) for name in MODELS}
-    schedules = {name: load([f"schedule={name}"]).schedule for name in SCHEDULES}
-    for schedule, model in product(SCHEDULES, MODELS):
-        yield replace(models[model], schedule=dict(schedules[schedule]))
+    for schedule in SCHEDULES:
+        chosen = load([f"schedule={schedule}"]).schedule
+        for model in MODELS:
+            base = models[model]
+            plain = {"name": schedule, **chosen.options}
+            request = replace(
+                base,
+                schedule=chosen,
+                choices={**base.choices, "schedule": schedule},
+                subject={**base.subject, "schedule": plain},
+                overrides=(*base.overrides, f"schedule={schedule}"),
+            )
+            yield {"schedule": schedule, "model": model}, request
 
 
-def _roofline() -> Iterator[RunConfig]:
-    base = load(["experiment=roofline"])
-    models = {name: load([f"model={name}"]).model for name in MODELS}
-    clusters = {name: load([f"cluster={name}"]).cluster for name in CLUSTERS}
-    for model, cluster, convention in product(MODELS, CLUSTERS, ("artifact", "corrected")):
-        backend = base.backend | {"convention": convention}
-        yield replace(base, model=dict(models[model]), cluster=dict(clusters[cluster]), backend=backend)
+def _roofline() -> Iterator[tuple[dict[str, str], Request]]:
+    base = load(["experiment=roofline", "model=qwen3_1p7b"])
+    models = {name: load([f"model={name}"]) for name in MODELS}
+    clusters = {name: load([f"cluster={name}"]) for name in CLUSTERS}
+    for convention, cluster, model in product(("artifact", "corrected"), CLUSTERS, MODELS):
+        parts = {"model": models[model], "cluster": clusters[cluster]}
+        request = replace(
+            base,
+            mode=replace(base.mode, convention=convention),
+            model=models[model].model,
+            cluster=clusters[cluster].cluster,
+            subject={
+                **base.subject,
+                **{group: part.subject[group] for group, part in parts.items()},
+                "mode": {"name": "roofline", "convention": convention},
+            },
+        )
+        yield {"mode.convention": convention, "cluster": cluster, "model": model}, request
 
 
-def _atlas() -> Iterator[RunConfig]:
+def _atlas() -> Iterator[tuple[dict[str, str], Request]]:
     base = load(["experiment=atlas"])
     for name in swept("atlas", "schedule"):
-        yield replace(base, schedule=load([f"schedule={name}"]).schedule)
+        chosen = load([f"schedule={name}"])
+        subject = {**base.subject, "schedule": chosen.subject["schedule"]}
+        choices = {**base.choices, "schedule": name}
+        yield {"schedule": name}, replace(base, schedule=chosen.schedule, subject=subject, choices=choices)
 
 
-def _others(row: Record) -> Iterator[Record]:
-    """Records of the other experiments, made up from one of figure 17."""
-    if row["cost"] != "published":
-        return
+# --- made up from the cells of figure 17 -----------------------------------------------------------------------
+
+
+def _made_up(rows: list[Record]) -> dict[str, Cells]:
+    by_cell = {(row["schedule"], row["model"]): row for row in rows}
+    first = by_cell["gpipe", MODELS[0]]
+    dealt = {model: by_cell["roundpipe", model] for model in MODELS}
+    return {
+        "partitions": _cuts(by_cell),
+        "recompute_ahead": _ahead(by_cell),
+        "causal": (({"model": model}, [_waiting(row)]) for model, row in dealt.items()),
+        "one_round": (({"model": model}, [_whole(row)]) for model, row in dealt.items()),
+        "steady_state": _steady(dealt),
+        "dispatch": _dispatched(dealt),
+        **_trained(first),
+        **_what_if(first),
+        **_of_unit_work(first),
+        **_gains(first),
+        "cpu_duel": _duels(first),
+        "equivalence": _verified_runs(first),
+        **_compared(by_cell),
+    }
+
+
+def _cuts(by_cell: Mapping[tuple[str, str], Record]) -> Cells:
     for number, cut in enumerate(("even", "greedy", "search"), start=1):
-        yield _edited(row, f"{cut}", partition=cut, makespan_s=row["makespan_s"] * (1 - 0.01 * number))
-    if row["schedule"] == "roundpipe":
-        late = _edited(row, "causal", makespan_s=1.01 * row["makespan_s"])
-        late["config"]["cost"]["fused_ahead"] = False
-        yield late
-        whole = _edited(row, "one round", partition="search", makespan_s=0.95 * row["makespan_s"])
-        whole["config"]["schedule"]["round_size"] = row["num_microbatches"]
-        yield whole
-        yield from (_back_to_back(row, count) for count in (8, 9, 10, 16))
-        yield from (_dealt(row, size) for size in (1, 4, 8))
-    else:
-        ahead = _edited(row, "ahead", partition="search", makespan_s=0.9 * row["makespan_s"])
-        ahead["config"]["cost"]["recompute_ahead"] = True
-        yield ahead
+        for (schedule, model), row in by_cell.items():
+            cell = {"partition": cut, "schedule": schedule, "model": model}
+            yield cell, [_edited(row, cut, partition=cut, makespan_s=row["makespan_s"] * (1 - 0.01 * number))]
 
 
-def _made_once(row: Record) -> Iterator[Record]:
-    """Records that need no more of a row than its form."""
-    yield from _trained(row)
-    yield from _what_if(row)
-    yield from _of_unit_work(row)
-    yield from _gains(row)
+def _ahead(by_cell: Mapping[tuple[str, str], Record]) -> Cells:
+    for (schedule, model), row in by_cell.items():
+        if schedule != "roundpipe":
+            made = _edited(row, "ahead", partition="search", makespan_s=0.9 * row["makespan_s"])
+            yield {"schedule": schedule, "model": model}, [made]
 
 
-def _gains(row: Record) -> Iterator[Record]:
+def _waiting(row: Record) -> Record:
+    late = _edited(row, "causal", makespan_s=1.01 * row["makespan_s"])
+    late["config"]["cost"]["fused_ahead"] = False
+    return late
+
+
+def _whole(row: Record) -> Record:
+    return _edited(row, "one round", schedule=ONE_ROUND, partition="search", makespan_s=0.95 * row["makespan_s"])
+
+
+def _steady(dealt: Mapping[str, Record]) -> Cells:
+    for model, row in dealt.items():
+        for count in (8, 9, 10, 16):
+            yield {"model": model, "num_microbatches": count}, [_back_to_back(row, count)]
+
+
+def _dispatched(dealt: Mapping[str, Record]) -> Cells:
+    for model, row in dealt.items():
+        for size in (1, 4, 8):
+            yield {"model": model, "schedule.round_size": size}, [_dealt(row, size)]
+
+
+def _gains(row: Record) -> dict[str, Cells]:
     """Records of all schedules on the paper's models; RoundPipe's rate is 90 or 100, that of the others 80 and more."""
-    for name in (gains.FLUSHING, gains.ASYNCHRONOUS):
-        base = load([f"experiment={name}"])
-        for (rank, schedule), model in product(enumerate(swept(name, "schedule")), MODELS):
-            rates = {"roundpipe": 90, ONE_ROUND: 100}
-            config = as_plain(base)
-            yield _edited(
-                row,
-                f"{name} {schedule} {model}",
-                schedule=_registered(schedule, config, base.num_microbatches),
-                model=model,
-                config=config,
-                partition=base.partition,
-                peak_memory_bytes=[rank << 31] * 8,
-                tokens_per_s=rates.get(schedule, 80 + 1.5 * rank),
-            )
-    late = as_plain(load(["experiment=steady_causal"]))
-    late["schedule"]["round_size"] = gains.NUM_MICROBATCHES
+    made = {name: list(_gains_of(row, name)) for name in (gains.FLUSHING, gains.ASYNCHRONOUS)}
+    late = []
     for model in MODELS:
-        yield _edited(
+        fields = {"schedule": "roundpipe", "model": model, "num_steps": 60, "num_microbatches": gains.NUM_MICROBATCHES}
+        fast = _edited(row, f"steady causal {model}", tokens_per_s=120, bubble_steady=0.01, **fields)
+        late.append(({"model": model, "num_microbatches": gains.NUM_MICROBATCHES}, [fast]))
+    return {**made, gains.BACK_TO_BACK: late}
+
+
+def _gains_of(row: Record, name: str) -> Cells:
+    rates = {"roundpipe": 90, ONE_ROUND: 100}
+    for (rank, schedule), model in product(enumerate(swept(name, "schedule")), MODELS):
+        made = _edited(
             row,
-            f"steady causal {model}",
-            schedule="roundpipe",
+            f"{name} {schedule} {model}",
+            schedule=schedule,
             model=model,
-            config=late,
-            num_steps=60,
-            num_microbatches=gains.NUM_MICROBATCHES,
-            tokens_per_s=120,
-            bubble_steady=0.01,
+            partition="search",
+            peak_memory_bytes=[rank << 31] * 8,
+            tokens_per_s=rates.get(schedule, 80 + 1.5 * rank),
         )
+        yield {"model": model, "schedule": schedule}, [made]
 
 
-def _registered(schedule: str, config: Record, num_microbatches: int) -> str:
-    """The registered name of a swept schedule; the size of its rounds goes into the config."""
-    size = num_microbatches if schedule == ONE_ROUND else None
-    config["schedule"] = config["schedule"] | {"round_size": size}
-    return "roundpipe" if schedule == ONE_ROUND else schedule
-
-
-def _of_unit_work(row: Record) -> Iterator[Record]:
+def _of_unit_work(row: Record) -> dict[str, Cells]:
     """Records of the experiments that compare schedules as such; the later its name, the larger a bubble."""
     axes = {"tradeoff": "num_microbatches", "hop_latency": "cost.hop_ms", "uneven_head": "cost.head_share"}
     axes |= dict.fromkeys(thousand_devices.EXPERIMENTS, "num_devices")
-    for name, axis in axes.items():
-        base = load([f"experiment={name}"])
-        for (rank, schedule), value in product(enumerate(swept(name, "schedule")), swept(name, axis)):
-            config = as_plain(base)
-            fields = {"model": base.model["name"], "num_microbatches": base.num_microbatches}
-            of_costs = axis.startswith("cost.")
-            (config["cost"] if of_costs else fields)[axis.removeprefix("cost.")] = value
-            yield _edited(
-                row,
-                f"{name} {schedule} {value}",
-                schedule=_registered(schedule, config, fields["num_microbatches"]),
-                config=config,
-                cost="constant",
-                cluster="local",
-                partition=base.partition,
-                peak_in_flight=[8 + rank] * 8,
-                bubble_makespan=0.01 * (rank + value),
-                bubble_span=0.005 * (rank + value),
-                **fields,
-            )
+    return {name: list(_unit_work_of(row, name, axis)) for name, axis in axes.items()}
 
 
-def _what_if(row: Record) -> Iterator[Record]:
+def _unit_work_of(row: Record, name: str, axis: str) -> Cells:
+    base = composed([f"experiment={name}"]).node
+    for (rank, schedule), value in product(enumerate(swept(name, "schedule")), swept(name, axis)):
+        config = copy.deepcopy(row["config"])
+        fields = {"num_microbatches": base.num_microbatches}
+        of_costs = axis.startswith("cost.")
+        (config["cost"] if of_costs else fields)[axis.removeprefix("cost.")] = value
+        made = _edited(
+            row,
+            f"{name} {schedule} {value}",
+            schedule=schedule,
+            config=config,
+            cost="constant",
+            peak_in_flight=[8 + rank] * 8,
+            bubble_makespan=0.01 * (rank + value),
+            bubble_span=0.005 * (rank + value),
+            **fields,
+        )
+        yield {"schedule": schedule, axis: value}, [made]
+
+
+def _what_if(row: Record) -> dict[str, Cells]:
     """Records of the two what-if experiments: the copies decide on the left, the devices on the right."""
+    left, right = [], []
     for x, y, (rank, system) in product(what_if.COPY_RATES, what_if.VOCABULARIES, enumerate(what_if.SYSTEMS)):
         point = _predicted(row, system, f"{x} {y}", 1000.0 * (4 - rank if x > 1e9 else 1 + rank))
         point["config"]["cluster"]["copy_bytes_per_s"], point["config"]["model"]["vocab"] = x, y
-        point["config"]["workload"] |= {"sequences": 1, "microbatches": 16}
-        yield point
+        left.append(({"mode.system": system, "cluster.copy_bytes_per_s": x, "model.vocab": y}, [point]))
     for x, y, (rank, system) in product(what_if.DEVICES, what_if.MICROBATCHES, enumerate(what_if.SYSTEMS)):
         point = _predicted(row, system, f"{x} devices {y}", 1000.0 * (4 - rank), num_devices=x)
         point["config"]["num_devices"] = x
-        point["config"]["workload"] |= {"sequences": 4, "microbatches": y}
-        yield point
+        point["config"]["mode"] = {"name": "predict", "sequences": 4, "microbatches": y}
+        right.append(({"mode.system": system, "num_devices": x, "mode.microbatches": y}, [point]))
+    return {"what_if": left, "what_if_devices": right}
 
 
 def _predicted(row: Record, system: str, why: str, rate: float, **fields: object) -> Record:
     return _edited(
         row,
         f"what if {system} {why}",
-        workload="paper",
+        mode="predict",
         cost="analytic",
         evidence="predicted",
         system=system,
@@ -215,31 +275,38 @@ def _predicted(row: Record, system: str, why: str, rate: float, **fields: object
     )
 
 
-def _trained(row: Record) -> Iterator[Record]:
-    """Records of `experiment=convergence`: losses that fall, some faster."""
-    for number, method in enumerate(convergence.METHODS):
-        config = as_plain(load(["experiment=convergence", f"method={method}"]))
-        points = config["num_steps"]
-        for seed in convergence.SEEDS:
-            yield _edited(
-                row,
-                f"{method} {seed}",
-                status="ok",
-                schedule=config["schedule"]["name"],
-                workload="prose",
-                backend="virtual",
-                num_devices=4,
-                num_microbatches=config["num_microbatches"],
-                seed=seed,
-                config=config | {"seed": seed},
-                tokens_per_step=1024,
-                num_updates=points,
-                staleness_steps=1,
-                weight_versions=2,
-                loss_curve=[5.5 - (2.5 + 0.1 * number + 0.01 * seed) * point / points for point in range(points)],
-                tokens_per_s=1024.0 * points,
-                loss_curve_s=[(1 + 0.1 * number) * (point + 1) / points for point in range(points)],
-            )
+def _trained(row: Record) -> dict[str, Cells]:
+    """Records of the two experiments of convergence: losses that fall, some faster."""
+    methods = list(enumerate(convergence.METHODS))
+    one = convergence.ONE_BY_ONE
+    return {
+        convergence.EXPERIMENTS[0]: list(_curves(row, [each for each in methods if each[1] != one])),
+        convergence.EXPERIMENTS[1]: list(_curves(row, [each for each in methods if each[1] == one])),
+    }
+
+
+def _curves(row: Record, methods: list[tuple[int, str]]) -> Cells:
+    for (number, method), seed in product(methods, convergence.SEEDS):
+        each, points = (1, 96) if method == convergence.ONE_BY_ONE else (4, 24)
+        schedule = "1f1b" if method == convergence.ONE_BY_ONE else method
+        made = _edited(
+            row,
+            f"{method} {seed}",
+            schedule=schedule,
+            mode="train",
+            backend="virtual",
+            num_devices=4,
+            num_microbatches=each,
+            seed=seed,
+            tokens_per_step=1024,
+            num_updates=points,
+            staleness_steps=1,
+            weight_versions=2,
+            loss_curve=[5.5 - (2.5 + 0.1 * number + 0.01 * seed) * point / points for point in range(points)],
+            tokens_per_s=1024.0 * points,
+            loss_curve_s=[(1 + 0.1 * number) * (point + 1) / points for point in range(points)],
+        )
+        yield {"schedule": schedule, "seed": seed}, [made]
 
 
 def _back_to_back(row: Record, count: int) -> Record:
@@ -273,31 +340,35 @@ def _dealt(row: Record, size: int) -> Record:
     return dealt
 
 
-def _real_runs(row: Record) -> Iterator[Record]:
-    """Records of the duels and of runs compared with plain training, made up from a cell of figure 17."""
-    if (row["cost"], row["schedule"], row["model"]) != ("published", "gpipe", MODELS[0]):
-        return
-    for model, (number, contender) in product(("mid_gpt", "fat_head_gpt"), enumerate(NAMES)):
-        yield _contender(row, model, contender, 2 - 0.1 * number)
+def _duels(row: Record) -> Cells:
+    for model in DUEL_MODELS:
+        made = [_contender(row, model, contender, 2 - 0.1 * number) for number, contender in enumerate(NAMES)]
+        yield {"model": model}, made
+
+
+def _verified_runs(row: Record) -> Cells:
     for backend, dtype in product(("virtual", "cpu"), ("float64", "float32", "bfloat16")):
-        yield _verified(row, backend, dtype)
+        yield {"backend": backend, "dtype": dtype}, [_verified(row, backend, dtype)]
 
 
-def _compared(row: Record) -> Iterator[Record]:
-    """Records of `experiment=figure10` and `experiment=baselines_cpu`, made up from cells of figure 17."""
-    if (row["cost"], row["schedule"]) != ("published", "1f1b"):
-        return
-    systems = [*((name, False) for name in swept("figure10", "schedule")), *comparison.OPTIONS.values()]
-    for number, (name, late) in enumerate(systems):
-        sizes = {"cluster": "8x_rtx4090", "num_steps": 4, "tokens_per_s": 1000.0 + number}
-        made = _system(row, name, f"on eight {name} {late}", staleness_steps=int(late or name == "pipedream"), **sizes)
-        made["config"] |= {"charge": "bytes", "schedule": {"name": name, "asynchronous": late}}
-        yield made
-    if row["model"] == MODELS[0]:
-        for number, name in enumerate(("1f1b", "pipedream", "zero_3")):
-            cpu = _system(row, name, f"on two {name}", backend="cpu", model="tiny_gpt", num_devices=2, num_steps=3)
-            cpu["config"] |= {"verify": True}
-            yield cpu | {"loss": 5.0, "staleness_steps": number, "grad_max_abs_diff": 0.0 if number < 2 else 1e-9}
+def _compared(by_cell: Mapping[tuple[str, str], Record]) -> dict[str, Cells]:
+    """Records of `experiment=figure10` and `experiment=baselines_cpu`."""
+    made: dict[str, Cells] = {}
+    for experiment in ("figure10", "figure10_options"):
+        cells = []
+        for (number, name), model in product(enumerate(swept(experiment, "schedule")), MODELS):
+            late = name.endswith(("_async", "_delayed")) or name == "pipedream"
+            fields = {"cluster": "8x_rtx4090", "num_steps": 4, "tokens_per_s": 1000.0 + number}
+            row = _system(by_cell["1f1b", model], name, f"on eight {name}", staleness_steps=int(late), **fields)
+            cells.append(({"schedule": name, "model": model}, [row]))
+        made[experiment] = cells
+    measured = []
+    for number, name in enumerate(("1f1b", "pipedream", "zero_3")):
+        row = by_cell["1f1b", MODELS[0]]
+        cpu = _system(row, name, f"on two {name}", backend="cpu", model="tiny_gpt", num_devices=2, num_steps=3)
+        cpu |= {"mode": "train", "loss": 5.0, "staleness_steps": number}
+        measured.append(({"schedule": name}, [cpu | {"grad_max_abs_diff": 0.0 if number < 2 else 1e-9}]))
+    return made | {"baselines_cpu": measured}
 
 
 def _system(row: Record, name: str, why: str, *, num_steps: int, **fields: object) -> Record:
@@ -306,6 +377,7 @@ def _system(row: Record, name: str, why: str, *, num_steps: int, **fields: objec
         row,
         why,
         schedule=name,
+        generator=name,
         num_steps=num_steps,
         bubble_steady=0.25,
         host_memory_bytes=10**9,
@@ -325,7 +397,8 @@ def _contender(row: Record, model: str, contender: str, seconds: float) -> Recor
     return _edited(
         row,
         f"duel {model} {contender}",
-        backend="duel",
+        mode="duel",
+        backend=None,
         model=model,
         contender=contender,
         evidence="measured",
@@ -347,6 +420,7 @@ def _verified(row: Record, backend: str, dtype: str) -> Record:
     run = _edited(
         row,
         f"verified {backend} {dtype}",
+        mode="train",
         backend=backend,
         model="tiny_gpt",
         num_devices=4,
@@ -358,4 +432,4 @@ def _verified(row: Record, backend: str, dtype: str) -> Record:
 
 def _edited(row: Record, why: str, **fields: object) -> Record:
     other = copy.deepcopy(row) | fields
-    return other | {"run_id": record.run_id({"copy of": row["run_id"], "why": why}, row["code_version"])}
+    return other | {"run_id": record.run_id({"copy of": row["run_id"], "why": why}), "files": []}

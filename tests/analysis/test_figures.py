@@ -11,9 +11,9 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis import exhibits, runs, style
-from analysis.exhibit import Exhibit
-from analysis.figures import (
+from analysis.exhibits import catalogue, style
+from analysis.exhibits.exhibit import Exhibit
+from analysis.exhibits.figures import (
     dispatch,
     duel,
     figure2,
@@ -28,11 +28,12 @@ from analysis.figures import (
     timelines,
     tuning,
 )
-from analysis.figures.files import save_figure, svg_text
-from analysis.load import published
-from analysis.paper import PUBLISHED_MODELS, look_up
-from analysis.runs import MissingRuns
-from analysis.tables.files import save_table
+from analysis.exhibits.figures.files import save_figure, svg_text
+from analysis.exhibits.tables.files import save_table
+from analysis.records import runs
+from analysis.records.experiments import MissingRuns
+from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import published
 from rpbench import registry
 from rpbench.harness.config import CONF
 
@@ -73,6 +74,7 @@ ALL = (
     "figure14_predicted",
     "figure15_predicted",
     "figure16_predicted",
+    "blind_round",
     "what_if",
     "atlas",
     "timelines",
@@ -81,7 +83,7 @@ ALL = (
 
 @pytest.fixture(scope="module")
 def made(full_records: pd.DataFrame, full_results: Path) -> dict[str, Exhibit]:
-    found, missing = exhibits.exhibits(full_records, full_results)
+    found, missing = catalogue.exhibits(full_records, full_results)
     assert missing == []
     return {exhibit.id: exhibit for exhibit in found}
 
@@ -113,6 +115,7 @@ TABLES = (
     "prediction_bars",
     "prediction_errors",
     "prediction_misses",
+    "blind_round",
 )
 
 
@@ -159,7 +162,7 @@ def test_axes_carry_units(made: dict[str, Exhibit]) -> None:
 def test_records_that_are_not_there_are_named(full_records: pd.DataFrame, full_results: Path) -> None:
     lost = (full_records["schedule"] == "looped_bfs") & (full_records["model"] == "qwen3_32b")
     lost &= (full_records["partition"] == "published") & (full_records["num_steps"] == 1)
-    found, missing = exhibits.exhibits(full_records[~lost], full_results)
+    found, missing = catalogue.exhibits(full_records[~lost], full_results)
     reasons = dict(missing)
     assert {exhibit.id for exhibit in found} | set(reasons) == set(ALL)
     assert set(reasons) == {"figure17", "published_cells", "figure3", "tuning", "lead", "timelines"}
@@ -167,7 +170,7 @@ def test_records_that_are_not_there_are_named(full_records: pd.DataFrame, full_r
 
 
 def test_without_records_only_published_and_predicted_exhibits_are_left(tmp_path: Path) -> None:
-    found, missing = exhibits.exhibits(pd.DataFrame(), tmp_path)
+    found, missing = catalogue.exhibits(pd.DataFrame(), tmp_path)
     committed = ALL[ALL.index("figure10_published") : ALL.index("what_if")]
     assert tuple(exhibit.id for exhibit in found) == committed
     assert len(found) + len(missing) == len(ALL)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.load import load_records, published, select
+from analysis.records.published import load_records, published, select
 from rpbench.harness import record
 from rpbench.harness.config import swept
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from analysis import notebook as shown_by
-from analysis.notebooks_run import execute, notebooks
-from analysis.runs import MissingRuns
+from analysis.driver.notebooks import execute, notebooks
+from analysis.exhibits import notebook as shown_by
+from analysis.records.experiments import MissingRuns
 
 HEADLESS = "02_steady_state"
 

@@ -10,14 +10,15 @@ import pytest
 from matplotlib.figure import Figure
 from report_page import Page
 
-from analysis.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.report import build
 from analysis.report.command import commands, override
 from analysis.report.images import LARGEST_SVG_BYTES, draw_all
 from analysis.report.page import Content, gather, render, write
-from rpbench.harness.config import as_plain, load, resolved
+from rpbench.harness.config import as_plain
 from rpbench.harness.provenance import code_version
 from rpbench.harness.record import read_all, run_id
+from rpbench.harness.request import load
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 

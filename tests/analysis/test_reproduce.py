@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from analysis import reproduce as driver
-from analysis import sweeps
 from analysis.claims import Need, all_claims
-from analysis.reproduce import main, reproduce
-from analysis.sweeps import FULL, LOGS, QUICK, Scope, Sweep, run_sweeps
+from analysis.driver import reproduce as driver
+from analysis.driver import sweeps
+from analysis.driver.reproduce import main, reproduce
+from analysis.driver.sweeps import FULL, LOGS, QUICK, Scope, Sweep, run_sweeps
 from rpbench.harness import record
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,16 @@ def test_an_interruption_leaves_no_process_behind(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_driver_with_one_line_and_keeps_what_is_done(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "analysis.reproduce", "quick", "--results", str(tmp_path), "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "analysis.driver.reproduce",
+        "quick",
+        "--results",
+        str(tmp_path),
+        "--out",
+        str(tmp_path),
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(600):

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.load import published
-from analysis.paper import look_up
-from analysis.tables import causal, comparison, plans, published_cells
-from analysis.tables.files import frame, latex, save_table
+from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
+from analysis.exhibits.tables import causal, comparison, plans, published_cells
+from analysis.exhibits.tables.files import frame, latex, save_table
+from analysis.records.paper import look_up
+from analysis.records.published import published
 
 
 def test_all_25_cells_agree_in_every_number(records: pd.DataFrame) -> None:

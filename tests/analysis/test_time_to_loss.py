@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.cells import ranged
-from analysis.time_to_loss import SHARE, SMOOTH, goal_of, reached, smoothed, spread, token_multiples
+from analysis.exhibits.cells import ranged
+from analysis.exhibits.time_to_loss import SHARE, SMOOTH, goal_of, reached, smoothed, spread, token_multiples
 
 POINTS = 40
 

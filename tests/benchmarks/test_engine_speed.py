@@ -18,7 +18,7 @@ from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.program import make_program
-from rpbench.engine.transfer import Link
+from rpbench.engine.transfers.link import Link
 from rpbench.engine.workload import Workload
 from rpbench.ir.schedule import Schedule
 from rpbench.models.data import SyntheticTokens

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from analysis.predictions.cases import declared_basis, model_of
 from rpbench.cost.analytic import analytic_times
-from rpbench.cost.kept import kept_bytes
 from rpbench.cost.operators import Product, layer_forward, layer_weight_grad
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
+from rpbench.cost.saved_activations import kept_bytes
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
 EXPERTS = ("gpt_oss_20b", "qwen3_235b_lora")

@@ -4,20 +4,20 @@ import pytest
 
 from rpbench.cost.halves import input_share, with_halves
 from rpbench.cost.published import published_times
-from rpbench.harness.assemble import assemble, pose
-from rpbench.harness.config import load
+from rpbench.harness.assemble import assemble
+from rpbench.harness.request import load
 from rpbench.sim.longest_path import simulate_graph
 
 SETTING = ["cost=published", "cost.split_backward=true"]
 
 
 def model_of(name):
-    return pose(load([f"model={name}"]))[1]
+    return load([f"model={name}"]).model
 
 
 def test_share_of_a_plain_transformer_is_counted_by_hand():
     request = ["model.hidden=64", "model.heads=4", "model.seq_len=31", "model.num_layers=1"]
-    model = pose(load(["model=transformer", *request]))[1]
+    model = load(["model=transformer", *request]).model
     h, keys = 64, 16  # a token of 31 sees 16 on average, itself included
     products = 2 * (4 * h * h + 2 * h * model.intermediate * (3 if model.gated_mlp else 2) / 2)
     attention = 2.5 * 4 * h * keys
@@ -34,7 +34,7 @@ def test_frozen_weights_leave_nearly_everything_to_the_input_gradient():
 
 @pytest.mark.parametrize("name", ["qwen3_1p7b", "gpt_oss_20b", "qwen3_235b_lora"])
 def test_halves_are_the_whole(name):
-    whole = published_times(pose(load([f"model={name}"]))[1].published_name)
+    whole = published_times(load([f"model={name}"]).model.published_name)
     times = with_halves(whole, model_of(name))
     assert times.backward == whole.backward
     assert [i + w for i, w in zip(times.input_grad, times.weight_grad, strict=True)] == pytest.approx(whole.backward)

@@ -11,10 +11,10 @@ from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.lower import add_steps
-from rpbench.ir.offload import offload, shard, stream
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import offload, shard, stream
 from rpbench.registry import entry
 
 MODEL = Model("tiny", num_layers=6, hidden=60, heads=2, vocab=60, seq_len=7)
@@ -95,8 +95,8 @@ def test_time_is_latency_and_bytes_at_the_pace_of_the_direction():
     schedule = offload(data_parallel(1, 2))
     cluster = Cluster("x", host_to_device_bytes_per_s=1e3, device_to_host_bytes_per_s=5e2, transfer_latency_s=0.25)
     stages = StageBytes(schedule.partition, SIZES)
-    from rpbench.ir.cargo import cargo_of
     from rpbench.ir.index import Index
+    from rpbench.ir.moved_objects import cargo_of
 
     for cargo in (cargo for cargo in cargo_of(Index(schedule)).values() if cargo.lane != "host"):
         pace = 1e3 if cargo.lane == "h2d" else 5e2

@@ -4,9 +4,9 @@ import random
 
 from nearby import nearby
 
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
+from rpbench.passes.lower import add_steps
 from rpbench.registry import entries, entry
 
 NAMES = sorted(entries())

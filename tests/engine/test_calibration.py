@@ -8,11 +8,12 @@ from test_cuda import StandIn
 
 from rpbench.cost.measured import PARTS
 from rpbench.cost.model import Model
-from rpbench.engine import calibration
-from rpbench.engine.calibration import calibrate_cores, calibrate_gpu, check_device
-from rpbench.engine.probes import ON_CORES, ON_GPUS, Probe
-from rpbench.engine.stopwatch import CoreStopwatch, GpuStopwatch
-from rpbench.harness.config import CONF, load
+from rpbench.engine.measure import calibration
+from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device
+from rpbench.engine.measure.probes import ON_CORES, ON_GPUS, Probe
+from rpbench.engine.measure.stopwatch import CoreStopwatch, GpuStopwatch
+from rpbench.harness.config import CONF
+from rpbench.harness.request import load
 
 SMALL = Probe(Model("small", num_layers=1, hidden=16, heads=2, vocab=32, gated_mlp=False, seq_len=8), 16)
 SIZES = {"width": 64, "copy_bytes": 2**14}
@@ -63,8 +64,8 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
 def test_probes_are_no_layers_of_the_duel_and_tell_the_terms_apart(probes):
     for name in ("mid_gpt", "fat_head_gpt"):
         duel = load(["experiment=cpu_duel", f"model={name}"]).model
-        assert all((probe.model.hidden, probe.model.vocab) != (duel["hidden"], duel["vocab"]) for probe in probes)
-        assert all(probe.model.hidden != duel["hidden"] for probe in probes)
+        assert all((probe.model.hidden, probe.model.vocab) != (duel.hidden, duel.vocab) for probe in probes)
+        assert all(probe.model.hidden != duel.hidden for probe in probes)
     assert len({probe.model.hidden for probe in probes}) >= 4
     assert len(probes) > max(len(terms) for terms in PARTS.values())
     assert all(probe.num_tokens % probe.model.seq_len == 0 for probe in probes)

@@ -7,13 +7,13 @@ import torch
 from cases import build
 from training_cases import TINY, reference_of, train, uneven_costs, workload_of
 
-from rpbench.engine import checkpoint
 from rpbench.engine.backends.virtual import VirtualBackend
-from rpbench.engine.checkpoint import CheckpointError
 from rpbench.engine.executor import execute
-from rpbench.engine.loss_scale import LossScaling
-from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.reference import largest_difference
+from rpbench.engine.state import checkpoint
+from rpbench.engine.state.checkpoint import CheckpointError
+from rpbench.engine.state.loss_scale import LossScaling
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 
 MODEL = replace(TINY, dropout=0.2, tied_embedding=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rpbench.engine.collectives import Parted, Rank, Rendezvous
+from rpbench.engine.shards.collectives import Parted, Rank, Rendezvous
 
 
 def each(num_ranks: int, work: Callable[[Rank], Any], meeting: Rendezvous | None = None) -> list[Any]:

@@ -15,7 +15,7 @@ from training_cases import TINY, assert_same, reference_of, train, workload_of
 
 from baselines.pipemare import throughput_over_flushed, weights_over_one_copy
 from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.compensation import (
+from rpbench.engine.state.compensation import (
     Compensation,
     Delays,
     check_compensation,
@@ -23,8 +23,8 @@ from rpbench.engine.compensation import (
     largest_stable_rate,
     slowdown,
 )
+from rpbench.engine.state.weights import Weights
 from rpbench.engine.training import Settings, Training
-from rpbench.engine.weights import Weights
 from rpbench.engine.workload import Workload
 from rpbench.models.data import Batch
 

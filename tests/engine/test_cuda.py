@@ -13,10 +13,11 @@ from rpbench.cli import dispatch
 from rpbench.engine.backends.cuda import CudaBackend, OnCurrentGpu
 from rpbench.engine.executor import ActionFailed
 from rpbench.engine.training import Settings, Training
-from rpbench.harness.config import ConfigError, RunConfig
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.config import RunConfig
 from rpbench.harness.gpu_request import check_cuda
 from rpbench.ir.action import Kind
-from rpbench.ir.offload import stream
+from rpbench.passes.offload import stream
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.engine.deferred import Deferring, defer
-from rpbench.engine.shells import Shells
-from rpbench.engine.stage import Graph, Stages, backward, input_gradient, weight_gradients
-from rpbench.engine.weights import Weights
+from rpbench.engine.compute.shells import Shells
+from rpbench.engine.compute.split_backward import Deferring, defer
+from rpbench.engine.compute.stage import Graph, Stages, backward, input_gradient, weight_gradients
+from rpbench.engine.state.weights import Weights
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
 

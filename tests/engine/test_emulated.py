@@ -8,8 +8,8 @@ from training_cases import uneven_costs
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.program import make_program
-from rpbench.engine.transfer import Link
-from rpbench.ir.lower import lower_communication
+from rpbench.engine.transfers.link import Link
+from rpbench.passes.lower import lower_communication
 from rpbench.sim.longest_path import simulate
 
 SCALE = 2e-4  # seconds for a unit of cost

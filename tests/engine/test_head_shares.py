@@ -10,12 +10,12 @@ from training_cases import MOE, TINY, assert_same, reference_of, train, uneven_c
 
 from rpbench.cost.model import Model
 from rpbench.engine.backends.virtual import VirtualBackend
-from rpbench.engine.checkpoint import State
-from rpbench.engine.cut_head import cut_head
+from rpbench.engine.compute.head_shards import HeadShares
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.head_shares import HeadShares
-from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.reference import largest_difference
+from rpbench.engine.shards.cut_head import cut_head
+from rpbench.engine.state.checkpoint import State
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from training_cases import assert_same, reference_of, train, workload_of
 
 from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.loss_scale import LossScaler, LossScaling, Scale
-from rpbench.engine.optimizer import OptimizerSettings
+from rpbench.engine.state.loss_scale import LossScaler, LossScaling, Scale
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
-from rpbench.ir.lower import add_steps
 from rpbench.ir.policy import Policy
+from rpbench.passes.lower import add_steps
 
 FINE, BROKEN = [torch.ones(2)], [torch.ones(2), torch.tensor([1.0, torch.inf])]
 

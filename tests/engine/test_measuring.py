@@ -6,9 +6,9 @@ import pytest
 from cases import NAMES, build
 from training_cases import uneven_costs
 
-from rpbench.engine import foreign
-from rpbench.engine.foreign import ForeignLoad
-from rpbench.engine.profile import measured_costs
+from rpbench.engine.measure import other_load as foreign
+from rpbench.engine.measure.action_times import measured_costs
+from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.sim.longest_path import simulate
 
 

@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_cases import MOE, TINY, Run, assert_same, reference_of, train, uneven_costs, workload_of
 
-from rpbench.engine.accumulation import gradient_groups
 from rpbench.engine.backends.virtual import VirtualBackend
+from rpbench.engine.compute.forward_backward import NonFiniteLoss
+from rpbench.engine.compute.stage import Stages
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.passes import NonFiniteLoss
-from rpbench.engine.stage import Stages
+from rpbench.engine.state.accumulation import gradient_groups
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.lower import lower_communication, split_backward
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.versions import replay
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.passes.lower import lower_communication, split_backward
 from rpbench.registry import entry
 from rpbench.sim.events import deal
 

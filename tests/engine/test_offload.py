@@ -13,10 +13,10 @@ from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.check import check
-from rpbench.ir.lower import add_steps
-from rpbench.ir.offload import offload, stream
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import offload, stream
 from rpbench.sim.longest_path import simulate
 
 

@@ -11,8 +11,8 @@ from training_cases import TINY, assert_same, reference_of, train, workload_of
 from rpbench.cost.model import Model
 from rpbench.engine.reference import train_reference
 from rpbench.engine.training import Training
-from rpbench.ir.lower import split_backward
 from rpbench.models.attention import attend
+from rpbench.passes.lower import split_backward
 
 GROUPED = replace(TINY, heads=4, kv_heads=2, head_dim=4, intermediate=24, seq_len=11)
 MODELS: dict[str, Model] = {

@@ -15,15 +15,15 @@ from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.sharing import ALIGNMENT, cut_evenly, join, take
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.ownership import ALIGNMENT, cut_evenly, join, take
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.lower import add_steps
-from rpbench.ir.offload import shard
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import shard
 
 METHODS = {
     "data_parallel": ("data_parallel", {}),

@@ -17,12 +17,12 @@ from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import reads_of
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
-from rpbench.ir.lane_reads import lane_reads
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.policy import ASYNCHRONOUS, Policy
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.ir.versions import replay
+from rpbench.ir.versions_by_lane import lane_reads
+from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
 
 RATE = 1e-2

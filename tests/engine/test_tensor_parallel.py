@@ -10,19 +10,20 @@ from training_cases import TINY, assert_same, reference_of, train, uneven_costs,
 
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.engine import tensor_parallel
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.backends.virtual import VirtualBackend
-from rpbench.engine.collectives import Rank
-from rpbench.engine.cut_layers import joined
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
+from rpbench.engine.shards import tensor_parallel
+from rpbench.engine.shards.collectives import Rank
+from rpbench.engine.shards.cut_layers import joined
 from rpbench.engine.training import Settings, Training
+from rpbench.engine.verification import verified
 from rpbench.harness.assemble import assemble
-from rpbench.harness.config import ConfigError, load
-from rpbench.harness.train import check_request
-from rpbench.harness.verification import verified
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.modes.train import check_request
+from rpbench.harness.request import load
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
@@ -295,7 +296,7 @@ def test_a_schedule_or_a_module_that_shares_do_not_train_is_refused():
     with pytest.raises(ValueError, match=r"policy latest: shares of matrices are trained with policy=flush only"):
         Training(workload, replace(schedule, policy=Policy.LATEST))
     rows = tuple((*schedule.compute(device), schedule.compute(device)[0]._replace(kind=Kind.R)) for device in (0, 1))
-    with pytest.raises(ValueError, match=r"R in megatron_tp: .* use backend=sim"):
+    with pytest.raises(ValueError, match=r"R in megatron_tp: .* use mode=simulate"):
         Training(workload, replace(schedule, rows=rows))
     strange = [workload.modules[0], *(torch.nn.Identity() for _ in range(4)), workload.modules[-1]]
     with pytest.raises(ValueError, match=r"Identity has no shares"):

@@ -21,8 +21,8 @@ from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.program import Edge, Program, make_program
 from rpbench.engine.training import Training
 from rpbench.ir.action import Kind
-from rpbench.ir.lower import split_backward
 from rpbench.ir.schedule import ScheduleError
+from rpbench.passes.lower import split_backward
 from rpbench.sim.events import deal
 
 
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path):
     program = textwrap.dedent("""
         import sys, time
         from rpbench.__main__ import main
-        from rpbench.engine.passes import Passes
+        from rpbench.engine.compute.forward_backward import Passes
 
         def forever(self, action, number, gate):
             print("ready", flush=True)

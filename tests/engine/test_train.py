@@ -1,13 +1,13 @@
 """A configuration run on the engine: what its record says."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from rpbench.harness import train, verification
+from rpbench.engine import verification
 from rpbench.harness.assemble import assemble
-from rpbench.harness.config import CONF, ConfigError, load
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.modes import train
+from rpbench.harness.request import load
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
@@ -17,10 +17,9 @@ SMALL = ("model=tiny_gpt", "model.num_layers=6", "workload.microbatch_sequences=
 
 def run(backend: str, *overrides: str):
     """The record fields and the timeline of a request."""
-    config = load(overrides)
-    assembled = assemble(config)
-    chosen = load([f"backend={backend}"]).backend
-    return *train.execute(replace(config, backend=chosen | {"name": backend}), assembled), assembled
+    request = load([f"backend={backend}", *overrides])
+    assembled = assemble(request)
+    return *train.execute(request, assembled), assembled
 
 
 def test_the_virtual_backend_agrees_with_the_simulator_and_with_plain_training():
@@ -102,9 +101,3 @@ def test_requests_that_cannot_be_are_refused():
         run("virtual", "num_devices=2", "dtype=float8", "model=tiny_gpt")
     with pytest.raises(ConfigError, match=r"GB of host memory .* free"):
         run("cpu", "num_devices=2", "model=qwen3_235b_lora")
-
-
-def test_every_backend_file_is_read_in_full():
-    for name in train.BACKENDS:
-        assert (CONF / "backend" / f"{name}.yaml").exists()
-        train.typed(train.EngineConfig, load([f"backend={name}"]).backend)

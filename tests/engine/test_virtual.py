@@ -14,8 +14,8 @@ from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.program import Edge, Program, gather_steps, make_program
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
-from rpbench.ir.lower import lower_communication, split_backward
 from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.passes.lower import lower_communication, split_backward
 from rpbench.sim.events import deal
 from rpbench.sim.longest_path import simulate
 

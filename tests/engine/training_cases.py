@@ -9,10 +9,10 @@ import torch
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
-from rpbench.engine.compensation import Delays
 from rpbench.engine.executor import Backend, execute
-from rpbench.engine.optimizer import OptimizerSettings
 from rpbench.engine.reference import Reads, Trajectory, reads_of, train_reference
+from rpbench.engine.state.compensation import Delays
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import ASYNCHRONOUS, Policy

@@ -43,7 +43,7 @@ def test_other_settings_of_the_user_are_kept(started, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["backend=duel"],
+        ["mode=duel"],
         ["-m", "backend=virtual,cpu"],
         ["-m", "experiment=cpu_duel"],
         ["-m", "+experiment=dispatch,cpu_duel", "num_steps=1"],
@@ -63,9 +63,9 @@ def test_so_does_whatever_runs_in_real_time(arguments, started):
         ["backend=virtual"],
         ["report"],
         ["calibrate", "device=cuda"],
-        ["-m", "backend=sim"],
+        ["-m", "mode=simulate"],
         ["-m", "experiment=convergence"],  # which has a section of that name
-        ["experiment=cpu_duel", "backend=sim"],
+        ["experiment=cpu_duel", "mode=simulate"],
         ["experiment=unheard_of"],
     ],
 )

@@ -16,7 +16,8 @@ def test_roundpipe_trains_as_plain_training_does_bit_for_bit(backend, evidence, 
 
 
 def test_the_virtual_clock_tells_the_simulators_time(rpbench):
-    rows = {name: rpbench("schedule=1f1b", f"backend={name}", *SIZES)[1][0] for name in ("sim", "virtual")}
+    rows = {name: rpbench("schedule=1f1b", f"backend={name}", *SIZES)[1][0] for name in ("virtual",)}
+    rows["sim"] = rpbench("schedule=1f1b", *SIZES)[1][0]
     sequences, tokens = rows["sim"]["config"]["workload"]["microbatch_sequences"], 16
     assert rows["virtual"]["tokens_per_step"] == 10 * sequences * tokens
     assert rows["virtual"]["tokens_per_s"] == pytest.approx(10 * sequences * tokens / rows["sim"]["step_time_s"])
@@ -33,7 +34,7 @@ def test_real_time_carries_its_replay_and_what_else_ran(rpbench):
 def test_emulated_devices_take_about_the_modelled_time(rpbench):
     costs = ("cost=constant", "cost.forward_ms=5", "cost.input_grad_ms=5", "cost.weight_grad_ms=5")
     sizes = ("schedule=1f1b", "num_devices=4", "num_microbatches=8", *costs)
-    simulated, emulated = (rpbench(f"backend={name}", *sizes)[1][0] for name in ("sim", "emulated"))
+    simulated, emulated = (rpbench(*backend, *sizes)[1][0] for backend in ((), ("backend=emulated",)))
     assert emulated["evidence"] == "emulated"
     assert emulated["makespan_s"] >= simulated["makespan_s"]  # a sleep is never shorter
 
@@ -61,7 +62,7 @@ def test_float16_tells_its_last_scale_and_the_steps_it_skipped(backend, rpbench)
         "schedule=roundpipe",
         "schedule.asynchronous=true",
         f"backend={backend}",
-        "backend.loss_scale=1048576",
+        "optimizer.loss_scale=1048576",
         "dtype=float16",
         "verify=true",
         "model=tiny_gpt",
@@ -74,7 +75,7 @@ def test_float16_tells_its_last_scale_and_the_steps_it_skipped(backend, rpbench)
     assert row["grad_max_abs_diff"] == row["weight_max_abs_diff"] == 0.0
     assert row["num_skipped_steps"] >= 1
     assert row["loss_scale"] < 1048576
-    status, rows, err = rpbench("backend=virtual", "backend.loss_scale=3", "model=tiny_gpt", "dtype=float16")
+    status, rows, err = rpbench("backend=virtual", "optimizer.loss_scale=3", "model=tiny_gpt", "dtype=float16")
     assert (status, rows) == (2, [])
     assert "loss_scale=3.0: a power of two" in err
 

@@ -1,25 +1,26 @@
 """calibrate: the cluster file it writes, what is predicted with that, and what it refuses before it measures."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from omegaconf import OmegaConf
 
 from rpbench.cli import dispatch
+from rpbench.commands import calibrate
 from rpbench.cost.basis import make_basis
 from rpbench.cost.declared import declarations
 from rpbench.cost.engine_times import counted, engine_times
 from rpbench.cost.hardware import NUMBERS, Cluster
 from rpbench.cost.measured import MEASURED, PARTS
-from rpbench.cost.model import Model
-from rpbench.engine import calibration
-from rpbench.engine.calibration import Calibration
-from rpbench.engine.probes import ON_CORES
-from rpbench.engine.rates import Rates
-from rpbench.harness import calibrate, cluster_file
+from rpbench.engine.measure import calibration
+from rpbench.engine.measure.calibration import Calibration
+from rpbench.engine.measure.probes import ON_CORES
+from rpbench.engine.measure.rates import Rates
+from rpbench.harness import cluster_file
+from rpbench.harness.choices import ConfigError
 from rpbench.harness.cluster_file import cluster_of, to_text
-from rpbench.harness.config import ConfigError, load
+from rpbench.harness.request import load
 from rpbench.harness.run import run
 
 RATES = Rates(1e11, 9e10, 4e10, 2e10, 9e9, 8e9, 7e9, 4e10, 12.0)
@@ -40,7 +41,7 @@ def made_up():
         host_bytes_per_s=4e10,
         measured={"half_rate_width": 12.0},
     )
-    basis = make_basis(bare, COST["constants"], COST["declared"])
+    basis = make_basis(bare, COST.constants, COST.declared)
     probes = []
     for probe in ON_CORES:
         counts = counted(probe.model, probe.num_tokens, basis)
@@ -104,13 +105,14 @@ def test_from_calibrating_to_predicting(tmp_path, capsys, measured):
     rows = {}
     for name in ("1f1b", "roundpipe", "zb_h1"):
         asked = ["cost=analytic", f"schedule={name}", "model=mid_gpt", "num_devices=2", "num_microbatches=4"]
-        config = load([*asked, "num_steps=2", f"results_dir={tmp_path / 'r'}"])
-        config.cluster = OmegaConf.to_container(OmegaConf.load(said["path"])) | {"num_devices": 2}
-        rows[name] = run(config)
+        request = load([*asked, "num_steps=2", f"results_dir={tmp_path / 'r'}"])
+        written = OmegaConf.to_container(OmegaConf.load(said["path"])) | {"num_devices": 2}
+        mine = replace(request, cluster=Cluster(**written), subject={**request.subject, "cluster": written})
+        (rows[name],) = run(mine)
     assert {(row["evidence"], row["cluster"]) for row in rows.values()} == {("predicted", "mine")}
     # All the work of two steps, the optimizer's among it, within the time of two devices.
-    basis = make_basis(cluster_of("mine", made_up(), {}), COST["constants"], COST["declared"])
-    times = engine_times(Model(**load(["model=mid_gpt"]).model), 256, basis)
+    basis = make_basis(cluster_of("mine", made_up(), {}), COST.constants, COST.declared)
+    times = engine_times(load(["model=mid_gpt"]).model, 256, basis)
     once = times.head_forward + times.head_backward + sum((*times.forward, *times.recompute, *times.backward))
     assert rows["roundpipe"]["makespan_s"] > (2 * 4 * once) / 2
     assert rows["1f1b"]["makespan_s"] > (2 * 4 * (once - sum(times.recompute))) / 2
@@ -119,14 +121,14 @@ def test_from_calibrating_to_predicting(tmp_path, capsys, measured):
 def test_a_calibrated_machine_that_lacks_a_figure_is_refused(tmp_path):
     cluster = cluster_of("mine", made_up(), {"num_devices": 2})
     asked = ["cost=analytic", "schedule=1f1b", "model=mid_gpt", "num_devices=2", f"results_dir={tmp_path}"]
-    config = load(asked)
+    request = load(asked)
     text = OmegaConf.create(to_text(cluster, "x", None).replace("engine_head_forward_products", "# gone"))
-    config.cluster = OmegaConf.to_container(text)
+    written = OmegaConf.to_container(text)
     with pytest.raises(ValueError, match=r"cluster=mine has no measured\.engine_head_forward_products.*calibrate"):
-        run(config)
-    config.cluster["measured"]["engine_hed_forward_products"] = 1.0
+        run(replace(request, cluster=Cluster(**written)))
+    written["measured"]["engine_hed_forward_products"] = 1.0
     with pytest.raises(ValueError, match="unknown constant 'engine_hed_forward_products'"):
-        run(config)
+        Cluster(**written)
     assert not list(tmp_path.iterdir())
 
 

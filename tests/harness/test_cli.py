@@ -14,12 +14,12 @@ def test_a_run_prints_one_record_and_keeps_it(rpbench, tmp_path):
     assert status == 0
     assert row["bubble_makespan"] == pytest.approx(3 / 11)
     assert row["bubble_over_ideal"] == pytest.approx(3 / 8)
-    assert {key: row[key] for key in ("schedule", "model", "cost", "cluster", "backend", "evidence", "status")} == {
+    assert {key: row[key] for key in ("schedule", "model", "cost", "cluster", "mode", "evidence", "status")} == {
         "schedule": "gpipe",
         "model": "abstract",
         "cost": "unit",
         "cluster": "local",
-        "backend": "sim",
+        "mode": "simulate",
         "evidence": "simulated",
         "status": "ok",
     }
@@ -114,7 +114,7 @@ WRONG = [
     (["charge=bytes"], "take one with a shape"),
     (["charge=bytes", "model=qwen3_1p7b"], "cluster=local has no memory_bytes_per_s"),
     (["charge=bytes", "model=qwen3_1p7b", "cluster=8x_rtx4090"], "cost=unit has no constants.optimizer_bytes"),
-    (["charge=bytes", "model=tiny_gpt", "backend=cpu"], "use backend=sim"),
+    (["charge=bytes", "model=tiny_gpt", "backend=cpu"], "use mode=simulate"),
     (["charge=bytes", "schedule=roundpipe", "model=qwen3_1p7b"], "the weights of roundpipe follow its work"),
     (["offload=some", "schedule=roundpipe"], "offload=some: one of none, weights, all, auto"),
     (["schedule=interleaved_1f1b", "num_devices=4", "num_microbatches=9"], "take num_microbatches=8"),
@@ -135,7 +135,18 @@ WRONG = [
     (["report", "oout=x"], "report takes"),
     (["show", "schedule=gpip"], "did you mean gpipe?"),
     (["show", "draw=x.bmp"], "take .svg, .pdf or .png"),
-    (["backend=roofline"], "needs a model"),
+    (["mode=roofline"], "needs a model"),
+    (["backend=roofline"], "closed forms are a mode: mode=roofline"),
+    (["backend=sim"], "leave it out"),
+    (["workload=paper"], "mode=predict"),
+    (["backend.learning_rate=1"], "write optimizer.learning_rate=1"),
+    (["method=roundpipe_call"], "write schedule=roundpipe_call"),
+    (["mode=train"], "choose what executes it"),
+    (["mode=simulate", "backend=cpu"], "mode=simulate has no backend"),
+    (["verify=true"], "mode=simulate has no tensors to compare"),
+    (["verify=true", "backend=emulated"], "backend=emulated has no tensors to compare"),
+    (["-m", "schedule=glob(zzz*)"], "nothing to sweep"),
+    (["--cfg", "job"], "unknown option --cfg"),
     (["results_dir=/dev/null/results"], "no folder that can be written"),
 ]
 

@@ -2,25 +2,25 @@
 
 import pytest
 
-from analysis.figures.convergence import BATCH, METHODS, method_of
-from rpbench.harness.config import CONF, choices, load, swept
+from analysis.exhibits.figures.convergence import BATCH, EXPERIMENTS, METHODS, ONE_BY_ONE
+from rpbench.harness.config import swept
+from rpbench.harness.request import load
 
 SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices=2", "workload=prose")
 
 
-def test_methods_are_told_apart_by_their_options():
-    assert swept("convergence", "method") == list(METHODS)
-    assert set(choices("method")) == {*METHODS, *swept("figure10_options", "method")}
-    for name in METHODS:
-        config = load(["experiment=convergence", f"method={name}"])
-        assert method_of(config.schedule) == name
-        assert config.num_microbatches * config.num_steps == 24 * BATCH, "as many tokens for everybody"
-        assert (config.model["num_layers"], config.workload["name"]) == (4, "prose")
-        assert (CONF / "method" / f"{name}.yaml").read_text().startswith("# @package _global_\n# ")
+def test_every_method_gets_as_many_tokens():
+    assert [*swept("convergence", "schedule"), ONE_BY_ONE] == sorted(METHODS, key=lambda name: name == ONE_BY_ONE)
+    for experiment in EXPERIMENTS:
+        for name in swept(experiment, "schedule"):
+            request = load([f"experiment={experiment}", f"schedule={name}"])
+            assert request.num_microbatches * request.num_steps == 24 * BATCH, "as many tokens for everybody"
+            assert request.schedule.chosen == name
+            assert (request.model.num_layers, request.workload.name) == (4, "prose")
 
 
 def test_a_point_is_a_batch_however_often_a_method_steps(rpbench):
-    sizes = (*SIZES, "num_microbatches=4", "num_steps=3", "backend.learning_rate=0")
+    sizes = (*SIZES, "num_microbatches=4", "num_steps=3", "optimizer.learning_rate=0")
     flushed, stashed = (rpbench(f"schedule={name}", *sizes)[1][0] for name in ("1f1b", "pipedream"))
     assert (flushed["num_updates"], stashed["num_updates"]) == (3, 12)
     # Nothing is learnt at rate 0, so equal losses say that the batches are the same.
@@ -34,7 +34,7 @@ def test_a_point_is_a_batch_however_often_a_method_steps(rpbench):
 
 def test_a_text_is_learnt(rpbench):
     _, (row,), _ = rpbench(
-        "schedule=pipedream", *SIZES, "num_microbatches=24", "backend.learning_rate=0.01", "verify=true"
+        "schedule=pipedream", *SIZES, "num_microbatches=24", "optimizer.learning_rate=0.01", "verify=true"
     )
     assert row["loss_curve"][0] < 5.6
     assert row["loss"] < 4.5
@@ -56,8 +56,8 @@ def test_a_text_is_learnt(rpbench):
         (["schedule=pipedream_2bw", "num_microbatches=1"], "must be as many as the 2 ranks"),
         (["schedule=1f1b", "model.vocab=100"], "a text file is read as bytes, which needs 256 tokens"),
         (["schedule=1f1b", "workload.text=novel"], "novel.txt: cannot be read"),
-        (["schedule=1f1b", "backend.optimizer=lion"], "optimizer='lion': one of adamw, sgd"),
-        (["schedule=1f1b", "backend.momentum=0.9"], "of optimizer=sgd alone"),
+        (["schedule=1f1b", "optimizer=lion"], "unknown optimizer 'lion'"),
+        (["schedule=1f1b", "optimizer.momentum=0.9"], "optimizer files that have it: sgd"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(arguments, expected, rpbench, tmp_path):

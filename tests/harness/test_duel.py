@@ -9,24 +9,25 @@ from omegaconf import OmegaConf
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.measured import MEASURED
 from rpbench.cost.model import Model
-from rpbench.engine.calibration import calibrate_cores
-from rpbench.engine.probes import Probe
+from rpbench.engine.measure.calibration import calibrate_cores
+from rpbench.engine.measure.probes import Probe
 from rpbench.harness import record
 from rpbench.harness.allocator import is_tuned
-from rpbench.harness.config import ConfigError, load
-from rpbench.harness.duel import rounds, team
-from rpbench.harness.duel import run as duel_run
-from rpbench.harness.duel.contenders import BASE, LIMIT, TWIN, contenders
-from rpbench.harness.duel.paired import Ratio, noise, ratio
-from rpbench.harness.duel.rounds import play
-from rpbench.harness.duel.rows import drift, lines, over_predicted, predictions, summary
-from rpbench.harness.duel.run import CLUSTER, SUMMARY, duel
-from rpbench.harness.duel.sample import Sample
-from rpbench.harness.run import PROFILE
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.modes.duel import rounds, team
+from rpbench.harness.modes.duel import run as duel_run
+from rpbench.harness.modes.duel.contenders import BASE, LIMIT, TWIN, contenders
+from rpbench.harness.modes.duel.paired import Ratio, noise, ratio
+from rpbench.harness.modes.duel.rounds import play
+from rpbench.harness.modes.duel.rows import drift, lines, over_predicted, predictions, summary
+from rpbench.harness.modes.duel.run import CLUSTER, SUMMARY, records
+from rpbench.harness.modes.duel.sample import Sample
+from rpbench.harness.request import load
+from rpbench.harness.scheduled import PROFILE
 
 SMALL = (
     "experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=3", "model.seq_len=16", "num_microbatches=4",
-    "num_steps=2", "backend.num_rounds=2", "backend.search_budget=12", "cost.microbatches_per_device=1",
+    "num_steps=2", "mode.num_rounds=2", "mode.search_budget=12", "cost.microbatches_per_device=1",
 )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def rows(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(team, "verified", verified)
         patch.setattr(duel_run, "calibrate_cores", calibrated)
-        return duel(load([*SMALL, f"results_dir={folder}"]))
+        return records(load([*SMALL, f"results_dir={folder}"]))
 
 
 def test_every_contender_has_a_record_with_its_rounds(rows, folder):
@@ -144,17 +145,17 @@ def test_what_has_its_records_is_not_run_again_unless_one_failed(rows, folder, m
 
     monkeypatch.setattr(duel_run, "_Duel", refuse)
     with pytest.raises(AssertionError):
-        duel(load([*SMALL, f"results_dir={folder}"]))
+        records(load([*SMALL, f"results_dir={folder}"]))
     path = next(Path(folder).glob(f"{next(r['run_id'] for r in rows if r['contender'] == 'gpipe')}/record.json"))
     path.write_text(path.read_text().replace('"status": "failed"', '"status": "oom"'))
-    assert len(duel(load([*SMALL, f"results_dir={folder}"]))) == len(rows)
+    assert len(records(load([*SMALL, f"results_dir={folder}"]))) == len(rows)
 
 
 def test_wrong_requests_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="backend=duel trains tensors"):
-        duel(load(["experiment=cpu_duel", "model=abstract", "~model.seq_len", f"results_dir={tmp_path}"]))
-    with pytest.raises(ConfigError, match=r"backend\.num_rounds=0"):
-        duel(load([*SMALL, "backend.num_rounds=0", f"results_dir={tmp_path}"]))
+    with pytest.raises(ConfigError, match="mode=duel needs a model with a shape"):
+        records(load(["experiment=cpu_duel", "model=abstract", "~model.seq_len", f"results_dir={tmp_path}"]))
+    with pytest.raises(ConfigError, match=r"mode\.num_rounds=0"):
+        records(load([*SMALL, "mode.num_rounds=0", f"results_dir={tmp_path}"]))
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rpbench.cli import dispatch
-from rpbench.engine.passes import Passes
+from rpbench.engine.compute.forward_backward import Passes
 from rpbench.models.layers import Head
 
 MODEL = ("model=tiny_gpt", "model.num_layers=4", "workload.microbatch_sequences=1")
@@ -40,7 +40,7 @@ def test_a_worker_that_raises_fails_the_run(phase, rpbench, monkeypatch):
 
     monkeypatch.setattr(Passes, phase, broken)
     status, rows, err, (record,) = rpbench("schedule=1f1b")
-    assert (status, rows) == (1, [])
+    assert (status, rows) == (1, [record])
     assert "failed on device" in err
     assert record["status"] == "failed"
     assert "ZeroDivisionError: injected" in record["reason"]
@@ -93,13 +93,13 @@ def test_a_device_without_memory_is_a_verdict(backend, schedule, rpbench):
 def test_a_text_file_is_trained_on(rpbench, tmp_path):
     text = ("workload=text", "workload.path=words.txt", "backend=virtual")
     (tmp_path / "words.txt").write_text("a" * 2000)
-    status, (row,), _, _ = rpbench(*text, "num_steps=6", "backend.learning_rate=0.03", "verify=true")
+    status, (row,), _, _ = rpbench(*text, "num_steps=6", "optimizer.learning_rate=0.03", "verify=true")
     assert status == 0
     assert row["workload"] == "text"
     assert row["grad_max_abs_diff"] == 0.0
     assert row["loss"] < 2, "there is one letter to learn"
     (tmp_path / "words.txt").write_text("ab" * 1000)
-    _, (other,), _, _ = rpbench(*text, "num_steps=6", "backend.learning_rate=0.03", "verify=true")
+    _, (other,), _, _ = rpbench(*text, "num_steps=6", "optimizer.learning_rate=0.03", "verify=true")
     assert other["run_id"] != row["run_id"]
 
 
@@ -108,7 +108,7 @@ def test_text_files_that_do_not_do_are_refused(rpbench, tmp_path):
     (tmp_path / "words.txt").write_text("a" * 2000)
     for arguments, words in [
         ((), "name it by workload.path=FILE"),
-        (("workload.path=none.txt",), "none.txt: cannot be read (FileNotFoundError)"),
+        (("workload.path=none.txt",), "none.txt: cannot be read (there is no such file)"),
         (("workload.path=short.txt",), "short.txt has 9 bytes: a batch of 2 microbatches"),
         (("workload.path=words.txt", "model.vocab=100"), "model.vocab=100: a text file is read as bytes"),
     ]:

@@ -4,19 +4,77 @@ import json
 
 import pytest
 
-from rpbench.harness import record
-from rpbench.harness.config import load, resolved
+from rpbench.harness import provenance, record
+from rpbench.harness.modes import simulate
+from rpbench.harness.recording import identity
+from rpbench.harness.request import load
 from rpbench.harness.run import run
 
 
-def test_identity_follows_the_subject_and_the_code_not_the_surroundings():
-    base = resolved(load(["schedule=gpipe"]))
-    name = record.run_id(base, "code")
-    assert name == record.run_id(
-        resolved(load(["schedule=gpipe", "results_dir=x", "tracker=wandb", "force=true"])), "code"
+def name_of(*overrides):
+    return record.run_id(identity(load(overrides)))
+
+
+def test_identity_follows_the_subject_not_the_surroundings():
+    name = name_of("schedule=gpipe")
+    assert name == name_of("schedule=gpipe", "results_dir=x", "force=true", "save_timeline=true")
+    assert name != name_of("schedule=gpipe", "seed=1")
+
+
+def test_identity_follows_the_code_the_packages_and_the_environment(monkeypatch):
+    name = name_of("schedule=gpipe")
+    others = provenance.versions() | {"torch": "3"}
+    for change in (
+        lambda patch: patch.setattr(provenance, "code_version", lambda: "other"),
+        lambda patch: patch.setattr(provenance, "versions", lambda: others),
+        lambda patch: patch.setenv("NUMBA_DISABLE_JIT", "1"),
+    ):
+        with monkeypatch.context() as patch:
+            change(patch)
+            assert name_of("schedule=gpipe") != name
+
+
+def test_what_is_measured_is_of_this_machine_and_a_simulation_of_any(monkeypatch):
+    measured, simulated = ("backend=cpu", "model=tiny_gpt"), ("schedule=gpipe",)
+    names = [name_of(*measured), name_of(*simulated)]
+    monkeypatch.setattr(provenance, "hardware", lambda: {"processor": "another"})
+    assert name_of(*measured) != names[0]
+    assert name_of(*simulated) == names[1]
+
+
+def test_identity_follows_the_bytes_of_files_not_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = set()
+    for text in ("one", "two"):
+        (tmp_path / "order.txt").write_text(text)
+        names.add(name_of("schedule_file=order.txt"))
+        names.add(name_of("cost=profiled", "model=tiny_gpt", "cost.profile=order.txt"))
+    assert len(names) == 4
+    (tmp_path / "order.txt").unlink()
+    with pytest.raises(ValueError, match=r"schedule_file=order\.txt: cannot be read"):
+        load(["schedule_file=order.txt"])
+
+
+def test_a_record_keeps_what_was_chosen(tmp_path):
+    (row,) = run(
+        load(
+            [
+                "schedule=roundpipe_call",
+                "experiment=hand_cuts",
+                "schedule=roundpipe_call",
+                "model=abstract",
+                "cost=unit",
+                "partition=even",
+                "num_devices=2",
+                f"results_dir={tmp_path}",
+            ]
+        )
     )
-    assert name != record.run_id(resolved(load(["schedule=gpipe", "seed=1"])), "code")
-    assert name != record.run_id(base, "other code")
+    assert (row["schedule"], row["generator"]) == ("roundpipe_call", "roundpipe")
+    assert row["choices"]["schedule"] == "roundpipe_call"
+    assert (row["experiment"], row["choices"]["experiment"]) == ("hand_cuts", "hand_cuts")
+    assert (row["mode"], row["choices"]["mode"], row["choices"]["backend"]) == ("simulate", "simulate", None)
+    assert "num_devices=2" in row["overrides"]
 
 
 def test_a_write_that_fails_leaves_the_old_record_and_no_rubbish(tmp_path, monkeypatch):
@@ -43,7 +101,7 @@ def test_a_record_is_strict_json():
     ],
 )
 def test_what_is_no_record_is_said_and_not_counted(change, said, tmp_path, capsys):
-    row = run(load(["num_devices=2", f"results_dir={tmp_path}"]))
+    (row,) = run(load(["num_devices=2", f"results_dir={tmp_path}"]))
     assert [found["run_id"] for found in record.read_all(tmp_path)] == [row["run_id"]]
     change(row)
     (path,) = tmp_path.glob("*/record.json")
@@ -53,20 +111,19 @@ def test_what_is_no_record_is_said_and_not_counted(change, said, tmp_path, capsy
 
 
 def test_a_run_that_breaks_leaves_a_failed_record_that_is_tried_again(tmp_path, monkeypatch):
-    from rpbench.harness import run as runs
-
-    config = load(["num_devices=2", f"results_dir={tmp_path}"])
+    request = load(["num_devices=2", f"results_dir={tmp_path}"])
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "simulate_graph", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
-        with pytest.raises(RuntimeError, match="broken"):
-            run(config)
+        patch.setattr(simulate, "simulate_graph", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
+        (failed,) = run(request)
     (row,) = record.read_all(tmp_path)
+    assert row == failed
     assert (row["status"], row["reason"]) == ("failed", "RuntimeError: broken")
     assert "broken" in next(tmp_path.glob("*/events.jsonl")).read_text()
-    assert run(config)["status"] == "ok"
+    (again,) = run(request)
+    assert again["status"] == "ok"
 
 
 def test_events_tell_how_a_run_went(tmp_path):
-    row = run(load(["num_devices=2", f"results_dir={tmp_path}"]))
+    (row,) = run(load(["num_devices=2", f"results_dir={tmp_path}"]))
     lines = (tmp_path / row["run_id"] / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["started", "finished"]

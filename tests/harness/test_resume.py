@@ -24,7 +24,7 @@ def rpbench(rpbench):
     ids=["1f1b", "roundpipe-asynchronous"],
 )
 def test_a_run_goes_on_bit_for_bit(backend, schedule, rpbench):
-    common = (*schedule, f"backend={backend}", "backend.learning_rate=0.01")
+    common = (*schedule, f"backend={backend}", "optimizer.learning_rate=0.01")
     _, (straight,), _ = rpbench(*common, "num_steps=5")
     status, _, _ = rpbench(*common, "num_steps=2", "checkpoint.save_to=c.pt")
     assert status == 0
@@ -53,7 +53,7 @@ def test_bad_checkpoints_are_refused_before_any_work(rpbench, tmp_path):
     (tmp_path / "torn.pt").write_bytes(whole[: len(whole) // 2])
     before = set((tmp_path / "results").iterdir())
     for arguments, words in [
-        (("checkpoint.resume_from=none.pt",), "none.pt: there is no such checkpoint"),
+        (("checkpoint.resume_from=none.pt",), "none.pt: cannot be read (there is no such file)"),
         (("checkpoint.resume_from=torn.pt",), "torn.pt is torn"),
         (("checkpoint.resume_from=c.pt", "model.hidden=64"), "c.pt was saved with model="),
         (("checkpoint.resume_from=c.pt", "dtype=float64"), "saved with dtype=float32, this run has dtype=float64"),
@@ -65,7 +65,7 @@ def test_bad_checkpoints_are_refused_before_any_work(rpbench, tmp_path):
         assert (status, rows) == (2, []), arguments
         assert words in err
         assert len(err.splitlines()) <= 3
-    status, _, err = rpbench("backend=sim", "checkpoint.resume_from=c.pt")
+    status, _, err = rpbench("checkpoint.resume_from=c.pt")
     assert status == 2
-    assert "backend=sim has no state" in err
+    assert "mode=simulate has no state" in err
     assert set((tmp_path / "results").iterdir()) == before

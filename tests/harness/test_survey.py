@@ -7,24 +7,23 @@ from test_calibrate import COST, RATES, made_up
 
 from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import engine_times
-from rpbench.cost.model import Model
-from rpbench.harness.config import load
-from rpbench.harness.duel.contenders import contenders
-from rpbench.harness.duel.survey import Survey
-from rpbench.harness.duel.tuning import problem_of
+from rpbench.harness.modes.duel.contenders import contenders
+from rpbench.harness.modes.duel.survey import Survey
+from rpbench.harness.modes.duel.tuning import problem_of
+from rpbench.harness.request import load
 from rpbench.ir.partition import parse
 from rpbench.plan.whole import evaluate_whole
 from rpbench.sim.longest_path import simulate
 
-CONFIG = load(
+REQUEST = load(
     ["model=tiny_gpt", "model.num_layers=4", "num_devices=2", "num_microbatches=4", "num_steps=2", "cost=constant"]
 )
-MODEL = Model(**CONFIG.model)
+MODEL = REQUEST.model
 TOKENS = 16
 
 
 def plan_of(name, cut, *, keeps_last=False):
-    problem = problem_of(CONFIG, next(each for each in contenders() if each.name == name), keeps_last=keeps_last)
+    problem = problem_of(REQUEST, next(each for each in contenders() if each.name == name), keeps_last=keeps_last)
     return evaluate_whole(problem, parse(cut), "round_robin", {})
 
 
@@ -46,11 +45,11 @@ def test_a_prediction_is_the_plan_at_the_machine_s_costs(survey, name, cut, keep
     for makespan, busy, (_, cluster) in zip(
         survey.makespans(plan), survey.makespans(plan, waits=False), survey.found, strict=True
     ):
-        times = engine_times(MODEL, TOKENS, make_basis(cluster, COST["constants"], COST["declared"]))
+        times = engine_times(MODEL, TOKENS, make_basis(cluster, COST.constants, COST.declared))
         table = times.table(
             plan.schedule.partition,
             recompute_ahead=name == "roundpipe",
-            fused_ahead=CONFIG.cost.get("fused_ahead", False),
+            fused_ahead=REQUEST.cost.fused_ahead,
             keeps_last=plan.keeps_last,
         )
         timeline = simulate(plan.schedule, table)

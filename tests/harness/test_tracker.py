@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rpbench.harness import tracker
-from rpbench.harness.config import load
+from rpbench.harness.request import load
 from rpbench.harness.run import run
 
 
@@ -35,7 +35,7 @@ def test_mode_is_offline_without_a_key_and_never_asks(no_key, monkeypatch, tmp_p
 
 
 def test_an_offline_run_holds_group_config_summary_table_and_figure(no_key, tmp_path):
-    row = run(
+    (row,) = run(
         load(
             [
                 "schedule=gpipe",
@@ -55,7 +55,7 @@ def test_an_offline_run_holds_group_config_summary_table_and_figure(no_key, tmp_
     )
     lines = [json.loads(line) for line in read.stdout.splitlines()]
     start = next(line["run"] for line in lines if line["type"] == "run")
-    assert (start["run_group"], start["job_type"]) == ("abstract-unit", "sim")
+    assert (start["run_group"], start["job_type"]) == ("abstract-unit", "simulate")
     assert {"gpipe", "abstract", "simulated", "ok"} <= set(start["tags"])
     assert start["config"]["update"]["schedule"] == "gpipe"
     summary = {}
@@ -72,7 +72,7 @@ def test_a_server_that_does_not_answer_costs_seconds_and_one_warning(no_key, mon
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(tracker, "_unreachable", False)
     common = [f"results_dir={tmp_path}", "tracker=wandb", "tracker.init_timeout_s=2", "num_microbatches=4"]
-    rows = [run(load([f"num_devices={devices}", *common])) for devices in (2, 3)]
+    rows = [run(load([f"num_devices={devices}", *common]))[0] for devices in (2, 3)]
     assert [row["status"] for row in rows] == ["ok", "ok"]
     assert capsys.readouterr().err.count("did not answer within 2 s") == 1
     for row in rows:
@@ -81,6 +81,6 @@ def test_a_server_that_does_not_answer_costs_seconds_and_one_warning(no_key, mon
 
 def test_a_tracker_that_breaks_costs_a_warning_not_the_run(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tracker, "_to_wandb", lambda *_: (_ for _ in ()).throw(RuntimeError("no")))
-    row = run(load(["num_devices=2", f"results_dir={tmp_path}", "tracker=wandb"]))
+    (row,) = run(load(["num_devices=2", f"results_dir={tmp_path}", "tracker=wandb"]))
     assert row["status"] == "ok"
     assert "the record is kept, but wandb failed: RuntimeError: no" in capsys.readouterr().err

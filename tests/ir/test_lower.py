@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rpbench.ir.action import COMPUTE, RECV, SEND, Kind
 from rpbench.ir.check import check
-from rpbench.ir.lower import add_steps, lower_communication, merge_backward, split_backward
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
+from rpbench.passes.lower import add_steps, lower_communication, merge_backward, split_backward
 from rpbench.registry import entries
 
 

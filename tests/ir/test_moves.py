@@ -8,12 +8,12 @@ from editing import edit, with_action
 from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
-from rpbench.ir.lower import add_steps
 from rpbench.ir.moves import transfer_edges
-from rpbench.ir.offload import offload, shard, stream
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import offload, shard, stream
 from rpbench.registry import entry
 
 CUT = Partition((2, 2), (2, 2, 0), fused=True)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.ir.lower import add_steps, split_backward
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Shape
-from rpbench.ir.turn import turns_at_once
+from rpbench.ir.turnaround import turns_at_once
+from rpbench.passes.lower import add_steps, split_backward
 from rpbench.registry import entry
 
 

@@ -7,7 +7,7 @@ import torch
 
 from rpbench.cost.model import Model
 from rpbench.models.build import build_layer
-from rpbench.models.shares import (
+from rpbench.models.shards import (
     AttentionShares,
     check_shares,
     cut_layer,

@@ -9,9 +9,9 @@ from rpbench.cost.memory import classes_of, why_infeasible
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, model_bytes
 from rpbench.cost.traffic import Traffic
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Shape
+from rpbench.passes.lower import add_steps
 from rpbench.plan import choose
 from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem

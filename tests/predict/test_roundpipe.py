@@ -9,8 +9,8 @@ from rpbench import registry
 from rpbench.cost.analytic import analytic_times
 from rpbench.plan.problem import Problem
 from rpbench.predict import roundpipe, traffic
+from rpbench.predict.sensitivities import STEP
 from rpbench.predict.settings import Settings
-from rpbench.predict.slopes import STEP
 from rpbench.predict.systems import system
 from rpbench.sim.longest_path import simulate
 
@@ -78,9 +78,9 @@ def test_one_interpreter_loops_for_all_devices(case):
 def test_the_optimizers_threads_slow_the_interpreter_down(case):
     run = case("roundpipe", "8x_rtx4090", "gpt_oss_20b")
     alone = replace(run.basis, values={**run.basis.values, "loop_share": 1.0}, read=set())
-    assert sum(roundpipe.asynchronous_step(run, run.basis).values()) > 1.03 * sum(
-        roundpipe.asynchronous_step(run, alone).values()
-    )
+    shared, free = (roundpipe.asynchronous_step(run, basis) for basis in (run.basis, alone))
+    assert shared["expert loop"] > 2 * free["expert loop"]  # part of it hides where devices wait for weights
+    assert sum(shared.values()) > 1.01 * sum(free.values())
 
 
 def test_slopes_are_those_of_a_step_timed_again(case):

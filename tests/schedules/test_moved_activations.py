@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baselines.bpipe import most_held
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.config import load
+from rpbench.harness.request import load
 from rpbench.harness.run import run
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
@@ -95,7 +95,7 @@ def test_activations_that_never_come_back_are_shown():
 
 def test_transfers_are_timed_on_a_cluster(tmp_path):
     request = ["model=tiny_gpt", "num_devices=4", "num_microbatches=8", f"results_dir={tmp_path}", "model.num_layers=8"]
-    row = run(load([*request, "schedule=bpipe"]))
+    (row,) = run(load([*request, "schedule=bpipe"]))
     assert row["status"] == "ok"
     assert row["peak_in_flight"] == peak_resident(entry("bpipe").build(Shape(4, 4, 8)))
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
-from rpbench.ir.lower import add_steps
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
+from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight

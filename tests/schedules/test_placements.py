@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rpbench.cost.constant import constant_times
 from rpbench.ir.check import check
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate

@@ -10,8 +10,8 @@ from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.list_order import Fill, Pass, time_rows
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ordering.list_order import Fill, Pass, time_rows
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph

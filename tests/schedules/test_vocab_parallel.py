@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.config import load
+from rpbench.harness.request import load
 from rpbench.harness.run import run
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text, to_text
+from rpbench.passes.lower import add_steps
 from rpbench.plan import choose
 from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem
@@ -104,7 +104,7 @@ def test_a_share_is_stepped_with_the_stage_of_its_device():
 
 @pytest.mark.parametrize("backend, devices", [("virtual", 5), ("cpu", 2)])
 def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
-    row = run(
+    (row,) = run(
         load(
             [
                 "schedule=vocab_parallel",

@@ -9,9 +9,9 @@ from nearby import nearby
 from rpbench.cost.constant import constant_times
 from rpbench.cost.published import published_partition, published_times
 from rpbench.cost.table import LayerTimes
-from rpbench.ir.lower import split_backward
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape
+from rpbench.passes.lower import split_backward
 from rpbench.registry import entries, entry
 from rpbench.sim import batch
 from rpbench.sim.batch import PlanBatch, stage_sums

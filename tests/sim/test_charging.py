@@ -15,12 +15,12 @@ from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.cost.transfers import moved_bytes
 from rpbench.harness.charging import with_charges
 from rpbench.ir.action import SEND, Kind
-from rpbench.ir.boundary_lanes import send_over_links
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.passes.boundary_lanes import send_over_links
+from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import fair_rates, fill_up, simulate_charged

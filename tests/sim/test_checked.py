@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from nearby import nearby
 
 from rpbench.ir.check import check
-from rpbench.ir.lower import add_steps
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
+from rpbench.passes.lower import add_steps
 from rpbench.registry import entries
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.graph import build_graph

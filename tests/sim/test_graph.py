@@ -9,10 +9,10 @@ from nearby import nearby
 
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.index import Index
-from rpbench.ir.lower import add_steps, lower_communication, split_backward
 from rpbench.ir.moves import transfer_edges
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Shape
+from rpbench.passes.lower import add_steps, lower_communication, split_backward
 from rpbench.registry import entries
 from rpbench.sim.graph import build_graph
 

@@ -13,10 +13,10 @@ from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.lower import add_steps
-from rpbench.ir.offload import offload, stream
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import offload, stream
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import fair_rates, simulate_links

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpbench.sim.bandwidth_shares import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
 from rpbench.sim.links import fair_rates
-from rpbench.sim.shares import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
 
 
 def timed(needs, capacity=None, edges=(), ports=(), urgent=()):

@@ -11,7 +11,8 @@ from nearby import nearby
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.table import LayerTimes
 from rpbench.harness.assemble import assemble
-from rpbench.harness.config import ConfigError, load
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.request import load
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
 from rpbench.ir.costs import StageCosts
@@ -188,7 +189,7 @@ def test_greedy_and_search_give_a_slow_device_fewer_layers():
         ("cluster.device_speeds=[]", "a list of finite numbers above 0"),
         ("cluster.device_speeds=[1,0,1,1,1,1,1,1]", "a list of finite numbers above 0"),
         ("cluster.device_speeds=fast", "a list of finite numbers above 0"),
-        ("cost.overlap_gain=1.5", "overlap_gain=1.5: a share, from 0"),
+        ("cost.overlap_gain=1.5", "overlap_gain=1.5: a fraction, from 0"),
     ],
 )
 def test_speeds_that_cannot_be_are_refused(override, message):

@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from rpbench.cost.model import Model
-from rpbench.ir.lower import add_steps
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, to_text
 from rpbench.models.data import SyntheticTokens
+from rpbench.passes.lower import add_steps
 from rpbench.registry import entries
 from rpbench.torch_runtime.node_run import NodeRequest, _all_groups
 from rpbench.torch_runtime.nodes import NodeData, bytes_per_step, check_nodes

@@ -11,6 +11,7 @@ from rpbench.engine.program import Program
 from rpbench.ir.timeline import Timeline
 
 POLL_S = 0.1  # how often to look whether a worker has died
+IDLE_S = 30.0  # within which an idle worker ends on any machine
 GRACE_S = 0.6  # how long to wait, after an error, for actions that are running
 
 
@@ -54,8 +55,8 @@ class ThreadBackend:
         return walk.timeline()
 
     def close(self) -> None:
-        """End the workers; one that is in the middle of an action ends after it."""
-        self._workers.close(GRACE_S)
+        """End the workers, who have nothing to do; one that is in the middle of an action ends after it."""
+        self._workers.close(IDLE_S)
 
     def __enter__(self) -> Self:
         return self

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Self
 
-from rpbench.engine.collectives import Parted
 from rpbench.engine.executor import Gate, Perform, failed
 from rpbench.engine.program import Program
+from rpbench.engine.shards.collectives import Parted
 
 
 class Together:

@@ -1,6 +1,7 @@
 """Workers: long-lived threads that run jobs, one after another each."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
@@ -38,8 +39,9 @@ class Workers:
         """End every worker that ends within the timeout, all together."""
         for queue in self._queues:
             queue.put(None)
+        end = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s / len(self._threads))
+            thread.join(max(0.0, end - time.monotonic()))
         self._threads, self._queues = [], []
 
     def _work(self, queue: "SimpleQueue[Job | None]") -> None:

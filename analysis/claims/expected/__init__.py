@@ -1,0 +1,64 @@
+"""Expected values: what contradictions and our own statements are declared to come out as, each with its tolerance.
+
+The tables beside this file are written by `python -m analysis.driver.accept` from a folder of results, and read as a
+change of ours is: line by line.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+CONTRADICTIONS = "contradictions"
+STATEMENTS = "statements"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A declared value, as text, and how far ours may be from it."""
+
+    text: str
+    tolerance: float
+
+    @property
+    def value(self) -> float | str:
+        """The number, or the text where it is none."""
+        try:
+            return float(self.text)
+        except ValueError:
+            return self.text
+
+
+def expected(claim_id: str) -> Expected | None:
+    """The value that a declared contradiction is to have; None where none is declared."""
+    return _contradictions().get(claim_id)
+
+
+@cache
+def _contradictions() -> Mapping[str, Expected]:
+    found = read_table(CONTRADICTIONS)
+    return {row["claim"]: Expected(row["value"], float(row["tolerance"] or 0)) for row in found}
+
+
+def statement(claim_id: str) -> Expected:
+    """What one of our own statements says, with the digits it says it in.
+
+    A statement without a declared value says `undeclared`, which no number is.
+    """
+    return _statements().get(claim_id, Expected("undeclared", 0.0))
+
+
+@cache
+def _statements() -> Mapping[str, Expected]:
+    return {row["claim"]: Expected(row["value"], float(row["tolerance"] or 0)) for row in read_table(STATEMENTS)}
+
+
+def read_table(name: str) -> tuple[dict[str, str], ...]:
+    """The rows of an expected table, every cell as text; none where there is no such table."""
+    path = FOLDER / f"{name}.csv"
+    if not path.exists():
+        return ()
+    with path.open(newline="", encoding="utf-8") as lines:
+        return tuple(csv.DictReader(lines))

@@ -1,0 +1,219 @@
+"""Regression: every cell of every experiment, field by field, as it came out when its values were accepted.
+
+`analysis/claims/expected/<experiment>.csv` has a row for each record: the choices of its cell, and the fields that
+exhibits and statements rest on. A cell is one claim. Fields of a simulation are exact but for rounding; of a measured
+run those that do not depend on the machine's pace - parity, counts, bytes - are held to the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import isclose
+from typing import Any
+
+from analysis.claims.claim import Claim, Record
+from analysis.claims.evidence import Need
+from analysis.claims.expected import CONTRADICTIONS, FOLDER, STATEMENTS, read_table
+from analysis.claims.printed import Printed
+
+SECTION = "Every cell as it was accepted"
+AS_ACCEPTED = "as accepted"
+_TRAINED = 1e-3  # of a loss: another version of torch adds in another order, and steps carry that on
+_LOSSES = ("loss", "loss_curve")
+REL_TOLERANCE = 1e-6  # of a number that is computed; another platform rounds the last bits otherwise
+_CELL = "cell."  # how columns begin that say which cell a row is of
+CONTENDER = "contender"
+
+# What says who asked, where and when, and is not a result.
+_BESIDES = (
+    "run_id",
+    "schedule",
+    "generator",
+    "model",
+    "cluster",
+    "workload",
+    "cost",
+    "mode",
+    "backend",
+    "experiment",
+    "choices",
+    "overrides",
+    "config",
+    "files",
+    "code_version",
+    "git_commit",
+    "versions",
+    "hardware",
+    "started_at",
+    "settings",
+    CONTENDER,
+    "engine",
+    "malloc_tuned",
+    "reason",
+    "cell",
+)
+# What depends on how fast a machine is, and on what else it does: of a measured run nothing to hold it to.
+_PACE = (
+    "makespan_s",
+    "step_time_s",
+    "tokens_per_s",
+    "bubble_makespan",
+    "bubble_span",
+    "bubble_over_ideal",
+    "bubble_steady",
+    "span_s",
+    "busy_s",
+    "idle_s",
+    "fill_s",
+    "switch_s",
+    "drain_s",
+    "intra_s",
+    "comm_total_s",
+    "comm_data_s",
+    "comm_exposed_s",
+    "replay_makespan_s",
+    "replay_busy_s",
+    "replay_bubble_makespan",
+    "foreign_cpu_share",
+    "loss_curve_s",
+    "sums_wait_s",
+    "held_memory_bytes",
+)
+# What follows from a plan that was searched on times measured on the machine.
+_OF_A_PLAN = (
+    "partition_layers",
+    "num_stages",
+    "num_backward_stages",
+    "num_actions",
+    "num_updates",
+    "num_layer_events",
+    "num_plans_evaluated",
+    "peak_in_flight",
+    "peak_memory_bytes",
+    "host_memory_bytes",
+    "h2d_bytes",
+    "d2h_bytes",
+    "net_bytes",
+    "staleness_steps",
+    "weight_versions",
+    "round_size",
+)
+
+
+def claims() -> Iterator[Claim]:
+    """A claim for each row of each expected table."""
+    for path in sorted(FOLDER.glob("*.csv")):
+        if path.stem not in (CONTRADICTIONS, STATEMENTS):
+            for row in read_table(path.stem):
+                yield _claim(path.stem, row)
+
+
+def _claim(experiment: str, row: Mapping[str, str]) -> Claim:
+    choices = {key.removeprefix(_CELL): value for key, value in row.items() if key.startswith(_CELL) and value}
+    declared = {key: value for key, value in row.items() if not key.startswith(_CELL) and key != CONTENDER and value}
+    contender = row.get(CONTENDER) or None
+    words = " ".join(filter(None, (*choices.values(), contender))) or experiment
+    return Claim(
+        id=f"regression/{experiment}/{words}",
+        statement_id=f"regression/{experiment}",
+        whose="ours",
+        section=SECTION,
+        source=f"analysis/claims/expected/{experiment}.csv",
+        statement=f"experiment={experiment}, {words}: every field as it was accepted",
+        metric="fields that differ",
+        unit="",
+        published=Printed(AS_ACCEPTED, f"analysis/claims/expected/{experiment}.csv"),
+        evidence=declared.get("evidence") or "simulated",
+        needs=(Need(experiment, choices, contender),),
+        value=lambda run: compared(run, declared),
+    )
+
+
+def compared(run: Record, declared: Mapping[str, str]) -> str:
+    """`as accepted`, or the fields of a record that are not what they were, with both values."""
+    differing = [
+        f"{name} {written(run.get(name))} for {text}"
+        for name, text in declared.items()
+        if not _same(run.get(name), text, _TRAINED if name in _LOSSES else REL_TOLERANCE)
+    ]
+    if run.get("evidence") == "measured" and run["mode"] == "train":
+        differing += broken_identities(run)
+    return "; ".join(differing) or AS_ACCEPTED
+
+
+def broken_identities(run: Record) -> list[str]:
+    """What in a measured run does not follow from the rest of it, as it must whatever the machine's pace."""
+    devices, idle, busy = run["num_devices"], run["idle_s"], sum(run["busy_s"])
+    tokens = run["tokens_per_step"] / run["step_time_s"]
+    must = {
+        "idle_s": (idle, devices * run["makespan_s"] - busy),
+        "bubble_makespan": (run["bubble_makespan"], idle / (devices * run["makespan_s"])),
+        "bubble_over_ideal": (run["bubble_over_ideal"], idle / busy),
+        "bubble_span": (run["bubble_span"], 1 - busy / devices / run["span_s"]),
+        "fill_s + switch_s + drain_s + intra_s": (sum(run[f"{part}_s"] for part in _PARTS), idle),
+        "tokens_per_s": (run["tokens_per_s"], tokens),
+        "replay_bubble_makespan": (
+            run["replay_bubble_makespan"],
+            1 - sum(run["replay_busy_s"]) / (devices * run["replay_makespan_s"]),
+        ),
+    }
+    wrong = [f"{name} {found:g} for {due:g}" for name, (found, due) in must.items() if not _near(found, due)]
+    if not 0 < run["replay_makespan_s"] <= run["makespan_s"] * _REPLAYED:
+        wrong.append(f"replay_makespan_s {run['replay_makespan_s']:g} beside makespan_s {run['makespan_s']:g}")
+    return wrong
+
+
+_PARTS = ("fill", "switch", "drain", "intra")
+_REPLAYED = 1.05  # a replay leaves waiting out; what a processor's clock counts in ticks may be a little more
+
+
+def _near(found: float, due: float) -> bool:
+    return isclose(found, due, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
+    """What an expected table says of a record."""
+    cell = {f"{_CELL}{key}": value for key, value in choices.items()}
+    kept = {name: written(run[name]) for name in fields_of(run) if _is_there(run[name])}
+    return {**cell, CONTENDER: run.get(CONTENDER) or "", **kept}
+
+
+def fields_of(run: Record) -> list[str]:
+    """The fields of a record that can be held to what they were."""
+    names = [name for name, value in run.items() if name not in _BESIDES and not isinstance(value, dict)]
+    if run["evidence"] == "measured":
+        names = [name for name in names if name not in _PACE]
+    if run["mode"] == "duel" or run["cost"] == "profiled":
+        names = [name for name in names if name not in _OF_A_PLAN and not name.endswith(("_s", "_share", "_cores"))]
+    return names
+
+
+def written(value: Any) -> str:
+    """A value as a table has it: numbers in eight digits, lists between semicolons, as `3x1.5` where they repeat."""
+    if isinstance(value, list):
+        if len(value) > 1 and len(set(map(str, value))) == 1:
+            return f"{len(value)}x{written(value[0])}"
+        return ";".join(map(written, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return str(value) if isinstance(value, int) else f"{value:.8g}"
+
+
+def _is_there(value: Any) -> bool:
+    return value is not None and value == value and value != []
+
+
+def _same(value: Any, text: str, rel_tolerance: float) -> bool:
+    if isinstance(value, list):
+        parts = _unfolded(text)
+        same = (_same(item, part, rel_tolerance) for item, part in zip(value, parts, strict=False))
+        return len(parts) == len(value) and all(same)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value) == text
+    try:
+        return isclose(value, float(text), rel_tol=rel_tolerance, abs_tol=1e-12)
+    except ValueError:
+        return False
+
+
+def _unfolded(text: str) -> list[str]:
+    count, times, value = text.partition("x")
+    return [value] * int(count) if times and count.isdigit() else text.split(";")

@@ -1,0 +1,1 @@
+"""The driver of a reproduction: sweeps, notebooks, figures, claims, report."""

@@ -1,0 +1,186 @@
+"""Everything that can be reproduced here: runs, figures, tables, notebooks, verdicts on the claims, the report.
+
+    python -m analysis.driver.reproduce [full | quick] [--results DIR] [--out DIR]
+
+Progress goes to stderr; the table of claims and the name of the report to stdout. Exit status 0; 1 if a claim's run is
+missing, a verdict came out otherwise than declared, or something could not be made; 130 after an interruption.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from analysis.claims.summary import red_text, summary_text
+from analysis.driver.notebooks import execute, notebooks
+from analysis.driver.sweeps import FULL, QUICK, ROOT, Scope, run_sweeps
+from analysis.exhibits.figures.files import OUT
+from analysis.exhibits.tables.files import save_table
+from analysis.records.experiments import MissingRuns
+from analysis.report.images import draw_all, drawings_of
+from analysis.report.page import Content, gather, write
+
+_SCOPES = {scope.name: scope for scope in (FULL, QUICK)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Reproduce, and return the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return reproduce(_SCOPES[options.scope], options.results.resolve(), options.out)
+    except KeyboardInterrupt:
+        print("\ninterrupted; finished runs are kept, the same command goes on from here", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"{error.strerror or error}: {error.filename or ''}; nothing more was written", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.driver.reproduce", description="Make every figure, table and verdict."
+    )
+    parser.add_argument(
+        "scope", nargs="?", choices=list(_SCOPES), default=FULL.name, help="what to run (default: full)"
+    )
+    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="folder of the records")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for report.html and figures/ (default: the project's root and analysis/figures)",
+    )
+    return parser
+
+
+def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
+    """Run a scope's experiments, make what can be made of their records, judge the claims, report.
+
+    Args:
+        results: folder of the records; what is in it already is not run again.
+        out: folder for the report and `figures/`; None for the project's own places.
+    """
+    folder = OUT if out is None else out / "figures"
+    progress = _Progress()
+    progress.say(f"{scope.name}: {len(scope.sweeps)} experiments, records in {results}")
+    failures = run_sweeps(scope.sweeps, results, progress.say, progress.tick)
+    problems = [
+        f"experiment={failure.sweep.experiment} ended with status {failure.status}: {failure.words} "
+        f"(log: {failure.log})"
+        for failure in failures
+    ]
+    try:
+        experiments = scope.experiments(results)
+        content = gather(experiments, partial(scope.plans, experiments=experiments), scope.name)
+    except ValueError as error:  # no record at all
+        problems.append(str(error))
+        return _say_what_is_red(problems, "")
+    if scope is FULL:
+        problems += [f"exhibit {name} was not made: {why}" for name, why in content.missing]
+    problems += _run_notebooks(results, folder / "notebooks", progress, lacking_is_a_fault=scope is FULL)
+    content.images = _draw(content, folder, progress)
+    for exhibit in content.exhibits:
+        if exhibit.table is not None:
+            save_table(exhibit.table, exhibit.id, folder)
+    report = write(content, (out or ROOT) / "report.html")
+    progress.say(f"figures and tables in {folder}")
+    print(summary_text(content.verdicts))
+    print(f"\nreport: {report}")
+    return _say_what_is_red(problems, red_text(content.verdicts))
+
+
+def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:
+    """Everything that nobody planned for, to stdout; the exit status."""
+    if problems or verdicts:
+        print("\nRED, not as planned:")
+        for line in (*(f"  {problem}" for problem in problems), verdicts):
+            if line:
+                print(line)
+        return 1
+    return 0
+
+
+def _draw(content: Content, folder: Path, progress: "_Progress") -> dict[str, str]:
+    total = sum(len(drawings_of(exhibit)) for exhibit in content.exhibits)
+    drawn: list[str] = []
+
+    def count(stem: str) -> None:
+        drawn.append(stem)
+        progress.tick(f"figures: {len(drawn)} of {total}")
+
+    images = draw_all(content.exhibits, folder, count)
+    progress.say(f"figures: {total} drawn")
+    return images
+
+
+def _run_notebooks(results: Path, folder: Path, progress: "_Progress", *, lacking_is_a_fault: bool) -> list[str]:
+    """Execute the notebooks, two at a time, and return what went wrong."""
+    progress.tick("notebooks")
+    found = notebooks()
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(lambda notebook: _run_notebook(notebook, results, folder), found))
+    lacking = [f"{name}: {why}" for name, why, is_lack in outcomes if why and is_lack]
+    broken = [f"notebook {name}: {why}" for name, why, is_lack in outcomes if why and not is_lack]
+    progress.say(f"notebooks: {len(found) - len(lacking) - len(broken)} of {len(found)} executed")
+    if lacking_is_a_fault:
+        broken += [f"notebook {line}" for line in lacking]
+    return broken
+
+
+def _run_notebook(notebook: Path, results: Path, folder: Path) -> tuple[str, str, bool]:
+    """Name, what went wrong if anything did, and whether it was only a lack of runs."""
+    try:
+        execute(notebook, results, folder)
+    except MissingRuns as lack:
+        return notebook.stem, str(lack), True
+    except Exception as error:  # whatever a cell raises, the report is still to be written
+        return notebook.stem, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}", False
+    return notebook.stem, "", False
+
+
+class _Progress:
+    """Lines for people on stderr; what passes by is overwritten on a terminal and left out elsewhere."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._width = 0
+        self._is_terminal = sys.stderr.isatty()
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self._clear()
+        print(f"{self._elapsed()} {line}", file=sys.stderr, flush=True)
+
+    def tick(self, line: str) -> None:
+        """A line that the next one replaces."""
+        if self._is_terminal:
+            self._clear()
+            text = f"{self._elapsed()} {line}"[: _terminal_width() - 1]
+            self._width = len(text)
+            print(text, end="", file=sys.stderr, flush=True)
+
+    def _clear(self) -> None:
+        if self._width:
+            print("\r" + " " * self._width + "\r", end="", file=sys.stderr)
+            self._width = 0
+
+    def _elapsed(self) -> str:
+        return f"{time.monotonic() - self._began:6.1f} s"
+
+
+def _terminal_width() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 80
+
+
+if __name__ == "__main__":
+    # Told to end, it ends its runs as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The experiments behind the exhibits, run through the command line, two at a time.
+
+While the records that a manifest names stand and neither the code nor the configuration has changed, its sweep need
+not be asked again: composing configurations takes longer than most runs.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from analysis.claims import Need
+from analysis.records.experiments import Experiments, Sweep, is_complete
+from rpbench.harness import record
+
+ROOT = Path(__file__).parents[2]
+LOGS = "logs"  # folder within the results
+
+# A machine with one core gains nothing from two, and the planner's search wants a core of its own.
+_AT_ONCE = 2
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is run under a name; the longest sweep stands first, so that it does not run alone at the end."""
+
+    name: str
+    sweeps: tuple[Sweep, ...]
+
+    def experiments(self, results: Path) -> Experiments:
+        """Its experiments, as far as they have been run into a folder."""
+        return Experiments(results, tuple(sweep for sweep in self.sweeps if sweep.overrides))
+
+    def plans(self, need: Need, experiments: Experiments) -> bool:
+        """Whether a run belongs to the scope."""
+        known = any(sweep.experiment == need.experiment for sweep in self.sweeps)
+        return known and experiments.plans(need.experiment, need.choices)
+
+
+# What measures time needs the machine for itself.
+_ALONE = ("cpu_duel", "baselines_cpu")
+
+# What takes longest, first; experiments that are not named here follow.
+_LONGEST = (
+    "figure10",
+    "equivalence",
+    "convergence",
+    "figure10_options",
+    "gains",
+    "thousand_devices",
+    "partitions",
+    "uneven_head",
+    "steady_state",
+    "steady_causal",
+    "recompute_ahead",
+    "roofline",
+    "figure17",
+)
+
+
+# Only for a machine with a GPU.
+_ON_GPUS = ("gpu_single",)
+
+
+def experiments() -> list[str]:
+    """Every experiment of `conf/experiment/` that any machine can run, those that take long first."""
+    names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - set(_ON_GPUS))
+    return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
+
+
+FULL = Scope("full", tuple(Sweep(experiment) for experiment in experiments()))
+
+# The published cells, asynchronous steps as the benchmarks take them, the closed forms of one machine, some schedules
+# against plain training, and one round of a small duel.
+_SMALL_DUEL = (
+    "model=mid_gpt",
+    "model.seq_len=32",
+    "num_steps=2",
+    "mode.num_rounds=1",
+    "mode.search_budget=100",
+    "mode.calibrate=false",
+)
+# A schedule of every kind: flushed, split backward, stale, sharded, in shares, dealt.
+_SOME_SCHEDULES = "schedule=1f1b,zb_h1,dualpipe,pipedream,zero_3,vocab_parallel,megatron_tp,roundpipe"
+QUICK = Scope(
+    "quick",
+    (
+        Sweep("steady_state", ("num_microbatches=10",)),
+        Sweep("figure17"),
+        Sweep("roofline", ("cluster=8x_rtx4090",)),
+        Sweep("causal"),
+        Sweep("hand_cuts"),
+        Sweep("equivalence", ("backend=virtual", _SOME_SCHEDULES)),
+        Sweep("cpu_duel", _SMALL_DUEL),
+    ),
+)
+
+
+@dataclass
+class _Running:
+    sweep: Sweep
+    process: "subprocess.Popen[bytes]"
+    rows: Path  # its stdout: a record a line
+    log: Path
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def num_done(self) -> int:
+        """Runs that have ended."""
+        return self.rows.read_bytes().count(b"\n")
+
+    def __str__(self) -> str:
+        outcome = {None: "", 0: " done"}.get(self.process.returncode, " FAILED")
+        return f"{self.sweep.experiment}: {self.num_done} runs{outcome}, {time.monotonic() - self.began:.1f} s"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sweep that did not end well, and the last words of its log."""
+
+    sweep: Sweep
+    status: int
+    words: str
+    log: Path
+
+
+def run_sweeps(
+    sweeps: Sequence[Sweep], results: Path, say: Callable[[str], None], tick: Callable[[str], None]
+) -> list[Failure]:
+    """Run every sweep and return those that failed; what has a record is not run again.
+
+    Sweeps that want to be alone run after the others, one by one.
+
+    Args:
+        say: told a line for people whenever a sweep ends.
+        tick: told how far it is, several times a second.
+    """
+    (results / LOGS).mkdir(parents=True, exist_ok=True)
+    known = [sweep for sweep in sweeps if is_complete(results, sweep, lambda run_id: _stands(results / run_id))]
+    for sweep in known:
+        say(f"{sweep.experiment}: all runs are there")
+    waiting = sorted((sweep for sweep in sweeps if sweep not in known), key=_is_alone)
+    running: list[_Running] = []
+    ended: list[_Running] = []
+    total = len(waiting)
+    try:
+        while waiting or running:
+            while waiting and len(running) < (1 if _is_alone(waiting[0]) else _AT_ONCE):
+                running.append(_start(waiting.pop(0), results))
+            time.sleep(_POLL_S)
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                ended.append(job)
+                say(f"[{len(ended)}/{total}] {job}")
+            num_runs = sum(job.num_done for job in (*ended, *running))
+            tick(f"[{len(ended)}/{total}] {', '.join(map(str, running))}; {num_runs} runs in all")
+    finally:
+        _stop(running)
+    return [_failure(job) for job in ended if job.process.returncode]
+
+
+def _is_alone(sweep: Sweep) -> bool:
+    """Whether nothing may run beside it, because it measures time."""
+    return sweep.experiment in _ALONE
+
+
+def _stands(folder: Path) -> bool:
+    """Whether a record is there, with every file that it names."""
+    row = record.read(folder)
+    return row is not None and all((folder / name).exists() for name in row.get("files", ()))
+
+
+def _start(sweep: Sweep, results: Path) -> _Running:
+    rows, log = (results / LOGS / f"{sweep.manifest}.{ending}" for ending in ("jsonl", "log"))
+    command = [sys.executable, "-m", "rpbench", *sweep.arguments(results)]
+    with rows.open("wb") as out, log.open("wb") as err:
+        return _Running(sweep, _open(command, out, err), rows, log)
+
+
+def _open(command: list[str], out: IO[bytes], err: IO[bytes]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+
+
+def _failure(job: _Running) -> Failure:
+    lines = job.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return Failure(job.sweep, job.process.returncode, " ".join(lines[-2:]) or "it said nothing", job.log)
+
+
+def _stop(running: Sequence[_Running]) -> None:
+    """End what still runs; finished runs have their records, an unfinished one is made anew."""
+    for job in running:
+        job.process.terminate()
+    for job in running:
+        try:
+            job.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            job.process.kill()
+            job.process.wait()

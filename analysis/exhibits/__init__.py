@@ -1,0 +1,1 @@
+"""Exhibits: the figures and tables of the report, each made from records."""

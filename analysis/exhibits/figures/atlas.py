@@ -1,0 +1,99 @@
+"""Atlas: every schedule's timeline, drawn small and alike."""
+
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.figures.timelines import draw_small, lacking_timelines, read_timeline
+from analysis.records.experiments import Experiments, index, succeeded
+from rpbench.harness.config import swept
+from rpbench.harness.drawing import COLOURS, NAMES, draw_timeline
+from rpbench.ir.action import Kind
+
+EXPERIMENT = "atlas"
+_ACROSS = 4
+_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """All schedules on one page, and each as a drawing of its own.
+
+    Raises:
+        MissingRuns: if a run behind it, or its timeline.csv, is not there.
+    """
+    rows, results = _runs(experiments), experiments.results
+    return Exhibit(
+        id="atlas",
+        title="Atlas: every schedule, drawn alike",
+        caption=(
+            "Four devices, eight microbatches; forward, input gradient and weight gradient of a device's share "
+            "take one unit each, hops none. All panels have the same time axis, so lengths may be compared; white "
+            "is idle. Asynchronous schedules are shown for the first eight minibatches, warming up and draining, "
+            "which in a long run happens once."
+        ),
+        evidence=("simulated",),
+        command=f"python -m rpbench -m experiment={EXPERIMENT}",
+        draw=partial(draw, rows, results),
+        drawings={f"atlas_{row['schedule']}": partial(draw_one, row, results) for row in rows.to_dict("records")},
+        table=tabulate(rows),
+    )
+
+
+def _runs(experiments: Experiments) -> pd.DataFrame:
+    wanted = [(name,) for name in swept(EXPERIMENT, "schedule")]
+    rows = succeeded(experiments.cells(EXPERIMENT))
+    found = index(rows, ("schedule",), wanted, EXPERIMENT)
+    lacking_timelines(found, experiments.results, EXPERIMENT)
+    return found
+
+
+def tabulate(rows: pd.DataFrame) -> Table:
+    """Makespan, the three bubbles and the peak of every schedule."""
+    columns = ("schedule", "makespan (forwards)", "bubble of makespan (%)", "bubble of span (%)", "idle / work (%)")
+    return table(
+        (*columns, "peak stage activations", "weight versions"),
+        (
+            (
+                label(style.method_name(row.schedule)),
+                ours(1000 * row.makespan_s, ".4g", row.run_id),  # a forward takes 1 ms
+                ours(100 * row.bubble_makespan, ".2f", row.run_id),
+                ours(100 * row.bubble_span, ".2f", row.run_id),
+                ours(100 * row.bubble_over_ideal, ".2f", row.run_id),
+                ours(max(row.peak_in_flight), "d", row.run_id),
+                ours(row.weight_versions, ".0f", row.run_id),
+            )
+            for row in rows.itertuples()
+        ),
+    )
+
+
+def draw_one(row: dict, results: Path) -> Figure:
+    """One schedule at full size, with names on its bars."""
+    title = f"{style.method_name(row['schedule'])}: bubble {100 * row['bubble_makespan']:.2f} %"
+    return draw_timeline(read_timeline(row, results), title)
+
+
+def draw(rows: pd.DataFrame, results: Path) -> Figure:
+    """Panels in rows of four, all with one time axis."""
+    with style.applied():
+        down = -(-len(rows) // _ACROSS)
+        figure = Figure(figsize=(13, 1.05 * down + 0.6), layout="constrained")
+        panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, row in zip(panels, rows.to_dict("records"), strict=False):
+            text = f"{style.method_name(row['schedule'])}, {100 * row['bubble_makespan']:.1f} %"
+            draw_small(axes, read_timeline(row, results), text)
+            axes.tick_params(labelbottom=False)
+        for axes in panels[len(rows) :]:
+            axes.remove()
+        panels[0].set_xlim(0, rows["makespan_s"].max())
+        panels[0].set_yticks([0, 3])
+        panels[0].set_ylim(3.5, -0.5)
+        handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in _KINDS]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+        return figure

@@ -1,0 +1,191 @@
+"""What late gradients cost: loss over tokens and over simulated time, synchronous and asynchronous pipelines."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style, time_to_loss
+from analysis.exhibits.cells import label, ours, ranged, table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records.experiments import Experiments, MissingRuns, succeeded
+
+# By their name under `schedule=`; flushed ones black and grey, asynchronous ones coloured.
+METHODS = {
+    "gpipe": style.Look("GPipe, flushed", style.BLACK, "s"),
+    "roundpipe": style.Look("RoundPipe, flushed", style.VERMILION, "X"),
+    "roundpipe_async": style.Look("RoundPipe, one step late", style.VERMILION, "o"),
+    "pipedream_2bw": style.Look("PipeDream-2BW", style.ORANGE, "P"),
+    "xpipe": style.Look("XPipe", style.ORANGE, "p"),
+    "one_by_one": style.Look("a flush after every microbatch", style.GREY, "X"),
+    "pipedream": style.Look("PipeDream", style.BLUE, "^"),
+    "pipedream_unstashed": style.Look("PipeDream without stash", style.SKY, "v"),
+    "pipemare_t1": style.Look("PipeMare T1", style.GREEN, "D"),
+    "pipemare_t2": style.Look("PipeMare T2", style.PURPLE, "d"),
+    "pipemare_t1_t2_t3": style.Look("PipeMare T1, T2, T3", style.GREEN, "*"),
+    "pipeoptim": style.Look("PipeOptim", style.PURPLE, "h"),
+    "spectrain": style.Look("SpecTrain", style.BLUE, "H"),
+}
+# One optimizer step for every batch; the others step after every microbatch.
+BY_BATCH = ("gpipe", "roundpipe", "roundpipe_async", "pipedream_2bw", "xpipe")
+SEEDS = (0, 1, 2)
+EXPERIMENTS = ("convergence", "convergence_one_by_one")
+ONE_BY_ONE = "one_by_one"  # 1F1B of single microbatches, the second of them
+BATCH = 4  # microbatches behind each point
+LAST = 8  # points behind the loss at the end
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="convergence",
+        title="What late gradients cost",
+        caption=(
+            "Training loss of a small GPT on this project's own prose, 4 devices, the same sequences for every "
+            f"method, AdamW at one learning rate, tuned for none; median and range of {len(SEEDS)} seeds, averaged "
+            f"over {time_to_loss.SMOOTH} batches. Time is a virtual clock's: equal stages, a hop a twentieth of a "
+            f"forward. On the left methods that step after every batch of {BATCH} microbatches and those that step "
+            "after every microbatch differ by how often they step, not by staleness alone: compare each with the "
+            "flushed one of its kind. RoundPipe one step late and PipeDream-2BW read the same weights, so their "
+            "curves on the left lie on each other, as do those of the two that are flushed after a batch; PipeDream "
+            f"without stash is PipeMare without T1 to T3. Time to a loss: to {time_to_loss.goal_of(data):.3f}, what "
+            f"GPipe reaches with {100 * time_to_loss.SHARE:.0f} % of the tokens, a rule that looks at no other method; "
+            "in brackets the range of the seeds. The last column counts tokens to the same point of the flushed "
+            f"method that steps as often, over its own; not reached means more than {1 / time_to_loss.SHARE:.2f}. "
+            f"{answer(data)}"
+        ),
+        evidence=("simulated",),
+        command="; ".join(f"python -m rpbench -m experiment={name}" for name in EXPERIMENTS),
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for experiment in EXPERIMENTS:
+        for row in succeeded(experiments.cells(experiment)).to_dict("records"):
+            method = ONE_BY_ONE if experiment == EXPERIMENTS[1] else row["schedule"]
+            rows[method, int(row["seed"])] = _points(row)
+    lacking = [(method, seed) for method in METHODS for seed in SEEDS if (method, seed) not in rows]
+    if lacking:
+        raise MissingRuns(f"{len(lacking)} runs such as {lacking[0]}: python -m rpbench -m experiment=convergence")
+    kept = {(method, seed): rows[method, seed] for method in METHODS for seed in SEEDS}
+    return pd.DataFrame([{"method": method, "seed": seed, **row} for (method, seed), row in kept.items()])
+
+
+def _points(row: Mapping[str, Any]) -> dict[str, Any]:
+    each = BATCH // int(row["num_microbatches"])
+    losses = np.asarray(row["loss_curve"]).reshape(-1, each).mean(axis=1)
+    seconds = np.asarray(row["loss_curve_s"]).reshape(-1, each).max(axis=1)
+    of_microbatch = row["tokens_per_step"] * row["num_updates"] / (len(losses) * BATCH)
+    return {
+        "losses": losses,
+        "tokens": of_microbatch * BATCH * np.arange(1, len(losses) + 1),
+        "seconds": seconds,
+        "last": float(losses[-LAST:].mean()),
+        "pace": row["tokens_per_s"],
+        "num_updates": row["num_updates"],
+        "staleness": row["staleness_steps"],
+        "versions": row["weight_versions"],
+        "run_id": row["run_id"],
+    }
+
+
+def answer(data: pd.DataFrame) -> str:
+    """How far each is from the flushed method of its kind at the end, in a sentence."""
+    last = data.groupby("method")["last"].median()
+    parts = []
+    for own, base in ((True, "gpipe"), (False, "one_by_one")):
+        gaps = {m: last[m] - last[base] for m in METHODS if (m in BY_BATCH) == own and m != base}
+        listed = ", ".join(f"{METHODS[method].name} {gap:+.3f}" for method, gap in gaps.items())
+        parts.append(f"against {METHODS[base].name} ({last[base]:.3f}): {listed}")
+    return f"Loss at the end {'; '.join(parts)}."
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a method: what it keeps, how late it is, its loss at the end and when it got there."""
+    columns = (
+        "method",
+        "updates",
+        "staleness (steps)",
+        "versions",
+        "loss at the end, median",
+        "least",
+        "most",
+        "tokens/s, simulated",
+        "thousand tokens to the loss",
+        "simulated time to the loss (s)",
+        "tokens for the same loss",
+    )
+    goal = time_to_loss.goal_of(data)
+    data = data.assign(
+        tokens_needed=time_to_loss.reached(data, "tokens", goal),
+        seconds_needed=time_to_loss.reached(data, "seconds", goal),
+    )
+    multiples = time_to_loss.token_multiples(data, BY_BATCH)
+    return table(columns, (_row(method, data[data["method"] == method], multiples[method]) for method in METHODS))
+
+
+def _row(method: str, rows: pd.DataFrame, multiple: time_to_loss.Spread) -> list[Cell]:
+    first, run_ids = rows.iloc[0], rows["run_id"].tolist()
+    return [
+        label(METHODS[method].name),
+        *(ours(int(first[name]), "d", run_ids) for name in ("num_updates", "staleness", "versions")),
+        ours(rows["last"].median(), ".3f", run_ids),
+        ours(rows["last"].min(), ".3f", run_ids),
+        ours(rows["last"].max(), ".3f", run_ids),
+        ours(rows["pace"].median(), ",.0f", run_ids),
+        ranged(time_to_loss.spread(rows["tokens_needed"] / 1000), ".1f", run_ids),
+        ranged(time_to_loss.spread(rows["seconds_needed"]), ".3f", run_ids),
+        ranged(multiple, ".2f", run_ids),
+    ]
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Loss over tokens on the left, over simulated time on the right."""
+    with style.applied():
+        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for method, look in METHODS.items():
+            rows = data[data["method"] == method]
+            _curve(left, rows, "tokens", look, 1e-3)
+            _curve(right, rows, "seconds", look, 1.0)
+        left.set_xlabel("tokens (thousands)")
+        right.set_xlabel("simulated time (s)")
+        left.set_ylabel("training loss (nats per byte)")
+        longest = data["seconds"][data["method"] == "gpipe"].iloc[0][-1]
+        right.set_xlim(0, 1.15 * longest)  # a flush after every microbatch takes far longer
+        handles, names = left.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=4)
+        return figure
+
+
+def _curve(axes: Axes, rows: pd.DataFrame, over: str, look: style.Look, scale: float) -> None:
+    losses = np.stack([time_to_loss.smoothed(values) for values in rows["losses"]])
+    x = scale * rows[over].iloc[0][time_to_loss.SMOOTH - 1 :]
+    line = "--" if look.marker in "*X" else "-"
+    axes.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=look.colour, alpha=0.12, linewidth=0)
+    axes.plot(
+        x,
+        np.median(losses, axis=0),
+        color=look.colour,
+        marker=look.marker,
+        markevery=6,
+        linestyle=line,
+        label=look.name,
+    )

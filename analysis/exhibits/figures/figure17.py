@@ -1,0 +1,215 @@
+"""Figure 17: what the idle time of every schedule is made of, beside the published bars."""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table, theirs
+from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
+from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+
+PARTS = ("fill", "switch", "drain", "intra")
+BACK_TO_BACK = (8, 10)  # microbatches a call: as many as devices, and as in the paper's benchmarks
+
+# Bars from top to bottom; the last three are the same schedule seen in three ways.
+_BARS = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved 1F1B",
+    "looped_bfs": "Looped BFS",
+    "roundpipe-sync": "RoundPipe-sync",
+    "relabelled": "RoundPipe as published:\nsync without fill and drain",
+    "back to back 8": "RoundPipe back to back,\nN = 8, simulated",
+    "back to back 10": "RoundPipe back to back,\nN = 10, simulated",
+}
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="figure17",
+        title="Figure 17: where the bubble comes from",
+        caption=(
+            "Idle share of devices × makespan on 8 devices, split into fill, switch, drain and intra; a "
+            "tick is the published value. The published bars called RoundPipe are not a simulation of "
+            "asynchronous steps: they are the synchronous record with fill and drain set to 0 (hatched). "
+            "Below them stands what 60 calls back to back really leave idle, N microbatches a call; "
+            f"nothing is published for those. {answer(data)}"
+        ),
+        evidence=("simulated", "published"),
+        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=steady_state",
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a bar: `model`, `bar`, its four parts and `total` in percent, `published`, `source`, `run_id`.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    wanted = [(schedule, model) for model in runs.MODELS for schedule in runs.SCHEDULES]
+    calls = index(runs.single_call(experiments), ("schedule", "model"), wanted, "figure17")
+    wanted_steady = [(model, count) for model in runs.MODELS for count in BACK_TO_BACK]
+    steady = index(
+        succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted_steady, "steady_state"
+    )
+    bars = [bar for row in calls.to_dict("records") for bar in _of_call(row)]
+    bars += [_of_steady(row) for row in steady.to_dict("records")]
+    rows = pd.DataFrame(bars)
+    order = [(model, bar) for model in runs.MODELS for bar in _BARS]
+    return rows.set_index(["model", "bar"]).loc[order].reset_index()
+
+
+def _of_call(row: dict) -> list[dict]:
+    capacity_s = row["num_devices"] * row["makespan_s"]
+    parts = {part: 100 * row[f"{part}_s"] / capacity_s for part in PARTS}
+    name = PUBLISHED_MODELS[row["model"]]
+    scheduler = row["schedule"].replace("_", "-")
+    published = look_up("bubble", "bubble_ratio_percent", scheduler=scheduler, model=name)
+    total = 100 * row["bubble_makespan"]
+    if row["schedule"] != "roundpipe":
+        return [_bar(row, row["schedule"], total, published, parts)]
+    label_only = look_up("async_bubble", "bubble_percent", model=name, kind="published")
+    kept = {"switch": parts["switch"], "intra": parts["intra"]}
+    return [
+        _bar(row, "roundpipe-sync", total, published, parts),
+        _bar(row, "relabelled", sum(kept.values()), label_only, kept),
+    ]
+
+
+def _of_steady(row: dict) -> dict:
+    total = 100 * row["bubble_steady"]
+    return _bar(row, f"back to back {row['num_microbatches']}", total, Published(None, ""), {})
+
+
+def _bar(row: dict, bar: str, total: float, published: Published, parts: dict[str, float]) -> dict:
+    known = {part: parts.get(part) for part in PARTS}
+    return {
+        "model": row["model"],
+        "bar": bar,
+        **known,
+        "total": total,
+        "published": published.value,
+        "source": published.source,
+        "run_id": row["run_id"],
+    }
+
+
+def answer(data: pd.DataFrame) -> str:
+    """What the bars say, in a sentence or two."""
+    totals = data.pivot(index="model", columns="bar", values="total").loc[list(runs.MODELS)]
+    best = totals[list(runs.BASELINES)].min(axis=1)
+    sync, relabelled = totals["roundpipe-sync"], totals["relabelled"]
+    steady = [totals[f"back to back {count}"] for count in BACK_TO_BACK]
+    known = data.dropna(subset="published")
+    met = sum(round(row.total, _digits(row.bar)) == row.published for row in known.itertuples())
+    return (
+        f"One RoundPipe call idles {_span(sync)} % of the time where the best of the other schedules idles "
+        f"{_span(best)} %; the relabelled bars say {_span(relabelled)} %, calls back to back leave "
+        + " and ".join(f"{_span(each)} % at N = {count}" for each, count in zip(steady, BACK_TO_BACK, strict=True))
+        + f". {met} of {len(known)} published bars are met to their last digit."
+    )
+
+
+def _digits(bar: str) -> int:
+    """How many decimals are published of a bar."""
+    return 2 if bar == "relabelled" else 4
+
+
+def _span(values: pd.Series) -> str:
+    return f"{values.min():.2f} to {values.max():.2f}"
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """The bars as rows."""
+    columns = ("model", "bar", *(f"{part} (%)" for part in PARTS), "bubble (%)", "published (%)")
+    return table(
+        columns,
+        (
+            (
+                label(style.model_name(row.model)),
+                label(_BARS[row.bar].replace("\n", " ")),
+                *(ours(getattr(row, part), ".4f", row.run_id) for part in PARTS),
+                ours(row.total, ".4f", row.run_id),
+                theirs(row.published, f".{_digits(row.bar)}f", row.source),
+            )
+            for row in data.itertuples()
+        ),
+    )
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Five panels of stacked bars, one a model."""
+    with style.applied():
+        figure = Figure(figsize=(11.5, 4.3), layout="constrained")
+        panels = figure.subplots(1, len(runs.MODELS), sharey=True, sharex=True)
+        for axes, model in zip(panels, runs.MODELS, strict=True):
+            _draw_model(axes, data[data["model"] == model])
+            axes.set_title(style.model_name(model))
+        panels[len(panels) // 2].set_xlabel("bubble (% of devices × makespan)")
+        panels[0].set_yticks(range(len(_BARS)), list(_BARS.values()))
+        panels[0].set_ylim(len(_BARS) - 0.5, -0.5)
+        panels[0].set_xlim(0, 1.18 * data["total"].max())
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=7)
+        return figure
+
+
+def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.axhline(4.5, color=style.GREY, linewidth=0.7, linestyle=":")
+    for height, row in enumerate(data.to_dict("records")):
+        if pd.isna(row["switch"]):
+            axes.barh(height, row["total"], 0.7, color=style.VERMILION, edgecolor="black")
+        else:
+            _stack(axes, height, row)
+        if pd.notna(row["published"]):
+            axes.plot([row["published"]] * 2, [height - 0.45, height + 0.45], color="black", linewidth=1.6)
+        axes.text(row["total"] + 1, height, f"{row['total']:.2f}", va="center", fontsize=7.5)
+
+
+def _stack(axes: Axes, height: int, row: dict) -> None:
+    left = 0.0
+    hatch = style.HATCHES["published"] if row["bar"] == "relabelled" else ""
+    for part in PARTS:
+        if pd.notna(row[part]):
+            axes.barh(
+                height,
+                row[part],
+                0.7,
+                left,
+                color=style.PARTS[part].colour,
+                edgecolor="black",
+                linewidth=0.4,
+                hatch=hatch,
+            )
+            left += row[part]
+
+
+def _legend() -> list[Patch | Line2D]:
+    parts = [Patch(facecolor=style.PARTS[part].colour, edgecolor="black", label=part) for part in PARTS]
+    return [
+        *parts,
+        Patch(
+            facecolor="white",
+            edgecolor="black",
+            hatch=style.HATCHES["published"],
+            label="fill and drain set to 0",
+        ),
+        Patch(facecolor=style.VERMILION, edgecolor="black", label="60 calls back to back, all idle time"),
+        Line2D([], [], color="black", linewidth=1.6, label="published"),
+    ]

@@ -1,0 +1,184 @@
+"""Figure 2: is it faster to compute a layer's forward again, or to fetch its activations from host memory?"""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records import runs
+from analysis.records.experiments import Experiments, index
+from analysis.records.paper import PUBLISHED_MODELS, look_up
+
+CLUSTER = "8x_rtx4090"
+
+_RECOMPUTE, _RELOAD = style.ORANGE, style.BLUE
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="figure2",
+        title="Figure 2: recompute or reload",
+        caption=(
+            "Time to run one layer's forward again, and time to bring its activations back over PCIe, for "
+            "4 sequences of 2,048 tokens on an RTX 4090; closed forms. The published FLOP count takes "
+            "heads × head_dim for the hidden size, which is wrong for three of the models; the hatched "
+            "bars count the true width of the heads, in computing and in what is reloaded. A tick is the "
+            f"published value. {answer(data)}"
+        ),
+        evidence=("derived", "published"),
+        command="python -m rpbench -m experiment=roofline",
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a model: times in ms and ratios, in the artifact's and the corrected count, and run_ids.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    wanted = [(model,) for model in runs.MODELS]
+    rows = {"model": list(runs.MODELS)}
+    for count in ("artifact", "corrected"):
+        found = index(runs.closed_forms(experiments, CLUSTER, count), ("model",), wanted, "roofline")
+        rows[f"recompute_ms_{count}"] = (1000 * found["recompute_s"]).to_list()
+        rows[f"reload_ms_{count}"] = (1000 * found["reload_s"]).to_list()
+        rows[f"ratio_{count}"] = found["reload_over_recompute"].to_list()
+        rows[f"run_{count}"] = found["run_id"].to_list()
+    data = pd.DataFrame(rows)
+    data["ratio_half_corrected"] = data["reload_ms_artifact"] / data["recompute_ms_corrected"]
+    return data
+
+
+def answer(data: pd.DataFrame) -> str:
+    """What the bars say, in a sentence."""
+    artifact, corrected = data["ratio_artifact"], data["ratio_corrected"]
+    always = artifact.min() > 1 and corrected.min() > 1
+    return (
+        f"Reloading takes {artifact.min():.2f} to {artifact.max():.2f} times as long as recomputing, and "
+        f"{corrected.min():.2f} to {corrected.max():.2f} times with the corrected count: recomputing wins for "
+        f"{'every model' if always else 'some models only'}."
+    )
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """Derived numbers beside the published ones."""
+    columns = (
+        "model",
+        "recompute (ms)",
+        "published recompute (ms)",
+        "recompute, corrected (ms)",
+        "published recompute, corrected (ms)",
+        "reload (ms)",
+        "published reload (ms)",
+        "reload, corrected (ms)",
+        "reload / recompute",
+        "published ratio",
+        "ratio, only recompute corrected",
+        "published ratio, corrected",
+        "ratio, both corrected",
+    )
+    return table(columns, map(_row, data.to_dict("records")))
+
+
+def _row(row: dict) -> tuple[Cell, ...]:
+    artifact, corrected = row["run_artifact"], row["run_corrected"]
+
+    def paper(column: str) -> Cell:
+        value, source = look_up("figure2", column, model=PUBLISHED_MODELS[row["model"]])
+        return theirs(value, ".2f", source)
+
+    return (
+        label(style.model_name(row["model"])),
+        ours(row["recompute_ms_artifact"], ".2f", artifact),
+        paper("recompute_ms"),
+        ours(row["recompute_ms_corrected"], ".2f", corrected),
+        paper("recompute_corrected_ms"),
+        ours(row["reload_ms_artifact"], ".2f", artifact),
+        paper("reload_ms"),
+        ours(row["reload_ms_corrected"], ".2f", corrected),
+        ours(row["ratio_artifact"], ".2f", artifact),
+        paper("ratio"),
+        ours(row["ratio_half_corrected"], ".2f", (artifact, corrected)),
+        paper("ratio_corrected"),
+        ours(row["ratio_corrected"], ".2f", corrected),
+    )
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Times on the left, their ratio on the right."""
+    with style.applied():
+        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+        times, ratios = figure.subplots(1, 2, width_ratios=(3, 2))
+        for place, row in enumerate(data.to_dict("records")):
+            _draw_times(times, place, row)
+            _draw_ratios(ratios, place, row)
+        names = [style.model_name(model).replace(" ", "\n") for model in data["model"]]
+        for axes in (times, ratios):
+            axes.set_xticks(range(len(data)), names, fontsize=7)
+            axes.margins(y=0.12)
+        times.set(title="One layer, 4 × 2,048 tokens", ylabel="time (ms)")
+        ratios.set(title="Reload over recompute", ylabel="ratio")
+        ratios.axhline(1, color=style.GREY, linewidth=0.8, linestyle=":")
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=5)
+        return figure
+
+
+def _draw_times(axes: Axes, place: int, row: dict) -> None:
+    name = PUBLISHED_MODELS[row["model"]]
+    for offset, what, count, column in (
+        (-0.3, "recompute", "artifact", "recompute_ms"),
+        (-0.1, "recompute", "corrected", "recompute_corrected_ms"),
+        (0.1, "reload", "artifact", "reload_ms"),
+        (0.3, "reload", "corrected", ""),
+    ):
+        value = row[f"{what}_ms_{count}"]
+        colour = _RECOMPUTE if what == "recompute" else _RELOAD
+        published = look_up("figure2", column, model=name).value if column else None
+        _bar(axes, place + offset, value, colour, count == "corrected", published, ".1f")
+
+
+def _draw_ratios(axes: Axes, place: int, row: dict) -> None:
+    published = look_up("figure2", "ratio", model=PUBLISHED_MODELS[row["model"]]).value
+    _bar(axes, place - 0.11, row["ratio_artifact"], style.PALE, False, published, ".2f")
+    _bar(axes, place + 0.11, row["ratio_corrected"], style.PALE, True, None, ".2f")
+
+
+def _bar(axes: Axes, x: float, value: float, colour: str, corrected: bool, published: float | None, form: str) -> None:
+    hatch = "...." if corrected else ""
+    axes.bar(x, value, 0.19, color=colour, edgecolor="black", linewidth=0.5, hatch=hatch)
+    axes.annotate(
+        format(value, form),
+        (x, value),
+        (0, 2),
+        textcoords="offset points",
+        ha="center",
+        fontsize=6,
+        rotation=90,
+        va="bottom",
+    )
+    if published is not None:
+        axes.plot([x - 0.1, x + 0.1], [published] * 2, color="black", linewidth=1.8)
+
+
+def _legend() -> list[Patch | Line2D]:
+    return [
+        Patch(facecolor=_RECOMPUTE, edgecolor="black", label="recompute"),
+        Patch(facecolor=_RELOAD, edgecolor="black", label="reload"),
+        Patch(facecolor=style.PALE, edgecolor="black", label="reload / recompute"),
+        Patch(facecolor="white", edgecolor="black", hatch="....", label="true width of the heads"),
+        Line2D([], [], color="black", linewidth=1.8, label="published"),
+    ]

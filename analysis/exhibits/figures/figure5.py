@@ -1,0 +1,180 @@
+"""Figure 5: how many sequences must share an upload of a layer before a GPU computes longer than it loads?"""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records import runs
+from analysis.records.experiments import Experiments, index
+from analysis.records.paper import PUBLISHED_MODELS, look_up
+
+# Clusters from the lowest threshold to the highest; what the published tables call them, and what people do.
+GPUS = {
+    "8x_rtx5090": ("rtx5090", "RTX 5090"),
+    "8x_a800": ("a800", "A800"),
+    "8x_rtx4090": ("rtx4090", "RTX 4090"),
+    "8x_h100": ("h100", "H100"),
+}
+COUNTS = ("artifact", "corrected")
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="figure5",
+        title="Figure 5: when streaming weights costs nothing",
+        caption=(
+            "FLOPs of one layer per byte uploaded for it, against the number of sequences of 2,048 tokens "
+            "that share the upload; closed forms. A curve above a line computes longer than it loads on "
+            "that GPU; the line is peak rate over link rate. The published count is drawn, the corrected "
+            f"one (true width of the heads) stands in the table. {answer(data)}"
+        ),
+        evidence=("derived", "published"),
+        command="python -m rpbench -m experiment=roofline",
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """The roofline records of all models, GPUs and both counts.
+
+    Raises:
+        MissingRuns: if one is not there.
+    """
+    wanted = [(model,) for model in runs.MODELS]
+    found = [
+        index(runs.closed_forms(experiments, cluster, count), ("model",), wanted, "roofline")
+        for count in COUNTS
+        for cluster in GPUS
+    ]
+    columns = [
+        "model",
+        "cluster",
+        "convention",
+        "run_id",
+        "batch_sequences",
+        "intensity_flop_per_byte",
+        "ridge_flop_per_byte",
+        "smallest_compute_bound_batch",
+    ]
+    return pd.concat(found)[columns].reset_index(drop=True)
+
+
+def answer(data: pd.DataFrame) -> str:
+    """What the curves say, in a sentence."""
+    here = data[data["cluster"] == "8x_rtx4090"].pivot(
+        index="model", columns="convention", values="smallest_compute_bound_batch"
+    )
+    batches = ", ".join(
+        f"{style.model_name(model)} {_batches(here.loc[model, 'artifact'], here.loc[model, 'corrected'])}"
+        for model in runs.MODELS
+    )
+    return f"Smallest batch above the RTX 4090's line: {batches}."
+
+
+def _batches(artifact: float, corrected: float) -> str:
+    return f"{artifact:.0f}" if artifact == corrected else f"{artifact:.0f} ({corrected:.0f} with the corrected count)"
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """The thresholds; then per model the intensity at batch 1 and the smallest batch above each threshold."""
+    columns = ["model", "intensity at batch 1 (FLOP/byte)", "published", "corrected"]
+    for _, name in GPUS.values():
+        columns += [f"smallest batch, {name} (sequences)", "published", "corrected"]
+    found = data.set_index(["model", "cluster", "convention"]).to_dict("index")
+    return table(columns, [_threshold_row(found), *(_model_row(found, model) for model in runs.MODELS)])
+
+
+def _threshold_row(found: dict) -> list[Cell]:
+    row = [label("threshold (FLOP/byte)"), NOTHING, NOTHING, NOTHING]
+    for cluster, (gpu, _) in GPUS.items():
+        record = found[runs.MODELS[0], cluster, "artifact"]
+        published = look_up("hardware", "value", item="roofline_threshold", applies_to=gpu)
+        row += [
+            ours(record["ridge_flop_per_byte"], ",.1f", record["run_id"]),
+            theirs(float(published.value), ",.0f", published.source),
+            NOTHING,
+        ]
+    return row
+
+
+def _model_row(found: dict, model: str) -> list[Cell]:
+    name = PUBLISHED_MODELS[model]
+    first, corrected = (found[model, next(iter(GPUS)), count] for count in COUNTS)
+    published = look_up("figure5", "operational_intensity_batch1_flop_per_byte", model=name)
+    row = [
+        label(style.model_name(model)),
+        ours(first["intensity_flop_per_byte"][0], ".0f", first["run_id"]),
+        theirs(published.value, ".0f", published.source),
+        ours(corrected["intensity_flop_per_byte"][0], ".0f", corrected["run_id"]),
+    ]
+    for cluster, (gpu, _) in GPUS.items():
+        published = look_up("figure5", f"smallest_batch_{gpu}", model=name)
+        artifact, corrected = (found[model, cluster, count] for count in COUNTS)
+        row += [
+            ours(artifact["smallest_compute_bound_batch"], ".0f", artifact["run_id"]),
+            theirs(published.value, ".0f", published.source),
+            ours(corrected["smallest_compute_bound_batch"], ".0f", corrected["run_id"]),
+        ]
+    return row
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Intensity of each model against the batch, both logarithmic, with the line of each GPU."""
+    drawn = data[data["convention"] == "artifact"]
+    with style.applied():
+        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for model in runs.MODELS:
+            row = drawn[(drawn["model"] == model) & (drawn["cluster"] == "8x_rtx4090")].iloc[0]
+            look = style.MODELS[model]
+            axes.plot(
+                row["batch_sequences"],
+                row["intensity_flop_per_byte"],
+                color=look.colour,
+                marker=look.marker,
+                label=f"{look.name}: {_smallest(drawn, model)}",
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        batches = drawn["batch_sequences"].iloc[0]
+        axes.set_xticks(batches, list(map(str, batches)))
+        _draw_thresholds(axes, drawn, batches[-1])
+        axes.set(xlabel="sequences of 2,048 tokens per upload", ylabel="operational intensity (FLOP/byte)")
+        names = ", ".join(name for _, name in GPUS.values())
+        axes.legend(loc="lower right", title=f"smallest batch above the lines of\n{names}", alignment="left")
+        return figure
+
+
+def _smallest(drawn: pd.DataFrame, model: str) -> str:
+    batches = drawn[drawn["model"] == model].set_index("cluster")["smallest_compute_bound_batch"]
+    return ", ".join(f"{batches[cluster]:.0f}" for cluster in GPUS)
+
+
+def _draw_thresholds(axes: Axes, drawn: pd.DataFrame, end: int) -> None:
+    dashes = {"8x_rtx5090": ":", "8x_a800": "--", "8x_rtx4090": "-", "8x_h100": "-."}
+    # A800 and RTX 4090 lie close together: one name goes below its line, the other above.
+    shift = {"8x_rtx5090": -2, "8x_a800": -2, "8x_rtx4090": 2, "8x_h100": 2}
+    for cluster, (_, name) in GPUS.items():
+        ridge = drawn.loc[drawn["cluster"] == cluster, "ridge_flop_per_byte"].iloc[0]
+        axes.axhline(ridge, color="black", linewidth=0.9, linestyle=dashes[cluster])
+        axes.annotate(
+            f"{name}: {ridge:,.0f}",
+            (1, ridge),
+            (2, shift[cluster]),
+            textcoords="offset points",
+            va="bottom" if shift[cluster] > 0 else "top",
+            fontsize=7,
+        )
+    axes.set_xlim(0.93, 1.07 * end)

@@ -1,0 +1,106 @@
+"""What the latency of a hop costs each schedule: the bubble against hop time over forward time."""
+
+from functools import partial
+from itertools import product
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records.experiments import Experiments, index, succeeded
+from rpbench.harness.config import swept
+
+EXPERIMENT = "hop_latency"
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="hop_latency",
+        title="What a slow hop costs",
+        caption=(
+            "Eight devices, 32 microbatches; forward, input gradient and weight gradient of a device's share take "
+            "one unit each, and every tensor that changes the device takes the time on the x axis. A schedule that "
+            "runs one forward for one backward waits for two hops in every pair; warming up with more forwards, "
+            f"or all of them, hides the hop and takes memory instead. {answer(data)}"
+        ),
+        evidence=("simulated",),
+        command=f"python -m rpbench -m experiment={EXPERIMENT}",
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    hops = swept(EXPERIMENT, "cost.hop_ms")  # a forward takes 1 ms
+    wanted = list(product(swept(EXPERIMENT, "schedule"), hops))
+    rows = succeeded(experiments.cells(EXPERIMENT))
+    rows = rows.assign(hop=[config["cost"]["hop_ms"] for config in rows["config"]])
+    found = index(rows, ("schedule", "hop"), wanted, EXPERIMENT)
+    return pd.DataFrame(
+        {
+            "schedule": found["schedule"],
+            "family": found["schedule"].map(style.family_of),
+            "hop": found["hop"],
+            "bubble": 100 * found["bubble_makespan"],
+            "run_id": found["run_id"],
+        }
+    ).reset_index(drop=True)
+
+
+def answer(data: pd.DataFrame) -> str:
+    """Who loses least and most between no hop and the longest, in a sentence."""
+    bubbles = data.pivot(index="schedule", columns="hop", values="bubble")
+    lost = (bubbles.iloc[:, -1] - bubbles.iloc[:, 0]).sort_values()
+    first, last = lost.index[0], lost.index[-1]
+    return (
+        f"From no hop to {bubbles.columns[-1]:g} forward times, {style.method_name(first)} loses "
+        f"{lost.iloc[0]:.1f} points and {style.method_name(last)} {lost.iloc[-1]:.1f}."
+    )
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a schedule, one column a hop."""
+    hops = sorted(data["hop"].unique())
+    columns = ("schedule", *(f"hop {hop:g}: bubble (%)" for hop in hops))
+    found = data.set_index(["schedule", "hop"]).to_dict("index")
+    return table(columns, (_row(found, name, hops) for name in data["schedule"].unique()))
+
+
+def _row(found: dict, schedule: str, hops: list[float]) -> list[Cell]:
+    cells = (ours(found[schedule, hop]["bubble"], ".2f", found[schedule, hop]["run_id"]) for hop in hops)
+    return [label(style.method_name(schedule)), *cells]
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """One curve a schedule, one panel a family, all others pale behind it."""
+    families = [family for family in style.FAMILIES if family in set(data["family"])]
+    with style.applied():
+        figure = Figure(figsize=(12.5, 2.2 * -(-len(families) // 4) + 0.3), layout="constrained")
+        panels = figure.subplots(-(-len(families) // 4), 4, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, family in zip(panels, families, strict=False):
+            sns.lineplot(
+                data, x="hop", y="bubble", units="schedule", estimator=None, color=style.PALE, linewidth=0.6, ax=axes
+            )
+            shown = data[data["family"] == family].assign(name=lambda rows: rows["schedule"].map(style.method_name))
+            sns.lineplot(shown, x="hop", y="bubble", hue="name", style="name", markers=True, dashes=False, ax=axes)
+            axes.set_title(family)
+            axes.set_xlabel("hop time / forward time")
+            axes.set_ylabel("bubble (%)")
+            axes.legend(title=None, fontsize=6.4)
+        for axes in panels[len(families) :]:
+            axes.remove()
+        return figure

@@ -1,0 +1,207 @@
+"""Figures 10 to 13: every system's throughput and longest sequence, predicted, beside what is published.
+
+The predictions are the committed tables of `analysis/predictions/`. A measured value is drawn beside its prediction,
+with their ratio, wherever `analysis/published/` has a row for it: adding rows there is all a new measurement needs.
+"""
+
+from functools import partial
+from itertools import combinations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import NOTHING, label, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.predictions.tables import read
+from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import published
+
+COMMAND = "python -m analysis.predictions"
+RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
+_NAMES = {RTX4090: "8 RTX 4090", A800: "8 A800"}
+# Column of the predictions, column of the published table, what it is called.
+_QUANTITIES = {
+    "throughput": ("tokens_per_s", "tokens_per_s", "tokens/s"),
+    "max_seq_len": ("max_seq_len_k", "max_seq_len_published_k", "longest sequence (1,024 tokens)"),
+}
+
+
+def numbers(name: str, platform: str) -> pd.DataFrame:
+    """One row a system and model: `predicted`, `low`, `high`, `status`, `known`, `known_status`, `ratio`."""
+    column, known_column, _ = _QUANTITIES[name]
+    ours = pd.DataFrame(read(name))
+    ours = ours[ours["platform"] == platform]
+    if "num_gpus" in ours:
+        ours = ours[ours["num_gpus"] == "8"]
+    known = published(name if platform == RTX4090 else f"{name}_a800")
+    if "source" in known:  # a bar of the figure, not the run that the library's README reports beside it
+        known = known[~known["source"].str.contains("README")]
+    known = known[known["platform"] == platform].set_index(["system", "model"])
+    rows = []
+    for row in ours.to_dict("records"):
+        key = row["system"], row["model"]
+        there = known.loc[key] if key in known.index else None
+        value = float(row[column]) if row[column] else None
+        measured = float(there[known_column]) if there is not None and pd.notna(there[known_column]) else None
+        rows.append(
+            {
+                "system": row["system"],
+                "model": row["model"],
+                "status": row["status"],
+                "predicted": value,
+                "low": float(row[f"{column}_low"]) if value else None,
+                "high": float(row[f"{column}_high"]) if value else None,
+                "known": measured,
+                "known_status": there["status"] if there is not None else "",
+                "ratio": value / measured if value and measured else None,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def agreement(data: pd.DataFrame) -> tuple[int, int]:
+    """Pairs of systems within a model whose order is the same, and all pairs with both values known."""
+    same = total = 0
+    for _, rows in data.dropna(subset=["predicted", "known"]).groupby("model"):
+        for (_, a), (_, b) in combinations(rows.iterrows(), 2):
+            total += 1
+            same += (a["predicted"] > b["predicted"]) == (a["known"] > b["known"])
+    return same, total
+
+
+def answer(data: pd.DataFrame) -> str:
+    """How the predictions compare with what is known, in a sentence."""
+    both = data.dropna(subset=["ratio"])
+    if both.empty:
+        return "Nothing measured is known here yet: a measurement is drawn beside its prediction once it is."
+    same, total = agreement(data)
+    stated = data[data["known_status"] != ""]
+    right = int((stated["status"] == stated["known_status"]).sum())
+    off = (both["ratio"] - 1).abs()
+    return (
+        f"Predicted over published: median off by {off.median():.1%}, largest by {off.max():.0%}; "
+        f"{right} of {len(stated)} verdicts agree, and the order of {same} of {total} pairs of systems."
+    )
+
+
+def _exhibit(identity: str, number: int, name: str, platform: str) -> Exhibit:
+    data = numbers(name, platform)
+    known = data["known"].notna().any()
+    subject = "throughput" if name == "throughput" else "longest sequence"
+    return Exhibit(
+        id=identity,
+        title=f"Figure {number}: {subject} on {_NAMES[platform]}, predicted" + (" and published" if known else ""),
+        caption=(
+            "Predicted from the shape of the model and the declared figures of the machine; the line through a bar "
+            "holds nine of ten errors of the declared constants. Numbers beside bars: predicted over published. "
+            f"{answer(data)} analysis/predictions/README.md says which cells are trusted least."
+        ),
+        evidence=("predicted", "published") if known else ("predicted",),
+        command=COMMAND,
+        draw=partial(draw, data, _QUANTITIES[name][2]),
+        table=tabulate(data, name, platform),
+    )
+
+
+def figure10(_: pd.DataFrame) -> Exhibit:
+    """Throughput on the 4090, beside the published one."""
+    return _exhibit("figure10_predicted", 10, "throughput", RTX4090)
+
+
+def figure11(_: pd.DataFrame) -> Exhibit:
+    """Longest sequences on the 4090, beside the published ones."""
+    return _exhibit("figure11_predicted", 11, "max_seq_len", RTX4090)
+
+
+def figure12(_: pd.DataFrame) -> Exhibit:
+    """Throughput on the A800."""
+    return _exhibit("figure12_predicted", 12, "throughput", A800)
+
+
+def figure13(_: pd.DataFrame) -> Exhibit:
+    """Longest sequences on the A800."""
+    return _exhibit("figure13_predicted", 13, "max_seq_len", A800)
+
+
+def tabulate(data: pd.DataFrame, name: str, platform: str) -> Table:
+    """One row a system and model."""
+    quantity = _QUANTITIES[name][2]
+    columns = ("system", "model", f"predicted, {quantity}", "low", "high", f"published, {quantity}", "ratio")
+    return table(columns, (_row(row, name, platform) for row in data.to_dict("records")))
+
+
+def _row(row: dict, name: str, platform: str) -> list[Cell]:
+    source = f"analysis/predictions/{name}.csv, {row['system']}, {platform}, {row['model']}"
+    known = f"analysis/published/{name}.csv, {row['system']}, {platform}, {row['model']}: measured by its source"
+    return [
+        label(style.method_name(row["system"])),
+        label(_model_name(row["model"])),
+        _value(row["predicted"], row["status"], source),
+        theirs(row["low"], ",.0f", source),
+        theirs(row["high"], ",.0f", source),
+        _value(row["known"], row["known_status"], known),
+        theirs(row["ratio"], ".3f", source),
+    ]
+
+
+def _value(value: float | None, status: str, source: str) -> Cell:
+    if value is None or value != value:
+        return Cell(None, status, source=source) if status else NOTHING
+    return theirs(value, ",.0f", source)
+
+
+def _model_name(published_name: str) -> str:
+    return style.model_name(next(name for name, known in PUBLISHED_MODELS.items() if known == published_name))
+
+
+def draw(data: pd.DataFrame, quantity: str) -> Figure:
+    """One panel a model; of every system the prediction and, above it, what is published."""
+    with style.applied():
+        systems = list(dict.fromkeys(data["system"]))
+        figure = Figure(figsize=(11.5, 4.6), layout="constrained")
+        panels = figure.subplots(1, len(PUBLISHED_MODELS), sharey=True)
+        for axes, (model, name) in zip(panels, PUBLISHED_MODELS.items(), strict=True):
+            _draw_model(axes, data[data["model"] == name].set_index("system"), systems)
+            axes.set_title(style.model_name(model))
+        panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])
+        panels[0].set_ylim(len(systems) - 0.4, -0.6)
+        figure.supxlabel(
+            f"{quantity}; hatched upper bar: published, lower bar: predicted, with its interval", fontsize=8.5
+        )
+        return figure
+
+
+def _draw_model(axes: Axes, rows: pd.DataFrame, systems: list[str]) -> None:
+    room = 1.45 * max(
+        rows["high"].max(skipna=True), rows["known"].max(skipna=True) if rows["known"].notna().any() else 0
+    )
+    room = room if room == room and room > 0 else 1.0
+    for height, system in enumerate(systems):
+        row = rows.loc[system]
+        colour = style.METHODS[system].colour
+        if pd.notna(row["known"]):
+            axes.barh(
+                height - 0.2, row["known"], 0.36, color=colour, edgecolor="black", hatch=style.HATCHES["published"]
+            )
+        elif row["known_status"]:
+            axes.text(0.02 * room, height - 0.2, row["known_status"], va="center", fontsize=6.5)
+        if pd.isna(row["predicted"]):
+            axes.text(0.02 * room, height + 0.2, f"{row['status']} (predicted)", va="center", fontsize=6.5)
+            continue
+        axes.barh(height + 0.2, row["predicted"], 0.36, color=colour, edgecolor="black", alpha=0.75)
+        axes.hlines(height + 0.2, row["low"], row["high"], color="black", linewidth=1)
+        ratio = f"{row['ratio']:.2f}" if pd.notna(row["ratio"]) else f"{row['predicted']:,.0f}"
+        axes.text(
+            max(row["high"], row["known"] if pd.notna(row["known"]) else 0) + 0.02 * room,
+            height,
+            ratio,
+            va="center",
+            fontsize=7,
+        )
+    axes.set_xlim(0, room)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter("{x:,.0f}")

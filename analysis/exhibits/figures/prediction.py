@@ -1,0 +1,174 @@
+"""Does the simulated bubble predict throughput? Simulated tokens/s beside the published measurements."""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table, theirs
+from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
+from analysis.records.paper import PUBLISHED_MODELS, look_up
+
+# What is simulated, and the published system it stands for.
+ESTIMATES = {
+    "sync": ("roundpipe-sync", style.Look("one call (sync)", style.ORANGE, "P")),
+    "label": ("roundpipe", style.Look("one call without fill and drain", style.BLACK, "x")),
+    "back to back": ("roundpipe", style.Look("calls back to back, N = 10", style.VERMILION, "o")),
+}
+BACK_TO_BACK = 10  # microbatches a call in the published measurements of four of the five models
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="prediction",
+        title="Simulated against measured throughput",
+        caption=(
+            "Tokens/s of RoundPipe on 8 RTX 4090: simulated from the published layer timings, over the "
+            "published measurement. The simulator knows no weight streaming, host bandwidth, optimizer or "
+            "Python, so 1 is the best case. The measurements use other microbatch sizes than the timings "
+            "(4 × 2,048 tokens), and the synchronous ones more gradient accumulation for the two smallest "
+            f"models. {answer(data)}"
+        ),
+        evidence=("simulated", "published"),
+        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=steady_state",
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a model and estimate: `simulated`, `measured` (tokens/s), their `ratio`, `source`, `run_id`.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    calls = index(
+        runs.single_call(experiments),
+        ("schedule", "model"),
+        [("roundpipe", model) for model in runs.MODELS],
+        "figure17",
+    ).set_index("model")
+    wanted = [(model, BACK_TO_BACK) for model in runs.MODELS]
+    steady = index(succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted, "steady_state")
+    steady = steady.set_index("model")
+    rows = []
+    for model in runs.MODELS:
+        call = calls.loc[model]
+        rows.append(_row(model, "sync", call["tokens_per_s"], call["run_id"]))
+        rows.append(_row(model, "label", _relabelled_tokens_per_s(call), call["run_id"]))
+        rows.append(_row(model, "back to back", steady.loc[model, "tokens_per_s"], steady.loc[model, "run_id"]))
+    return pd.DataFrame(rows)
+
+
+def _relabelled_tokens_per_s(call: pd.Series) -> float:
+    """Throughput if a call idled for switch and intra alone, as the published asynchronous bars have it."""
+    label_share = (call["switch_s"] + call["intra_s"]) / (call["num_devices"] * call["makespan_s"])
+    seconds = sum(call["busy_s"]) / call["num_devices"] / (1 - label_share)
+    return call["tokens_per_step"] / seconds
+
+
+def _row(model: str, estimate: str, simulated: float, run_id: str) -> dict:
+    system, _ = ESTIMATES[estimate]
+    measured = look_up("throughput", "tokens_per_s", system=system, model=PUBLISHED_MODELS[model])
+    return {
+        "model": model,
+        "estimate": estimate,
+        "simulated": simulated,
+        "measured": measured.value,
+        "ratio": simulated / measured.value,
+        "source": measured.source,
+        "run_id": run_id,
+    }
+
+
+def answer(data: pd.DataFrame) -> str:
+    """Where the simulation holds, in a sentence."""
+    ratio = data.pivot(index="model", columns="estimate", values="ratio")["back to back"]
+    near = [style.model_name(model) for model in runs.MODELS if ratio[model] < 1.2]
+    far = [f"{style.model_name(model)} ({ratio[model]:.2f} times)" for model in runs.MODELS if ratio[model] >= 1.2]
+    text = f"Back to back, it is within 20 % of the measurement for {', '.join(near) or 'no model'}"
+    return text + (f" and too high for {', '.join(far)}." if far else ".")
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a model and estimate, with the published estimate where there is one."""
+    columns = (
+        "model",
+        "estimate",
+        "simulated (tokens/s)",
+        "published estimate (1,000 tokens/s)",
+        "published measurement (tokens/s)",
+        "simulated / measured",
+    )
+    rows = []
+    for row in data.itertuples():
+        column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row.estimate)
+        estimate = look_up("headline", column, model=PUBLISHED_MODELS[row.model]) if column else (None, "")
+        rows.append(
+            (
+                label(style.model_name(row.model)),
+                label(ESTIMATES[row.estimate][1].name),
+                ours(row.simulated, ",.0f", row.run_id),
+                theirs(estimate[0], ".4g", estimate[1]),
+                theirs(row.measured, ",.0f", row.source),
+                ours(row.ratio, ".3f", row.run_id),
+            )
+        )
+    return table(columns, rows)
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Left: both in tokens/s. Right: their ratio."""
+    with style.applied():
+        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+        rates, ratios = figure.subplots(1, 2)
+        _draw_rates(rates, data)
+        _draw_ratios(ratios, data)
+        handles, labels = rates.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        return figure
+
+
+_SHIFTS = dict(zip(ESTIMATES, (-0.28, 0, 0.28), strict=True))
+
+
+def _draw_rates(axes: Axes, data: pd.DataFrame) -> None:
+    for estimate, (_, look) in ESTIMATES.items():
+        rows = data[data["estimate"] == estimate].reset_index()
+        places = rows.index + _SHIFTS[estimate]
+        name = "measured, published" if estimate == "sync" else ""
+        axes.hlines(rows["measured"], places - 0.14, places + 0.14, color="black", linewidth=2, label=name)
+        axes.plot(places, rows["simulated"], look.marker, color=look.colour, label=look.name)
+    axes.set_yscale("log")
+    axes.set_yticks([2000, 5000, 10_000, 20_000, 50_000])
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.minorticks_off()
+    axes.set(title="Throughput on 8 RTX 4090", ylabel="tokens/s")
+    axes.set_xticks(range(len(runs.MODELS)), _names(), fontsize=7)
+
+
+def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
+    for estimate, (_, look) in ESTIMATES.items():
+        rows = data[data["estimate"] == estimate].reset_index()
+        places = rows.index + _SHIFTS[estimate]
+        axes.plot(places, rows["ratio"], look.marker, color=look.colour)
+        for x, ratio in zip(places, rows["ratio"], strict=True):
+            axes.annotate(f"{ratio:.2f}", (x, ratio), (0, 5), textcoords="offset points", ha="center", fontsize=6.3)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_ylim(0, 1.12 * data["ratio"].max())
+    axes.set(title="Simulated over measured", ylabel="ratio")
+    axes.set_xticks(range(len(runs.MODELS)), _names(), fontsize=7)
+
+
+def _names() -> list[str]:
+    return [style.model_name(model).replace(" ", "\n") for model in runs.MODELS]

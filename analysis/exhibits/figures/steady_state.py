@@ -1,0 +1,156 @@
+"""What asynchronous steps really leave idle: RoundPipe's calls back to back, beside the published label."""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records import runs
+from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
+from analysis.records.paper import PUBLISHED_MODELS, look_up
+
+COUNTS = (8, 9, 10, 16)  # microbatches a call
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="steady_state",
+        title="RoundPipe back to back: the asynchronous bubble, simulated",
+        caption=(
+            "Idle share of the devices between the ends of calls 20 and 50 of 60, the rotation carried on "
+            "and no barrier between calls, for N microbatches a call. The published label is one isolated "
+            f"call of 16 microbatches with fill and drain set to 0. {answer(data)}"
+        ),
+        evidence=("simulated", "published"),
+        command="python -m rpbench -m experiment=steady_state; python -m rpbench -m experiment=steady_causal",
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a model and N: `bubble` and, where it was run, `bubble_causal` in percent, with their run_ids.
+
+    In the causal runs the fused stage's forward waits for its input.
+
+    Raises:
+        MissingRuns: if a run behind it is not there; the causal ones may be missing.
+    """
+    wanted = [(model, count) for model in runs.MODELS for count in COUNTS]
+    keys = ("model", "num_microbatches")
+    found = index(succeeded(experiments.cells("steady_state")), keys, wanted, "steady_state")
+    rows = pd.DataFrame(
+        {
+            "model": found["model"],
+            "num_microbatches": found["num_microbatches"],
+            "bubble": 100 * found["bubble_steady"],
+            "run_id": found["run_id"],
+        }
+    ).reset_index(drop=True)
+    causal = _causal(experiments)
+    if causal.empty:
+        return rows.assign(bubble_causal=float("nan"), run_id_causal="")
+    causal = causal[[*keys, "bubble_steady", "run_id"]]
+    causal = causal.assign(bubble_causal=100 * causal["bubble_steady"]).drop(columns="bubble_steady")
+    return rows.merge(causal, "left", list(keys), suffixes=("", "_causal"))
+
+
+def _causal(experiments: Experiments) -> pd.DataFrame:
+    """The runs whose fused stage waits; none where they were not made."""
+    try:
+        return succeeded(experiments.cells("steady_causal"))
+    except MissingRuns:
+        return pd.DataFrame()
+
+
+def answer(data: pd.DataFrame) -> str:
+    """How far the label is from what is simulated, in a sentence."""
+    bubbles = data.pivot(index="model", columns="num_microbatches", values="bubble").loc[list(runs.MODELS)]
+    labels = pd.Series({model: _label(model) for model in runs.MODELS})
+    higher = [count for count in COUNTS if (bubbles[count] > labels).all()]
+    lower = [count for count in COUNTS if (bubbles[count] < labels).all()]
+    spans = "; ".join(f"N = {count}: {bubbles[count].min():.2f} to {bubbles[count].max():.2f} %" for count in COUNTS)
+    text = f"Labels {labels.min():.2f} to {labels.max():.2f} %; simulated {spans}."
+    if higher:
+        text += f" The simulated bubble is above the label of every model at N = {', '.join(map(str, higher))}."
+    if lower:
+        text += f" It is below the label of every model at N = {', '.join(map(str, lower))}."
+    return text
+
+
+def _label(model: str) -> float:
+    return look_up("async_bubble", "bubble_percent", model=PUBLISHED_MODELS[model], kind="published").value
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a model: the label, then every N simulated here and independently, and causal if it was run."""
+    causal = data["bubble_causal"].notna().any()
+    columns = ["model", "published label (%)"]
+    for count in COUNTS:
+        columns += [f"N = {count} (%)", f"N = {count}, independent simulation (%)"]
+        columns += [f"N = {count}, causal (%)"] if causal else []
+    found = data.set_index(["model", "num_microbatches"]).to_dict("index")
+    return table(columns, (_row(found, model, causal) for model in runs.MODELS))
+
+
+def _row(found: dict, model: str, causal: bool) -> list[Cell]:
+    name = PUBLISHED_MODELS[model]
+    published = look_up("async_bubble", "bubble_percent", model=name, kind="published")
+    row = [label(style.model_name(model)), theirs(published.value, ".2f", published.source)]
+    for count in COUNTS:
+        numbers = found[model, count]
+        other = look_up("async_bubble", "bubble_percent", model=name, num_microbatches_per_call=str(count))
+        row += [ours(numbers["bubble"], ".2f", numbers["run_id"]), theirs(other.value, ".2f", other.source)]
+        if causal:
+            waits = numbers["run_id_causal"]
+            row.append(ours(numbers["bubble_causal"], ".2f", waits) if isinstance(waits, str) and waits else NOTHING)
+    return row
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """One group of bars a model: the label, then N = 8, 9, 10, 16."""
+    causal = data["bubble_causal"].notna().any()
+    with style.applied():
+        figure = Figure(figsize=(8.6, 3.3), layout="constrained")
+        axes = figure.subplots()
+        for place, model in enumerate(runs.MODELS):
+            _bar(axes, place - 0.34, _label(model), "white", style.HATCHES["published"])
+            for number, row in enumerate(data[data["model"] == model].itertuples()):
+                x = place - 0.17 + 0.17 * number
+                _bar(axes, x, row.bubble, _SHADES[row.num_microbatches], "", row.bubble_causal)
+        axes.set_xticks(range(len(runs.MODELS)), [style.model_name(model) for model in runs.MODELS])
+        axes.set_ylabel("bubble (% of devices × time)")
+        figure.legend(handles=_legend(data), loc="outside lower center", ncols=3 if causal else 5)
+        return figure
+
+
+# RoundPipe's vermilion, lighter with more microbatches.
+_SHADES = {8: style.VERMILION, 9: "#E88A4D", 10: "#F2B48C", 16: "#FBE3D3"}
+
+
+def _bar(axes: Axes, x: float, value: float, colour: str, hatch: str, causal: float = float("nan")) -> None:
+    axes.bar(x, value, 0.16, color=colour, edgecolor="black", hatch=hatch)
+    top, text = value, f"{value:.2f}"
+    if pd.notna(causal):
+        axes.bar(x, causal, 0.16, fill=False, edgecolor="black", linestyle="--", linewidth=0.9)
+        top, text = max(value, causal), f"({causal:.2f})\n{text}"
+    axes.annotate(text, (x, top), (0, 2), textcoords="offset points", ha="center", fontsize=6.2)
+
+
+def _legend(data: pd.DataFrame) -> list[Patch]:
+    handles = [Patch(facecolor="white", edgecolor="black", hatch=style.HATCHES["published"], label="published label")]
+    handles += [Patch(facecolor=_SHADES[count], edgecolor="black", label=f"N = {count}, simulated") for count in COUNTS]
+    if data["bubble_causal"].notna().any():
+        handles.append(Patch(fill=False, linestyle="--", label="(the head waits for its input)"))
+    return handles

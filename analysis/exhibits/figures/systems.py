@@ -1,0 +1,261 @@
+"""Figures 10, 11 and 14: measured throughput, longest sequence and cost of all systems, as published."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import NOTHING, label, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import published
+from rpbench.cost.roofline import cost_usd_per_billion_tokens
+
+PLATFORM = "8x-rtx4090-24gb"
+OURS = ("roundpipe", "roundpipe-sync")
+
+
+def throughput(_: pd.DataFrame) -> Exhibit:
+    """Figure 10: tokens/s of every system."""
+    data = numbers("throughput", "tokens_per_s")
+    return Exhibit(
+        id="figure10_published",
+        title="Figure 10: throughput on 8 RTX 4090, as published",
+        caption=(
+            "Published measurements, one run each, not repeated here. OOM: out of memory; N/A: not "
+            "available. The row FSDP with offload is from the RoundPipe library's README; the paper's "
+            f"figure has the slower FSDP alone. {answer(data)}"
+        ),
+        evidence=("published",),
+        command="",
+        draw=partial(draw, data, "tokens/s, published; (×) over the best other system of the paper's figure"),
+        table=_with_speedup(data),
+    )
+
+
+def sequence_length(_: pd.DataFrame) -> Exhibit:
+    """Figure 11: the longest sequence every system trains on."""
+    data = numbers("max_seq_len", "max_seq_len_published_k")
+    return Exhibit(
+        id="figure11_published",
+        title="Figure 11: longest sequence on 8 RTX 4090, as published",
+        caption=(
+            "Published measurements, found in steps of 1,024 tokens, not repeated here. The row FSDP with "
+            f"offload is from the RoundPipe library's README. {length_answer(data)}"
+        ),
+        evidence=("published",),
+        command="",
+        draw=partial(draw, data, "longest sequence (1,024 tokens), published; (×) over the best other system"),
+        table=_tabulate(data, "longest sequence (1,024 tokens)", ",.0f"),
+    )
+
+
+def cost(_: pd.DataFrame) -> Exhibit:
+    """Figure 14, left half: US dollars for a billion tokens."""
+    price = look_up("hardware", "value", item="server_price", applies_to=PLATFORM)
+    data = numbers("throughput", "tokens_per_s")
+    data["value"] = [
+        cost_usd_per_billion_tokens(float(price.value), rate) if pd.notna(rate) else None for rate in data["value"]
+    ]
+    data["source"] += f"; {price.source}"
+    return Exhibit(
+        id="cost",
+        title="Figure 14, RTX 4090 half: cost of a billion tokens",
+        caption=(
+            f"Price of the server ({float(price.value):.2f} US dollars an hour) over published throughput; "
+            f"lower is better. {cost_answer(data)}"
+        ),
+        evidence=("derived", "published"),
+        command="",
+        draw=partial(draw_cost, data),
+        table=_tabulate(data, "cost (US dollars per 1e9 tokens)", ",.2f"),
+    )
+
+
+def numbers(name: str, column: str) -> pd.DataFrame:
+    """One row a system and model: `value`, `status` (ok, OOM, N/A) and `source`, from a published table."""
+    rows = published(name)
+    rows = rows[rows["platform"] == PLATFORM]
+    where = (
+        f"analysis/published/{name}.csv, {column} of " + rows["system"] + ", " + rows["model"] + ": " + rows["source"]
+    )
+    return pd.DataFrame(
+        {
+            "system": rows["system"],
+            "model": rows["model"],
+            "status": rows["status"],
+            "value": rows[column].astype(float),
+            "source": where,
+        }
+    ).reset_index(drop=True)
+
+
+def best_baseline(
+    data: pd.DataFrame, model: str, better: Callable[[pd.Series], int] = pd.Series.idxmax
+) -> pd.Series | None:
+    """The best other system of the paper's own figure on a model; None where no other runs."""
+    others = data[(data["model"] == model) & ~data["system"].isin([*OURS, "fsdp-offload"])].dropna(subset="value")
+    return None if others.empty else others.loc[better(others["value"])]
+
+
+def answer(data: pd.DataFrame) -> str:
+    """By how much RoundPipe leads, in a sentence."""
+    parts = []
+    for model, name in PUBLISHED_MODELS.items():
+        best = best_baseline(data, name)
+        if best is None:
+            parts.append(f"alone on {style.model_name(model)}")
+        else:
+            ratio = _value(data, "roundpipe", name) / best["value"]
+            parts.append(f"{ratio:.2f} × on {style.model_name(model)} ({style.method_name(best['system'])})")
+    return f"RoundPipe over the best other system: {', '.join(parts)}."
+
+
+def length_answer(data: pd.DataFrame) -> str:
+    """Where RoundPipe reaches the longest sequence, in a sentence."""
+    longest = {
+        style.model_name(model): style.method_name(rows.loc[rows["value"].idxmax(), "system"])
+        for model, name in PUBLISHED_MODELS.items()
+        if not (rows := data[data["model"] == name].dropna(subset="value")).empty
+    }
+    return "Longest: " + ", ".join(f"{system} on {model}" for model, system in longest.items()) + "."
+
+
+def cost_answer(data: pd.DataFrame) -> str:
+    """What a billion tokens costs with RoundPipe and with the cheapest other system, in a sentence."""
+    parts = []
+    for model, name in PUBLISHED_MODELS.items():
+        best = best_baseline(data, name, pd.Series.idxmin)
+        other = "no other runs" if best is None else f"{best['value']:.2f} with {style.method_name(best['system'])}"
+        parts.append(f"{style.model_name(model)} {_value(data, 'roundpipe', name):.2f} ({other})")
+    return f"With RoundPipe: {', '.join(parts)}."
+
+
+def _value(data: pd.DataFrame, system: str, model: str) -> float:
+    return data.loc[(data["system"] == system) & (data["model"] == model), "value"].iloc[0]
+
+
+def _tabulate(data: pd.DataFrame, quantity: str, form: str) -> Table:
+    columns = ("system", *(f"{style.model_name(model)}, {quantity}" for model in PUBLISHED_MODELS))
+    rows = []
+    for system in data["system"].unique():
+        of_system = data[data["system"] == system].set_index("model")
+        rows.append(
+            [
+                label(style.method_name(system)),
+                *(_cell(of_system, name, form) for name in PUBLISHED_MODELS.values()),
+            ]
+        )
+    return table(columns, rows)
+
+
+def _cell(of_system: pd.DataFrame, model: str, form: str) -> Cell:
+    if model not in of_system.index:
+        return label("not stated")
+    row = of_system.loc[model]
+    return (
+        theirs(row["value"], form, row["source"])
+        if row["status"] == "ok"
+        else Cell(None, row["status"], source=row["source"])
+    )
+
+
+def _with_speedup(data: pd.DataFrame) -> Table:
+    rates = _tabulate(data, "throughput (tokens/s)", ",.2f")
+    row = [label("RoundPipe over best baseline (×)")]
+    for name in PUBLISHED_MODELS.values():
+        best = best_baseline(data, name)
+        if best is None:
+            row.append(NOTHING)
+        else:
+            row.append(
+                theirs(
+                    _value(data, "roundpipe", name) / best["value"],
+                    ".2f",
+                    f"quotient of {best['source']} and RoundPipe's row",
+                )
+            )
+    return table(rates.columns, [*rates.rows, row])
+
+
+def draw(data: pd.DataFrame, quantity: str) -> Figure:
+    """One panel a model, one bar a system; what did not run is written where its bar would stand."""
+    with style.applied():
+        systems = sorted(data["system"].unique(), key=_order)
+        figure = Figure(figsize=(11.5, 3.6), layout="constrained")
+        panels = figure.subplots(1, len(PUBLISHED_MODELS), sharey=True)
+        for axes, (model, name) in zip(panels, PUBLISHED_MODELS.items(), strict=True):
+            _draw_model(axes, data, name, systems)
+            axes.set_title(style.model_name(model))
+        panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])
+        panels[0].set_ylim(len(systems) - 0.5, -0.5)
+        figure.supxlabel(quantity, fontsize=8.5)
+        return figure
+
+
+def _order(system: str) -> int:
+    """FSDP's two measurements stand together, RoundPipe last."""
+    return list(style.METHODS).index(system) + (100 if system in OURS else 0)
+
+
+def _draw_model(axes: Axes, data: pd.DataFrame, model: str, systems: list[str]) -> None:
+    rows = data[data["model"] == model].set_index("system")
+    best = best_baseline(data, model)
+    room = 1.75 * rows["value"].max()
+    for height, system in enumerate(systems):
+        if system not in rows.index:
+            axes.text(0.02 * room, height, "not stated", va="center", fontsize=7.5)
+            continue
+        row = rows.loc[system]
+        text, width = row["status"], 0.0
+        if row["status"] == "ok":
+            text, width = f"{row['value']:,.0f}", row["value"]
+            text += f" ({width / best['value']:.2f} ×)" if system == "roundpipe" and best is not None else ""
+            _bar(axes, height, width, system)
+        axes.text(width + 0.02 * room, height, text, va="center", fontsize=7.5)
+    axes.set_xlim(0, room)
+    _horizontal(axes)
+
+
+def _bar(axes: Axes, height: float, width: float, system: str) -> None:
+    colour = style.METHODS[system].colour
+    axes.barh(height, width, 0.72, color=colour, edgecolor="black", hatch=style.HATCHES["published"])
+
+
+def _horizontal(axes: Axes) -> None:
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def draw_cost(data: pd.DataFrame) -> Figure:
+    """One panel a model: the cheapest other system above RoundPipe."""
+    with style.applied():
+        figure = Figure(figsize=(11.5, 1.9), layout="constrained")
+        panels = figure.subplots(1, len(PUBLISHED_MODELS))
+        for axes, (model, name) in zip(panels, PUBLISHED_MODELS.items(), strict=True):
+            best = best_baseline(data, name, pd.Series.idxmin)
+            bars = {"roundpipe": _value(data, "roundpipe", name)}
+            if best is not None:
+                bars = {best["system"]: best["value"], **bars}
+            for height, (system, dollars) in enumerate(bars.items(), start=2 - len(bars)):
+                _bar(axes, height, dollars, system)
+                axes.annotate(
+                    f"{dollars:,.2f}",
+                    (dollars, height),
+                    (3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=7.5,
+                )
+            axes.set_yticks(range(2 - len(bars), 2), [style.method_name(system) for system in bars], fontsize=7)
+            axes.set_ylim(1.6, -0.6)
+            axes.set_xlim(0, 1.35 * max(bars.values()))
+            axes.set_title(style.model_name(model))
+            _horizontal(axes)
+        figure.supxlabel("US dollars for 10⁹ tokens on 8 RTX 4090, from published throughput and price", fontsize=8.5)
+        return figure

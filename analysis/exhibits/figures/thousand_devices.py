@@ -1,0 +1,168 @@
+"""From 8 to 1,024 devices: what a fixed batch leaves idle, and what the fullest device must hold."""
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records.experiments import Experiments, index, succeeded
+from rpbench.harness.config import swept
+
+# Schedules in V placement go less far than the others.
+EXPERIMENTS = ("thousand_devices", "thousand_devices_v")
+
+_LOOKS = {
+    "gpipe": style.METHODS["gpipe"],
+    "1f1b": style.METHODS["1f1b"],
+    "dapple": style.Look("DAPPLE", style.BLUE, "D"),
+    "interleaved_1f1b": style.METHODS["interleaved_1f1b"],
+    "zb_h1": style.Look("ZB-H1", style.PURPLE, "<"),
+    "zb_h2": style.Look("ZB-H2", style.PURPLE, ">"),
+    "zb_v": style.Look("ZB-V", style.BLACK, "X"),
+    "dualpipe_v": style.Look("DualPipeV", style.ORANGE, "P"),
+    "roundpipe": style.METHODS["roundpipe"],
+    "roundpipe_call": style.METHODS["roundpipe_call"],
+}
+_DASHED = ("dapple", "zb_h2", "roundpipe_call")  # by colour alone they would be another curve
+_TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="thousand_devices",
+        title="A thousand devices: the batch runs out before the hops matter",
+        caption=(
+            "1,024 microbatches a step; forward, input gradient and weight gradient of a device's share take one unit "
+            "each, whatever the number of devices, and every tensor that changes the device a tenth of one. Left: idle "
+            "share of the makespan of one step; right: activations the fullest device keeps, in microbatches of its "
+            "share. Cuts are even, nobody's are searched for. RoundPipe waits for a hop in every round; a round has as "
+            "many microbatches as there are devices, or the whole step, as in the released library. "
+            "DualPipeV takes no fewer than two microbatches a device, and the order of ZB-V is searched for, which "
+            "takes too long beyond 64 devices with so many microbatches. "
+            f"{answer(data)}"
+        ),
+        evidence=("simulated",),
+        command="; ".join(f"python -m rpbench -m experiment={name}" for name in EXPERIMENTS),
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a schedule and number of devices: `bubble`, `span` (bubbles in %), `peak` and `run_id`.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    found = pd.concat([_of(experiments, experiment) for experiment in EXPERIMENTS])
+    share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
+    return pd.DataFrame(
+        {
+            "schedule": found["schedule"],
+            "num_devices": found["num_devices"],
+            "bubble": 100 * found["bubble_makespan"],
+            "span": (100 * found["bubble_span"]).clip(lower=0),
+            "peak": found["peak_in_flight"].map(max) * share,
+            "run_id": found["run_id"],
+        }
+    ).reset_index(drop=True)
+
+
+def _of(experiments: Experiments, experiment: str) -> pd.DataFrame:
+    keys = ("schedule", "num_devices")
+    rows = succeeded(experiments.cells(experiment))
+    return index(rows, keys, list(product(*(swept(experiment, key) for key in keys))), experiment)
+
+
+def answer(data: pd.DataFrame) -> str:
+    """What the largest pipeline leaves idle under the best and the worst schedule, in two sentences."""
+    most = data["num_devices"].max()
+    rows = data[data["num_devices"] == most].sort_values("bubble")
+    best, worst = rows.iloc[0], rows.iloc[-1]
+    one = data[data["schedule"] == "1f1b"].set_index("num_devices")["bubble"]
+    return (
+        f"1F1B idles {one.iloc[0]:.1f} % of the time on {one.index[0]} devices and {one[most]:.1f} % on {most:,}. "
+        f"There {style.method_name(best['schedule'])} idles least, {best['bubble']:.1f} %, and "
+        f"{style.method_name(worst['schedule'])} most, {worst['bubble']:.1f} %."
+    )
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a schedule: both bubbles and the peak for every number of devices."""
+    counts = sorted(data["num_devices"].unique())
+    columns = ["schedule"]
+    for count in counts:
+        columns += [f"p = {count:,}: bubble (%)", f"p = {count:,}: bubble of span (%)", f"p = {count:,}: peak"]
+    found = data.set_index(["schedule", "num_devices"]).to_dict("index")
+    return table(columns, (_row(found, name, counts) for name in _LOOKS))
+
+
+def _row(found: dict, schedule: str, counts: list[int]) -> list[Cell]:
+    row = [label(style.method_name(schedule))]
+    for count in counts:
+        numbers = found.get((schedule, count), {})
+        row += [ours(numbers.get(key), ".2f", numbers.get("run_id", ())) for key in ("bubble", "span", "peak")]
+    return row
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Bubble on the left, memory on the right; a curve a schedule over the number of devices."""
+    with style.applied():
+        figure = Figure(figsize=(9.6, 3.9), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        most = data["num_devices"].max()
+        largest = data[data["num_devices"] == most]["bubble"]
+        _draw_curves(left, data, "bubble")
+        left.set_title(f"Idle on {most:,} devices: {largest.min():.0f} to {largest.max():.0f} % of the time")
+        left.set_ylabel("bubble of the makespan (%)")
+        left.set_yscale("log")
+        left.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+        _draw_curves(right, data, "peak")
+        right.set_title("Who binds stages keeps ever more of the batch")
+        right.set_ylabel("peak activations (microbatches)")
+        right.set_yscale("log", base=2)
+        right.yaxis.set_major_formatter(lambda value, position: f"{value:,g}")
+        for axes in (left, right):
+            axes.minorticks_off()
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=5)
+        return figure
+
+
+def _draw_curves(axes: Axes, data: pd.DataFrame, column: str) -> None:
+    for name, look in _LOOKS.items():
+        rows = data[data["schedule"] == name].sort_values("num_devices")
+        axes.plot(rows["num_devices"], rows[column], **_line(name, look))
+    counts = sorted(data["num_devices"].unique())
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.set_xlabel("devices")
+
+
+def _legend() -> list[Line2D]:
+    return [Line2D([], [], label=look.name, **_line(name, look)) for name, look in _LOOKS.items()]
+
+
+def _line(schedule: str, look: style.Look) -> dict[str, Any]:
+    """Curves that lie on one another stay apart: GPipe's is wide and its markers open."""
+    below = schedule == "gpipe"
+    return {
+        "color": look.colour,
+        "marker": look.marker,
+        "linestyle": "--" if schedule in _DASHED else "-",
+        "linewidth": 3.5 if below else 1.3,
+        "markersize": 9 if below else 5,
+        "markerfacecolor": "none" if below else look.colour,
+    }

@@ -1,0 +1,178 @@
+"""The 25 timelines behind figure 17, each for itself, and all on one page."""
+
+import csv
+import io
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.records import runs
+from analysis.records.experiments import Experiments, MissingRuns, index
+from rpbench.harness.drawing import COLOURS, NAMES, draw_timeline
+from rpbench.ir.action import Action, Kind, parse, parts_of
+from rpbench.ir.partition import parse as parse_partition
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.timeline import Timeline
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """All timelines on one page, and each as a drawing of its own.
+
+    Raises:
+        MissingRuns: if a run behind it, or its timeline.csv, is not there.
+    """
+    rows, results = _runs(experiments), experiments.results
+    return Exhibit(
+        id="timelines",
+        title="The 25 timelines behind figure 17",
+        caption=(
+            "When each device forwards, runs backward and waits, for 16 microbatches on 8 devices; white "
+            "is idle. The pale head of a bar is recomputation. Time runs from 0 to the makespan of the "
+            "slowest schedule of the model, so bars may be compared along a column. Each timeline is also "
+            "a file of its own, with names on its bars where they fit."
+        ),
+        evidence=("simulated",),
+        command="python -m rpbench -m experiment=figure17",
+        draw=partial(draw, rows, results),
+        drawings={
+            f"timeline_{row['schedule']}_{row['model']}": partial(draw_one, row, results)
+            for row in rows.to_dict("records")
+        },
+        table=tabulate(rows),
+    )
+
+
+def _runs(experiments: Experiments) -> pd.DataFrame:
+    every = [(schedule, model) for schedule in runs.SCHEDULES for model in runs.MODELS]
+    rows = index(runs.single_call(experiments), ("schedule", "model"), every, "figure17")
+    lacking_timelines(rows, experiments.results, "figure17")
+    return rows
+
+
+def lacking_timelines(rows: pd.DataFrame, results: Path, experiment: str) -> None:
+    """Refuse runs that left no timeline.
+
+    Raises:
+        MissingRuns: with their number.
+    """
+    lacking = [run for run in rows["run_id"] if not _path(results, run).exists()]
+    if lacking:
+        raise MissingRuns(f"timeline.csv of {len(lacking)} of {len(rows)} runs of experiment={experiment}")
+
+
+def _path(results: Path, run_id: str) -> Path:
+    return results / run_id / "timeline.csv"
+
+
+def read_timeline(row: dict, results: Path) -> Timeline:
+    """The timeline that a run left beside its record; its schedule is read off the same rows.
+
+    Raises:
+        ValueError: naming the row, if the file is torn or does not fit its record.
+    """
+    source = _path(results, row["run_id"]).read_text(encoding="utf-8")
+    # A column that some records lack holds floats.
+    num_devices, stages, microbatches, backward_stages, steps = (
+        int(row[key]) for key in ("num_devices", "num_stages", "num_microbatches", "num_backward_stages", "num_steps")
+    )
+    lanes: list[dict[str, list[Action]]] = [defaultdict(list) for _ in range(num_devices)]
+    for entry in csv.DictReader(io.StringIO(source)):
+        lanes[int(entry["device"])][entry["lane"]].append(parse(entry["action"]))
+    fused = parse_partition(row["partition_layers"]).fused
+    shape = Shape(num_devices, stages, microbatches, backward_stages, steps, fused=fused)
+    rows = tuple(tuple((lane, tuple(actions)) for lane, actions in device.items()) for device in lanes)
+    schedule = Schedule(shape, rows, row["schedule"])
+    return Timeline.from_csv(source, schedule, comm_total=row["comm_total_s"])
+
+
+def tabulate(rows: pd.DataFrame) -> Table:
+    """Makespan and bubble of every timeline."""
+    return table(
+        ("schedule", "model", "makespan (s)", "bubble (%)", "actions"),
+        (
+            (
+                label(style.method_name(row.schedule)),
+                label(style.model_name(row.model)),
+                ours(row.makespan_s, ".4f", row.run_id),
+                ours(100 * row.bubble_makespan, ".2f", row.run_id),
+                ours(row.num_actions, ".0f", row.run_id),
+            )
+            for row in rows.itertuples()
+        ),
+    )
+
+
+def draw_one(row: dict, results: Path) -> Figure:
+    """One timeline at full size."""
+    title = f"{style.method_name(row['schedule'])}, {style.model_name(row['model'])}: "
+    title += f"makespan {row['makespan_s']:.3f} s, bubble {100 * row['bubble_makespan']:.2f} %"
+    return draw_timeline(read_timeline(row, results), title)
+
+
+def draw(rows: pd.DataFrame, results: Path) -> Figure:
+    """Schedules down, models across."""
+    with style.applied():
+        figure = Figure(figsize=(13, 7.6), layout="constrained")
+        panels = figure.subplots(len(runs.SCHEDULES), len(runs.MODELS), sharex="col", sharey=True)
+        by_name = rows.set_index(["schedule", "model"], drop=False)
+        for down, schedule in enumerate(runs.SCHEDULES):
+            for across, model in enumerate(runs.MODELS):
+                row = by_name.loc[(schedule, model)]
+                text = f"{row['makespan_s']:.2f} s, bubble {100 * row['bubble_makespan']:.2f} %"
+                draw_small(panels[down, across], read_timeline(row.to_dict(), results), text)
+            panels[down, 0].set_ylabel(f"{style.method_name(schedule)}\ndevice")
+        for across, model in enumerate(runs.MODELS):
+            panels[0, across].annotate(
+                style.model_name(model),
+                (0, 1),
+                (0, 17),
+                "axes fraction",
+                "offset points",
+                fontsize=9.5,
+                fontweight="bold",
+            )
+            panels[-1, across].set_xlabel("time (s)")
+            panels[-1, across].set_xlim(0, rows.loc[rows["model"] == model, "makespan_s"].max())
+        panels[0, 0].set_yticks([0, 7])
+        panels[0, 0].set_ylim(7.5, -0.5)
+        kinds = (Kind.F, Kind.B, Kind.FB)
+        handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds]
+        handles.append(Patch(facecolor="#F3E3C3", label="pale: recompute, or forward of FB"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=4)
+        return figure
+
+
+def draw_small(axes: Axes, timeline: Timeline, title: str) -> None:
+    """The compute lanes of a timeline as bars without names; they are rasterised, or the file would be large."""
+    axes.grid(visible=False)
+    boxes = defaultdict(list)
+    heads = []
+    for span in timeline.spans():
+        if span.lane == "compute" and span.end > span.start:
+            parts = parts_of(span.action)  # what runs together shares the height
+            for number, part in enumerate(parts):
+                boxes[part.kind].append(_box(span.start, span.end, span.device, number, len(parts)))
+            if span.main > span.start:
+                heads.append(_box(span.start, span.main, span.device))
+    for kind, corners in boxes.items():
+        axes.add_collection(
+            PolyCollection(corners, facecolors=COLOURS[kind], edgecolors="white", linewidths=0.12, rasterized=True)
+        )
+    axes.add_collection(PolyCollection(heads, facecolors="white", alpha=0.45, linewidths=0, rasterized=True))
+    axes.set_title(title, fontsize=7.5, fontweight="normal")
+
+
+def _box(start: float, end: float, device: int, number: int = 0, count: int = 1) -> np.ndarray:
+    low = device - 0.45 + 0.9 * number / count
+    high = low + 0.9 / count
+    return np.array([(start, low), (start, high), (end, high), (end, low)])

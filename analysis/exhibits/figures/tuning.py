@@ -1,0 +1,250 @@
+"""What tuning the cuts does: every schedule with four kinds of stages, and RoundPipe's lead."""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, short_cut, table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
+
+CUTS = ("published", "even", "greedy", "search")
+# Searched with recomputation allowed before the gradient arrives; RoundPipe always has that.
+AHEAD = "search, recompute ahead"
+# RoundPipe with the whole call as one round.
+ONE_ROUND = "search, one round"
+# RoundPipe's calls back to back, each of as many microbatches; the baselines flush after every one.
+BACK_TO_BACK = "back to back"
+NUM_MICROBATCHES = 16
+
+_LEADS = {
+    "published": style.Look("both with published cuts", style.BLACK, "s"),
+    "search": style.Look("both with searched cuts", style.VERMILION, "o"),
+    AHEAD: style.Look("searched, baselines recompute ahead", style.BLUE, "^"),
+    ONE_ROUND: style.Look("the same, RoundPipe in one round", style.PURPLE, "p"),
+    BACK_TO_BACK: style.Look("baselines searched, RoundPipe back to back", style.GREEN, "D"),
+}
+
+
+_COMMAND = "; ".join(
+    f"python -m rpbench -m experiment={name}"
+    for name in ("figure17", "partitions", "recompute_ahead", "one_round", "steady_state")
+)
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="tuning",
+        title="Tuned cuts: every schedule at its best",
+        caption=(
+            "Bubble of one call of 16 microbatches on 8 devices with the published cut, layers dealt "
+            "evenly, the released planner's greedy rule, and the cut that simulates best; crosses let the "
+            "baselines recompute before the gradient arrives, as RoundPipe does, and pentagons let RoundPipe deal all "
+            "16 microbatches in one round, as its library does. Right: time of the best "
+            "baseline over RoundPipe's for the same work; back to back is RoundPipe's asynchronous mode "
+            f"with the published cut, at the price of one stale step. {answer(data)}"
+        ),
+        evidence=("simulated",),
+        command=_COMMAND,
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a model, schedule and cut: `bubble` in percent, `makespan_s`, `partition_layers`, `run_id`.
+
+    For RoundPipe back to back, `makespan_s` is the time from call to call.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    every = [(schedule, model) for model in runs.MODELS for schedule in runs.SCHEDULES]
+    found = []
+    for cut in CUTS:
+        experiment = "figure17" if cut == "published" else "partitions"
+        rows = index(runs.single_call(experiments, cut), ("schedule", "model"), every, experiment)
+        found.append(rows.assign(cut=cut))
+    baselines = [(schedule, model) for schedule, model in every if schedule != "roundpipe"]
+    ahead = succeeded(experiments.cells("recompute_ahead"))
+    found.append(index(ahead, ("schedule", "model"), baselines, "recompute_ahead").assign(cut=AHEAD))
+    wanted = [(model, NUM_MICROBATCHES) for model in runs.MODELS]
+    steady = index(succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted, "steady_state")
+    steady = steady.assign(cut=BACK_TO_BACK, bubble_makespan=steady["bubble_steady"], makespan_s=steady["step_time_s"])
+    whole = index(
+        succeeded(experiments.cells("one_round")), ("model",), [(model,) for model in runs.MODELS], "one_round"
+    )
+    rows = pd.concat([*found, whole.assign(cut=ONE_ROUND, schedule="roundpipe"), steady]).reset_index(drop=True)
+    rows["bubble"] = 100 * rows["bubble_makespan"]
+    return rows[["model", "schedule", "cut", "bubble", "makespan_s", "partition_layers", "num_stages", "run_id"]]
+
+
+# Cuts of the baselines and of RoundPipe, where they are not the same.
+_COMPARED = {AHEAD: (AHEAD, "search"), ONE_ROUND: (AHEAD, ONE_ROUND), BACK_TO_BACK: ("search", BACK_TO_BACK)}
+
+
+def leads(data: pd.DataFrame) -> pd.DataFrame:
+    """One row a model and comparison: time of the `best` baseline over RoundPipe's, and both run_ids."""
+    rows = []
+    for model in runs.MODELS:
+        for cut in _LEADS:
+            of_model = data[data["model"] == model]
+            theirs, mine = _COMPARED.get(cut, (cut, cut))
+            baselines = of_model[(of_model["cut"] == theirs) & (of_model["schedule"] != "roundpipe")]
+            own = of_model[(of_model["cut"] == mine) & (of_model["schedule"] == "roundpipe")].iloc[0]
+            best = baselines.loc[baselines["makespan_s"].idxmin()]
+            rows.append(
+                {
+                    "model": model,
+                    "cut": cut,
+                    "best": best["schedule"],
+                    "lead": best["makespan_s"] / own["makespan_s"],
+                    "run_ids": (best["run_id"], own["run_id"]),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def answer(data: pd.DataFrame) -> str:
+    """What becomes of the lead, in a sentence."""
+    lead = leads(data).pivot(index="model", columns="cut", values="lead")
+    spans = [f"{lead[cut].min():.3f} to {lead[cut].max():.3f} ({look.name})" for cut, look in _LEADS.items()]
+    single = lead.drop(columns=BACK_TO_BACK).min(axis=1)
+    lost = [style.model_name(model) for model in runs.MODELS if single[model] < 1]
+    end = f" RoundPipe's single call is not the fastest for {', '.join(lost)}." if lost else ""
+    return f"RoundPipe's lead over the best baseline: {'; '.join(spans)}.{end}"
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """Bubbles of every schedule by cut; below, per model, the lead."""
+    columns = (
+        "model",
+        "schedule",
+        *(f"bubble, {style.PARTITIONS[cut].name} (%)" for cut in CUTS),
+        "bubble, search and recompute ahead (%)",
+        "bubble, search and one round (%)",
+        *(f"makespan, {cut} (s)" for cut in ("published", "search")),
+        "searched cut",
+    )
+    found = data.set_index(["model", "schedule", "cut"]).to_dict("index")
+    rows = [_row(found, model, schedule) for model in runs.MODELS for schedule in runs.SCHEDULES]
+    return table(columns, rows)
+
+
+def _row(found: dict, model: str, schedule: str) -> list[Cell]:
+    def number(cut: str, what: str, form: str) -> Cell:
+        run = found.get((model, schedule, cut), {})
+        return ours(run.get(what), form, run.get("run_id", ()))
+
+    search = found[model, schedule, "search"]
+    return [
+        label(style.model_name(model)),
+        label(style.method_name(schedule)),
+        *(number(cut, "bubble", ".2f") for cut in (*CUTS, AHEAD, ONE_ROUND)),
+        *(number(cut, "makespan_s", ".4f") for cut in ("published", "search")),
+        Cell(search["partition_layers"], short_cut(search["partition_layers"]), (search["run_id"],)),
+    ]
+
+
+def lead_exhibit(experiments: Experiments) -> Exhibit:
+    """RoundPipe's lead as a table of its own.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    rows = leads(data)
+    columns = ["model"]
+    for look in _LEADS.values():
+        columns += [f"lead (×), {look.name}", "best baseline"]
+    cells = []
+    for model in runs.MODELS:
+        row = [label(style.model_name(model))]
+        for entry in rows[rows["model"] == model].itertuples():
+            row += [ours(entry.lead, ".4f", entry.run_ids), label(style.method_name(entry.best))]
+        cells.append(row)
+    return Exhibit(
+        id="lead",
+        title="RoundPipe's lead over the best baseline, untuned and tuned",
+        caption=f"Time of the best baseline over RoundPipe's, 16 microbatches on 8 devices. {answer(data)}",
+        evidence=("simulated",),
+        command=_COMMAND,
+        table=table(columns, cells),
+    )
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Bubbles by schedule and cut, one panel a model; the lead at the right."""
+    with style.applied():
+        figure = Figure(figsize=(12, 3.9), layout="constrained")
+        *panels, last = figure.subplots(1, len(runs.MODELS) + 1, width_ratios=[2] * len(runs.MODELS) + [2.4])
+        for axes, model in zip(panels, runs.MODELS, strict=True):
+            _draw_model(axes, data[data["model"] == model])
+            axes.set_title(style.model_name(model))
+        names = [style.method_name(schedule).replace(" ", "\n") for schedule in runs.SCHEDULES]
+        panels[0].set_yticks(range(len(runs.SCHEDULES)), names)
+        _draw_leads(last, leads(data))
+        figure.legend(handles=_cut_legend(), loc="outside lower left", ncols=3)
+        figure.legend(handles=_lead_legend(), loc="outside lower right", ncols=2)
+        return figure
+
+
+def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    for height, schedule in enumerate(runs.SCHEDULES):
+        for row in data[(data["schedule"] == schedule) & (data["cut"] != BACK_TO_BACK)].itertuples():
+            look = _LOOKS[row.cut]
+            shift = {"published": -0.24, "even": -0.12, "greedy": 0, "search": 0.12}.get(row.cut, 0.24)
+            axes.plot(row.bubble, height + shift, look.marker, color=look.colour, markersize=5)
+    axes.set_yticks(range(len(runs.SCHEDULES)), [""] * len(runs.SCHEDULES))
+    axes.set_ylim(len(runs.SCHEDULES) - 0.5, -0.5)
+    axes.set_xlim(0)
+    axes.set_xlabel("bubble (%)")
+
+
+_LOOKS = style.PARTITIONS | {
+    AHEAD: style.Look("search, recompute ahead", style.BLUE, "x"),
+    ONE_ROUND: style.Look("search, one round", style.PURPLE, "p"),
+}
+
+
+def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    for number, (cut, look) in enumerate(_LEADS.items()):
+        values = rows[rows["cut"] == cut]["lead"]
+        heights = [place + 0.17 * (number - 2) for place in range(len(values))]
+        axes.plot(values, heights, look.marker, color=look.colour)
+        for value, height in zip(values, heights, strict=True):
+            axes.annotate(
+                f"{value:.2f}", (value, height), (6, 0), textcoords="offset points", va="center", fontsize=6.5
+            )
+    axes.axvline(1, color=style.GREY, linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(runs.MODELS)), [style.model_name(model).replace(" ", "\n") for model in runs.MODELS])
+    axes.set_ylim(len(runs.MODELS) - 0.5, -0.5)
+    axes.margins(x=0.2)
+    axes.set(title="RoundPipe's lead", xlabel="time, best baseline / RoundPipe")
+
+
+def _cut_legend() -> list[Line2D]:
+    return [
+        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name) for look in _LOOKS.values()
+    ]
+
+
+def _lead_legend() -> list[Line2D]:
+    return [
+        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name) for look in _LEADS.values()
+    ]

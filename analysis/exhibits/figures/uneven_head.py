@@ -1,0 +1,115 @@
+"""A heavy head: what each schedule makes of it when its cut is searched as hard as RoundPipe's."""
+
+from functools import partial
+from itertools import product
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
+from rpbench.harness.config import swept
+
+EXPERIMENT = "uneven_head"
+_DEALT = ("roundpipe", runs.ONE_ROUND)
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="uneven_head",
+        title="A heavy head",
+        caption=(
+            "Eight devices, 32 layers, 32 microbatches in one flushed step; forward, recomputation, input gradient "
+            "and weight gradient of an eighth of the layers take one unit each, and the head's work is the multiple "
+            "of it on the x axis. The cut into stages is searched anew for every point and schedule. A schedule that "
+            "binds stages can give the head's device fewer layers, until it has none left; cutting the vocabulary "
+            f"over all devices and dealing stages out are two ways on from there. {answer(data)}"
+        ),
+        evidence=("simulated",),
+        command=f"python -m rpbench -m experiment={EXPERIMENT}",
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a schedule and head: `head`, `bubble` (%), `slower` (step time over RoundPipe's), `run_id`.
+
+    RoundPipe's is the shorter of those with rounds of as many microbatches as devices and with one round.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    heads = swept(EXPERIMENT, "cost.head_share")
+    wanted = list(product(swept(EXPERIMENT, "schedule"), heads))
+    rows = succeeded(experiments.cells(EXPERIMENT))
+    rows = rows.assign(head=[config["cost"]["head_share"] for config in rows["config"]])
+    found = index(rows, ("schedule", "head"), wanted, EXPERIMENT)
+    dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()
+    return pd.DataFrame(
+        {
+            "schedule": found["schedule"],
+            "head": found["head"],
+            "bubble": 100 * found["bubble_makespan"],
+            "slower": found["makespan_s"] / found["head"].map(dealt),
+            "run_id": found["run_id"],
+        }
+    ).reset_index(drop=True)
+
+
+def answer(data: pd.DataFrame) -> str:
+    """Which schedule is fastest at every head, in a sentence."""
+    best = data.loc[data.groupby("head")["slower"].idxmin()]
+    names = ", ".join(
+        f"{row.head:g}: {style.method_name(row.schedule)}"
+        + ("" if row.schedule in _DEALT else f" ({100 - 100 * row.slower:.1f} % less time than RoundPipe)")
+        for row in best.itertuples()
+    )
+    return f"Shortest step by head: {names}."
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a schedule, two columns a head."""
+    heads = sorted(data["head"].unique())
+    columns = ["schedule"]
+    for head in heads:
+        columns += [f"head {head:g}: bubble (%)", f"head {head:g}: step time / RoundPipe's"]
+    found = data.set_index(["schedule", "head"]).to_dict("index")
+    return table(columns, (_row(found, name, heads) for name in data["schedule"].unique()))
+
+
+def _row(found: dict, schedule: str, heads: list[float]) -> list[Cell]:
+    row = [label(style.method_name(schedule))]
+    for head in heads:
+        numbers = found[schedule, head]
+        row += [ours(numbers["bubble"], ".2f", numbers["run_id"]), ours(numbers["slower"], ".3f", numbers["run_id"])]
+    return row
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Bubble on the left, step time over RoundPipe's on the right; a curve a schedule."""
+    shown = data.assign(name=data["schedule"].map(style.method_name))
+    with style.applied():
+        figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for axes, column, text in ((left, "bubble", "bubble (%)"), (right, "slower", "step time / RoundPipe's")):
+            sns.lineplot(
+                shown, x="head", y=column, hue="name", style="name", markers=True, dashes=False, legend="full", ax=axes
+            )
+            axes.set_xlabel("work of the head / work of a device's layers")
+            axes.set_ylabel(text)
+        handles, names = left.get_legend_handles_labels()
+        for axes in (left, right):
+            axes.get_legend().remove()
+        figure.legend(handles, names, loc="outside lower center", ncols=4)
+        return figure

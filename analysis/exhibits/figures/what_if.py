@@ -1,0 +1,163 @@
+"""What if: the system that is predicted to train fastest, over link and head, and over devices and microbatches."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.records.experiments import Experiments, MissingRuns
+from rpbench.cost.model import Model
+
+SYSTEMS = ("roundpipe", "megatron-pp", "fsdp")
+COPY_RATES = (0.5e9, 2e9, 8e9, 21e9)
+VOCABULARIES = (18992, 75968, 151936, 303872)
+DEVICES = (2, 4, 6, 8)
+MICROBATCHES = (4, 8, 16, 64)
+
+
+class Map(NamedTuple):
+    """Two axes of a map: heading, values, and how a value is written."""
+
+    experiment: str
+    x_name: str
+    x_values: tuple[Any, ...]
+    y_name: str
+    y_values: tuple[Any, ...]
+    read: Callable[[dict[str, Any]], tuple[Any, Any]]
+
+
+LINKS = Map(
+    "what_if",
+    "copies from host memory (GB/s)",
+    COPY_RATES,
+    "words in the vocabulary",
+    VOCABULARIES,
+    lambda config: (config["cluster"]["copy_bytes_per_s"], config["model"]["vocab"]),
+)
+SIZES = Map(
+    "what_if_devices",
+    "devices",
+    DEVICES,
+    "microbatches a step",
+    MICROBATCHES,
+    lambda config: (config["num_devices"], config["mode"]["microbatches"]),
+)
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The two maps with their numbers.
+
+    Raises:
+        MissingRuns: if a run behind them is not there.
+    """
+    maps = {LINKS.experiment: numbers(experiments, LINKS), SIZES.experiment: numbers(experiments, SIZES)}
+    rows = [*_rows(maps["what_if"], LINKS), *_rows(maps["what_if_devices"], SIZES)]
+    columns = ("where", *(f"{style.method_name(system)}, tokens/s" for system in SYSTEMS), "fastest")
+    return Exhibit(
+        id="what_if",
+        title="What if: which system trains Qwen3-1.7B fastest",
+        caption=(
+            "Predicted tokens/s on RTX 4090. Left: eight devices, steps of 16 microbatches of one sequence, over the "
+            "rate of copies from host memory and the size of the vocabulary (with it, the head's share of the work: "
+            f"{head_share(VOCABULARIES[0]):.0%} to {head_share(VOCABULARIES[-1]):.0%}). Right: microbatches of four "
+            "sequences, over devices and microbatches. Numbers: how much faster the winner is than the next; systems "
+            f"that do not fit the devices do not take part. {answer(maps['what_if'])}"
+        ),
+        evidence=("predicted",),
+        command="python -m rpbench -m experiment=what_if; python -m rpbench -m experiment=what_if_devices",
+        draw=partial(draw, maps),
+        table=table(columns, rows),
+    )
+
+
+def head_share(vocab: int) -> float:
+    """Share of the FLOPs of a forward that a vocabulary's output matrix has in Qwen3-1.7B."""
+    shape = Model("qwen3_1p7b", 28, 2048, 16, vocab, kv_heads=8, head_dim=128, intermediate=6144)
+    return shape.head_forward_flops(1) / shape.forward_flops(1, "causal")
+
+
+def numbers(experiments: Experiments, wanted: Map) -> pd.DataFrame:
+    """One row a point and system: `x`, `y`, `system`, `rate` (None where it does not fit), `run_id`.
+
+    Raises:
+        MissingRuns: if a run is not there.
+    """
+    rows = []
+    for row in experiments.cells(wanted.experiment).to_dict("records"):
+        x, y = wanted.read(row["config"])
+        rate = row["tokens_per_s"] if row["status"] == "ok" else None
+        rows.append({"x": x, "y": y, "system": row["system"], "rate": rate, "run_id": row["run_id"]})
+    found = {(row["x"], row["y"], row["system"]): row for row in rows}
+    keys = [(x, y, system) for y in wanted.y_values for x in wanted.x_values for system in SYSTEMS]
+    missing = [key for key in keys if key not in found]
+    if missing:
+        raise MissingRuns(f"{len(missing)} of {len(keys)} runs of experiment={wanted.experiment}")
+    return pd.DataFrame([found[key] for key in keys])
+
+
+def winner(data: pd.DataFrame, x: Any, y: Any) -> tuple[str, float | None]:
+    """The fastest system at a point and its lead over the next one; no lead where it runs alone."""
+    rows = data[(data["x"] == x) & (data["y"] == y)].dropna(subset="rate").sort_values("rate", ascending=False)
+    lead = rows["rate"].iloc[0] / rows["rate"].iloc[1] if len(rows) > 1 else None
+    return str(rows["system"].iloc[0]), lead
+
+
+def answer(data: pd.DataFrame) -> str:
+    """Where RoundPipe does not win, in a sentence."""
+    lost = [
+        f"{x / 1e9:g} GB/s with {y:,} words ({style.method_name(system)})"
+        for y in VOCABULARIES
+        for x in COPY_RATES
+        if (system := winner(data, x, y)[0]) != "roundpipe"
+    ]
+    return f"On the left RoundPipe wins except at {', '.join(lost)}." if lost else "RoundPipe wins everywhere."
+
+
+def _rows(data: pd.DataFrame, wanted: Map) -> list[list[Cell]]:
+    rows = []
+    for y in wanted.y_values:
+        for x in wanted.x_values:
+            own = data[(data["x"] == x) & (data["y"] == y)].set_index("system")
+            cells = [
+                ours(own.loc[system, "rate"], ",.0f", own.loc[system, "run_id"])
+                if pd.notna(own.loc[system, "rate"])
+                else Cell(None, "does not fit", (own.loc[system, "run_id"],))
+                for system in SYSTEMS
+            ]
+            where = f"{_shown(x, wanted)} {wanted.x_name}, {y:,} {wanted.y_name}"
+            rows.append([label(where), *cells, label(style.method_name(winner(data, x, y)[0]))])
+    return rows
+
+
+def _shown(x: Any, wanted: Map) -> str:
+    return f"{x / 1e9:g}" if wanted is LINKS else f"{x}"
+
+
+def draw(maps: dict[str, pd.DataFrame]) -> Figure:
+    """Two maps side by side: the colour is the winner's, the number its lead."""
+    with style.applied():
+        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+        for axes, wanted in zip(figure.subplots(1, 2), (LINKS, SIZES), strict=True):
+            _draw_map(axes, maps[wanted.experiment], wanted)
+        return figure
+
+
+def _draw_map(axes: Axes, data: pd.DataFrame, wanted: Map) -> None:
+    for row, y in enumerate(wanted.y_values):
+        for column, x in enumerate(wanted.x_values):
+            system, lead = winner(data, x, y)
+            axes.barh(row, 1, 1, left=column - 0.5, color=style.METHODS[system].colour, alpha=0.7, edgecolor="white")
+            text = f"{style.method_name(system)}\n" + (f"{lead:.2f} ×" if lead else "alone")
+            axes.text(column, row, text, ha="center", va="center", fontsize=7)
+    axes.set_xticks(range(len(wanted.x_values)), [_shown(x, wanted) for x in wanted.x_values])
+    axes.set_yticks(range(len(wanted.y_values)), [f"{y:,}" for y in wanted.y_values])
+    axes.set(xlabel=wanted.x_name, ylabel=wanted.y_name)
+    axes.set_xlim(-0.5, len(wanted.x_values) - 0.5)
+    axes.set_ylim(-0.5, len(wanted.y_values) - 0.5)
+    axes.grid(visible=False)

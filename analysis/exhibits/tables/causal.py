@@ -1,0 +1,76 @@
+"""What it costs that the head waits for its input, which the artifact's simulator does not ask for."""
+
+import pandas as pd
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.records import runs
+from analysis.records.experiments import Experiments, index, succeeded
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The table.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    columns = (
+        "model",
+        "bubble as in the artifact (%)",
+        "bubble, the head waits (%)",
+        "makespan as in the artifact (s)",
+        "makespan, the head waits (s)",
+        "longer (%)",
+    )
+    return Exhibit(
+        id="causal",
+        title="The head waits for its input",
+        caption=(
+            "The artifact's simulator lets the forward of the fused stage (head, loss and first backward) "
+            "begin before its input has arrived, which no machine can. One call of 16 microbatches on 8 "
+            f"devices. {answer(data)}"
+        ),
+        evidence=("simulated",),
+        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=causal",
+        table=table(columns, map(_row, data.to_dict("records"))),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a model: `bubble` (%), `makespan_s` and `run_id` of both (`_ahead`, `_waits`), `longer` (%).
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    wanted = [("roundpipe", model) for model in runs.MODELS]
+    data = pd.DataFrame({"model": list(runs.MODELS)})
+    for name, experiment in (("ahead", "figure17"), ("waits", "causal")):
+        rows = index(succeeded(experiments.cells(experiment)), ("schedule", "model"), wanted, experiment)
+        data[f"bubble_{name}"] = (100 * rows["bubble_makespan"]).to_list()
+        data[f"makespan_s_{name}"] = rows["makespan_s"].to_list()
+        data[f"run_id_{name}"] = rows["run_id"].to_list()
+    return data.assign(longer=100 * (data["makespan_s_waits"] / data["makespan_s_ahead"] - 1))
+
+
+def answer(data: pd.DataFrame) -> str:
+    """What waiting costs, in a sentence."""
+    worst = data.loc[data["longer"].idxmax()]
+    return (
+        f"Waiting makes it {data['longer'].min():.2f} to {data['longer'].max():.2f} % longer, most for "
+        f"{style.model_name(worst['model'])} (bubble {worst['bubble_ahead']:.2f} to "
+        f"{worst['bubble_waits']:.2f} %)."
+    )
+
+
+def _row(row: dict) -> tuple[Cell, ...]:
+    ahead, waits = row["run_id_ahead"], row["run_id_waits"]
+    return (
+        label(style.model_name(row["model"])),
+        ours(row["bubble_ahead"], ".2f", ahead),
+        ours(row["bubble_waits"], ".2f", waits),
+        ours(row["makespan_s_ahead"], ".4f", ahead),
+        ours(row["makespan_s_waits"], ".4f", waits),
+        ours(row["longer"], ".2f", (ahead, waits)),
+    )

@@ -1,0 +1,205 @@
+"""Every system on the same work: simulated on eight devices, and measured on two cores."""
+
+from collections.abc import Mapping, Sequence
+from math import isinf
+
+import pandas as pd
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
+from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.figures import convergence
+from analysis.exhibits.time_to_loss import SHARE, Spread, token_multiples
+from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
+from rpbench.harness.config import swept
+
+_COLUMNS = (
+    "tokens/s",
+    "tokens for the same loss",
+    "tokens/s of equal progress",
+    "bubble (%)",
+    "device memory (GB)",
+    "host memory (GB)",
+    "host links (GB a step)",
+    "between devices (GB a step)",
+    "steps late",
+)
+# The run of `experiment=convergence` that reads weights as late, where it has another name; PipeMare with T1 to T3.
+_TRAINED_AS = {
+    "roundpipe": "roundpipe_async",
+    "zero_offload": "roundpipe_async",
+    "pipemare": "pipemare_t1_t2_t3",
+}
+
+Multiples = Mapping[str, Spread]
+
+
+def simulated(experiments: Experiments) -> Exhibit:
+    """All systems on eight devices and the published models.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    rows, multiples, behind = _figure10(experiments), *_multiples(experiments)
+    columns = ("model", "system", *_COLUMNS, "why it cannot run")
+    cells = (
+        (label(style.model_name(row["model"])), *_system(row, multiples, behind), _why(row))
+        for row in rows.to_dict("records")
+    )
+    return Exhibit(
+        id="figure10",
+        title="Every system on eight RTX 4090",
+        caption=(
+            "Action by action, from the published layer timings: 16 microbatches of four sequences a step, four steps "
+            "in a row. Equal terms: the same search finds everybody's partition, and whatever moves takes the time of "
+            "its bytes. Without peer-to-peer copies boundary tensors go down to the host and up again, like weights, "
+            "gradients and kept inputs: each device at the 21 GB/s of the artifact's hops, all of them and the host's "
+            "Adam sharing 82 GB/s of its memory. Gathers and sums go at NCCL's pace on that machine, beside copies. "
+            "Adam reads and writes 40 bytes a parameter on the host, 28 on a device. RoundPipe runs a step as one "
+            "round, as its library does. The bubble is that of a step among others, memory the fullest device's, "
+            "bytes are sums over all devices. Steps are small, 131 thousand tokens where the paper's have up to a "
+            "million, so that what is paid once a step, the host's Adam above all, weighs up to eight times as much: "
+            "that is why synchronous RoundPipe stands behind pipelines whose Adam runs on the devices where those "
+            "fit, and why the late update that hides it gains so much. Chimera sums the gradients of its two copies "
+            f"at NCCL's pace. A bubble is good to a few tenths of a percent. {_LATE} Schedules that cut backward in "
+            f"two are left out: its halves have no published times. {answer(rows)}"
+        ),
+        evidence=("simulated",),
+        command="python -m rpbench -m experiment=figure10; python -m rpbench -m experiment=figure10_options",
+        table=table(columns, cells),
+    )
+
+
+_LATE = (
+    "A stale step is not a full one: beside the pace of those that read late weights stands how many tokens they take "
+    f"to the loss that plain training has after {100 * SHARE:.0f} % of its tokens, over a flushed one that steps as "
+    "often (a small GPT, median and range of three seeds, experiment=convergence), and their pace over that."
+)
+
+
+def measured(experiments: Experiments) -> Exhibit:
+    """All systems that the engine trains, on two cores of this machine.
+
+    Raises:
+        MissingRuns: if there is none.
+    """
+    rows, multiples, behind = _baselines_cpu(experiments), *_multiples(experiments)
+    columns = ("system", *_COLUMNS, "loss", "largest difference")
+    cells = ((*_system(_whole_run(row), multiples, behind), *_training(row)) for row in rows.to_dict("records"))
+    exact = int((rows["grad_max_abs_diff"] == 0).sum())
+    return Exhibit(
+        id="baselines_cpu",
+        title="Every system on two cores",
+        caption=(
+            "A thread for each of two devices that share the host's memory: memory and bytes are what the actions say, "
+            "and only what comes from the host is copied. The same 12 microbatches in float64 for all; pace and bubble "
+            "are of the whole run, the loss that of its last step: too few to tell how fast a system learns. "
+            f"{_LATE} "
+            "Difference: gradients against a plain loop over the same weights. "
+            f"{exact} of {len(rows)} systems agree in every bit."
+        ),
+        evidence=("measured", "simulated") if multiples else ("measured",),
+        command="python -m rpbench -m experiment=baselines_cpu",
+        table=table(columns, cells),
+    )
+
+
+def answer(rows: pd.DataFrame) -> str:
+    """The fastest system that fits, for each model, among those that flush and among all, in sentences."""
+    running = rows[rows["status"] == "ok"]
+    flushed = running[running["staleness_steps"] == 0]
+    return f"{len(running)} of {len(rows)} fit. Fastest: {_fastest(running)}; of those never late: {_fastest(flushed)}."
+
+
+def _fastest(rows: pd.DataFrame) -> str:
+    best = rows.loc[rows.groupby("model", sort=False)["tokens_per_s"].idxmax()]
+    if len({row["schedule"] for row in best.to_dict("records")}) == 1:
+        return f"{_name(best.iloc[0].to_dict())} on every model"
+    return ", ".join(f"{_name(row)} on {style.model_name(row['model'])}" for row in best.to_dict("records"))
+
+
+def _name(row: Mapping) -> str:
+    return style.method_name(row["schedule"])
+
+
+def _figure10(experiments: Experiments) -> pd.DataFrame:
+    """The experiments' rows, those that do not fit included."""
+    rows = pd.concat([experiments.cells(name) for name in ("figure10", "figure10_options")]).reset_index(drop=True)
+    systems = [*swept("figure10", "schedule"), *swept("figure10_options", "schedule")]
+    wanted = [(model, system) for model in swept("figure10", "model") for system in systems]
+    return index(rows, ("model", "schedule"), wanted, "figure10 and experiment=figure10_options")
+
+
+def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
+    """What late weights cost in tokens, by method, and the runs behind it; nothing before these are there."""
+    try:
+        data = convergence.numbers(experiments)
+    except MissingRuns:
+        return {}, []
+    return token_multiples(data, convergence.BY_BATCH), data["run_id"].tolist()
+
+
+def _baselines_cpu(experiments: Experiments) -> pd.DataFrame:
+    rows = succeeded(experiments.cells("baselines_cpu"))
+    if rows.empty:
+        raise MissingRuns("all runs of experiment=baselines_cpu")
+    return rows.sort_values("schedule", kind="stable")
+
+
+def _whole_run(row: dict) -> dict:
+    """A measured row whose pace and bubble are those of its whole run: a few steps say little of an interval."""
+    tokens = row["tokens_per_step"] * row["num_updates"]
+    return row | {"tokens_per_s": tokens / row["makespan_s"], "bubble_steady": row["bubble_makespan"]}
+
+
+def _system(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:
+    """Name, pace and what a system needs; both tables have these."""
+    run = row["run_id"]
+    bubble = row.get("bubble_steady")
+    host = _moved(row, "h2d_bytes") + _moved(row, "d2h_bytes")
+    return (
+        label(_name(row)),
+        ours(row["tokens_per_s"], ",.0f", run),
+        *_progress(row, multiples, behind),
+        ours(None if bubble is None else 100 * bubble, ".1f", run),
+        ours(_gigabytes(max(row["peak_memory_bytes"])), ".3g", run),
+        ours(_gigabytes(row["host_memory_bytes"]), ".3g", run),
+        ours(host, ".3g", run),
+        ours(_moved(row, "net_bytes"), ".3g", run),
+        ours(row["staleness_steps"], ".0f", run),
+    )
+
+
+def _progress(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:
+    """Tokens to a loss over those of a flushed run, and the pace over that; dashes for what was not trained so."""
+    pace, run = row["tokens_per_s"], row["run_id"]
+    if row["status"] != "ok" or not row["staleness_steps"]:
+        return NOTHING, ours(pace, ",.0f", run)
+    method = _TRAINED_AS.get(row["generator"], row["generator"])
+    if method not in multiples:
+        return NOTHING, NOTHING
+    needed = multiples[method]
+    even = None if isinf(needed.median) else pace / needed.median
+    return ranged(needed, ".2f", behind), ours(even, ",.0f", (run, *behind))
+
+
+def _moved(row: dict, link: str) -> float:
+    """Gigabytes a step over one kind of link, of all devices."""
+    found = row.get(link)
+    return _gigabytes(sum(found)) / row["config"]["num_steps"] if isinstance(found, list) else 0.0
+
+
+def _gigabytes(number: float) -> float:
+    return number / 1e9
+
+
+def _why(row: dict) -> Cell:
+    return NOTHING if row["status"] == "ok" else label(f"{row['status']}: {row['reason'].split(';')[0]}")
+
+
+def _training(row: dict) -> Sequence[Cell]:
+    run, largest = row["run_id"], row["grad_max_abs_diff"]
+    return (
+        ours(row["loss"], ".4f", run),
+        ours(largest, ".1e" if largest else ".0f", run),
+    )

@@ -1,0 +1,107 @@
+"""The 25 published cells of figure 17: every printed number, simulated and published side by side."""
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.records import runs
+from analysis.records.experiments import Experiments, index
+from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import published
+
+# Column of bubble.csv -> heading, and how a record says it. Ratios are of devices × makespan.
+_SHOWN = {
+    "makespan_ms": "makespan (ms)",
+    "bubble_time_gpu_ms": "bubble (GPU-ms)",
+    "bubble_ratio_percent": "bubble (%)",
+    "fill_time_gpu_ms": "fill (GPU-ms)",
+    "switch_time_gpu_ms": "switch (GPU-ms)",
+    "drain_time_gpu_ms": "drain (GPU-ms)",
+    "intra_time_gpu_ms": "intra (GPU-ms)",
+    "comm_total_ms": "communication (ms)",
+    "comm_exposed_ms": "exposed communication (ms)",
+    "layer_events": "layer events",
+}
+DECIMALS = 4
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The table.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    rows = numbers(experiments)
+    columns = ["schedule", "model", "equal numbers"]
+    for heading in _SHOWN.values():
+        columns += [heading, f"{heading}, published"]
+    return Exhibit(
+        id="published_cells",
+        title="The 25 published cells, number by number",
+        caption=(
+            "What the artifact's simulator printed for figure 17 (8 devices, 16 microbatches), and what "
+            f"the runs here measure with the same timings and cuts, to {DECIMALS} decimals. {answer(rows)}"
+        ),
+        evidence=("simulated", "published"),
+        command="python -m rpbench -m experiment=figure17",
+        table=table(columns, map(_row, rows)),
+    )
+
+
+def numbers(experiments: Experiments) -> list[dict]:
+    """The 25 records.
+
+    Raises:
+        MissingRuns: if one is not there.
+    """
+    wanted = [(schedule, model) for schedule in runs.SCHEDULES for model in runs.MODELS]
+    return index(runs.single_call(experiments), ("schedule", "model"), wanted, "figure17").to_dict("records")
+
+
+def cell_numbers(row: dict) -> dict[str, float]:
+    """A record in the columns of bubble.csv: milliseconds, device-milliseconds and percent."""
+    capacity_s = row["num_devices"] * row["makespan_s"]
+    numbers = {
+        "layer_events": row["num_layer_events"],
+        "makespan_ms": 1000 * row["makespan_s"],
+        "bubble_time_gpu_ms": 1000 * row["idle_s"],
+        "bubble_ratio_percent": 100 * row["bubble_makespan"],
+        "comm_total_ms": 1000 * row["comm_total_s"],
+        "comm_exposed_ms": 1000 * row["comm_exposed_s"],
+        "comm_exposed_ratio_percent": 100 * row["comm_exposed_s"] / capacity_s,
+    }
+    for part in ("fill", "switch", "drain", "intra"):
+        numbers[f"{part}_time_gpu_ms"] = 1000 * row[f"{part}_s"]
+        numbers[f"{part}_ratio_percent"] = 100 * row[f"{part}_s"] / capacity_s
+    return numbers
+
+
+def num_equal(row: dict) -> tuple[int, int]:
+    """How many numbers of a cell agree to all printed decimals, and how many there are."""
+    pairs = [(value, _published(row, column).value) for column, value in cell_numbers(row).items()]
+    return sum(f"{value:.{DECIMALS}f}" == f"{known:.{DECIMALS}f}" for value, known in pairs), len(pairs)
+
+
+def answer(rows: list[dict]) -> str:
+    """How many cells match, in a sentence."""
+    whole = sum(equal == total for equal, total in map(num_equal, rows))
+    return f"{whole} of {len(published('bubble'))} cells agree in every number."
+
+
+def _published(row: dict, column: str) -> Published:
+    scheduler = row["schedule"].replace("_", "-")
+    return look_up("bubble", column, scheduler=scheduler, model=PUBLISHED_MODELS[row["model"]])
+
+
+def _row(row: dict) -> list[Cell]:
+    values = cell_numbers(row)
+    equal, total = num_equal(row)
+    cells = [
+        label(style.method_name(row["schedule"])),
+        label(style.model_name(row["model"])),
+        Cell(equal, f"{equal} of {total}", (row["run_id"],)),
+    ]
+    for column in _SHOWN:
+        form = ".0f" if column == "layer_events" else f".{DECIMALS}f"
+        known = _published(row, column)
+        cells += [ours(values[column], form, row["run_id"]), theirs(known.value, form, known.source)]
+    return cells

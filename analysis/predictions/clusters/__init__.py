@@ -1,0 +1,8 @@
+"""Clusters: other people's measured runs under meshes, read as jobs; constants fitted on the given ones; the withheld
+ones predicted into `analysis/predictions/clusters.csv`.
+
+    python -m analysis.predictions.clusters fit       constants -> conf/software/constants.csv
+    python -m analysis.predictions.clusters holdout   -> clusters_holdout.csv
+    python -m analysis.predictions.clusters predict   -> clusters.csv
+    python -m analysis.predictions.clusters league    -> clusters_league.csv
+"""

@@ -1,0 +1,19 @@
+"""Make what stands in the tables of this folder; see the package."""
+
+import sys
+
+from analysis.predictions.clusters import constants, holdout, league, writing
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; returns the exit status."""
+    commands = {"fit": constants.write, "holdout": holdout.write, "predict": writing.write, "league": league.write}
+    if len(argv) != 1 or argv[0] not in commands:
+        print(f"one of: {', '.join(commands)}", file=sys.stderr)
+        return 2
+    print(f"{argv[0]}: {commands[argv[0]]()} rows", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""Fitting: constants of a framework from given rows and priors, by Gauss-Newton with Huber weights.
+
+The sum that is made least: of Huber losses of log(predicted / measured) / 0.04, over configurations, and of squares of
+log(constant / prior) / log-sd. A constant beyond a factor of 3 from its prior is a sign of a missing mechanism.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.predictions.clusters.case import Case, Model
+from rpbench.mesh.software import PRIORS, declared_software
+
+NOISE = 0.04  # of one measured step, as a logarithm
+HUBER = 1.5  # noises beyond which a row pulls no harder
+STEP = 0.02  # of a constant's logarithm, for derivatives
+LONGEST = 0.7  # step of a constant's logarithm
+ENOUGH = 2e-3  # steps below which the search ends
+DAMPING = 1e-3
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is fitted together.
+
+    Args:
+        name: of the problem.
+        rows: the sets whose rows are given.
+        softwares: frameworks whose constants are sought.
+        shared: constants that all of them share.
+        own: constants that each has for itself.
+        prior_from: a problem's software whose fitted constants are the priors here.
+        shrink: of the priors' deviations where they come from another fit.
+        heirs: frameworks without rows, which get the shared constants.
+    """
+
+    name: str
+    rows: tuple[str, ...]
+    softwares: tuple[str, ...]
+    shared: tuple[str, ...]
+    own: tuple[str, ...] = ()
+    prior_from: str = ""
+    shrink: float = 0.5
+    heirs: tuple[str, ...] = ()
+    sds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One number that is sought, and the frameworks it belongs to."""
+
+    constant: str
+    softwares: tuple[str, ...]
+    prior: float
+    log_sd: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit found.
+
+    Args:
+        values: by framework and constant.
+        log_sd: of each parameter after the fit, propagated.
+        parameters: what was sought, in order.
+    """
+
+    values: dict[str, dict[str, float]]
+    log_sd: tuple[float, ...]
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def model(self) -> Model:
+        """A model with these constants."""
+        return Model(self.values)
+
+
+def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) -> tuple[Parameter, ...]:
+    """The numbers a problem seeks, with their priors."""
+    found = []
+    for constant in (*problem.shared, *problem.own):
+        groups = [problem.softwares] if constant in problem.shared else [(each,) for each in problem.softwares]
+        for group in groups:
+            prior = declared_software(group[0]).constants[constant]
+            sd = problem.sds.get(constant, PRIORS[constant].log_sd)
+            if constant in known.get(problem.prior_from, {}):
+                prior, sd = known[problem.prior_from][constant], sd * problem.shrink
+            found.append(Parameter(constant, group, prior, sd))
+    return tuple(found)
+
+
+def fit(
+    problem: Problem,
+    cases: Sequence[Case],
+    known: Mapping[str, Mapping[str, float]],
+    iterations: int = 12,
+    start: Fitted | None = None,
+) -> Fitted:
+    """The constants of a problem from its cases.
+
+    Args:
+        known: constants of frameworks that were fitted before.
+        start: a fit of the same problem to begin from, where few rows have changed.
+    """
+    parameters = parameters_of(problem, known)
+    chosen = [case for case in cases if case.fits and case.step_time_s and case.job]
+    base = {
+        name: {**declared_software(name).constants, **known.get(problem.prior_from, {})} for name in problem.softwares
+    }
+    precision = np.array([1.0 / each.log_sd for each in parameters]) ** 2
+    counts = Counter(case.configuration for case in chosen)
+    weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
+    theta = _logarithms(parameters, start)
+    current = _residuals(chosen, parameters, theta, base)
+    normal = np.diag(precision)
+    for _ in range(iterations):
+        jacobian = _jacobian(chosen, parameters, theta, base, current)
+        scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(current), 1e-9))) / NOISE
+        scaled = jacobian * scale[:, None]
+        normal = scaled.T @ scaled + np.diag(precision)
+        gradient = scaled.T @ (current * scale) + precision * theta
+        step = np.clip(np.linalg.solve(normal + DAMPING * np.diag(np.diag(normal)), -gradient), -LONGEST, LONGEST)
+        theta = theta + step
+        current = _residuals(chosen, parameters, theta, base)
+        if np.max(np.abs(step)) < ENOUGH:
+            break
+    deviations = np.sqrt(np.diag(np.linalg.inv(normal)))
+    return Fitted(_values(parameters, theta, base), tuple(float(each) for each in deviations), parameters)
+
+
+def _logarithms(parameters: Sequence[Parameter], start: Fitted | None) -> Floats:
+    """Logarithms of the constants over their priors, where the search begins."""
+    if start is None:
+        return np.zeros(len(parameters))
+    return np.array([log(start.values[each.softwares[0]][each.constant] / each.prior) for each in parameters])
+
+
+def _jacobian(
+    cases: Sequence[Case],
+    parameters: Sequence[Parameter],
+    theta: Floats,
+    base: Mapping[str, Mapping[str, float]],
+    current: Floats,
+) -> Floats:
+    """How the logarithm of every row's error moves with that of every constant, (rows, constants)."""
+    columns = []
+    for number in range(len(parameters)):
+        moved = theta.copy()
+        moved[number] += STEP
+        columns.append((_residuals(cases, parameters, moved, base) - current) / STEP)
+    return np.column_stack(columns)
+
+
+def _values(
+    parameters: Sequence[Parameter], theta: Floats, base: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {name: dict(values) for name, values in base.items()}
+    for parameter, moved in zip(parameters, theta, strict=True):
+        for name in parameter.softwares:
+            found.setdefault(name, {})[parameter.constant] = parameter.prior * exp(moved)
+    return found
+
+
+def _residuals(
+    cases: Sequence[Case], parameters: Sequence[Parameter], theta: Floats, base: Mapping[str, Mapping[str, float]]
+) -> Floats:
+    model = Model(_values(parameters, theta, base))
+    return np.array([log(model.step_time_s(case) / case.step_time_s) for case in cases if case.step_time_s])

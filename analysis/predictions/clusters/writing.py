@@ -1,0 +1,80 @@
+"""Writing: the predictions of all withheld rows, with intervals, as `analysis/predictions/clusters.csv`."""
+
+import csv
+from collections.abc import Iterable
+from math import exp
+from pathlib import Path
+
+from analysis.predictions.clusters.case import Case, Model
+from analysis.predictions.clusters.problems import SOURCES, asked
+from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd
+
+FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
+COLUMNS = (
+    "id",
+    "status",
+    "step_time_s",
+    "step_time_s_low",
+    "step_time_s_high",
+    "tokens_per_s_per_gpu",
+    "peak_memory_bytes",
+    "peak_memory_bytes_low",
+    "peak_memory_bytes_high",
+    "note",
+)
+NINE_IN_TEN = 1.645
+BEYOND = 1.03  # the fullest given run that fits is predicted below it, every given one that does not above
+
+
+def predictions() -> Iterable[dict[str, str]]:
+    """One row for each withheld case, in the order of the files."""
+    model = Model()
+    for name in sorted(SOURCES):
+        for case in asked(name):
+            yield row_of(case, model)
+
+
+def row_of(case: Case, model: Model) -> dict[str, str]:
+    """The prediction of one case."""
+    found = dict.fromkeys(COLUMNS, "")
+    found |= {"id": case.id, "status": "not_modelled", "note": case.note}
+    if case.job is None:
+        return found
+    found["status"] = "ok"
+    if "time" in case.asks:
+        step = model.step_time_s(case)
+        margin = exp(NINE_IN_TEN * step_log_sd(case))
+        found["step_time_s"] = f"{step:.5g}"
+        found["step_time_s_low"], found["step_time_s_high"] = f"{step / margin:.5g}", f"{step * margin:.5g}"
+        pace = case.repeats * case.job.tokens / step / case.job.machine.num_devices
+        found["tokens_per_s_per_gpu"] = f"{pace:.5g}"
+    if "memory" in case.asks:
+        found |= _memory(case, model)
+    return found
+
+
+def _memory(case: Case, model: Model) -> dict[str, str]:
+    need = model.memory_bytes(case)
+    margin = exp(NINE_IN_TEN * memory_log_sd(case))
+    return {
+        "status": "OOM" if out_of_memory(case, model) else "ok",
+        "peak_memory_bytes": f"{need:.0f}",
+        "peak_memory_bytes_low": f"{need / margin:.0f}",
+        "peak_memory_bytes_high": f"{need * margin:.0f}",
+    }
+
+
+def out_of_memory(case: Case, model: Model) -> bool:
+    """Whether a run cannot fit: what its source would print is beyond the device, with a margin for what differs."""
+    job = model.job(case)
+    return bool(model.memory_bytes(case) > BEYOND * job.machine.gpu.memory_bytes)
+
+
+def write() -> int:
+    """Write the file; returns the number of rows."""
+    rows = list(predictions())
+    with FILE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return len(rows)

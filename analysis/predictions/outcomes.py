@@ -1,0 +1,196 @@
+"""What was predicted without a sight of the measurement, and what came out: figures 12, 13, 15 and 16.
+
+    python -m analysis.predictions outcomes            the sealed tables, and the present ones
+    python -m analysis.predictions outcomes --sealed   the sealed tables alone, every cell
+
+`sealed/` holds the tables as they were committed before the measurements were seen, at `SEALED_COMMIT`. Never write
+there. The present tables come from a model that has been changed in sight of them: `README.md` says on which cells
+each change was decided; their agreement is not that of a prediction.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from analysis.predictions.tables import FOLDER, Row, read
+from rpbench.cost.published import published_rows
+
+SEALED, SEALED_COMMIT = FOLDER / "sealed", "90b90aa"
+FOLDERS = (SEALED, FOLDER)
+
+DENSE = ("qwen3-1.7b", "llama-3.1-8b", "qwen3-32b")
+EXPERTS = ("gpt-oss-20b", "qwen3-235b-lora")
+OURS = ("roundpipe", "roundpipe-sync")
+# Table of the prediction, table of the measurement, column predicted, column measured, what identifies a row.
+_TABLES = {
+    "throughput": ("throughput_a800", "tokens_per_s", "tokens_per_s", ("system", "platform", "model")),
+    "max_seq_len": ("max_seq_len_a800", "max_seq_len_k", "max_seq_len_published_k", ("system", "platform", "model")),
+    "scaling": ("scaling", "tokens_per_s", "tokens_per_s", ("platform", "model", "num_gpus")),
+    "seqlen_sensitivity": ("seqlen_sensitivity", "tokens_per_s", "tokens_per_s", ("seq_len_tokens",)),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cell that was withheld: what was said, what came out.
+
+    Args:
+        table: `throughput`, `max_seq_len`, `scaling` or `seqlen_sensitivity`.
+        key: what identifies the cell there besides system and model: devices, or tokens of a sequence.
+        predicted, low, high: value and interval; None without a value.
+        measured: None where the run failed.
+        said, came: status predicted and status measured.
+    """
+
+    table: str
+    system: str
+    model: str
+    key: str
+    predicted: float | None
+    low: float | None
+    high: float | None
+    measured: float | None
+    said: str
+    came: str
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured less 1; None where one has no value."""
+        return self.predicted / self.measured - 1 if self.predicted and self.measured else None
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measurement lies inside the interval; None where one has no value."""
+        if self.error is None or self.low is None or self.high is None or self.measured is None:
+            return None
+        return self.low <= self.measured <= self.high
+
+
+def outcomes(folder: Path = SEALED) -> list[Outcome]:
+    """Every cell that was withheld, from the tables of a folder; the scaling cell of eight devices was known."""
+    return [outcome for table in _TABLES for outcome in _of_table(folder, table)]
+
+
+def _of_table(folder: Path, table: str) -> Iterable[Outcome]:
+    file, ours, theirs, names = _TABLES[table]
+    said = {tuple(row[name] for name in names): row for row in read(table, folder)}
+    for row in published_rows(f"{file}.csv"):
+        if "README" in row["source"]:  # the same run reported once more elsewhere
+            continue
+        found = said[tuple(row[name] for name in names)]
+        yield Outcome(
+            table,
+            row["system"],
+            row["model"],
+            row.get("seq_len_tokens") or row.get("num_gpus") or "",
+            _number(found[ours]),
+            _number(found[f"{ours}_low"]),
+            _number(found[f"{ours}_high"]),
+            _number(row[theirs]),
+            found["status"],
+            row["status"],
+        )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+# --- the score -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that are judged together.
+
+    Args:
+        holds: which cells belong to it.
+    """
+
+    name: str
+    holds: Callable[[Outcome], bool]
+
+    def errors(self, found: Sequence[Outcome]) -> list[float]:
+        """Sizes of the errors of its cells, the smallest first."""
+        return sorted(abs(cell.error) for cell in found if cell.error is not None and self.holds(cell))
+
+
+def _throughput(systems: Sequence[str], models: Sequence[str]) -> Callable[[Outcome], bool]:
+    return lambda cell: cell.table == "throughput" and cell.system in systems and cell.model in models
+
+
+BASELINES = ("zero-2", "zero-infinity", "fsdp", "megatron-pp", "megatron-tp")
+GROUPS = (
+    Group("RoundPipe on A800, dense", _throughput(("roundpipe",), DENSE)),
+    Group("RoundPipe on A800, experts", _throughput(("roundpipe",), EXPERTS)),
+    Group("RoundPipe-sync on A800", _throughput(("roundpipe-sync",), (*DENSE, *EXPERTS))),
+    Group("baselines on A800", _throughput(BASELINES, (*DENSE, *EXPERTS))),
+    Group("scaling, dense", lambda cell: cell.table == "scaling" and cell.model in DENSE),
+    Group("scaling, experts", lambda cell: cell.table == "scaling" and cell.model in EXPERTS),
+    Group("sequence lengths", lambda cell: cell.table == "seqlen_sensitivity"),
+    Group("longest sequences on A800", lambda cell: cell.table == "max_seq_len"),
+)
+
+
+def score(found: Sequence[Outcome]) -> list[Row]:
+    """A row a group: cells, median and largest error, share within a quarter."""
+    rows = []
+    for group in GROUPS:
+        errors = group.errors(found)
+        rows.append(
+            {
+                "cells": group.name,
+                "count": len(errors),
+                "median_error": f"{median(errors):.3f}",
+                "largest_error": f"{errors[-1]:.3f}",
+                "within_a_quarter": sum(error <= 0.25 for error in errors),
+            }
+        )
+    return rows
+
+
+def verdicts(found: Sequence[Outcome], table: str) -> tuple[int, int]:
+    """Cells whose status was predicted, and all."""
+    own = [cell for cell in found if cell.table == table]
+    return sum(cell.said == cell.came for cell in own), len(own)
+
+
+def coverage(found: Sequence[Outcome], tables: Sequence[str] = tuple(_TABLES)) -> tuple[int, int]:
+    """Measurements inside their intervals, and all that have one."""
+    inside = [cell.inside for cell in found if cell.table in tables and cell.inside is not None]
+    return sum(inside), len(inside)
+
+
+def text(
+    folders: Sequence[tuple[str, Path]] = (("sealed", SEALED), ("present", FOLDER)), *, cells: bool = False
+) -> str:
+    """The score of each folder, its verdicts and coverage; every cell if asked for."""
+    lines = []
+    for name, folder in folders:
+        found = outcomes(folder)
+        lines += [f"{name}:", *(_line(row) for row in score(found))]
+        for table in ("throughput", "max_seq_len"):
+            lines.append("  verdicts of {}: {} of {}".format(table, *verdicts(found, table)))
+        for table in _TABLES:
+            lines.append("  inside the interval, {}: {} of {}".format(table, *coverage(found, (table,))))
+        lines += [_cell(cell) for cell in found] if cells else []
+    return "\n".join(lines)
+
+
+def sealed_text() -> str:
+    """The score of the sealed tables, and every cell."""
+    return text((("sealed", SEALED),), cells=True)
+
+
+def _line(row: Row) -> str:
+    return (
+        f"  {row['cells']:28s} {row['count']:3d} cells  median {float(row['median_error']):6.1%}  "
+        f"largest {float(row['largest_error']):6.1%}  within 25 %: {row['within_a_quarter']}"
+    )
+
+
+def _cell(cell: Outcome) -> str:
+    off = "" if cell.error is None else f"{cell.error:+.1%} {'inside' if cell.inside else 'OUTSIDE'}"
+    wrong = "" if cell.said == cell.came else f"said {cell.said}, came {cell.came}"
+    return f"  {cell.table:18s} {cell.system:14s} {cell.model:16s} {cell.key:>5s}  {off} {wrong}"

@@ -1,0 +1,231 @@
+"""Paces of schedules within groups of measured runs, predicted from shapes alone.
+
+    python -m analysis.predictions.schedules_measured      write schedules_measured.csv
+
+A run is simulated with one cost for everything: floating-point operations at one rate. Stages differ by their layers
+and the head, nothing is known of kernels. Splitting a backward makes its kernels `SPLIT` longer. `relative_pace` is the
+model's operations over the operations that fit into the time of all devices, relative to the first row of the group.
+
+What the question does not state is assumed in `GROUPS`, once a group: sizes, microbatches, bytes of state. Where a
+number of layers and two more divide by the ranks, embedding and head count as a layer each (Megatron's layouts).
+
+`memory_GB` is that of the fullest device: state, activations of the chunks in flight, logits.
+"""
+
+import sys
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from analysis.predictions.cases import model_of
+from analysis.predictions.tables import FOLDER, Row, as_csv
+from rpbench.cost.activations import LayerActivations
+from rpbench.cost.model import Model
+from rpbench.cost.published import published_rows
+from rpbench.cost.table import LayerTimes
+from rpbench.harness.record import write_atomically
+from rpbench.ir.partition import Partition, split_evenly, symmetric
+from rpbench.plan.problem import Problem
+from rpbench.registry import entries
+from rpbench.sim.graph import build_graph
+from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.memory import peak_in_flight
+
+SPLIT = 1.03  # of the kernels of a split backward: 2 to 4 % in measured runs of others
+UTILISATION = 0.45  # of the peak, for what a transfer between stages takes in operations
+LOGIT_BYTES = 8  # fp32 logits and their gradient on the last stage
+
+# The files' names of orders -> ours.
+ORDERS = {"zbb": "interleaved_zb", "zero_bubble (zb1p)": "zb_h1", "zb_2p": "zb_h2"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that are compared with each other, and what is assumed of them.
+
+    Args:
+        first, last: numbers of the rows.
+        model: public configurations; sizes of models that are only named are ours.
+        num_ranks: pipeline ranks.
+        num_microbatches, microbatch_sequences: of a step.
+        flops_per_byte: of a device over its link to the next rank (vendor figures).
+        state_bytes: of a parameter on a device, master weights and optimizer included.
+        shards: devices that share a stage's matrices (tensor parallelism).
+        expert_shards: devices that share its experts.
+        chunks: of looped orders where the row does not say.
+        kept: share of the activations that stays; the rest is computed again, in no time.
+        orders: names of rows -> (order, ranks, microbatches), where they differ within the group.
+    """
+
+    first: int
+    last: int
+    model: Model
+    num_ranks: int
+    num_microbatches: int
+    microbatch_sequences: int
+    flops_per_byte: float
+    state_bytes: float = 18
+    shards: int = 1
+    expert_shards: int = 1
+    chunks: int = 2
+    kept: float = 1.0
+    orders: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+
+
+LLAMA2_7B = Model("llama2_7b", 32, 4096, 32, 32_000, intermediate=11_008, seq_len=4096)
+LLAMA31_405B = Model("llama31_405b", 126, 16_384, 128, 128_256, kv_heads=8, intermediate=53_248, seq_len=8192)
+GRUG = Model("grug_moe", 24, 2048, 16, 128_256, intermediate=1024, experts_total=40, experts_active=4, seq_len=4096)
+LLAMA_13B = Model("llama_13b", 40, 5120, 40, 32_000, intermediate=13_824, seq_len=2048)
+EXAMPLE = Model("example_6b", 30, 4096, 32, 51_200, gated_mlp=False, seq_len=1024)  # 6.2e9 with these
+
+GROUPS = (
+    Group(1, 6, LLAMA2_7B, 8, 64, 4, 1307e12 / 64e9),
+    Group(
+        7,
+        14,
+        replace(model_of("qwen3_235b_lora"), lora_rank=None, training_mode="full", seq_len=4096),
+        4,
+        16,
+        1,
+        2500e12 / 50e9,
+        expert_shards=8,
+    ),
+    Group(15, 18, EXAMPLE, 8, 24, 1, 989e12 / 200e9, chunks=4),
+    Group(19, 21, LLAMA31_405B, 8, 16, 1, 989e12 / 50e9, state_bytes=16 / 8 + 2, shards=8, kept=0.5),
+    Group(22, 24, replace(model_of("llama31_8b"), seq_len=512), 8, 16, 1, 989e12 / 450e9, state_bytes=16),
+    Group(25, 26, LLAMA2_7B, 4, 8, 1, 312e12 / 25e9, state_bytes=6 + 12 / 2),
+    Group(
+        27,
+        30,
+        GRUG,
+        8,
+        8,
+        4,
+        989e12 / 450e9,
+        state_bytes=16,
+        orders={
+            "fsdp/ep": ("", 8, 1),
+            "gpipe, 8-way, 8 microbatches": ("gpipe", 8, 8),
+            "gpipe, 8-way, 16 microbatches": ("gpipe", 8, 16),
+            "gpipe, 4-way x dp2, 8 microbatches": ("gpipe", 4, 8),
+        },
+    ),
+    Group(31, 31, LLAMA_13B, 4, 64, 1, 312e12 / 300e9),
+)
+
+# FSDP with experts over devices: no bubble; gathers and all-to-alls that nothing hides. Assumed.
+SHARDED_EFFICIENCY = 0.85
+
+
+class Found(NamedTuple):
+    """Efficiency, the model's operations over those that fit; and bytes on the fullest device."""
+
+    efficiency: float
+    memory_bytes: float
+
+
+def layer_flops(model: Model, num_tokens: int, *, split: bool, recompute: bool, hop: float) -> LayerTimes:
+    """Operations of every layer, for one microbatch; the gradients of weights have those of the matrices alone."""
+    forward = model.layer_forward_flops(num_tokens, "causal")
+    matrices = 2 * num_tokens * model.layer_matrix_weights(model.experts_active)
+    attention = forward - matrices
+    longer = SPLIT if split else 1.0
+    inputs, weights = longer * (matrices + 2.5 * attention), longer * matrices
+    head = float(model.head_forward_flops(num_tokens))
+
+    def layers(value: float) -> list[float]:
+        return [value] * model.num_layers
+
+    return LayerTimes(
+        forward=layers(forward),
+        recompute=layers(forward if recompute else 0.0),
+        backward=layers(inputs + weights),
+        head_forward=head,
+        head_backward=2 * longer * head,
+        input_grad=layers(inputs),
+        weight_grad=layers(weights),
+        head_input_grad=longer * head,
+        head_weight_grad=longer * head,
+        hop=hop,
+    )
+
+
+def cut(num_layers: int, num_stages: int) -> Partition:
+    """Even stages; embedding and head count as a layer each where that makes stages equal and layers alone do not."""
+    if num_layers % num_stages and not (num_layers + 2) % num_stages:
+        first, *middle, last = split_evenly(num_layers + 2, num_stages)
+        return symmetric((first - 1, *middle, last - 1))
+    return symmetric(split_evenly(num_layers, num_stages))
+
+
+def find(group: Group, row: dict[str, str]) -> Found:
+    """What a row of a group does."""
+    name, num_ranks, num_microbatches = group.orders.get(
+        row["schedule"], (ORDERS.get(row["schedule"], row["schedule"]), group.num_ranks, group.num_microbatches)
+    )
+    model, sequences = group.model, group.microbatch_sequences * group.num_microbatches // num_microbatches
+    tokens, recompute = sequences * model.seq_len, row["activation_checkpointing"] == "full"
+    if not name:
+        kept = _activation_bytes(group, tokens, recompute) * model.num_layers
+        return Found(SHARDED_EFFICIENCY, group.state_bytes * model.total_parameters / num_ranks + kept / num_ranks)
+    entry = entries()[name]
+    looped = row["vpp"] if row["vpp"].isdigit() else str(group.chunks)
+    chunks = (entry.chunks or int(looped)) if entry.looped else 1
+    split = name.startswith(("zb", "v_", "interleaved_zb"))
+    hop = model.boundary_bytes(tokens) * group.flops_per_byte * UTILISATION
+    problem = Problem(
+        entry=entry,
+        times=layer_flops(model, tokens, split=split, recompute=recompute, hop=hop),
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        chunks_per_rank=chunks,
+        activations=LayerActivations(34, 32),  # all, and what only W lets go: Qi et al., fused attention
+    )
+    partition = cut(model.num_layers, num_ranks * chunks)
+    graph = build_graph(problem.order(partition))
+    makespan = float(simulate_graph(graph, problem.costs(partition)).makespan)
+    plain = layer_flops(model, tokens, split=False, recompute=False, hop=0)
+    work = num_microbatches * (sum(plain.forward) + sum(plain.backward) + plain.head_forward + plain.head_backward)
+    memory = _memory_bytes(group, partition, peak_in_flight(graph), chunks, tokens, recompute)
+    return Found(work / (num_ranks * makespan), memory)
+
+
+def _activation_bytes(group: Group, num_tokens: int, recompute: bool) -> float:
+    model = group.model
+    kept = model.boundary_bytes(num_tokens) if recompute else model.layer_activation_bytes(num_tokens, "causal")
+    return group.kept * kept / group.shards
+
+
+def _memory_bytes(
+    group: Group, partition: Partition, in_flight: list[int], chunks: int, num_tokens: int, recompute: bool
+) -> float:
+    """State of the first rank's layers and embedding, and the fullest rank's chunks; logits where the head is."""
+    model = group.model
+    num_layers = max(partition.forward) * chunks
+    expert = model.layer_parameters - model.layer_matrix_weights(0)
+    layer = model.layer_matrix_weights(0) + expert / group.expert_shards
+    state = group.state_bytes * (num_layers * layer + model.embedding_parameters) / group.shards
+    held = max(in_flight) * max(partition.forward) * _activation_bytes(group, num_tokens, recompute)
+    return state + held + LOGIT_BYTES * num_tokens * model.vocab / group.shards / chunks
+
+
+def rows() -> list[Row]:
+    """A row for every run that is asked for."""
+    asked = {int(row["id"].split("/")[1]): row for row in published_rows("challenge/schedules_measured.csv")}
+    made = []
+    for group in GROUPS:
+        found = {number: find(group, asked[number]) for number in range(group.first, group.last + 1)}
+        first = found[group.first].efficiency
+        made += [
+            {
+                "id": asked[number]["id"],
+                "relative_pace": f"{own.efficiency / first:.3f}",
+                "memory_GB": f"{own.memory_bytes / 1e9:.1f}",
+            }
+            for number, own in found.items()
+        ]
+    return made
+
+
+if __name__ == "__main__":
+    write_atomically(FOLDER / "schedules_measured.csv", as_csv(rows()))
+    sys.exit(0)

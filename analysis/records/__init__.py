@@ -1,0 +1,1 @@
+"""Records and published numbers as tables."""

@@ -1,0 +1,248 @@
+"""Experiments: the records behind exhibits and claims, found through the manifests of their sweeps and in no other way.
+
+A record that no cell of an experiment's manifest names cannot reach a table, however much it looks like one that does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rpbench.harness import provenance, record
+from rpbench.harness.manifest import (
+    DONE,
+    FAILED,
+    INFEASIBLE,
+    NOT_APPLICABLE,
+    OOM,
+    Cell,
+    Manifest,
+    ManifestError,
+    manifest_name,
+    manifest_names,
+    read_manifest,
+)
+
+ENDED = (DONE, INFEASIBLE, OOM)  # cells with a verdict
+_SHOWN = 3  # missing cells that a message names
+
+Record = dict[str, Any]
+
+
+class MissingRuns(LookupError):
+    """Runs that an exhibit needs and that are not there."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep as the command line has it.
+
+    Args:
+        experiment: of `conf/experiment/`.
+        overrides: what narrows it down.
+    """
+
+    experiment: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def manifest(self) -> str:
+        """The name of its manifest."""
+        return manifest_name(self.experiment, self.overrides)
+
+    def arguments(self, results: Path) -> list[str]:
+        """What follows `python -m rpbench`."""
+        return ["-m", f"experiment={self.experiment}", *self.overrides, f"results_dir={results}"]
+
+    @property
+    def command(self) -> str:
+        """What runs it, into the usual folder."""
+        return " ".join(("python -m rpbench -m", f"experiment={self.experiment}", *self.overrides))
+
+
+@dataclass(frozen=True)
+class Experiments:
+    """The experiments of a results folder.
+
+    Args:
+        results: the folder of the records; it also holds timelines.
+        narrowed: sweeps that stand for their experiment where the whole of it has not been run.
+    """
+
+    results: Path
+    narrowed: Sequence[Sweep] = ()
+    _frames: dict[str, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
+    _rows: dict[str, dict[tuple[int | None, str | None], Record]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _manifests: dict[str, Manifest] = field(default_factory=dict, compare=False, repr=False)
+
+    def cells(self, experiment: str) -> pd.DataFrame:
+        """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`.
+
+        Raises:
+            MissingRuns: if its sweep was not run by this code and configuration, or a record of it is gone.
+        """
+        if experiment not in self._frames:
+            manifest = self._sound(experiment)
+            rows = [row for cell in manifest.cells for row in self._records(manifest, cell)]
+            self._frames[experiment] = pd.DataFrame(rows)
+        return self._frames[experiment]
+
+    def replaced(self, experiment: str, rows: pd.DataFrame) -> "Experiments":
+        """The same experiments with other rows for one of them, as if its records said so."""
+        return replace(self, _frames={**self._frames, experiment: rows}, _rows={})
+
+    def manifest(self, experiment: str) -> Manifest | None:
+        """The manifest that stands for an experiment, if there is one.
+
+        Raises:
+            ManifestError: if it cannot be read.
+        """
+        whole = Sweep(experiment)
+        for sweep in (whole, *(sweep for sweep in self.narrowed if sweep.experiment == experiment)):
+            found = read_manifest(self.results, sweep.manifest)
+            if found is not None:
+                return found
+        return None
+
+    @cached_property
+    def manifests(self) -> list[Manifest]:
+        """Every manifest of the folder that can be read."""
+        return list(_readable(self.results, manifest_names(self.results)))
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every record that a manifest of the folder names, once each, as it stands in its file."""
+        names = dict.fromkeys(name for each in self.manifests for cell in each.cells for name in cell.run_ids)
+        found = (record.read(self.results / name) for name in names)
+        return [row for row in found if row is not None]
+
+    def find(self, experiment: str, choices: Mapping[str, str], contender: str | None = None) -> Record | None:
+        """The record of the cell that makes these choices; None if the sweep has none, or it came to no verdict.
+
+        Args:
+            contender: whose record, of a duel's cell.
+
+        Raises:
+            MissingRuns: as of `cells`.
+        """
+        wanted = choices.items()
+        number = next((cell.number for cell in self._sound(experiment).cells if wanted <= cell.overrides.items()), None)
+        return self._by_cell(experiment).get((number, contender))
+
+    def _by_cell(self, experiment: str) -> dict[tuple[int | None, str | None], Record]:
+        """Records by the number of their cell and, of a duel, their contender."""
+        frame = self.cells(experiment)
+        if experiment not in self._rows:
+            rows = frame.to_dict("records")
+            self._rows[experiment] = {(row["cell"], _contender(row)): row for row in rows}
+        return self._rows[experiment]
+
+    def records(self, experiment: str) -> list[Record]:
+        """The records of an experiment's cells that came to a verdict, in the order of its cells.
+
+        Raises:
+            MissingRuns: as of `cells`.
+        """
+        return list(self._by_cell(experiment).values())
+
+    def plans(self, experiment: str, choices: Mapping[str, str]) -> bool:
+        """Whether a cell belongs to the sweep that stands for its experiment; True where there is none."""
+        try:
+            manifest = self.manifest(experiment)
+        except ManifestError:
+            return True
+        return manifest is None or any(choices.items() <= cell.overrides.items() for cell in manifest.cells)
+
+    def _sound(self, experiment: str) -> Manifest:
+        if experiment in self._manifests:
+            return self._manifests[experiment]
+        try:
+            manifest = self.manifest(experiment)
+        except ManifestError as error:
+            raise MissingRuns(str(error)) from None
+        command = Sweep(experiment).command
+        if manifest is None:
+            raise MissingRuns(f"experiment={experiment} has not been run here: {command}")
+        if manifest.code_version != provenance.code_version():
+            raise MissingRuns(f"experiment={experiment} was run by another version of the code: {manifest.command}")
+        if manifest.conf_version != provenance.conf_version():
+            raise MissingRuns(f"experiment={experiment} was run with another configuration: {manifest.command}")
+        self._manifests[experiment] = manifest
+        return manifest
+
+    def _records(self, manifest: Manifest, cell: Cell) -> Iterator[dict[str, Any]]:
+        if cell.state not in ENDED:
+            return
+        for run_id in cell.run_ids:
+            row = record.read(self.results / run_id)
+            if row is None:
+                raise MissingRuns(f"the record {run_id} of cell {cell} is gone: {manifest.command}")
+            yield row | {"cell": cell.number}
+
+
+def _readable(results: Path, names: Sequence[str]) -> Iterator[Manifest]:
+    for name in names:
+        try:
+            found = read_manifest(results, name)
+        except ManifestError:
+            continue
+        if found is not None:
+            yield found
+
+
+def _contender(row: Record) -> str | None:
+    """Of a row that may have come from a table, where what is not there is NaN."""
+    name = row.get("contender")
+    return name if isinstance(name, str) else None
+
+
+def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, ...]], experiment: str) -> pd.DataFrame:
+    """The rows by `keys`, in the order of `wanted`.
+
+    Raises:
+        MissingRuns: if one is not there; it names the experiment that makes it.
+    """
+    found = {} if rows.empty else dict(zip(_keys(rows, keys), rows.index, strict=True))
+    missing = [key for key in wanted if key not in found]
+    if missing:
+        some = ", ".join(" ".join(map(str, key)) for key in missing[:_SHOWN])
+        raise MissingRuns(
+            f"{len(missing)} of {len(wanted)} runs of experiment={experiment}: "
+            f"{some}{' ...' if len(missing) > _SHOWN else ''}"
+        )
+    return rows.loc[[found[key] for key in wanted]]
+
+
+def _keys(rows: pd.DataFrame, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    return [tuple(row[key] for key in keys) for row in rows[list(keys)].to_dict("records")]
+
+
+def succeeded(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose run ended with numbers, not with a verdict that it cannot be."""
+    return rows if rows.empty else rows[rows["status"] == "ok"]
+
+
+def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bool:
+    """Whether a sweep was run to its end by this code and configuration, and all that it left still stands.
+
+    Args:
+        holds: whether what a run left is whole.
+    """
+    try:
+        manifest = read_manifest(results, sweep.manifest)
+    except ManifestError:
+        return False
+    if manifest is None or (manifest.code_version, manifest.conf_version) != (
+        provenance.code_version(),
+        provenance.conf_version(),
+    ):
+        return False
+    return all(cell.state in ENDED and all(map(holds, cell.run_ids)) for cell in manifest.cells)
+
+
+__all__ = ["FAILED", "NOT_APPLICABLE", "Experiments", "MissingRuns", "Sweep", "index", "is_complete", "succeeded"]

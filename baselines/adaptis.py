@@ -1,0 +1,106 @@
+"""AdaPtis: partition, placement and order chosen together, by the times of the stages.
+
+For given stages this tries the placements and orders of other schedules (one stage a rank, looped, V, waves; whole and
+split backwards), each as it is and with passes pulled forward into waits, and takes the one that ends first within the
+memory. Under `partition=search` that happens for every cut that is tried, so that a layer moves only if the best order
+for the new cut is faster: the three are searched together, and the result is no worse than the best of them for any one
+cut. With 3 ranks, 4 microbatches and F = I = W that is as long as `zb_h1`:
+
+    rank 0   0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
+    rank 1   1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
+    rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
+
+Memory: no rank holds more chunk activations than with 1F1B, interleaved where a rank has several stages, or than
+`in_flight` microbatches' worth.
+
+Source: "AdaPtis: Reducing Pipeline Bubbles with Adaptive Pipeline Parallelism on Heterogeneous Models", after its
+abstract: a loop over partition, placement and order, guided by a model of their times. Which orders are tried and how
+they are moved is ours.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.costs import StageCosts
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ordering.list_order import ROUNDING, Fill, Pass, Rows, Timed, time_rows
+from rpbench.ordering.pull import PULLS, pull_rows
+from rpbench.registry import entry, schedule
+
+TRIED_PULLS = 2  # of the settings worth trying, best first
+# Orders of one copy of the weights, whose rows are made of F, B, I and W alone.
+WHOLE = ("1f1b", "dapple", "kfkb", "gpipe", "interleaved_1f1b", "looped_bfs", "hanayo")
+SPLIT = ("zb_h1", "zb_h2", "zb_auto", "interleaved_zb", "zb_v", "v_half", "v_min", "gis")
+
+
+Placement = tuple[tuple[int, ...], ...]
+
+
+@schedule("adaptis", source="AdaPtis, abstract", looped=True, needs_costs=True)
+def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) -> Schedule:
+    """The order that ends first of those the stages can have.
+
+    Args:
+        in_flight: microbatches whose activations a rank has room for; None: as many as 1F1B takes.
+
+    Raises:
+        ValueError: if the stages cannot be dealt evenly, or there is room for fewer microbatches than ranks.
+    """
+    p, chunks, m = shape.num_ranks, shape.chunks_per_rank, shape.num_microbatches
+    if in_flight is not None and (type(in_flight) is not int or in_flight < p):
+        raise ValueError(
+            f"schedule.in_flight={in_flight}: room for at least as many microbatches as ranks, {p}; try {p}"
+        )
+    limit = chunks * in_flight if in_flight else chunks * p + (p - 1) * (chunks > 1)
+    step, placement = _best(Shape(p, shape.num_stages, m), costs, limit)
+    rows = tuple(
+        tuple(
+            Action(kind, stage, first + microbatch)
+            for first in range(0, shape.total_microbatches, m)
+            for kind, stage, microbatch in row
+        )
+        for row in step
+    )
+    return Schedule(shape, rows, name="adaptis", placement=placement)
+
+
+@lru_cache(maxsize=64)  # a search asks for one order several times
+def _best(shape: Shape, costs: StageCosts, limit: int) -> tuple[Rows, Placement]:
+    """Rows and placement of the candidate that ends first; of equal ones the first."""
+    found = [(timed, placement) for timed, placement in _candidates(shape, costs, limit) if timed.peak <= limit]
+    if not found:  # too few microbatches for a group: what holds least
+        found = [min(_candidates(shape, costs, limit), key=lambda candidate: candidate[0].peak)]
+    first = min(timed.makespan for timed, _ in found)
+    timed, placement = next(one for one in found if one[0].makespan <= first * (1 + ROUNDING))
+    return timed.rows, placement
+
+
+def _candidates(shape: Shape, costs: StageCosts, limit: int) -> Iterator[tuple[Timed, Placement]]:
+    for name in WHOLE + SPLIT * any(costs.weight_grad):
+        try:
+            made = entry(name).build(shape, costs)
+        except ValueError:  # other numbers of stages, ranks or microbatches
+            continue
+        yield from ((timed, made.placement) for timed in _tries(made, costs, limit))
+
+
+def _tries(made: Schedule, costs: StageCosts, limit: int) -> Iterator[Timed]:
+    """An order as it is, and with passes pulled forward into its waits."""
+
+    def rank_of(stage: int, microbatch: int) -> int:
+        return made.placement[stage][0]
+
+    rows = [
+        [Pass(action.kind, action.stage, action.microbatch or 0) for action in made.compute(rank)]
+        for rank in range(made.shape.num_ranks)
+    ]
+    plain = time_rows(rows, rank_of, costs)
+    yield plain
+    if plain.peak > limit:
+        return
+    splits = any(what.kind is Kind.W for what in rows[0])
+    without = [[what for what in row if what.kind is not Kind.W] for row in rows]
+    for how in PULLS[:TRIED_PULLS]:
+        pulled = pull_rows(without, rank_of, costs, limit, how)
+        yield time_rows(pulled, rank_of, costs, fill=Fill.ANY if splits else None, limit=limit)

@@ -1,0 +1,86 @@
+"""GreedySnake: a model that lives outside the device goes through it once forth and once back, whatever the batch.
+
+All microbatches of a layer run before the next layer does (vertical order), so that weights come twice a step and a
+gradient leaves once, where a microbatch after another (horizontal order: `zero_infinity` with several microbatches)
+loads weights twice for each. The price is boundary tensors: what a layer hands to the next waits outside as well. The
+order of the microbatches turns at every layer, so that the last tensor of one is the first the next one reads and
+stays. With 3 layers and 4 microbatches on one device:
+
+    h2d       0LOAD:P 1LOAD:P          1RECV_F2 1RECV_F1 1RECV_F0 2LOAD:P ...
+    compute           0F0 0F1 0F2 0F3  1F3 1F2 1F1 1F0  2F0 2F1 2F2 2F3  2B3 2B2 2B1 2B0  1B0 1B1 1B2 1B3  0B3 ...
+    d2h               0SEND_F0 0SEND_F1 0SEND_F2        1SEND_F3 ...
+    host                                                                  2STEP@1 ...
+
+The host steps a layer when its gradient has come. Of the layers' steps the fraction `delayed` is put off: they run in
+the order in which the next forward needs them, beside it, and no forward reads an old weight.
+
+For W bytes of weights, L layers, n microbatches and boundary tensors of C bytes a step moves: 2W of weights and one
+gradient; n (L - 1) C out and as much back as inputs of backwards; (n - 1)(L - 1) C back in the forward, and as much
+out and back of gradients. Horizontal order moves 2nW and n gradients. The device holds a layer and the next one.
+
+Ours: the turn of the order, which the name suggests; a layer's step is put off or not, where the paper puts off a part
+of each; with several devices each streams the model for its own microbatches. The host stands for the paper's SSD.
+
+Source: Yue et al., "GreedySnake: Accelerating SSD-Offloaded LLM Training with Efficient Scheduling and Optimizer Step
+Overlapping", arXiv 2512.17570, from its abstract; the order of transfers follows from it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape, Weights
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import stream
+from rpbench.registry import schedule
+
+
+def _lower(order: Schedule, *, prefetch: int, delayed: float) -> Schedule:
+    stepped = add_steps(order, lane="host")
+    rows = tuple(
+        {name: _put_off(row, delayed) if name == "host" else row for name, row in lanes.items()}
+        for lanes in stepped.lanes
+    )
+    return stream(replace(stepped, rows=rows), prefetch=prefetch, activations=True, spill=True)
+
+
+def _put_off(steps: Row, delayed: float) -> Row:
+    """Steps of one version after another: those that are not put off as they become due, then the others in order."""
+
+    def place(step: Action) -> tuple[int, int]:
+        late = int((step.stage + 1) * delayed) > int(step.stage * delayed)
+        return (step.version or 0, 1 + step.stage if late else 0)
+
+    return tuple(sorted(steps, key=place))
+
+
+@schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower)
+def greedysnake(shape: Shape, *, delayed: float = 0.0) -> Schedule:
+    """Layer by layer over all microbatches, to and fro.
+
+    Args:
+        delayed: of the layers, those whose step runs beside the next forward, from 0 to 1; evenly spread.
+
+    Raises:
+        ValueError: if devices cannot share the microbatches evenly, or the fraction is none.
+    """
+    p, m = shape.num_ranks, shape.num_microbatches
+    if isinstance(delayed, bool) or not isinstance(delayed, int | float) or not 0 <= delayed <= 1:
+        raise ValueError(f"schedule.delayed={delayed}: the fraction of the layers, from 0 to 1; try 0.3")
+    if m % p:
+        raise ValueError(
+            f"greedysnake deals {m} microbatches to {p} devices: they must be a multiple of {p}; "
+            f"take num_microbatches={m + -m % p}"
+        )
+    rows = tuple(tuple(_row(shape, rank)) for rank in range(p))
+    return Schedule(shape, rows, name="greedysnake", weights=Weights.STREAMED)
+
+
+def _row(shape: Shape, rank: int) -> Iterator[Action]:
+    share, stages = shape.num_microbatches // shape.num_ranks, range(shape.num_stages)
+    for batch in shape.batches:
+        own = batch[rank * share : (rank + 1) * share]
+        for kind, order in ((Kind.F, stages), (Kind.B, reversed(stages))):
+            for stage in order:
+                up = (stage % 2 == 0) == (kind is Kind.F)
+                yield from (Action(kind, stage, microbatch) for microbatch in (own if up else reversed(own)))

@@ -1,0 +1,62 @@
+"""Interlaced pipeline: the head is cut over all ranks, which run it together between their passes.
+
+S is what every rank does for a microbatch that has come out of the last stage: the logits of its part of the
+vocabulary, forward and backward in one go (HF and HB here). All ranks come to it together, so their order is made
+around it: rank r begins with floor(3p/2) - r forwards, half a pipeline more than 1F1B, so that while it waits for its
+first gradient it has heads to run. With 3 ranks and 5 microbatches (S for HF, HB):
+
+    rank 0   F0 F1 F2 F3 S0 S1 S2 B0 F4 S3 B1 S4 B2 B3 B4
+    rank 1   F0 F1 F2 S0 S1 B0 S2 F3 B1 S3 F4 B2 S4 B3 B4
+    rank 2   F0 F1 S0 B0 S1 B1 F2 S2 B2 F3 S3 B3 F4 S4 B4
+
+Whatever S takes, the bubble is (p - 1)(F + B) where F, B are of a stage without head; min(floor(3p/2) - r, m)
+microbatches are in flight on rank r, half as many again as with 1F1B. Both waits for all ranks stand in the row: no
+other work hides them, which is what `vocab_parallel` is for.
+
+Here the embedding stays whole on the first stage, and after HB only the last stage waits for all ranks; in the released
+code all wait for the sum of its gradients.
+
+Source: Lin et al., "nnScaler: Constraint-Guided Parallelization Plan Generation for Deep Learning Training", OSDI'24,
+for the idea; the order as in the code released with Yeung et al., "Balancing Pipeline Parallelism with Vocabulary
+Parallelism", MLSys'25 (arXiv 2411.05288), where it is a baseline.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("interlaced", source="Lin et al., OSDI'24; Yeung et al., MLSys'25", shards_head=True)
+def interlaced(shape: Shape) -> Schedule:
+    """1F1B with room for heads; rank r runs min(3p div 2 - r, m) forwards before anything else."""
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"interlaced puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1"
+        )
+    shape = replace(shape, num_head_shards=shape.num_ranks)
+    rows = tuple(
+        tuple(chain.from_iterable(_step(shape.num_ranks, rank, batch) for batch in shape.batches))
+        for rank in range(shape.num_ranks)
+    )
+    return Schedule(shape, rows, name="interlaced", placement=looped_placement(shape))
+
+
+def _step(p: int, rank: int, batch: range) -> Iterator[Action]:
+    parts = {"F": (Kind.F,), "S": (Kind.HF, Kind.HB), "B": (Kind.B,)}
+    following = {name: iter(batch) for name in parts}
+    for name in _letters(p, rank, len(batch)):
+        microbatch = next(following[name])
+        yield from (Action(kind, rank, microbatch) for kind in parts[name])
+
+
+def _letters(p: int, rank: int, m: int) -> str:
+    warmup, heads = min(3 * p // 2 - rank, m), min(p - rank, m)
+    early = max(0, warmup - heads - (p - rank - 1) // 2)  # backwards before the first forward after the warm-up
+    steady = "FBS" if rank % 2 == p % 2 else "BFS"
+    late = warmup - heads - early
+    return "F" * warmup + "S" * heads + "BS" * early + steady * (m - warmup) + "BS" * late + "B" * heads

@@ -1,0 +1,93 @@
+"""STP: passes of two microbatches run together, so that each one's tensor-parallel sums hide behind the other's work.
+
+Rank r holds stage r (chunk 0, on the way down) and stage 2p - 1 - r (chunk 1, on the way up). `(F;B)` are passes of
+one chunk whose layers alternate: while one waits for an all-reduce of its layer, the other computes. Weight gradients
+are put off where a forward has nothing else to run with. With 2 ranks and 6 microbatches:
+
+    rank 0   0F0 0F1 0F2 3F0 0F3 (3F1;3I0) (0F4;3W0) (3F2;3B1) (0F5;0B0) (3F3;3B2) 0B1 (3F4;3I3) 0B2 (3F5;3I4) 0B3 ...
+    rank 1   1F0 2F0 1F1 2F1 (1F2;1F3) (2F2;2B0) (1F4;1B0) (2F3;2B1) (1F5;1B1) (2F4;2I2) 1B2 (2F5;2I3) 1B3 2B4 1B4 ...
+
+With F = I = W and nothing gained by running together the bubble is p - 1 slots of a chunk; what a pair gains is an
+option (`cost.overlap_gain`). The paper's table has (p - 1)(F + S + I - W) and 2p + 1 sums S that nothing hides. It
+prints 3p chunk activations; the order holds up to 4p - 1 until their W.
+
+Source: "Synergistic Tensor and Pipeline Parallelism", NeurIPS'25 (arXiv 2510.27257); phases as in its released code.
+The sums are inside F and B here, as part of their times; leaving tensors on the host is left out.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+
+from rpbench.ir.action import Action, Kind, overlap
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import schedule
+
+
+@schedule("stp", source="arXiv 2510.27257", looped=True, chunks=2)
+def stp(shape: Shape) -> Schedule:
+    """Rank r runs the stages r and 2p - 1 - r."""
+    p, m = shape.num_ranks, shape.num_microbatches
+    if shape.num_stages != 2 * p:
+        raise ValueError(
+            f"stp runs {shape.num_stages} stages on {p} ranks: there must be two on each; set chunks_per_device=2"
+        )
+    if m < 3 * p - 1:
+        raise ValueError(
+            f"stp takes {m} microbatches through {p} ranks: there must be at least {3 * p - 1}; "
+            f"take num_microbatches={3 * p - 1} or try schedule=dualpipe_v"
+        )
+    rows = tuple(tuple(chain.from_iterable(_Row(p, rank, b).actions() for b in shape.batches)) for rank in range(p))
+    placement = tuple((min(stage, 2 * p - 1 - stage),) for stage in range(2 * p))
+    return Schedule(shape, rows, name="stp", placement=placement)
+
+
+class _Row:
+    """One rank's part of a step; every letter takes the next microbatch of its chunk, W the oldest that waits."""
+
+    def __init__(self, p: int, rank: int, batch: range) -> None:
+        self.p, self.rank, self.m = p, rank, len(batch)
+        self.stages = rank, 2 * p - 1 - rank
+        self.forwards, self.backwards = ([iter(batch), iter(batch)] for _ in range(2))
+        self.waiting: deque[Action] = deque()
+
+    def actions(self) -> Iterator[Action]:
+        """The nine phases of the released code."""
+        p, r, m = self.p, self.rank, self.m
+        alone = p - 1 - r
+        yield from (self.forward(0) for _ in range(2 * alone))
+        yield from (self.forward(chunk) for _ in range(r + 1) for chunk in (0, 1))
+        yield from (self.forward(0) for _ in range((r + 1) % 2))
+        yield from (overlap(self.forward(0), self.forward(0)) for _ in range((r + 1) // 2))
+        for _ in range(alone):
+            yield overlap(self.forward(1), self.input_grad(1))
+            yield overlap(self.forward(0), self.waiting.popleft())
+        whole, steady = 2 * (m - 3 * p + 1) + 1 + r, 2 * (m - 3 * p + 1) + 1 + 2 * r
+        for number in range(steady):
+            chunk = (number + 1) % 2
+            yield overlap(self.forward(chunk), (self.backward if number < whole else self.input_grad)(chunk))
+        for _ in range(m - p - steady // 2 - 1):
+            yield self.backward(0)
+            yield overlap(self.forward(1), self.input_grad(1))
+        yield from (self.backward(chunk) for _ in range(r + 1) for chunk in (0, 1))
+        yield from self.drain(alone)
+
+    def drain(self, alone: int) -> Iterator[Action]:
+        """Backwards of chunk 0 with the weight gradients that are left between and behind them."""
+        for number in range(2 * alone + 1):
+            if number % 2 == 0:
+                yield self.backward(0)
+            else:
+                yield from (self.waiting.popleft() for _ in range(2))
+        yield from self.waiting
+
+    def forward(self, chunk: int) -> Action:
+        return Action(Kind.F, self.stages[chunk], next(self.forwards[chunk]))
+
+    def backward(self, chunk: int) -> Action:
+        return Action(Kind.B, self.stages[chunk], next(self.backwards[chunk]))
+
+    def input_grad(self, chunk: int) -> Action:
+        found = self.backward(chunk)
+        self.waiting.append(found._replace(kind=Kind.W))
+        return found._replace(kind=Kind.I)

@@ -1,0 +1,71 @@
+"""Varuna: an order made once by rule, which recomputes just before a gradient is there.
+
+On slots of one forward, a rank takes what stands first of: the second half of a backward, a backward, a recomputation,
+a forward. The last stage goes back at once; a backward that is half over queues the recomputation of the stage below,
+so that it has ended when the gradient comes. A backward takes two slots, a recomputation one. With 3 ranks and 4
+microbatches:
+
+    rank 0   0F0 0F1 0F2 0F3 0R0 0B0 0R1 0B1 0R2 0B2 0R3 0B3
+    rank 1   1F0 1F1 1F2 1R0 1B0 1R1 1B1 1R2 1B2 1F3 1R3 1B3
+    rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
+
+What a forward leaves is its input, so ranks may run far ahead: up to m are in flight. `recompute=except_last` says that
+the last stage recomputes nothing. In the released runtime a rank may take another action that is ready when the next
+one's input is late; here the order stands.
+
+Source: Athlur et al., "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", EuroSys'22; the rule as in
+its released code. Morphing, its choice of depth and width for the devices that are left, is left out.
+"""
+
+from collections import deque
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+SLOTS = {Kind.F: 1, Kind.R: 1, Kind.B: 2}
+
+
+@schedule("varuna", source="Athlur et al., EuroSys'22", recompute_ahead=True)
+def varuna(shape: Shape) -> Schedule:
+    """Backwards first, then recomputations, then forwards."""
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"varuna puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1"
+        )
+    step = _by_rule(shape.num_ranks, shape.num_microbatches)
+    rows = tuple(
+        tuple(Action(kind, rank, first + microbatch) for first in _firsts(shape) for kind, microbatch in step[rank])
+        for rank in range(shape.num_ranks)
+    )
+    return Schedule(shape, rows, name="varuna", placement=looped_placement(shape))
+
+
+def _firsts(shape: Shape) -> range:
+    return range(0, shape.total_microbatches, shape.num_microbatches)
+
+
+def _by_rule(p: int, m: int) -> list[list[tuple[Kind, int]]]:
+    """Every rank's passes of a step."""
+    rows: list[list[tuple[Kind, int]]] = [[] for _ in range(p)]
+    queues = [{kind: deque[int]() for kind in (Kind.B, Kind.R, Kind.F)} for _ in range(p)]
+    queues[0][Kind.F].extend(range(m))
+    left = [0] * p  # slots that what a rank runs still takes
+    while any(left) or any(queue for ready in queues for queue in ready.values()):
+        for rank, ready in enumerate(queues):
+            kind = next((kind for kind, queue in ready.items() if queue), None)
+            if not left[rank] and kind is not None:
+                rows[rank].append((kind, ready[kind].popleft()))
+                left[rank] = SLOTS[kind]
+        working = [rank for rank in range(p) if left[rank]]
+        for rank in working:
+            left[rank] -= 1
+            kind, microbatch = rows[rank][-1]
+            if kind is Kind.B and left[rank]:  # half of it is over: time to recompute below
+                queues[rank - 1][Kind.R].extend([microbatch] * (rank > 0))
+            elif kind is Kind.F and rank < p - 1:
+                queues[rank + 1][Kind.F].append(microbatch)
+            elif kind is not Kind.B:
+                queues[rank][Kind.B].append(microbatch)
+    return rows

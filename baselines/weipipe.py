@@ -1,0 +1,142 @@
+"""WeiPipe: weights go round a ring of ranks, activations stay where they are made.
+
+The layers are cut into p slices. Every rank runs all of them for its own microbatches, r, r + p, r + 2p, ...; slices
+travel from rank r to rank r + 1, and with them the gradients, to which each rank adds its own. A rank interleaves the
+backward of a microbatch with the forward of its next one, backward first. With 3 ranks and 6 microbatches:
+
+    rank 0   0F0 1F0 2F0 2B0 0F3 1B0 1F3 0B0 2F3 2B3 1B3 0B3
+    rank 1       0F1 1F1 2F1 2B1 0F4 1B1 1F4 0B1 2F4 2B4 1B4 0B4
+    rank 2           0F2 1F2 2F2 2B2 0F5 1B2 1F5 0B2 2F5 2B5 1B5 0B5
+
+Slice s is at home on rank -s mod p, which has its master weights and optimizer state. Two rings turn at once (turns
+t = 1, 2, ... of the forward one, u = 1, 2, ... of the backward one):
+
+    forward    rank r runs slice (t - 1 - r) mod p; where that is its own it copies it from its master weights
+    backward   rank r runs slice (r - u) mod p, and hands it and its gradient to rank r + 1
+
+The last microbatch's gradient goes home. A rank holds p kept inputs at most, one microbatch's. What it receives in a
+step of G = m/p microbatches a rank: G (p - 1) slices forward, G p backward, G p sums.
+
+In lockstep, a barrier after every turn, a step takes (m + p - 1)(f + b) for the times f and b of one slice: the bubble
+of 1F1B. Without a barrier rank r starts when the first slice has come to it, after r transfers. All ranks are then at
+about the same place of their rows, so that rank p - 1 must keep a slice until rank 0 comes to its next microbatch: with
+links that keep up, `buffers` n and two microbatches a rank and more, a step waits max(0, (p - n)(f + b) + b). The
+released code has four, two for each ring.
+
+The released code turns its backward ring the other way, from r to r - 1. For more than two ranks a rank then meets a
+slice it is not to run; all slices have one shape, so the code runs (`tests/schedules/test_weipipe.py` replays both).
+
+Ours: an idle rank hands nothing on, its successor takes the slice from where it is at home; embedding and head travel
+with the first and the last slice, where the release has copies on all ranks and adds up their gradients once.
+
+Source: Lin et al., "WeiPipe: Weight Pipeline Parallelism for Communication-Effective Long-Context Large Model
+Training", PPoPP'25: its interleaved variant, as in the released code but for the ring above.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.index import Index
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ir.visits import Visit, visits_of
+from rpbench.registry import schedule
+
+
+def home(stage: int, num_ranks: int) -> int:
+    """The rank that has the master weights of a slice."""
+    return -stage % num_ranks
+
+
+def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
+    """The order with a step of every slice at home, and what goes round: LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
+    p = order.shape.num_ranks
+    stepped = replace(order, rows=tuple(tuple(_with_steps(order, rank)) for rank in range(p)))
+    index = Index(stepped)
+    rows = []
+    for rank, visits in enumerate(visits_of(index)):
+        comes, goes = tuple(_loads(index, visits, buffers)), tuple(_sums(index, visits))
+        rows.append({"compute": stepped.compute(rank), "h2d": comes, "d2h": goes})
+    return replace(stepped, rows=tuple(rows))
+
+
+@schedule("weipipe", source="Lin et al., PPoPP'25", lower=_lower)
+def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
+    """Rank r runs microbatches r, r + p, r + 2p, ... of every step.
+
+    Args:
+        buffers: slices that a rank has room for beside its own, of both rings together.
+
+    Raises:
+        ValueError: if there is not one slice for each rank, the ranks cannot share the microbatches evenly, or there is
+            no room for a slice of each ring and the one after it.
+    """
+    if type(buffers) is not int or buffers < 4:
+        raise ValueError(f"schedule.buffers={buffers}: room for two slices of each ring, 4, or more; try 4")
+    p, m = shape.num_ranks, shape.num_microbatches
+    if shape.num_stages != p:
+        raise ValueError(
+            f"weipipe has {shape.num_stages} slices for {p} ranks: there must be one for each; set chunks_per_device=1"
+        )
+    if m % p:
+        raise ValueError(
+            f"weipipe deals {m} microbatches to {p} ranks: they must be a multiple of {p}; "
+            f"take num_microbatches={m + -m % p}"
+        )
+    rows = tuple(tuple(action for batch in shape.batches for action in _step(p, batch[rank::p])) for rank in range(p))
+    return Schedule(shape, rows, name="weipipe", placement=(tuple(range(p)),) * p)
+
+
+def _step(p: int, own: range) -> Iterator[Action]:
+    yield from (Action(Kind.F, stage, own[0]) for stage in range(p))
+    for microbatch, following in pairwise(own):
+        for stage in range(p):
+            yield Action(Kind.B, p - 1 - stage, microbatch)
+            yield Action(Kind.F, stage, following)
+    yield from (Action(Kind.B, stage, own[-1]) for stage in reversed(range(p)))
+
+
+def _with_steps(order: Schedule, rank: int) -> Row:
+    """A rank's row with the step of its own slice behind its work of every step."""
+    own, row = home(rank, order.shape.num_ranks), order.compute(rank)  # which is its own inverse
+    each = len(row) // order.shape.num_steps
+    return tuple(
+        action
+        for step in range(order.shape.num_steps)
+        for action in (*row[step * each : (step + 1) * each], Action(Kind.STEP, own, version=step + 1))
+    )
+
+
+def _loads(index: Index, visits: list[Visit], buffers: int) -> Iterator[Action]:
+    """What brings the slices of a rank's visits, into buffers that are freed in turn."""
+    for place, visit in enumerate(visits):
+        if place >= buffers:
+            yield Action(Kind.FREE, visits[place - buffers].stage, object="P")
+        yield Action(Kind.LOAD, visit.stage, version=visit.step, object="P", peer=_comes_from(index, visit))
+    yield from (Action(Kind.FREE, visit.stage, object="P") for visit in visits[-buffers:])
+
+
+def _comes_from(index: Index, visit: Visit) -> int:
+    """The rank before; the home of the slice where nobody has loaded it yet, or where a rank is that home."""
+    p = index.shape.num_ranks
+    own_forward = not visit.backward and visit.device == home(visit.stage, p)
+    is_first = _microbatch(index, visit) == visit.step * index.shape.num_microbatches
+    return home(visit.stage, p) if own_forward or is_first else (visit.device - 1) % p
+
+
+def _sums(index: Index, visits: list[Visit]) -> Iterator[Action]:
+    """After every backward, the sum of gradients goes to the rank that runs the next microbatch, in the end home."""
+    p, m = index.shape.num_ranks, index.shape.num_microbatches
+    for visit in visits:
+        if visit.backward:
+            is_last = _microbatch(index, visit) == (visit.step + 1) * m - 1
+            peer = home(visit.stage, p) if is_last else (visit.device + 1) % p
+            yield Action(Kind.STORE, visit.stage, object="G", peer=peer)
+            yield Action(Kind.FREE, visit.stage, object="G")
+
+
+def _microbatch(index: Index, visit: Visit) -> int:
+    microbatch = index.actions[visit.first].microbatch
+    assert microbatch is not None
+    return microbatch

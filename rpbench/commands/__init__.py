@@ -1,0 +1,1 @@
+"""The verbs of the command line besides running: show, plan, profile, calibrate, compare."""

@@ -1,0 +1,109 @@
+"""The verb calibrate: measure this machine, and write what was found as a cluster file that `cluster=` takes."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.config import CONF
+from rpbench.harness.provenance import now
+from rpbench.harness.record import check_writable, write_atomically
+
+DEFAULT_NAME = "this_machine"
+OPTIONS = "name=NAME, device=cpu|cuda, num_devices=NUMBER and out=FOLDER"
+BUSY = 0.15  # cores that other programs may have before it is worth a warning
+
+_MARK = "python -m rpbench calibrate"  # in the first line of what this has written
+
+
+def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
+    """Measure the machine and write `NAME.yaml`; says where it is and what it holds.
+
+    Args:
+        arguments: `name=`, `device=cpu|cuda`, `num_devices=` (cores that work at the same time; default: all this
+            process may use), `out=FOLDER` (default: where `cluster=` looks).
+
+    Raises:
+        ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
+        ValueError: for a device that is not there.
+    """
+    options = _options(arguments)
+    name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", CONF / "cluster"))
+    device, path = options.get("device", "cpu"), folder / f"{name}.yaml"
+    _check_name(name, path)
+    from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device  # torch
+    from rpbench.harness.cluster_file import cluster_of, to_text
+
+    check_device(device)
+    num_devices = _num_devices(options, device)
+    check_writable(folder, "out")
+    began, tell = time.monotonic(), _teller()
+    found = calibrate_gpu(tell) if device == "cuda" else calibrate_cores(num_devices, tell)
+    cluster = cluster_of(name, found, _devices(device, num_devices))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", found.foreign_cores))
+    if (found.foreign_cores or 0.0) > BUSY:
+        _say(f"other programs kept {found.foreign_cores:.2f} cores busy meanwhile: run it again on a quiet machine")
+    return {
+        "cluster": name,
+        "path": str(path),
+        "num_devices": cluster.num_devices,
+        "matmul_flops_per_s": cluster.matmul_flops_per_s,
+        "memory_bytes_per_s": cluster.memory_bytes_per_s,
+        "copy_bytes_per_s": cluster.copy_bytes_per_s,
+        "host_bytes_per_s": cluster.host_bytes_per_s,
+        "launch_s": cluster.launch_s,
+        "foreign_cores": found.foreign_cores,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _options(arguments: Sequence[str]) -> dict[str, str]:
+    options = dict(item.partition("=")[::2] for item in arguments)
+    for key, value in options.items():
+        if key not in ("name", "device", "num_devices", "out"):
+            raise ConfigError(f"calibrate takes {OPTIONS}, not {key!r}")
+        if not value:
+            raise ConfigError(f"{key}= has no value; calibrate takes {OPTIONS}")
+    return options
+
+
+def _check_name(name: str, path: Path) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_]+", name):
+        raise ConfigError(f"name={name!r}: letters, digits and underscores, such as name={DEFAULT_NAME}")
+    if path.exists() and _MARK not in path.read_text(encoding="utf-8").partition("\n")[0]:
+        raise ConfigError(f"name={name}: {path} was not written by calibrate; take another name")
+
+
+def _num_devices(options: dict[str, str], device: str) -> int:
+    """Devices that work at the same time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "num_devices" not in options:
+        return cores
+    asked = options["num_devices"]
+    if device == "cuda":
+        raise ConfigError(f"num_devices={asked}: with device=cuda the GPUs are counted; leave it out")
+    if not asked.isdecimal() or not 1 <= int(asked) <= cores:
+        raise ConfigError(f"num_devices={asked}: a whole number from 1 to the {cores} cores this process may use")
+    return int(asked)
+
+
+def _devices(device: str, num_devices: int) -> dict[str, int]:
+    if device == "cpu":
+        return {"num_devices": num_devices}
+    import torch
+
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return {"num_devices": torch.cuda.device_count(), "device_memory_bytes": memory}
+
+
+def _teller() -> Callable[[str], None]:
+    return lambda line: _say(f"measuring {line}")
+
+
+def _say(line: str) -> None:
+    print(f"calibrate: {line}", file=sys.stderr, flush=True)

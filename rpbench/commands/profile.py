@@ -1,0 +1,127 @@
+"""`profile`: the layers of a model in the form that PipeDream's partitioner reads, measured or from a cost table."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpbench.cost.layer_graph import Layer, LayerGraph, chain, to_csv
+from rpbench.cost.model import Model
+from rpbench.cost.sizes import ModelBytes, model_bytes
+from rpbench.cost.table import LayerTimes
+from rpbench.harness import record
+from rpbench.harness.assemble import pose
+from rpbench.harness.choices import ConfigError, typed
+from rpbench.harness.request import Request, load
+
+LOSS_BYTES = 4  # one float, all that the head hands on
+
+
+@dataclass
+class ProfileRequest:
+    """Keys of the verb's own: the files are `<out>_nodes.csv` and `<out>_edges.csv`."""
+
+    out: str | None = None
+    num_runs: int = 10
+
+
+def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
+    """Write the profile of a model; where it is and what it adds up to, as JSON-ready data.
+
+    Args:
+        arguments: overrides of the configuration, which say what the model is, and the keys of `ProfileRequest`.
+            With `cost=NAME` among them times come from that table, otherwise they are measured here.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is measured or written then.
+    """
+    own = {key: value for key, _, value in (item.partition("=") for item in arguments) if key in ("out", "num_runs")}
+    asked = typed(ProfileRequest, own)
+    if asked.num_runs < 1:
+        raise ConfigError(f"num_runs={asked.num_runs}: a whole number of at least 1")
+    overrides = [item for item in arguments if item.partition("=")[0] not in own]
+    request = load(overrides)
+    prefix = Path(asked.out or request.results_dir / "profiles" / request.model_name)
+    record.check_writable(prefix.parent, "out" if asked.out else "results_dir")
+    from_table = any(item.startswith("cost=") for item in overrides)
+    graph = _from_table(request) if from_table else _measured(request, asked.num_runs)
+    paths = [prefix.with_name(f"{prefix.name}_{table}.csv") for table in ("nodes", "edges")]
+    for path, text in zip(paths, to_csv(graph), strict=True):
+        record.write_atomically(path, text)
+    return {
+        "profile": str(paths[0]),
+        "edges": str(paths[1]),
+        "model": request.model_name,
+        "times": request.cost.name if from_table else "measured",
+        "num_layers": len(graph.layers),
+        "forward_ms": sum(layer.forward_ms for layer in graph.layers),
+        "backward_ms": sum(layer.backward_ms for layer in graph.layers),
+        "parameter_bytes": sum(layer.parameter_bytes for layer in graph.layers),
+    }
+
+
+def _measured(request: Request, num_runs: int) -> LayerGraph:
+    from rpbench.engine.measure.layer_profile import profile_layers  # torch, which a table does not need
+    from rpbench.engine.workload import Workload
+    from rpbench.harness.tensors import DTYPES, check_host_memory
+    from rpbench.models.build import build_model
+    from rpbench.models.data import SyntheticTokens
+
+    model = _model(request)
+    if request.dtype not in DTYPES:
+        raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
+    dtype = DTYPES[request.dtype]
+    check_host_memory(model, dtype)
+    workload = Workload(
+        list(build_model(model, seed=request.seed, dtype=dtype)),
+        SyntheticTokens(model.vocab, model.seq_len, request.workload.microbatch_sequences, request.seed),
+        1,
+        request.seed,
+        draws_random=model.dropout > 0,
+    )
+    return profile_layers(workload, num_runs=num_runs, on_run=_Progress(model.name))
+
+
+class _Progress:
+    """Says on stderr how many runs are over, once a second at most."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.said = name, time.monotonic()
+        print(f"profile {name}: measuring", file=sys.stderr)
+
+    def __call__(self, num_over: int) -> None:
+        if time.monotonic() - self.said >= 1:
+            self.said = time.monotonic()
+            print(f"profile {self.name}: {num_over} runs are over", file=sys.stderr)
+
+
+def _from_table(request: Request) -> LayerGraph:
+    model = _model(request)
+    problem = pose(request)
+    return _chain(problem.times, model_bytes(model, request.workload.microbatch_sequences * model.seq_len))
+
+
+def _chain(times: LayerTimes, sizes: ModelBytes) -> LayerGraph:
+    """Embedding, which tables give no time, layers and head; recomputation is not PipeDream's."""
+    ms = 1000 / times.units_per_second
+    forward = [0, *times.forward, times.head_forward]
+    backward = [0, *times.backward, times.head_backward]
+    weights = [sizes.embedding, *sizes.layers, sizes.head]
+    operators = ["Embedding", *["DecoderLayer"] * sizes.num_layers, "Head"]
+    outputs = [sizes.boundary] * (len(weights) - 1) + [LOSS_BYTES]
+    return chain(
+        [
+            Layer(f"node{number}", operator, float(ahead * ms), float(back * ms), output, size.gradients)
+            for number, (operator, ahead, back, output, size) in enumerate(
+                zip(operators, forward, backward, outputs, weights, strict=True), start=1
+            )
+        ]
+    )
+
+
+def _model(request: Request) -> Model:
+    if request.model is None:
+        raise ConfigError("model=abstract has no layers to profile; take one with a shape, such as model=tiny_gpt")
+    return request.model

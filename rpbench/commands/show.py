@@ -1,0 +1,52 @@
+"""`show`: a schedule as text, and what a person would ask about it first."""
+
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from rpbench.harness.assemble import Assembled, assemble
+from rpbench.harness.request import Request
+from rpbench.ir.schedule import to_text
+
+
+def drawing_path(name: str) -> Path:
+    """The file to draw to.
+
+    Raises:
+        ValueError: for an ending that is not svg, pdf or png.
+    """
+    path = Path(name)
+    if path.suffix not in (".svg", ".pdf", ".png"):
+        raise ValueError(f"draw={name}: the ending decides the format; take .svg, .pdf or .png")
+    return path
+
+
+def show_schedule(request: Request, out: TextIO) -> Assembled:
+    """Print a checked schedule in its text form to `out`, its sizes to stderr.
+
+    Raises:
+        ValueError: if the schedule cannot be built or does not hold.
+    """
+    assembled = assemble(request)
+    schedule = assembled.schedule
+    out.write(to_text(schedule))
+    out.flush()
+    source = f" ({assembled.entry.source})" if assembled.entry else ""
+    shape = schedule.shape
+    print(
+        f"{schedule.name}{source}: {shape.num_ranks} devices, {shape.num_stages} forward and "
+        f"{shape.num_backward_stages} backward stages, {shape.num_microbatches} microbatches, "
+        f"{schedule.num_actions} actions; checked: complete, placed, free of deadlock",
+        file=sys.stderr,
+    )
+    return assembled
+
+
+def draw_schedule(assembled: Assembled, path: Path) -> None:
+    """Draw the simulated timeline of a schedule to a file; its ending decides the format."""
+    from rpbench.harness.drawing import draw_timeline
+    from rpbench.sim.longest_path import simulate
+
+    timeline = simulate(assembled.schedule, assembled.costs)
+    draw_timeline(timeline, assembled.schedule.name).savefig(path, dpi=200)
+    print(f"drawn to {path}", file=sys.stderr)

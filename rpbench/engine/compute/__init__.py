@@ -1,0 +1,1 @@
+"""What the devices of a run compute: forward, recomputation and backward of stages."""

@@ -1,0 +1,310 @@
+"""Passes: forward, recomputation and backward of stages, and the tensors that lie between them.
+
+Between actions, tensors are at home on the host: inputs kept for recomputation, outputs on their way to the next
+stage, slopes (gradients of the loss by a stage's input) on their way to the one below. Each is taken by its one
+reader, so nothing is left when a schedule is done.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from rpbench.engine.compute.head_shards import HeadShares
+from rpbench.engine.compute.segments import Segments
+from rpbench.engine.compute.stage import (
+    Grain,
+    Graph,
+    Rest,
+    Segment,
+    Stages,
+    backward,
+    input_gradient,
+    pieces,
+    weight_gradients,
+)
+from rpbench.engine.executor import Gate
+from rpbench.engine.layout import Layout
+from rpbench.engine.state.adjusted_weights import Adjustments
+from rpbench.engine.state.device_memory import DeviceMemory
+from rpbench.engine.state.gradients import Gradients, Tensors
+from rpbench.engine.state.loss_scale import LossScaler
+from rpbench.engine.state.weight_versions_read import Reads
+from rpbench.ir.action import Action, Kind
+from rpbench.passes.recomputation import Recompute
+
+Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
+
+
+class NonFiniteLoss(ArithmeticError):
+    """A microbatch's loss is infinite or not a number."""
+
+
+class Passes:
+    """The handlers of everything that computes.
+
+    Attributes:
+        losses: microbatch -> its share of its step's mean loss.
+        read: number of an action -> the version its weights had.
+        recompute_head: run the head again in backward, because its weights leave the device in between.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        layout: Layout,
+        reads: Reads,
+        gradients: Gradients,
+        grain: Grain,
+        adjustments: Adjustments | None = None,
+        scaler: LossScaler | None = None,
+        memory: DeviceMemory | None = None,
+        recompute: Recompute = "all",
+    ) -> None:
+        self._adjustments = adjustments
+        self.losses: dict[int, float] = {}
+        self.read: dict[int, int] = {}
+        self.recompute_head = False
+        self._stages, self._layout, self._reads, self._gradients, self._grain = stages, layout, reads, gradients, grain
+        self._scaler = scaler
+        self._memory = memory  # that counts the kept inputs; None where they are at home
+        self._recompute = recompute
+        self._workload, self._segments = stages.workload, Segments(stages.num_parts)
+        self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
+        self._stored: dict[tuple[int, Segment], torch.Tensor] = {}  # the same, moved off its device
+        self._outputs: dict[tuple[int, Segment], torch.Tensor] = {}  # (forward stage, segment) -> its output
+        self._graphs: dict[tuple[int, Segment], Graph] = {}  # (stage, segment) -> what lives from forward to backward
+        self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
+        self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
+        self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
+        self._shares = HeadShares(stages.workload, stages.weights)
+
+    @property
+    def num_left(self) -> int:
+        """Tensors and graphs that still wait for their reader."""
+        waiting = self._kept, self._stored, self._outputs, self._graphs, self._recomputed, self._slopes, self._halves
+        return sum(len(tensors) for tensors in waiting) + len(self._segments) + len(self._shares)
+
+    # --- handlers ---
+
+    def forward(self, action: Action, number: int, gate: Gate) -> None:
+        modules, (segment, version) = self._layout.forward[action.stage], self._at(action, number)
+
+        def note(module: int, value: torch.Tensor) -> None:
+            if module and (self._grain == "layer" or module in self._layout.starts):
+                self._kept[module, segment] = value
+                if self._memory is not None:
+                    self._memory.hold(value, "inputs kept to recompute from")
+
+        exchange = self._segments.exchange(segment, with_graph=False)
+        x, weights = self._input(action.stage, segment), version
+        if self._adjustments is not None:
+            weights = self._adjustments.before_forward(action.stage, segment[0], version)
+        again = self._run_again(modules)
+        x = self._stages.keep(again, x, segment, weights, note, exchange)
+        if len(again) < len(modules):
+            graph = self._stages.graph(modules[len(again) :], x, segment, weights)
+            if self.recompute_head:
+                self._kept[modules[-1], segment] = x
+            else:
+                self._graphs[action.stage, segment] = graph
+            x = graph.end.detach()
+        if self._layout.head in modules:
+            self._note_loss(segment, x)
+        elif action.stage == len(self._layout.forward) - 1 and self._layout.num_head_shares:
+            self._shares.enter(segment, x)
+        else:
+            self._outputs[action.stage, segment] = x
+        if self._adjustments is not None:
+            self._adjustments.after_forward(action.stage, weights)
+        self._release(modules, version)
+
+    def fused(self, action: Action, number: int, gate: Gate) -> None:
+        modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
+        graph = self._stages.graph(modules, self._input(len(self._layout.forward), segment), segment, version)
+        self._note_loss(segment, graph.end)
+        gate()
+        slope, gradients = backward(graph, self._loss_scale(graph.end, version))
+        self._hand_down(action.stage, segment, slope)
+        self._hand_over(action.stage, segment, gradients)
+        self._release(modules, version)
+
+    def recompute(self, action: Action, number: int, gate: Gate) -> None:
+        modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
+        again = self.recomputed(action.stage)
+        if again:
+            self._recomputed[action.stage, segment] = self._again(again[-1], segment, version)
+        self._release(modules, version)
+
+    def backward(self, action: Action, number: int, gate: Gate) -> None:
+        differentiate = backward if self._segments.num_parts == 1 else self._segments.backward
+        gradients = self._go_back(action, number, gate, differentiate)
+        self._hand_over(action.stage, _segment_of(action), gradients)
+
+    def backward_for_input(self, action: Action, number: int, gate: Gate) -> None:
+        """The first half: what is handed down at once; the second half finds what is left to do."""
+        halves = self._halves[action.stage, _segment_of(action)] = []
+
+        def differentiate(graph: Graph, slope: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
+            below, rest = input_gradient(graph, slope)
+            halves.append(rest)
+            return below, {}
+
+        self._go_back(action, number, gate, differentiate)
+
+    def backward_for_weights(self, action: Action, number: int, gate: Gate) -> None:
+        modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
+        gradients: Tensors = {}
+        for rest in self._halves.pop((action.stage, segment)):
+            gradients |= weight_gradients(rest)
+        self._hand_over(action.stage, segment, gradients)
+        self._release(modules, version)
+
+    def share_forward(self, action: Action, number: int, gate: Gate) -> None:
+        """The first half of a share of the head."""
+        segment, version = self._at(action, number)
+        half = self._shares.forward(action.stage, segment, version)
+        if self._memory is not None:
+            self._memory.hold(half.exponentials, "activations")
+        self._release(self._layout.share(action.stage), version)
+
+    def share_backward(self, action: Action, number: int, gate: Gate) -> None:
+        """The second half, with the loss: every share knows it, that of the last stage's device says it."""
+        segment, version = self._at(action, number)
+        loss, gradients = self._shares.backward(
+            action.stage, segment, version, lambda loss: self._loss_scale(loss, version)
+        )
+        if action.stage == self._layout.num_head_shares - 1:
+            self._note_loss(segment, loss)
+        self._hand_over(action.stage, segment, gradients)
+        self._release(self._layout.share(action.stage), version)
+
+    # --- transfers ---
+
+    def store_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Move what a backward stage recomputes from off the device that has it."""
+        for place in self._kept_of(action):
+            self._stored[place] = copy(self._kept.pop(place))
+
+    def load_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring it to the device that recomputes."""
+        for place in self._kept_of(action):
+            if place in self._stored:
+                self._kept[place] = copy(self._stored.pop(place))
+            elif place[0] in self._layout.starts:  # it has been on the host as a boundary tensor, and still is
+                self._kept[place] = copy(self._kept[place])
+
+    def _kept_of(self, action: Action) -> list[tuple[int, Segment]]:
+        segment = _segment_of(action)
+        everywhere, head = self._grain == "layer", self._layout.head
+        return [
+            (module, segment)
+            for module in self._layout.backward[action.stage]
+            if (self.recompute_head if module == head else module and (everywhere or module in self._layout.starts))
+        ]
+
+    def copy_boundary(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """A boundary tensor goes to the host with its SEND, and on to a device with its RECV."""
+        segment = _segment_of(action)
+        if action.kind in (Kind.SEND_F, Kind.RECV_F):
+            place = action.stage - (action.kind is Kind.RECV_F), segment
+            self._outputs[place] = copy(self._outputs[place])
+        else:
+            place = action.stage + (action.kind is Kind.RECV_B), segment
+            slope = self._slopes[place]
+            self._slopes[place] = None if slope is None else copy(slope)
+
+    # --- what they share ---
+
+    def recomputed(self, stage: int) -> list[range]:
+        """The modules a backward stage runs again, piece by piece; its last piece is run first."""
+        return pieces(self._run_again(self._layout.backward[stage]), self._grain)
+
+    def _go_back(self, action: Action, number: int, gate: Gate, differentiate: Differentiate) -> Tensors:
+        """Backward through a stage, recomputing what is not there; its weights' gradients."""
+        stage, modules = action.stage, self._layout.backward[action.stage]
+        segment, version = self._at(action, number)
+        again, weights = self.recomputed(stage), version
+        if self._adjustments is not None:
+            weights = self._adjustments.before_backward(stage, segment[0], version)
+        graph = self._recomputed.pop((stage, segment), None)
+        if again and graph is None:
+            graph = self._again(again[-1], segment, weights)
+        gate()
+        gradients: Tensors = {}
+        kept = self._graphs.pop((stage, segment), None)
+        if self._layout.head in modules:
+            head = kept or self._again(modules[-1:], segment, version)
+            slope, gradients = differentiate(head, self._loss_scale(head.end, version))
+        else:
+            leaves_shares = stage == self._layout.top and self._layout.num_head_shares
+            slope = self._shares.leave(segment) if leaves_shares else self._slopes.pop((stage + 1, segment))
+            if kept is not None:
+                slope, gradients = differentiate(kept, slope)
+        for run in reversed(again):
+            slope, found = differentiate(graph or self._again(run, segment, weights), slope)
+            gradients |= found
+            graph = None
+        self._hand_down(stage, segment, slope)
+        if self._adjustments is not None:
+            self._adjustments.after_backward(stage, weights)
+        self._release(modules, version)
+        return gradients
+
+    def _at(self, action: Action, number: int) -> tuple[Segment, int]:
+        """Segment and version of an action, the latter noted."""
+        version = self.read[number] = self._reads.version(action, number)
+        return _segment_of(action), version
+
+    def _input(self, stage: int, segment: Segment) -> torch.Tensor:
+        """What a forward stage, or the fused stage behind the last, begins with."""
+        if stage == 0:
+            return self._tokens(segment)
+        return self._outputs.pop((stage - 1, segment))
+
+    def _again(self, modules: range, segment: Segment, version: int) -> Graph:
+        """Run modules once more, with graph, from the input kept for them."""
+        first = modules.start
+        x = self._kept.pop((first, segment)) if first else self._tokens(segment)
+        return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
+
+    def _tokens(self, segment: Segment) -> torch.Tensor:
+        return self._workload.segment(*segment, self._segments.num_parts).tokens
+
+    def _run_again(self, modules: range) -> range:
+        """Of a stage's modules, those whose graph does not live from forward to backward."""
+        if self._recompute == "none":
+            return modules[:0]
+        if self._layout.head not in modules:
+            return modules
+        return modules[:0] if self._recompute == "except_last" else modules[:-1]
+
+    def _hand_down(self, stage: int, segment: Segment, slope: torch.Tensor | None) -> None:
+        if stage:
+            self._slopes[stage, segment] = slope
+
+    def _hand_over(self, stage: int, segment: Segment, gradients: Tensors) -> None:
+        microbatch, _ = segment
+        self._gradients.add(stage, microbatch // self._workload.num_microbatches + 1, microbatch, gradients)
+
+    def _note_loss(self, segment: Segment, loss: torch.Tensor) -> None:
+        microbatch, part = segment
+        value = float(loss.detach())
+        self.losses[microbatch] = self.losses[microbatch] + value if part else value
+        if not math.isfinite(value):
+            raise NonFiniteLoss(
+                f"the loss of microbatch {microbatch} is {value}; lower learning_rate, or set clip_norm"
+            )
+
+    def _loss_scale(self, loss: torch.Tensor, version: int) -> torch.Tensor | None:
+        """What the loss is multiplied by: its own gradient; None for 1."""
+        return None if self._scaler is None else torch.full_like(loss, self._scaler.of(version))
+
+    def _release(self, modules: range, version: int) -> None:
+        for module in modules:
+            self._stages.weights.release(module, version)
+
+
+def _segment_of(action: Action) -> Segment:
+    assert action.microbatch is not None
+    return action.microbatch, action.part

@@ -1,0 +1,87 @@
+"""Head shares: a head that is cut over the devices, while microbatches are in it.
+
+The last stage leaves a microbatch's normed x, which every share reads twice: its first half (HF) makes its own
+logits' maximum and sum, its second half (HB) has those of all shares and makes gradients. The last stage then takes
+the sum of what the shares found for x, added in the order of the shares. Who waits for whom is a matter of the
+program's edges; here nothing waits.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from rpbench.engine.compute.stage import Segment
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.weights import WeightSource
+from rpbench.engine.workload import Workload
+from rpbench.models.sharded_loss import Half, Share, summed_loss, together
+from rpbench.models.vocab_shards import HeadShare
+
+LossScale = Callable[[torch.Tensor], torch.Tensor | None]  # the loss -> its gradient; None for 1
+
+
+class HeadShares:
+    """The tensors between a last stage's forward and its backward, and what the shares make of them."""
+
+    def __init__(self, workload: Workload, weights: WeightSource) -> None:
+        self._workload, self._weights = workload, weights
+        self._inputs: dict[Segment, torch.Tensor] = {}  # (B, S, H)
+        self._halves: dict[Segment, dict[int, Half]] = {}  # by share
+        self._slopes: dict[Segment, dict[int, torch.Tensor]] = {}  # by share, (B * S, H)
+
+    def __len__(self) -> int:
+        """Tensors that still wait for their reader."""
+        return len(self._inputs) + sum(len(found) for part in (self._halves, self._slopes) for found in part.values())
+
+    def enter(self, segment: Segment, x: torch.Tensor) -> None:
+        """Take what the last stage has made of a microbatch."""
+        self._inputs[segment], self._halves[segment], self._slopes[segment] = x, {}, {}
+
+    def forward(self, share: int, segment: Segment, version: int) -> Half:
+        """The first half of a share."""
+        with torch.no_grad():
+            found = self._share(share, version).forward(*self._read(segment))
+        self._halves[segment][share] = found
+        return found
+
+    def backward(
+        self, share: int, segment: Segment, version: int, loss_scale: LossScale
+    ) -> tuple[torch.Tensor, Tensors]:
+        """The second half of a share.
+
+        Returns:
+            The loss as its share of the step's mean, the same from every share, and the gradients of its rows.
+        """
+        hidden, labels = self._read(segment)
+        halves = self._halves[segment]
+        whole = together([halves[other].sums for other in range(self._workload.num_head_shares)])
+        with torch.enable_grad():
+            total = summed_loss(whole).requires_grad_()
+            loss = self._workload.share(total / len(labels), *segment, num_parts=1)
+        (scale,) = torch.autograd.grad(loss, total, loss_scale(loss))
+        with torch.no_grad():
+            half = halves[share]
+            slope, rows = self._share(share, version).backward(hidden, labels, half, whole, scale)
+            halves[share] = half._replace(exponentials=slope.new_empty(0))  # used up; the others still need the sums
+        self._slopes[segment][share] = slope
+        return loss, {} if rows is None else {(self._workload.shares[share], "weight"): rows}
+
+    def leave(self, segment: Segment) -> torch.Tensor:
+        """The gradient of what the last stage has made, when all shares have done their second half."""
+        x, slopes = self._inputs.pop(segment), self._slopes.pop(segment)
+        del self._halves[segment]
+        slope = slopes[0]
+        for share in range(1, self._workload.num_head_shares):
+            slope = slope + slopes[share]
+        return slope.view_as(x)
+
+    def _share(self, share: int, version: int) -> Share:
+        number = self._workload.shares[share]
+        module = self._workload.modules[number]
+        assert isinstance(module, HeadShare)
+        return module.share(self._weights.all_of(number, version)["weight"])
+
+    def _read(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states (N, H) and labels (N,) of a microbatch."""
+        microbatch, _ = segment
+        return self._inputs[segment].flatten(0, 1), self._workload.batch(microbatch).labels.flatten()

@@ -1,0 +1,196 @@
+"""Stage: forward, recomputation and backward of a range of modules.
+
+A forward runs without graph and keeps what backward stages begin with. A backward runs that part again, with
+graph, from the kept input ("stage" grain), or one module after another, each from its own ("layer" grain). The
+head is never run again: its graph lives from the forward to the backward, or both are one visit in a fused stage.
+Nor need the last stage's layers be, where its backward directly follows its forward, or any, where there is room for
+their graphs (`rpbench.passes.recomputation`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+import torch
+
+from rpbench.engine.compute.randomness import seeded
+from rpbench.engine.compute.shells import Shells
+from rpbench.engine.compute.split_backward import Deferring, Linear, defer
+from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.weights import Named, WeightSource
+from rpbench.engine.workload import Workload
+
+if TYPE_CHECKING:
+    from rpbench.engine.compute.segments import Exchange
+
+Segment = tuple[int, int]  # microbatch, part of its sequences
+Grain = Literal["stage", "layer"]
+GRAINS: tuple[Grain, ...] = get_args(Grain)
+
+
+class Graph(NamedTuple):
+    """A forward that can be gone back through.
+
+    Args:
+        start: the input as a leaf; None where it holds tokens.
+        leaves: the weights used.
+        end: the output.
+        exchange: what went between this segment of a sequence and others; None where sequences are whole.
+        linears: the linear maps whose weight gradients can be put off.
+        anchor: to be asked for along with the input, where there are any.
+    """
+
+    start: torch.Tensor | None
+    leaves: Tensors
+    end: torch.Tensor
+    exchange: "Exchange | None" = None
+    linears: tuple[Linear, ...] = ()
+    anchor: torch.Tensor | None = None
+
+
+class Rest(NamedTuple):
+    """What the first half of a backward leaves to the second.
+
+    Args:
+        gradients: of the weights that could not be put off.
+        linears: the maps whose weight gradients are still to be made.
+        places: identity of a weight -> its place.
+    """
+
+    gradients: Tensors
+    linears: list[Linear]
+    places: dict[int, Place]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A model's modules, run a range at a time with weights of a given version.
+
+    Args:
+        num_parts: segments that sequences are cut into. `exchange` is what they read of each other
+            (`rpbench.engine.compute.segments`).
+        splits: whether some backward will be asked for in halves.
+    """
+
+    workload: Workload
+    weights: WeightSource
+    shells: Shells
+    num_parts: int = 1
+    splits: bool = False
+
+    def run(
+        self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: "Exchange | None" = None
+    ) -> torch.Tensor:
+        """The output of some modules; after the head, the loss as its share of the step's mean."""
+        for module in modules:
+            x = self._call(module, self.weights.all_of(module, version), x, segment, exchange)
+        return x
+
+    def keep(
+        self,
+        modules: range,
+        x: torch.Tensor,
+        segment: Segment,
+        version: int,
+        note: Callable[[int, torch.Tensor], None],
+        exchange: "Exchange | None" = None,
+    ) -> torch.Tensor:
+        """`run` without graph; `note` gets every module's input."""
+        with torch.no_grad():
+            for module in modules:
+                note(module, x)
+                x = self.run(range(module, module + 1), x, segment, version, exchange)
+        return x
+
+    def graph(
+        self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: "Exchange | None" = None
+    ) -> Graph:
+        """`run` with graph."""
+        leaves = {
+            (module, name): leaf for module in modules for name, leaf in self.weights.leaves(module, version).items()
+        }
+        with torch.enable_grad():
+            start = x.detach().requires_grad_() if x.is_floating_point() else None
+            if not self.splits:
+                end = self.run(modules, x if start is None else start, segment, version, exchange)
+                return Graph(start, leaves, end, exchange)
+            with Deferring(leaves.values()) as deferring:
+                end = self.run(modules, x if start is None else start, segment, version, exchange)
+        return Graph(start, leaves, end, exchange, tuple(deferring.linears), deferring.anchor)
+
+    def _call(
+        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: "Exchange | None"
+    ) -> torch.Tensor:
+        if not self.workload.draws_random:
+            return self._plain_call(module, tensors, x, segment, exchange)
+        microbatch, part = segment
+        with seeded(self.workload.seed, module, self.workload.absolute(microbatch), part):
+            return self._plain_call(module, tensors, x, segment, exchange)
+
+    def _plain_call(
+        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: "Exchange | None"
+    ) -> torch.Tensor:
+        shell = self.shells[module]
+        output: torch.Tensor
+        head = self.workload.head
+        if exchange is not None and module not in (0, head):
+            output, own = shell(tensors, x, exchange.read(module))
+            exchange.made(module, own)
+            return output
+        if module != head:
+            output = shell(tensors, x)
+            return output
+        labels = self.workload.segment(*segment, self.num_parts).labels
+        loss: torch.Tensor = shell(tensors, x, labels)
+        return self.workload.share(loss, *segment, self.num_parts)
+
+
+def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
+    """The gradients of a graph's input and weights, from that of its output (None: 1, of a loss).
+
+    Weights the output does not depend on have none.
+    """
+    inputs = [*graph.leaves.values(), *(() if graph.start is None else (graph.start,))]
+    found = _differentiate(graph, inputs, gradient)
+    below = found[-1] if found and graph.start is not None else None
+    return below, _present(graph.leaves, found)
+
+
+def input_gradient(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Rest]:
+    """The first half of `backward`: the gradient of the graph's input, and what is left to do. The graph is gone."""
+    later = defer(graph.end, graph.linears)
+    put_off = {id(weight) for linear in later for weight in linear.weights}
+    now = {place: leaf for place, leaf in graph.leaves.items() if id(leaf) not in put_off}
+    places = {id(leaf): place for place, leaf in graph.leaves.items() if id(leaf) in put_off}
+    ends = [tensor for tensor in (graph.start, graph.anchor if later else None) if tensor is not None]
+    found = _differentiate(graph, [*now.values(), *ends], gradient)
+    below = found[len(now)] if found and graph.start is not None else None
+    return below, Rest(_present(now, found), later, places)
+
+
+def weight_gradients(rest: Rest) -> Tensors:
+    """The second half of `backward`: the gradients of all weights. What the first half kept is let go on the way."""
+    gradients = rest.gradients
+    for linear in rest.linears:
+        found = linear.weight_gradients()
+        gradients |= {rest.places[id(weight)]: value for weight, value in zip(linear.weights, found, strict=False)}
+    return gradients
+
+
+def _differentiate(
+    graph: Graph, inputs: list[torch.Tensor], gradient: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    if not inputs or not graph.end.requires_grad:
+        return ()
+    return torch.autograd.grad(graph.end, inputs, gradient, allow_unused=True)
+
+
+def _present(leaves: Tensors, found: tuple[torch.Tensor | None, ...]) -> Tensors:
+    return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
+
+
+def pieces(modules: range, grain: Grain) -> list[range]:
+    """A range as the pieces that are recomputed one at a time."""
+    if grain == "layer":
+        return [range(module, module + 1) for module in modules]
+    return [modules] if modules else []

@@ -1,0 +1,101 @@
+"""Layer profile: what the forward and the backward of every module take on one core, and what they weigh.
+
+Modules run as the engine runs them, one after another, the whole model over and over: what else the machine does then
+falls on all of them. Times are CPU time of the one thread that computes, so waiting for the processor is not counted.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from rpbench.cost.layer_graph import Layer, LayerGraph, chain
+from rpbench.engine.compute.shells import Shells
+from rpbench.engine.compute.stage import Stages, backward
+from rpbench.engine.state.weights import Weights
+from rpbench.engine.workload import Workload
+from rpbench.models.data import Batch
+
+Progress = Callable[[int], None]
+
+DECIMALS = 6  # of a millisecond
+
+
+class _OneBatch(NamedTuple):
+    """Data that is there already: making it is no layer's work."""
+
+    batch: Batch
+
+    def microbatch(self, step: int, microbatch: int) -> Batch:
+        return self.batch
+
+
+def profile_layers(
+    workload: Workload, *, num_warmups: int = 2, num_runs: int = 10, on_run: Progress | None = None
+) -> LayerGraph:
+    """The modules of a model as a chain of profiled layers: medians over runs of one microbatch.
+
+    `parameter_bytes` are those of trainable parameters: frozen ones have no gradient to add up and no versions.
+
+    Args:
+        num_warmups: runs of the whole model that are not counted.
+        on_run: told the number of runs that are over, warm-ups included.
+
+    Raises:
+        ValueError: if no run is to be counted.
+    """
+    if num_runs < 1 or num_warmups < 0:
+        raise ValueError(f"num_runs={num_runs}, num_warmups={num_warmups}: at least 1 run is counted")
+    workload = replace(workload, data=_OneBatch(workload.batch(0)))
+    stages = Stages(workload, Weights(workload, {}), Shells(workload.modules))
+    runs = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the engine has it: one core a device
+    try:
+        for number in range(num_warmups + num_runs):
+            runs.append(_run(stages, workload))
+            if on_run is not None:
+                on_run(number + 1)
+    finally:
+        torch.set_num_threads(threads)
+    return chain(
+        [_layer(workload, index, visits) for index, visits in enumerate(zip(*runs[num_warmups:], strict=True))]
+    )
+
+
+class _Visit(NamedTuple):
+    """One module's forward and backward, in seconds, and the bytes of its output."""
+
+    forward_s: float
+    backward_s: float
+    output_bytes: int
+
+
+def _run(stages: Stages, workload: Workload) -> list[_Visit]:
+    """Every module forward and back once, each from the output of the one before."""
+    x, visits = workload.batch(0).tokens, []
+    for module in range(len(workload.modules)):
+        began = time.thread_time()
+        graph = stages.graph(range(module, module + 1), x, (0, 0), 0)
+        forward_s = time.thread_time() - began
+        x = graph.end.detach()
+        slope = None if x.dim() == 0 else torch.ones_like(x)
+        began = time.thread_time()
+        backward(graph, slope)
+        visits.append(_Visit(forward_s, time.thread_time() - began, x.nbytes))
+    return visits
+
+
+def _layer(workload: Workload, index: int, visits: tuple[_Visit, ...]) -> Layer:
+    module = workload.modules[index]
+    return Layer(
+        f"node{index + 1}",
+        type(module).__name__,
+        round(1000 * median(visit.forward_s for visit in visits), DECIMALS),
+        round(1000 * median(visit.backward_s for visit in visits), DECIMALS),
+        visits[0].output_bytes,
+        sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad),
+    )

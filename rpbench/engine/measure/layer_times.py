@@ -1,0 +1,86 @@
+"""Layer times: what each layer takes on this machine, measured on the engine itself.
+
+A layer is made a stage of its own, so that its forward, recomputation, backward and step are actions, with all that
+the engine does around them. As many threads as there are devices are at work, because they share the machine in a
+run too. Times are processor time: another program that interrupts makes nothing longer.
+"""
+
+from dataclasses import replace
+from statistics import median
+
+from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.executor import execute
+from rpbench.engine.measure.side_by_side import side_by_side
+from rpbench.engine.training import Settings, Training
+from rpbench.engine.workload import Workload
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.passes.lower import split_backward
+
+# Steps of a profile; the first one warms up and is discarded.
+NUM_STEPS = 4
+
+
+def time_layers(
+    workload: Workload, settings: Settings, num_devices: int, microbatches_per_device: int = 3
+) -> LayerTimes:
+    """Median times of one microbatch through each layer, in seconds.
+
+    The embedding is counted with the first layer. Gradients' sums are part of the backward.
+
+    Args:
+        workload: whose modules are run; they are not changed.
+        microbatches_per_device: of each step, all steps but the first being measured.
+    """
+    head = len(workload.modules) - 2
+    partition = symmetric((*[1] * head, 0))  # the head alone
+    medians = time_stages(workload, settings, partition, num_devices, microbatches_per_device)
+    layers = range(head)
+    return LayerTimes(
+        forward=tuple(medians[Kind.F, layer][1] for layer in layers),
+        recompute=tuple(medians[Kind.B, layer][0] for layer in layers),
+        backward=tuple(medians[Kind.B, layer][1] for layer in layers),
+        head_forward=medians[Kind.F, head][1],
+        head_backward=medians[Kind.B, head][1],
+        step=tuple(medians[Kind.STEP, layer][1] for layer in layers),
+        head_step=medians[Kind.STEP, head][1],
+    )
+
+
+def time_stages(
+    workload: Workload,
+    settings: Settings,
+    partition: Partition,
+    num_devices: int,
+    microbatches_per_device: int,
+    *,
+    in_halves: bool = False,
+) -> dict[tuple[Kind, int], tuple[float, float]]:
+    """Kind and stage of an action -> the median seconds of its two phases, what runs ahead and the rest.
+
+    Args:
+        in_halves: backwards are split into those of inputs and of weights.
+    """
+    num_microbatches = num_devices * microbatches_per_device
+    schedule = side_by_side(partition, num_devices, num_microbatches, NUM_STEPS)
+    if in_halves:
+        schedule = split_backward(schedule)
+    training = Training(replace(workload, num_microbatches=num_microbatches), schedule, settings)
+    program = training.program(CostTable({}), real_time=True)
+    with CpuBackend() as backend:
+        execute(program, training.handlers, backend)
+        samples: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
+        for action, pre, main in zip(program.actions, backend.pre_cpu_s, backend.main_cpu_s, strict=True):
+            if _is_warm(action, num_microbatches):
+                samples.setdefault((action.kind, action.stage), []).append((pre, main))
+    return {
+        place: (median(pre for pre, _ in found), median(main for _, main in found)) for place, found in samples.items()
+    }
+
+
+def _is_warm(action: Action, num_microbatches: int) -> bool:
+    """Whether an action belongs to a step after the first."""
+    if action.kind is Kind.STEP:
+        return (action.version or 0) > 1
+    return (action.microbatch or 0) >= num_microbatches

@@ -1,0 +1,76 @@
+"""Cut layers: the workload of a schedule whose devices share every matrix, and checkpoints that do not know of it.
+
+A checkpoint is of the model, not of its shares: what was saved by devices that have shares goes on with any number of
+them, and with whole layers. An optimizer's moments are cut and joined as weights are.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from rpbench.engine.state.checkpoint import State
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.workload import Workload
+from rpbench.ir.action import Kind
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.shards import cut_layer, cut_tensors, joined_tensors
+
+_RUN = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.SUM_F, Kind.SUM_B, Kind.STEP})
+
+
+def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
+    """The same training of layers in shares, one for each device.
+
+    Raises:
+        ValueError: if the layers cannot be cut evenly, or the schedule is not one that trains them.
+    """
+    _check(workload, schedule)
+    num_shares = schedule.shape.num_ranks
+    layers = [cut_layer(layer, num_shares) for layer in workload.modules[1:-1] if isinstance(layer, DecoderLayer)]
+    return replace(workload, modules=[workload.modules[0], *layers, workload.modules[-1]])
+
+
+def _check(workload: Workload, schedule: Schedule) -> None:
+    strange = schedule.kinds - _RUN
+    if strange:
+        names = ", ".join(kind.name for kind in sorted(strange))
+        raise ValueError(
+            f"{names} in {schedule.name or 'a schedule'}: devices that have shares of matrices run F, B or I and W, "
+            "SUM_F, SUM_B and STEP in the engine; use mode=simulate"
+        )
+    if schedule.policy is not Policy.FLUSH:
+        raise ValueError(f"policy {schedule.policy.value}: shares of matrices are trained with policy=flush only")
+    for module in workload.modules[1:-1]:
+        if not isinstance(module, DecoderLayer):
+            raise ValueError(f"{type(module).__name__} has no shares: tensor parallelism cuts decoder layers")
+
+
+def cut_state(state: State, cut: Workload, num_shares: int) -> State:
+    """A state of the whole model as one of its shares."""
+    owners = set(cut.owner_of.values())
+
+    def in_shares(tensors: Tensors) -> Tensors:
+        found = _by_module(tensors, lambda named: cut_tensors(named, num_shares))
+        return {place: tensor for place, tensor in found.items() if place in owners}
+
+    return state.changed(in_shares)
+
+
+def joined_state(state: State) -> State:
+    """A state of shares as one of the whole model."""
+    return state.changed(joined)
+
+
+def joined(tensors: Tensors) -> Tensors:
+    """Weights, or gradients, of shares as those of the whole layers."""
+    return _by_module(tensors, joined_tensors)
+
+
+def _by_module(tensors: Tensors, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Tensors:
+    modules: dict[int, dict[str, torch.Tensor]] = {}
+    for (module, name), tensor in tensors.items():
+        modules.setdefault(module, {})[name] = tensor
+    return {(module, name): tensor for module, named in modules.items() for name, tensor in change(named).items()}

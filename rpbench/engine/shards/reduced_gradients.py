@@ -1,0 +1,150 @@
+"""Reduced: gradients that replicas make together, and what each has of them.
+
+A REDUCE_GRAD on a device does that device's part: of every replica's gradient it fetches the elements it owns, and adds
+them up in the order of the replicas' first microbatches. That is a reduce-scatter. Where nothing is kept in shards the
+device then puts its sum where every other replica keeps its own, which makes it an all-reduce:
+
+    device 0   fetch a1 a2, A = a0 + a1 + a2   put A on 1 and 2        sends and receives 2 (n - 1) / n of a stage
+    device 1   fetch b0 b2, B = b0 + b1 + b2   put B on 0 and 2
+    device 2   fetch c0 c1, C = c0 + c1 + c2   put C on 0 and 1
+
+No replica waits for another within its part: what the others must have made before is an edge of the program, and so
+is the end of all parts for the STEP. A STORE:G takes a device's shard of the sum home.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+
+import torch
+
+from rpbench.engine.state.gradients import Place, Sum, Tensors
+from rpbench.engine.state.ownership import Sharing, join, take
+from rpbench.engine.state.reductions import Reduction
+
+Carry = Callable[[torch.Tensor, int], torch.Tensor]
+"""A tensor and a device -> its copy there."""
+
+Hold = Callable[[int, str, int], None]
+"""Told a device, a class of tensors and how many more bytes of them it has than before."""
+
+
+class _Sum:
+    """One sum over replicas: what each has made, until all have fetched their part."""
+
+    def __init__(self, parts: Reduction) -> None:
+        self.made = {device: Sum() for device in parts}
+        self.missing = {device: len(microbatches) for device, microbatches in parts.items()}
+        self.waiting: dict[int, Tensors] = {}  # device -> its shard, where that is to be stored
+        self.reduced: set[int] = set()
+        self.num_home = 0
+
+
+class ReducedWindow:
+    """The gradient of a shared stage for one step; see `rpbench.engine.state.gradients.Window`.
+
+    Args:
+        sums: the sums over replicas that make it.
+        hold: told what gradients the devices have before they are reduced.
+    """
+
+    def __init__(self, sums: Sequence[Reduction], sharing: Sharing, hold: Hold) -> None:
+        self._sums = [_Sum(parts) for parts in sums]
+        self._of = {
+            microbatch: (found, device)
+            for found, parts in zip(self._sums, sums, strict=True)
+            for device, microbatches in parts.items()
+            for microbatch in microbatches
+        }
+        self._sharing, self._hold = sharing, hold
+        # device -> owner -> what the device has of the owner's elements
+        self._held = {device: {owner: Sum() for owner in sharing.owned} for device in sharing.owned}
+        self._lock = Lock()
+
+    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+        found, device = self._of[microbatch]
+        more = sum(gradients[place].nbytes for place in gradients.keys() - found.made[device].values.keys())
+        found.made[device].add(gradients)
+        found.missing[device] -= 1
+        self._count(device, more)
+
+    def reduce(self, device: int, microbatch: int, carry: Carry) -> None:
+        """Do a device's part of the sum that one of its microbatches is in.
+
+        Raises:
+            RuntimeError: if a replica has not made all of its gradient.
+        """
+        found, _ = self._of[microbatch]
+        late = [other for other, number in found.missing.items() if number]
+        if late:
+            raise RuntimeError(f"device {device} reduces what device {late[0]} has not made yet")
+        total = Sum()
+        for source, made in found.made.items():
+            part = take(made.values, self._sharing.owned[device])
+            _read_by_this_stream(part)
+            total.add(part if source == device else {place: carry(piece, device) for place, piece in part.items()})
+        # What only this replica has made is still a view of a gradient that is to go.
+        values = {place: piece if place in total.owned else piece.clone() for place, piece in total.values.items()}
+        if self._sharing.scatters:
+            if self._sharing.stored:
+                found.waiting[device] = values
+            else:
+                self._held[device][device].add(values)
+        else:
+            for other in self._sharing.owned:
+                copies = {place: piece if other == device else carry(piece, other) for place, piece in values.items()}
+                self._held[other][device].add(copies)
+        self._end(found, device)
+
+    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring a device's shards of some sums home, in order."""
+        for microbatch in microbatches:
+            found, device = self._of[microbatch]
+            shard = found.waiting.pop(device, None)
+            if shard is not None:  # or it has gone home with another microbatch
+                self._held[device][device].add({place: copy(piece) for place, piece in shard.items()})
+                with self._lock:
+                    found.num_home += 1
+
+    @property
+    def is_complete(self) -> bool:
+        num = len(self._held)
+        return all(found.num_home == num if self._sharing.stored else len(found.reduced) == num for found in self._sums)
+
+    @property
+    def total(self) -> Tensors:
+        """Put together from all shards, or as the first replica has it."""
+        held = self._held
+        if self._sharing.scatters:
+            return join((held[device][device].values for device in held), self._sharing.shapes)
+        return self.share(next(iter(held)))
+
+    def share(self, device: int) -> Tensors:
+        """What a device steps with: the elements it owns, flat; or everything, where nothing is scattered."""
+        if self._sharing.scatters:
+            return self._held[device][device].values
+        return join((held.values for held in self._held[device].values()), self._sharing.shapes)
+
+    def drop(self) -> None:
+        self._held = {device: {owner: Sum() for owner in held} for device, held in self._held.items()}
+
+    def _end(self, found: _Sum, device: int) -> None:
+        """Let the gradients go once every replica has fetched its part of them."""
+        with self._lock:
+            found.reduced.add(device)
+            if len(found.reduced) < len(found.made):
+                return
+            for source, made in found.made.items():
+                self._count(source, -sum(value.nbytes for value in made.values.values()))
+            found.made.clear()
+
+    def _count(self, device: int, num_bytes: int) -> None:
+        """Gradients that are to be scattered; others are counted as what stays."""
+        if self._sharing.scatters:
+            self._hold(device, "gradients on their way", num_bytes)
+
+
+def _read_by_this_stream(tensors: Mapping[Place, torch.Tensor]) -> None:
+    """On a GPU, keep memory from being used again before the calling lane has read it."""
+    for tensor in tensors.values():
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -1,0 +1,206 @@
+"""Tensor parallelism: every device runs every action, each with its own share of the layers' matrices.
+
+At home on the host are the shares of all devices (`rpbench.models.shards`), each with its own weights, gradients and
+optimizer state, and one set of what is whole everywhere: embedding, norms, head. A device runs modules that have its
+own share alone, and meets the others wherever the shares' outputs are added up: inside F and B, twice a layer going
+forth, twice recomputing, twice going back. It makes the gradients of all it runs. Those of what is whole come out alike
+on every device, so the first one's count; they would be two gradients in a sum only if they were parts of one.
+
+What every share has whole but sees a part of the work through - norms of queries and keys, an expert router - is a
+parameter tied over the shares, and the optimizer adds up what they have, as it does wherever weights are shared.
+
+SUM_F and SUM_B stand for these sums in a schedule. When they come, everything has been added up; they close the account
+of their F or B, which must have made as many sums as they stand for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from rpbench.engine.compute.forward_backward import Passes
+from rpbench.engine.compute.shells import Shells
+from rpbench.engine.compute.stage import Stages
+from rpbench.engine.executor import Gate, Handler
+from rpbench.engine.layout import Layout
+from rpbench.engine.shards.collectives import Rank, Rendezvous
+from rpbench.engine.state.accumulation import Groups
+from rpbench.engine.state.gradients import Gradients, Tensors
+from rpbench.engine.state.weights import Named, Weights
+from rpbench.engine.workload import Workload
+from rpbench.ir.action import SUMS, Action, Kind
+from rpbench.ir.moved_objects import SUMS_A_LAYER
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.shards import one_share
+
+# --- what a device has -----------------------------------------------------------------------------------------
+
+
+class AcrossRanks:
+    """Shares on devices of their own: the two operators as all-reduces (`rpbench.models.shards.Adding`)."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
+        return [_SumBack.apply(x, self._rank)]
+
+    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = _SumForth.apply(parts[0], self._rank)
+        return found
+
+
+class _SumBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
+        ctx.rank = rank
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.rank.all_reduce(gradients[0]), None
+
+
+class _SumForth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
+        return rank.all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class OwnWeights:
+    """Of the weights at home, those that one device's modules have."""
+
+    def __init__(self, weights: Weights, modules: Sequence[nn.Module]) -> None:
+        self._weights = weights
+        self._names = [{*dict(module.named_parameters()), *dict(module.named_buffers())} for module in modules]
+
+    def all_of(self, module: int, version: int) -> Named:
+        return self._own(module, self._weights.all_of(module, version))
+
+    def leaves(self, module: int, version: int) -> Named:
+        return self._own(module, self._weights.leaves(module, version))
+
+    def release(self, module: int, version: int) -> None:
+        self._weights.release(module, version)
+
+    def _own(self, module: int, found: Named) -> Named:
+        return {name: tensor for name, tensor in found.items() if name in self._names[module]}
+
+
+class TeamGradients(Gradients):
+    """The gradients of all devices, each device's added up by itself.
+
+    Args:
+        groups: as of any device.
+    """
+
+    def __init__(self, groups: Mapping[tuple[int, int], Groups], num_ranks: int, *, keep: bool = False) -> None:
+        super().__init__(groups, keep=keep)  # the first device's
+        self.by_rank = [self, *(Gradients(groups, keep=keep) for _ in range(num_ranks - 1))]
+
+    def total(self, stage: int, version: int) -> Tensors:
+        """Those of every share, and the first device's of what is whole."""
+        found = dict(super().total(stage, version))
+        for other in self.by_rank[1:]:
+            found = other.total(stage, version) | found
+        return found
+
+    def drop(self, stage: int, version: int) -> None:
+        super().drop(stage, version)
+        for other in self.by_rank[1:]:
+            other.drop(stage, version)
+
+    def copies(self) -> Iterator[tuple[Tensors, Tensors]]:
+        """For every other device and what is still here, its gradients of what the first has too, and the first's."""
+        for other in self.by_rank[1:]:
+            for version, stage, gradients in other.by_stage():
+                first = Gradients.total(self, stage, version)
+                common = first.keys() & gradients.keys()
+                yield {place: gradients[place] for place in common}, {place: first[place] for place in common}
+
+
+# --- the devices together --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device: its end of the collectives and its passes."""
+
+    rank: Rank
+    passes: Passes
+
+    @cached_property
+    def handlers(self) -> dict[Kind, Handler]:
+        return {
+            Kind.F: self.passes.forward,
+            Kind.B: self.passes.backward,
+            Kind.I: self.passes.backward_for_input,
+            Kind.W: self.passes.backward_for_weights,
+        }
+
+
+class Team:
+    """All devices, and the handlers of what they do together.
+
+    Args:
+        workload: of layers in shares.
+        make_passes: the passes of a device, from its stages and its gradients.
+        splits: whether some backward comes in halves.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        weights: Weights,
+        gradients: TeamGradients,
+        make_passes: Callable[[Stages, Gradients], Passes],
+        *,
+        splits: bool = False,
+    ) -> None:
+        self._layout = layout
+        self._embedding_is_frozen = not any(weight.requires_grad for weight in workload.modules[0].parameters())
+        self._accounts: dict[Action, int] = {}  # SUM_F or SUM_B -> the sums that have been made for it
+        self.meeting = Rendezvous(len(gradients.by_rank))
+        self.members = []
+        for number, own in enumerate(gradients.by_rank):
+            rank = Rank(self.meeting, number)
+            layers = [
+                one_share(layer, number, AcrossRanks(rank)) if isinstance(layer, DecoderLayer) else layer
+                for layer in workload.modules
+            ]
+            stages = Stages(workload, OwnWeights(weights, layers), Shells(layers), splits=splits)
+            self.members.append(Member(rank, make_passes(stages, own)))
+        for member in self.members:
+            member.passes.read = self.members[0].passes.read
+
+    @property
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """What runs each kind of joint action."""
+        return dict.fromkeys((Kind.F, Kind.B, Kind.I, Kind.W), self._run) | dict.fromkeys(SUMS, self._close)
+
+    def _run(self, action: Action, number: int, gate: Gate) -> None:
+        """A device's share of an action, which is a whole action to its passes."""
+        member = self.members[action.part]
+        before = member.rank.num_sums
+        member.handlers[action.kind](action._replace(part=0), number, gate)
+        if action.kind is not Kind.W:  # which leaves sums to its I
+            kind = Kind.SUM_F if action.kind is Kind.F else Kind.SUM_B
+            self._accounts[action._replace(kind=kind)] = member.rank.num_sums - before
+
+    def _close(self, action: Action, number: int, gate: Gate) -> None:
+        """See that the sums which an action stands for have all been made."""
+        modules = (self._layout.forward if action.kind is Kind.SUM_F else self._layout.backward)[action.stage]
+        expected = SUMS_A_LAYER[action.kind] * sum(0 < module < self._layout.num_modules - 1 for module in modules)
+        made = self._accounts.pop(action)
+        # Nobody asks for the gradient of a frozen embedding's output, which would be the last sum.
+        fewest = expected - (expected > 0 and action.kind is Kind.SUM_B and 0 in modules and self._embedding_is_frozen)
+        if not fewest <= made <= expected:
+            raise RuntimeError(f"{action} stands for {expected} sums, and {made} have been made")

@@ -1,0 +1,1 @@
+"""What a training run keeps: weights and their versions, gradients, the optimizer, checkpoints."""

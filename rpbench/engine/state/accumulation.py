@@ -1,0 +1,79 @@
+"""Accumulation: in which order a stage's gradients are added up, so that a sum never depends on who was faster.
+
+A group is a sequence of microbatches whose gradients one lane adds into one buffer, in the order of its row; the
+groups are then added in the order of their first microbatch. Where weights are bound, a lane's microbatches of a
+step are one group. Where they are streamed, a group is a round: each visit of the stage to a device brings one
+sum home. So is what a STORE:G takes home of bound weights; and where replicas reduce after every visit, a group is
+what they reduce together, a microbatch of each. A microbatch stands twice in a group where a device has a share of
+the head: the share's gradient comes first, that of the stage it is updated with later.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import groupby
+
+from rpbench.engine.state.reductions import microbatches_of, reductions_of
+from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.index import GRADIENT, Index
+from rpbench.ir.moves import Moves
+from rpbench.ir.schedule import Schedule, Weights
+
+Groups = tuple[tuple[int, ...], ...]  # microbatches, by group
+
+
+def gradient_groups(schedule: Schedule) -> dict[tuple[int, int], Groups]:
+    """(backward stage, version of the step) -> the groups that make the step's gradient."""
+    cuts = _round_starts(schedule) if schedule.weights is Weights.STREAMED else frozenset()
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for _, _, row in schedule.items():
+        own: dict[tuple[int, int], list[int]] = {}
+        for stage, microbatch in _gradients(row, schedule):
+            own.setdefault((stage, microbatch // schedule.shape.num_microbatches + 1), []).append(microbatch)
+        for place, microbatches in own.items():
+            found.setdefault(place, []).extend(_cut(microbatches, cuts))
+    found |= _stored(schedule)
+    for place, sums in reductions_of(schedule).items():
+        if len(sums) == 1:
+            found[place] = list(sums[0].values())
+        else:
+            found[place] = [tuple(own for microbatches in one.values() for own in microbatches) for one in sums]
+    return {place: tuple(sorted(groups, key=min)) for place, groups in found.items()}
+
+
+def _stored(schedule: Schedule) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+    """What every STORE:G takes home, where weights are bound; nothing for gradients that stay."""
+    if schedule.weights is Weights.STREAMED or Kind.STORE not in schedule.kinds:
+        return {}
+    index, window = Index(schedule), schedule.shape.num_microbatches
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for transfer in Moves(index).transfers[Kind.STORE, "G"]:
+        for version, own in groupby(microbatches_of(index, transfer), key=lambda number: number // window + 1):
+            found.setdefault((transfer.visits[0].stage, version), []).append(tuple(own))
+    return found
+
+
+def _gradients(row: tuple[Action, ...], schedule: Schedule) -> Iterator[tuple[int, int]]:
+    for action in row:
+        for part in parts_of(action):
+            if schedule.shape.tensor_parallel and part.part:
+                continue  # all devices do the same, each for its own share
+            if part.kind in GRADIENT and part.microbatch is not None:
+                yield part.stage, part.microbatch
+
+
+def _round_starts(schedule: Schedule) -> frozenset[int]:
+    """Least microbatches of rounds: of every unbroken run of one stage on a device, for any stage."""
+    return frozenset(
+        min(action.microbatch or 0 for action in run)
+        for _, lane, row in schedule.items()
+        if lane == "compute"
+        for (kind, _), run in groupby(row, key=lambda action: (action.kind, action.stage))
+        if kind in (Kind.F, Kind.B, Kind.FB)
+    )
+
+
+def _cut(microbatches: list[int], starts: frozenset[int]) -> Iterator[tuple[int, ...]]:
+    """Microbatches in groups of one round, whichever way a run goes through them."""
+    rounds = sorted(starts)
+    for _, group in groupby(microbatches, key=lambda microbatch: bisect_right(rounds, microbatch)):
+        yield tuple(group)

@@ -1,0 +1,192 @@
+"""Device weights: copies of weights and activations that LOAD brings and FREE takes away.
+
+With transfers in the schedule a device computes on copies of its own, never on what is at home on the host. What has
+not been loaded is an error, and what has been freed holds NaN, so a wrong order shows.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+
+from rpbench.engine.executor import Gate, Handler
+from rpbench.engine.layout import Layout
+from rpbench.engine.shards.reduced_gradients import Hold
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.weight_versions_read import Reads
+from rpbench.engine.state.weights import Named, Weights
+from rpbench.engine.workload import Workload
+from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.index import Index
+from rpbench.ir.moves import Moves, Transfer
+from rpbench.ir.schedule import Schedule
+from rpbench.ir.visits import Visit
+
+HANDED_OVER = "weights from a peer"
+
+Copy = Callable[[torch.Tensor, int, str], torch.Tensor]
+"""A tensor, a device and a lane -> its copy on the device (h2d, net) or from there on the host (d2h)."""
+
+
+def copy_in_memory(tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
+    """Where devices are threads, a copy beside the original."""
+    return tensor.detach().clone()
+
+
+class DeviceWeights(Weights):
+    """Weights that are read on a device, where a LOAD has put them.
+
+    Args:
+        counts, start: as in `Weights`.
+        schedule: with LOAD:P and FREE:P.
+        copy: brings a tensor to a device.
+        hold: told what has come to a device from another one, and gone again.
+        pin: keep what is at home in memory that a GPU can read by itself.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        counts: Mapping[tuple[int, int], int],
+        start: Mapping[int, Tensors] | None,
+        reads: Reads,
+        layout: Layout,
+        schedule: Schedule,
+        copy: Copy,
+        *,
+        hold: Hold,
+        pin: bool = False,
+    ) -> None:
+        super().__init__(workload, counts, start)
+        self._pin, self._hold = pin, hold
+        if pin:
+            self._frozen = [{name: tensor.pin_memory() for name, tensor in named.items()} for named in self._frozen]
+            self._versions = {place: _pinned(named) for place, named in self._versions.items()}
+        self._reader, self._layout, self._copy = reads, layout, copy
+        self._index = Index(schedule)
+        moves = Moves(self._index)
+        self._handovers, transfers = moves.handovers, moves.transfers[Kind.LOAD, "P"]
+        self._loads = {piece: transfer for transfer in transfers for piece in transfer.pieces}
+        self._ends = {transfer.end: transfer for transfer in transfers}
+        self._users = {
+            (number, visit.backward, visit.stage): transfer
+            for transfer in transfers
+            for visit in transfer.visits
+            for number in visit.numbers
+        }
+        self._streamed = {visit.stage for transfer in transfers for visit in transfer.visits}
+        self._copies: dict[Transfer, dict[int, Named]] = {}
+        self._now = threading.local()
+
+    def on_device(self, handler: Handler) -> Handler:
+        """The handler of a computation, reading what is on its device."""
+
+        def run(action: Action, number: int, gate: Gate) -> None:
+            self._now.transfer = self._users.get((number, action.kind is not Kind.F, action.stage))
+            self._now.device = self._index.device(number)
+            self._now.action = action
+            try:
+                handler(action, number, gate)
+            finally:
+                self._now.action = None
+
+        return run
+
+    def all_of(self, module: int, version: int) -> Named:
+        action = getattr(self._now, "action", None)
+        if action is None or action.stage not in self._streamed:  # nobody computes, or the stage is at home here
+            return self._at_home(module, version)
+        found = None if self._now.transfer is None else self._copies.get(self._now.transfer, {}).get(module)
+        if found is None:
+            raise RuntimeError(
+                f"{action} reads module {module}, which is not on its device: no {self._brings(action.stage)}"
+            )
+        return found
+
+    def _brings(self, stage: int) -> str:
+        """What brings a stage's weights to where they are read."""
+        return "LOAD:P"
+
+    def leaves(self, module: int, version: int) -> Named:
+        return {name: tensor for name, tensor in self.all_of(module, version).items() if tensor.requires_grad}
+
+    def load(self, action: Action, number: int) -> None:
+        """Bring a piece of a stage's weights: every n-th tensor of n pieces."""
+        transfer = self._loads[number]
+        visit = transfer.visits[0]
+        ranges = self._layout.backward if visit.backward else self._layout.forward
+        modules = ranges[visit.stage]
+        copies = self._copies.setdefault(transfer, {module: {} for module in modules})
+        version = self._version(visit)
+        if number in self._handovers.origins:
+            self._take_over(number, copies, version)
+            return
+        place = 0
+        for module in modules:
+            for name, tensor in self._loaded(module, version, visit.device).items():
+                if place % len(transfer.pieces) == action.part:
+                    copied = self._copy(tensor, visit.device, "h2d")
+                    copies[module][name] = copied.requires_grad_(tensor.requires_grad)
+                place += 1
+
+    def _take_over(self, number: int, copies: dict[int, Named], version: int) -> None:
+        """Copy a stage from what another device has loaded, or from where it is at home."""
+        origin, device = self._handovers.origins[number], self._index.device(number)
+        for module in copies:
+            found = self._at_home(module, version) if origin is None else self._copies[origin][module]
+            for name, tensor in found.items():
+                local = self._handovers.is_local(number)
+                copied = tensor.detach().clone() if local else self._copy(tensor, device, "net")
+                copies[module][name] = copied.requires_grad_(tensor.requires_grad)
+        self._hold(device, HANDED_OVER, _num_bytes(copies))
+
+    def _version(self, visit: Visit) -> int:
+        """The version that a visit reads."""
+        reader = next(part for part in parts_of(self._index.actions[visit.first]) if part.stage == visit.stage)
+        return self._reader.version(reader, visit.first)
+
+    def _loaded(self, module: int, version: int, device: int) -> Named:
+        """What a LOAD brings to a device."""
+        return self._at_home(module, version)
+
+    def _memory(self, module: int) -> Named:
+        found = super()._memory(module)
+        return _pinned(found) if self._pin else found
+
+    def _at_home(self, module: int, version: int) -> Named:
+        return self._frozen[module] | super().leaves(module, version)
+
+    def free(self, number: int) -> None:
+        """Let a device's copies go; whoever still reads them finds NaN."""
+        transfer = self._ends[number]
+        if transfer.pieces[0] in self._handovers.origins:
+            self._hold(transfer.visits[0].device, HANDED_OVER, -_num_bytes(self._copies[transfer]))
+        for named in self._copies.pop(transfer).values():
+            for tensor in named.values():
+                if tensor.is_floating_point():
+                    tensor.detach().fill_(torch.nan)
+
+    def leaves_between(self, stage: int) -> bool:
+        """Whether a stage's weights leave the device between its forward and its backward."""
+        forward, backward = (
+            {transfer for (_, back, found), transfer in self._users.items() if found == stage and back is side}
+            for side in (False, True)
+        )
+        return not forward <= backward
+
+    @property
+    def num_on_devices(self) -> int:
+        """Transfers whose copies are on a device now."""
+        return len(self._copies)
+
+
+def _num_bytes(copies: Mapping[int, Named]) -> int:
+    return sum(tensor.nbytes for named in copies.values() for tensor in named.values())
+
+
+def _pinned(named: Named) -> Named:
+    """Leaves in pinned memory, the same where they are there already."""
+    return {
+        name: tensor if tensor.is_pinned() else tensor.detach().pin_memory().requires_grad_()
+        for name, tensor in named.items()
+    }

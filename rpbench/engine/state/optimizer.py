@@ -1,0 +1,240 @@
+"""Optimizer: AdamW or gradient descent with momentum on the host, a stage at a time.
+
+A stage's step needs the gradients of that stage alone, with two exceptions: the norm of all gradients for clipping,
+and parameters that several stages share, whose gradients are added in model order. Both are done once per version,
+by whichever step comes first; `step_groups` tells a program what those steps wait for.
+
+Replicas that share a stage each step their own part of it (`rpbench.engine.state.ownership`): the elements of a shard,
+with moments for no others, or a whole copy. One STEP stands for those of all of them. The norm is taken of gradients
+put together again, in the order of plain training, where a system on several machines would add up one number of each;
+so are the two gradients of shared parameters before they are cut again. Neither is counted as moved.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+
+from rpbench.engine.layout import Layout
+from rpbench.engine.program import StepGroups
+from rpbench.engine.state.direction import direction
+from rpbench.engine.state.gradients import Gradients, Place, Tensors
+from rpbench.engine.state.loss_scale import LossScaler, LossScaling
+from rpbench.engine.state.owned_masters import Moments, Part, make_parts, moments_of, resume
+from rpbench.engine.state.ownership import Sharing, take
+from rpbench.engine.workload import Workload
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW (Loshchilov and Hutter, ICLR'19), or gradient descent with momentum, with a linear warm-up.
+
+    Args:
+        learning_rate: after the warm-up.
+        name: "adamw" or "sgd".
+        momentum: of "sgd".
+        num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
+        clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
+        loss_scaling: for gradients in float16; None: losses are as they are.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    num_warmup_steps: int = 0
+    clip_norm: float | None = None
+    loss_scaling: LossScaling | None = None
+    name: str = "adamw"
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in ("adamw", "sgd"):
+            raise ValueError(f"optimizer={self.name!r}: one of adamw, sgd")
+        if not 0 <= self.momentum < 1 or (self.momentum and self.name != "sgd"):
+            raise ValueError(f"momentum={self.momentum}: from 0 to below 1, and of optimizer=sgd alone")
+        if not self.learning_rate >= 0:
+            raise ValueError(f"learning_rate={self.learning_rate}: a learning rate is not negative; try 1e-3")
+        if self.num_warmup_steps < 0:
+            raise ValueError(f"num_warmup_steps={self.num_warmup_steps}: a number of steps, 0 for no warm-up")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm}: a norm is above 0; leave it out not to clip")
+
+    def rate(self, version: int) -> float:
+        """The learning rate of the step that makes `version`, which counts from 1."""
+        return self.learning_rate * min(1.0, version / (self.num_warmup_steps + 1))
+
+    def make(self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of some masters, or groups of them; its learning rate is set at every step."""
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay)
+        return torch.optim.AdamW(parameters, lr=1.0, weight_decay=self.weight_decay, fused=True)
+
+
+def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings) -> StepGroups:
+    """Backward stages whose steps need one another's gradients."""
+    if settings.clip_norm is not None or settings.loss_scaling is not None:
+        return [range(len(layout.backward))] if len(layout.backward) > 1 else []
+    # One step does what all of them share, so that it waits for the gradients of every stage that shares anything.
+    group = sorted({layout.stage_of(module) for places in workload.tied.values() for module, _ in places})
+    return [group] if len(group) > 1 else []
+
+
+def laid_out_as(master: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with its master's strides: torch's fused AdamW pairs values by where they lie in memory."""
+    return gradient if gradient.stride() == master.stride() else torch.empty_like(master).copy_(gradient)
+
+
+Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
+
+
+class HostOptimizer:
+    """Masters and their optimizer state, one optimizer a stage and owner."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        masters: Tensors,
+        gradients: Gradients,
+        settings: OptimizerSettings,
+        pace: Pace = lambda stage, version: 1.0,
+        scaler: LossScaler | None = None,
+        read_by: Callable[[int], int] = lambda version: version - 1,
+        moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
+        sharing: Mapping[int, Sharing] | None = None,
+    ) -> None:
+        """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`."""
+        self.masters, self._pace = masters, pace
+        self._scaler, self._read_by = scaler, read_by
+        self._workload, self._layout = workload, layout
+        self._gradients, self._settings = gradients, settings
+        self._tied = tuple(workload.tied)
+        own = (owner for owner in masters if owner not in workload.tied)
+        self._places: dict[int, list[Place]] = {stage: [] for stage in range(len(layout.backward))}
+        for owner in own:
+            self._places[layout.stage_of(owner[0])].append(owner)
+        self._sharing_of = sharing or {}
+        self._parts = {stage: self._cut(stage, places) for stage, places in self._places.items() if places}
+        tied_stages = sorted({layout.stage_of(owner[0]) for owner in self._tied})
+        self._shared_parts = [part for stage in tied_stages for part in self._cut(stage, self._tied_of(stage))]
+        self._shared_version = 0
+        self._first_step = workload.first_step
+        resume(self._all_parts(), moments or {})
+        tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
+        self._sharing = {layout.stage_of(module) for module in tied_modules}  # stages whose steps share something
+        if settings.clip_norm is not None or scaler is not None:
+            self._sharing.update(self._places)
+        self._clipping: dict[int, torch.Tensor] = {}
+        self._skipped: set[int] = set()
+        self._lock = Lock()
+
+    def step(self, stage: int, version: int) -> None:
+        """Update the masters of a stage from the gradients of the step to `version`."""
+        if stage in self._sharing:
+            with self._lock:
+                self._step_shared(version)
+        for part in () if version in self._skipped else self._parts.get(stage, ()):
+            if part.owner is None:
+                gradients = self._gradients.total(stage, version)
+            else:
+                gradients = self._gradients.share(stage, version, part.owner)
+            self._update(part, gradients, version, self._pace(stage, version))
+        self._gradients.drop(stage, version)
+
+    def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
+        """The masters of all trainable parameters of some modules, by their own places; a replica's, if named."""
+        masters = dict(self.masters)
+        for part in self._all_parts() if replica is not None else ():
+            if part.owner == replica and part.pieces is None:
+                masters |= part.masters
+        return {place: masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
+
+    def moments(self) -> Moments:
+        """The optimizer's state of every master that has been updated."""
+        return moments_of(self._all_parts(), self.masters)
+
+    def _all_parts(self) -> Iterator[Part]:
+        for parts in self._parts.values():
+            yield from parts
+        yield from self._shared_parts
+
+    def _tied_of(self, stage: int) -> list[Place]:
+        return [owner for owner in self._tied if self._layout.stage_of(owner[0]) == stage]
+
+    def _cut(self, stage: int, places: list[Place]) -> list[Part]:
+        masters = {place: self.masters[place] for place in places}
+        recut = any(place in self._tied for place in places)
+        return make_parts(masters, self._sharing_of.get(stage), self._settings.make, recut=recut)
+
+    def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
+        """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.
+
+        Before the first step they are as they are.
+        """
+        if stage not in self._parts:
+            return {}
+        (part,) = self._parts[stage]  # nobody predicts the weights of replicas
+        optimizer, scale = part.optimizer, horizon * self._settings.rate(self._first_step + max(1, version))
+        return {
+            place: master if found is None else master - scale * found
+            for place, master in ((place, self.masters[place]) for place in self._places[stage])
+            for found in [direction(optimizer, master, with_decay=with_decay)]
+        }
+
+    def _step_shared(self, version: int) -> None:
+        """What steps to this version have in common, unless an earlier one has done it."""
+        if self._shared_version >= version:
+            return
+        self._shared_version = version
+        if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), self._all(version)):
+            self._skipped = {version}
+            return
+        tied = self._tied_gradients(version)
+        if self._settings.clip_norm is not None:
+            self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
+        for part in self._shared_parts:
+            self._update(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
+
+    def _all(self, version: int) -> Iterator[torch.Tensor]:
+        for stage in self._places:
+            yield from self._gradients.total(stage, version).values()
+
+    def _plain(self, owner: Place, gradient: torch.Tensor, version: int) -> torch.Tensor:
+        """A gradient in its master's type, without the scale of its loss."""
+        gradient = gradient.to(self.masters[owner].dtype)
+        return gradient if self._scaler is None else gradient / self._scaler.of(self._read_by(version))
+
+    def _tied_gradients(self, version: int) -> Tensors:
+        sums: Tensors = {}
+        for owner in self._tied:
+            for module, name in self._workload.tied[owner]:
+                gradient = self._gradients.total(self._layout.stage_of(module), version).get((module, name))
+                if gradient is not None:
+                    gradient = gradient.to(self.masters[owner].dtype)
+                    sums[owner] = sums[owner] + gradient if owner in sums else gradient
+        return sums
+
+    def _clip_scale(self, version: int, tied: Tensors, clip_norm: float) -> torch.Tensor:
+        """The factor that brings the norm of all gradients down to `clip_norm`, in model order."""
+        found = []
+        for owner in self.masters:
+            source = tied if owner in tied else self._gradients.total(self._layout.stage_of(owner[0]), version)
+            if owner in source:
+                found.append(self._plain(owner, source[owner], version))
+        norm = torch.nn.utils.get_total_norm(found)
+        return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+
+    def _update(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int, pace: float = 1.0) -> None:
+        for place, master in part.masters.items():
+            gradient = gradients.get(place)
+            if gradient is not None:
+                gradient = self._plain(place, gradient, version)
+                if version in self._clipping:
+                    gradient = gradient * self._clipping[version]
+            master.grad = None if gradient is None else laid_out_as(master, gradient)
+        for group in part.optimizer.param_groups:
+            group["lr"] = self._settings.rate(self._first_step + version) * pace
+        part.optimizer.step()
+        for master in part.masters.values():
+            master.grad = None

@@ -1,0 +1,177 @@
+"""Weights: what forward and backward read, per module and version, at home on the host.
+
+A version is the number of optimizer steps its tensors have seen. It is kept until a newer one is out and nothing
+in the schedule will read it any more; then its memory takes up a version to come. Tensors are handed out as
+autograd leaves and never written while they can be read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from threading import Lock
+from typing import Protocol
+
+import torch
+
+from rpbench.engine.state.checkpoint import State
+from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.workload import Workload
+
+Named = dict[str, torch.Tensor]
+MastersOf = Callable[[int | None], Tensors]
+"""A replica that keeps masters of its own, or None -> the masters of a stage, by place."""
+
+
+class WeightSource(Protocol):
+    """What forward and backward ask for weights."""
+
+    def all_of(self, module: int, version: int) -> Named:
+        """Every tensor a module needs to run, by name."""
+
+    def leaves(self, module: int, version: int) -> Named:
+        """The trainable ones: leaves that gradients are asked for."""
+
+    def release(self, module: int, version: int) -> None:
+        """Say that one of the reads a version was kept for is over."""
+
+
+class Weights:
+    """The working weights of a model.
+
+    Args:
+        workload: whose modules give version 0; they are copied, not touched.
+        reads: (module, version) -> how often the schedule will read it.
+        start: version -> trainable weights to begin with, 0 and older ones; None: the modules' own.
+    """
+
+    def __init__(
+        self, workload: Workload, reads: Mapping[tuple[int, int], int], start: Mapping[int, Tensors] | None = None
+    ) -> None:
+        self._reads = Counter(reads)
+        self._lock = Lock()
+        self._spare: dict[int, list[Named]] = {}
+        self._frozen: list[Named] = []
+        self._versions: dict[tuple[int, int], Named] = {}
+        self._newest = [0] * len(workload.modules)
+        for layer in workload.modules:
+            tensors = {
+                name: parameter.detach()
+                for name, parameter in layer.named_parameters(remove_duplicate=False)
+                if not parameter.requires_grad
+            }
+            self._frozen.append(tensors | dict(layer.named_buffers()))
+        begun = start or {0: {place: workload.parameter(place) for place in workload.owner_of}}
+        for version, found in begun.items():
+            for module in range(len(workload.modules)):
+                own = {name: tensor.detach() for (other, name), tensor in found.items() if other == module}
+                if own:
+                    self._versions[module, version] = self._kept(module, own)
+        self.num_live = [len(begun)] * len(workload.modules)
+        self.most_live = self.num_live[0]
+
+    def all_of(self, module: int, version: int) -> Named:
+        """Every tensor a module needs to run, by name."""
+        return self._frozen[module] | self.leaves(module, version)
+
+    def leaves(self, module: int, version: int) -> Named:
+        """The trainable ones: leaves that gradients are asked for."""
+        if not self._trains(module):
+            return {}
+        found = self._versions.get((module, version))
+        if found is None:
+            raise RuntimeError(
+                f"module {module} is read at version {version}, but version {self._newest[module]} is its newest"
+                " and older ones that nobody was to read are gone"
+            )
+        return found
+
+    def publish(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
+        """Make a new version of some modules; `masters` has the values of all their trainable parameters."""
+        for module in modules:
+            if self._trains(module):
+                fresh = self._memory(module)
+                with torch.no_grad():
+                    self._write(module, fresh, masters)
+                self._enter(module, version, fresh)
+
+    def _kept(self, module: int, tensors: Named) -> Named:
+        """A version of a module in memory of its own."""
+        return {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+
+    def _write(self, module: int, fresh: Named, masters: MastersOf) -> None:
+        """Fill the memory of a version."""
+        for name, tensor in fresh.items():
+            tensor.copy_(masters(None)[module, name])
+
+    def lend(self, module: int, number: int, values: Mapping[Place, torch.Tensor]) -> None:
+        """Offer a module's tensors with other values, in its own types, under a number below 0."""
+        own = self.leaves(module, self._newest[module])
+        if own:
+            self._versions[module, number] = {
+                name: values[module, name].detach().to(tensor.dtype, copy=True).requires_grad_()
+                for name, tensor in own.items()
+            }
+
+    def take_back(self, module: int, number: int) -> None:
+        """Forget what was lent."""
+        self._versions.pop((module, number), None)
+
+    def release(self, module: int, version: int) -> None:
+        """Say that one of the reads a version was kept for is over."""
+        with self._lock:
+            self._reads[module, version] -= 1
+            self._drop_if_unread(module, version)
+
+    def _trains(self, module: int) -> bool:
+        return (module, self._newest[module]) in self._versions
+
+    def _memory(self, module: int) -> Named:
+        with self._lock:
+            spare = self._spare.get(module)
+            if spare:
+                return spare.pop()
+        like = self._versions[module, self._newest[module]]
+        return {name: torch.empty_like(tensor).requires_grad_() for name, tensor in like.items()}
+
+    def _enter(self, module: int, version: int, tensors: Named) -> None:
+        with self._lock:
+            before = self._newest[module]
+            self._versions[module, version] = tensors
+            self._newest[module] = version
+            self.num_live[module] += 1
+            self._drop_if_unread(module, before)
+            self.most_live = max(self.most_live, self.num_live[module])
+
+    def _drop_if_unread(self, module: int, version: int) -> None:
+        if version == self._newest[module] or self._reads[module, version] > 0:
+            return
+        tensors = self._versions.pop((module, version), None)
+        if tensors is not None:
+            self._spare.setdefault(module, []).append(tensors)
+            self.num_live[module] -= 1
+
+
+def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors]:
+    """The working weights a run goes on with: version 0 of the masters, and older ones as they were."""
+    newest = {
+        place: state.masters[owner].to(workload.parameter(place).dtype) for place, owner in workload.owner_of.items()
+    }
+    return {0: newest} | {-age: state.stale[age] for age in range(1, num_stale + 1)}
+
+
+def masters_of(workload: Workload, start: State | None = None) -> Tensors:
+    """The optimizer's own copy of every trainable parameter, at its owner's place: float32, or float64 for it.
+
+    They have the values of `start`, if there is one, and otherwise the modules'.
+    """
+    owners = dict.fromkeys(workload.owner_of.values())
+    if start is not None:
+        return {owner: start.masters[owner].clone() for owner in owners}
+    return {
+        owner: workload.parameter(owner).detach().to(master_dtype(workload.parameter(owner).dtype), copy=True)
+        for owner in owners
+    }
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which weights are updated."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,119 @@
+"""Transfer handlers: LOAD, STORE, FREE, SEND and RECV move the tensors of a training run.
+
+SEND and RECV on lane compute or net need do nothing: all devices share the host, and a boundary tensor is where its
+reader looks for it. On lanes d2h and h2d they are copies to the host and from it. UNSHARD, RESHARD and REDUCE_GRAD are
+collectives of the replicas of a stage (`rpbench.engine.shards`).
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import groupby
+
+import torch
+
+from rpbench.engine.compute.forward_backward import Passes
+from rpbench.engine.executor import Gate, Handler
+from rpbench.engine.shards.reduced_gradients import ReducedWindow
+from rpbench.engine.shards.replica_weights import ReplicaWeights
+from rpbench.engine.state.device_weights import Copy, DeviceWeights
+from rpbench.engine.state.gradients import Gradients
+from rpbench.engine.state.reductions import microbatches_of
+from rpbench.engine.state.weights import Weights
+from rpbench.ir.action import RECV, SEND, Action, Kind
+from rpbench.ir.index import Index
+from rpbench.ir.moves import Moves, has_transfers
+from rpbench.ir.schedule import Schedule
+
+
+class Transfers:
+    """The handlers of everything that moves.
+
+    Args:
+        copy: makes a tensor at the other end of a lane.
+        reduced: (backward stage, version) -> the gradient that replicas reduce.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        weights: Weights,
+        gradients: Gradients,
+        passes: Passes,
+        copy: Copy,
+        reduced: Mapping[tuple[int, int], ReducedWindow],
+    ) -> None:
+        self._weights, self._gradients, self._passes, self._copy = weights, gradients, passes, copy
+        self._reduced, self._index = reduced, Index(schedule)
+        moved = Moves(self._index).transfers if has_transfers(schedule) else {}
+        self._stores = {transfer.pieces[0]: transfer for transfer in moved.get((Kind.STORE, "G"), ())}
+        self._sums = {transfer.pieces[0]: transfer for transfer in moved.get((Kind.REDUCE_GRAD, None), ())}
+
+    @property
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """One for each kind that moves something."""
+        return dict.fromkeys(SEND | RECV, self._hop) | {
+            Kind.LOAD: self._load,
+            Kind.STORE: self._store,
+            Kind.FREE: self._free,
+            Kind.UNSHARD: self._gather,
+            Kind.RESHARD: self._leave,
+            Kind.REDUCE_GRAD: self._reduce,
+        }
+
+    def _load(self, action: Action, number: int, gate: Gate) -> None:
+        if action.object == "A":
+            self._passes.load_kept(action, self._over_link(number))
+        elif isinstance(self._weights, DeviceWeights) and action.object == "P":
+            self._weights.load(action, number)
+
+    def _store(self, action: Action, number: int, gate: Gate) -> None:
+        if action.object == "A":
+            self._passes.store_kept(action, self._over_link(number))
+        elif action.object == "G":
+            window = self._index.shape.num_microbatches
+            microbatches = sorted(microbatches_of(self._index, self._stores[number]))
+            for version, own in groupby(microbatches, key=lambda microbatch: microbatch // window + 1):
+                self._gradients.store(
+                    action.stage, version, own, self._to_peer(action, number) or self._over_link(number)
+                )
+
+    def _free(self, action: Action, number: int, gate: Gate) -> None:
+        """Weights go; gradients and activations have gone with the action that took them."""
+        if isinstance(self._weights, DeviceWeights) and action.object == "P":
+            self._weights.free(number)
+
+    def _gather(self, action: Action, number: int, gate: Gate) -> None:
+        assert isinstance(self._weights, ReplicaWeights)
+        self._weights.gather(number)
+
+    def _leave(self, action: Action, number: int, gate: Gate) -> None:
+        assert isinstance(self._weights, ReplicaWeights)
+        self._weights.free(number)
+
+    def _reduce(self, action: Action, number: int, gate: Gate) -> None:
+        transfer = self._sums[number]
+        microbatches = microbatches_of(self._index, transfer)
+        window = self._reduced[action.stage, transfer.visits[0].step + 1]
+        window.reduce(self._index.device(number), microbatches[0], self._between)
+
+    def _between(self, tensor: torch.Tensor, device: int) -> torch.Tensor:
+        return self._copy(tensor, device, "net")
+
+    def _hop(self, action: Action, number: int, gate: Gate) -> None:
+        if self._lane(number) in ("h2d", "d2h"):
+            self._passes.copy_boundary(action, self._over_link(number))
+
+    def _over_link(self, number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        device, lane = self._index.device(number), self._lane(number)
+        return lambda tensor: self._copy(tensor, device, lane)
+
+    def _to_peer(self, action: Action, number: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What hands a tensor to the device an action names; its own keeps it."""
+        peer = action.peer
+        if not isinstance(peer, int):
+            return None
+        if peer == self._index.device(number):
+            return lambda tensor: tensor
+        return lambda tensor: self._copy(tensor, peer, "net")
+
+    def _lane(self, number: int) -> str:
+        return self._index.lanes[self._index.lane_of[number]].name

@@ -1,0 +1,121 @@
+"""Verification: what a run computed, beside the same training as one plain loop."""
+
+from dataclasses import replace
+from itertools import starmap
+from typing import Any
+
+import torch
+
+from rpbench.engine.reference import (
+    Reads,
+    ReadVersion,
+    largest_difference,
+    largest_relative_difference,
+    reads_of,
+    train_reference,
+)
+from rpbench.engine.shards.cut_layers import joined, joined_state
+from rpbench.engine.shards.tensor_parallel import TeamGradients
+from rpbench.engine.state.compensation import Delays
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.training import Training
+from rpbench.ir.action import Kind
+from rpbench.ir.versions_by_lane import lane_reads
+
+
+def verified(training: Training) -> dict[str, Any]:
+    """The run against a plain loop on the same weights: 0.0 means that every bit agrees.
+
+    Where layers are cut over devices, the loop has the same shares. What the devices have copies of must be the same
+    on all. `whole_grad_max_rel_diff` is the largest difference from a loop over the whole layers, as a share of the
+    largest value of a parameter's gradient: sums of parts round differently. It is left out with loss scaling, whose
+    overflows may differ.
+    """
+    schedule, window = training.schedule, training.workload.num_microbatches
+    compensation = training.settings.compensation
+    reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
+    if training.reads.num_stale:
+        reads = Reads(_going_on(training), _going_on(training))
+    reference = train_reference(
+        training.workload,
+        training.layout,
+        training.groups,
+        training.settings.optimizer,
+        num_steps=schedule.shape.num_steps,
+        num_parts=schedule.shape.num_segments,
+        updates=training.reads.has_steps,
+        reads=reads,
+        compensation=compensation,
+        delays=Delays(schedule) if compensation.is_needed else None,
+        start=training.start,
+    )
+    found: list[Tensors] = [{} for _ in reference.gradients]
+    for version, gradients in training.gradients.totals():
+        found[version - 1] |= gradients
+    expected = lane_reads(schedule)
+    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
+    going_on = _going_on(training) if training.reads.num_stale else None
+    expected_reads = {
+        number: going_on(action.stage, action.microbatch or 0)
+        if going_on
+        else (expected.forward if action.kind is Kind.F else expected.backward)[action.stage, action.microbatch or 0]
+        for number, action in numbered
+        if number in training.passes.read
+    }
+    differences = map(largest_difference, found, reference.gradients)
+    copies = training.gradients.copies() if isinstance(training.gradients, TeamGradients) else ()
+    return {
+        "grad_max_abs_diff": max(*differences, *starmap(largest_difference, copies), 0.0),
+        "weight_max_abs_diff": largest_difference(training.optimizer.masters, reference.masters),
+        "versions_as_reference": training.passes.read == expected_reads,
+        "num_microbatches_verified": schedule.shape.num_steps * window,
+        **(_beside_the_whole(training, found) if training.team and not training.scaler else {}),
+    }
+
+
+# How far the sums of layers in shards may be from those of whole layers, as a fraction of the largest value: rounding.
+WHOLE_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.1}
+
+
+def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """What `verified` found, with the status `failed` and a reason where it is no parity.
+
+    Gradients and weights must agree in every bit, and every action must have read the reference's version.
+    """
+    faults = [
+        f"{name} is {found[name]:g}, expected 0"
+        for name in ("grad_max_abs_diff", "weight_max_abs_diff")
+        if found[name] != 0
+    ]
+    if not found["versions_as_reference"]:
+        faults.append("actions read other versions of the weights than the reference")
+    whole = found.get("whole_grad_max_rel_diff", 0.0)
+    if not whole <= WHOLE_BOUNDS[dtype]:
+        faults.append(f"whole_grad_max_rel_diff is {whole:g}, at most {WHOLE_BOUNDS[dtype]:g} is rounding")
+    return found if not faults else found | {"status": "failed", "reason": f"verification: {'; '.join(faults)}"}
+
+
+def _beside_the_whole(training: Training, found: list[Tensors]) -> dict[str, Any]:
+    """How far the gradients of layers in shares are from those of the layers in one piece (`rpbench.models.shards`)."""
+    whole = train_reference(
+        replace(training.uncut, first_step=training.workload.first_step),
+        training.layout,
+        training.groups,
+        training.settings.optimizer,
+        num_steps=training.schedule.shape.num_steps,
+        updates=training.reads.has_steps,
+        start=training.start and joined_state(training.start),
+    )
+    differences = map(largest_relative_difference, map(joined, found), whole.gradients)
+    return {"whole_grad_max_rel_diff": max(differences)}
+
+
+def _going_on(training: Training) -> ReadVersion:
+    """The versions of a run whose first steps read weights from before it began; they follow from the step alone."""
+
+    def read(place: int, microbatch: int) -> int:
+        found = training.reads.fixed(microbatch)
+        assert found is not None  # or there would have been no checkpoint
+        return found
+
+    return read

@@ -1,0 +1,194 @@
+"""Typed choices: what each group of `conf/` may say, one dataclass a group. A file of a group has the keys it reads."""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A request that cannot be understood: unknown names, misspelt keys, values of the wrong type."""
+
+
+def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
+    """The dataclass that a config node stands for.
+
+    Raises:
+        ConfigError: for a key the dataclass does not have, or a value of another type.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), node)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ConfigError(first_line(error)) from None
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of omegaconf or Hydra says first, behind the key it is about."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    return f"{key}: {lines[0]}" if key else (lines[0] if lines else type(error).__name__)
+
+
+def at_least_one(settings: object, prefix: str, *names: str) -> None:
+    """Refuse numbers below 1.
+
+    Raises:
+        ConfigError: naming the key and its value.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{prefix}{name}={value}: a whole number of at least 1")
+
+
+@dataclass
+class CostConfig:
+    """Any of `conf/cost/`."""
+
+    name: str = MISSING
+    forward_ms: float = 1.0
+    input_grad_ms: float = 1.0
+    weight_grad_ms: float = 1.0
+    recompute_ms: float = 0.0
+    hop_ms: float = 0.0
+    head_share: float = 0.0
+    overlap_gain: float = 0.0
+    recompute_ahead: bool | None = None
+    fused_ahead: bool = False
+    split_backward: bool = False
+    profile: str | None = None
+    microbatches_per_device: int = 3
+    constants: dict[str, Any] = field(default_factory=dict)
+    declared: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap_gain <= 1:
+            raise ConfigError(
+                f"cost.overlap_gain={self.overlap_gain}: a fraction, from 0 (nothing is hidden) to 1 (all is)"
+            )
+        at_least_one(self, "cost.", "microbatches_per_device")
+
+
+@dataclass
+class WorkloadConfig:
+    """Any of `conf/workload/`: the sequences of a microbatch, and where their tokens come from."""
+
+    name: str = MISSING
+    microbatch_sequences: int = 4
+    path: str | None = None  # of `name=text`: any file
+    text: str | None = None  # a file of `rpbench/models/text`, without its ending
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "workload.", "microbatch_sequences")
+
+
+@dataclass
+class BackendConfig:
+    """Any of `conf/backend/`: what executes a schedule in mode train."""
+
+    name: str = MISSING
+    recompute_grain: str = "stage"
+    device_memory_bytes: int | None = None
+    num_warmup_runs: int = 0
+    time_scale: float = 1.0
+    paced_links: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.time_scale > 0:
+            raise ConfigError(f"backend.time_scale={self.time_scale}: a factor above 0; 1 is real time")
+
+
+@dataclass
+class OptimizerConfig:
+    """Any of `conf/optimizer/`: how weights are stepped in modes that train."""
+
+    name: str = MISSING
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    momentum: float = 0.0
+    num_warmup_steps: int = 0
+    clip_norm: float | None = None
+    loss_scale: float = 65536.0
+    loss_scale_growth_steps: int = 2000
+
+
+@dataclass
+class TrackerConfig:
+    """Any of `conf/tracker/`."""
+
+    name: str = MISSING
+    project: str = "rpbench"
+    group: str | None = None
+    init_timeout_s: float = 10.0
+
+
+@dataclass
+class CheckpointConfig:
+    """Files: where to leave the state after the last step, and what to go on from."""
+
+    save_to: str | None = None
+    resume_from: str | None = None
+
+
+@dataclass
+class Simulate:
+    """`mode=simulate`: times of a schedule from given costs, without tensors."""
+
+    name: str = "simulate"
+
+
+@dataclass
+class Train:
+    """`mode=train`: the schedule runs on the engine, on a backend."""
+
+    name: str = "train"
+
+
+@dataclass
+class Predict:
+    """`mode=predict`: a whole system on a machine, by default with the sequences and microbatches of the scripts."""
+
+    name: str = "predict"
+    system: str | None = None
+    sequences: int | None = None
+    microbatches: int | None = None
+
+
+@dataclass
+class Roofline:
+    """`mode=roofline`: closed forms. `convention`: how FLOPs are counted (`rpbench.cost.model`)."""
+
+    name: str = "roofline"
+    convention: str = "artifact"
+
+
+@dataclass
+class Duel:
+    """`mode=duel`: every contender in real time on this machine."""
+
+    name: str = "duel"
+    num_rounds: int = 3
+    search_budget: int = 400
+    recompute: str = "except_last"
+    parity_seq_len: int = 16
+    timeout_s: float = 120.0
+    calibrate: bool = True
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mode.", "num_rounds", "search_budget", "parity_seq_len")
+        if self.recompute not in ("all", "except_last"):
+            raise ConfigError(f"mode.recompute={self.recompute}: all or except_last")
+
+
+Mode = Simulate | Train | Predict | Roofline | Duel
+MODES: dict[str, type[Mode]] = {
+    "simulate": Simulate,
+    "train": Train,
+    "predict": Predict,
+    "roofline": Roofline,
+    "duel": Duel,
+}

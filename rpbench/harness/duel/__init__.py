@@ -1,1 +1,0 @@
-"""The duel: every contender in real time on this machine, in turn, on the same work."""

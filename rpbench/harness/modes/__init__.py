@@ -1,0 +1,1 @@
+"""Modes: what a run is for. Each module turns a request into records."""

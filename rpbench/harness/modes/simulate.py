@@ -1,0 +1,50 @@
+"""mode=simulate: times of a schedule from given costs, without tensors. Evidence: simulated, or predicted."""
+
+from typing import Any
+
+from rpbench.harness.assemble import Assembled
+from rpbench.harness.offloading import simulate_transfers
+from rpbench.harness.record import Record
+from rpbench.harness.recording import Fields, Outcome, Work, recorded
+from rpbench.harness.request import Request
+from rpbench.harness.scheduled import assembled_of, scheduled
+from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.metrics import measure
+
+
+def records(request: Request) -> list[Record]:
+    """The record of a simulation.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    return [recorded(request, _prepare)]
+
+
+def _prepare(request: Request) -> Work:
+    assembled = assembled_of(request)
+    in_slots = request.cost.name == "unit"
+    return scheduled(
+        request,
+        assembled,
+        lambda: _simulated(assembled, in_slots=in_slots),
+        lambda error: isinstance(error, MemoryError),
+    )
+
+
+def _simulated(assembled: Assembled, *, in_slots: bool) -> Outcome:
+    graph, costs = assembled.graph, assembled.costs
+    more: dict[str, Any] = {}
+    if assembled.transfers is None:
+        timeline = simulate_graph(graph, costs)
+    else:
+        timeline, more = simulate_transfers(graph, costs)
+    fields = measure(graph, timeline, costs, switch_after_last_forward=assembled.switch_after_last_forward)
+    slots = _slots(fields) if in_slots else {}
+    return Outcome({"evidence": assembled.evidence, **fields, **more, **slots}, timeline)
+
+
+def _slots(fields: Fields) -> Fields:
+    """Bubbles in chunk slots, where every F, I and W of a chunk takes one: time less the work of a device."""
+    work = sum(fields["busy_s"]) / len(fields["busy_s"])
+    return {"bubble_slots": fields["makespan_s"] - work, "bubble_span_slots": fields["span_s"] - work}

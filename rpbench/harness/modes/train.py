@@ -1,0 +1,394 @@
+"""mode=train: a schedule on the engine, with tensors on a virtual clock or on threads, or with threads that sleep."""
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rpbench.cost.model import Model
+from rpbench.cost.table import CostTable
+from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.cuda import CudaBackend, OnCurrentGpu, make_repeatable
+from rpbench.engine.backends.emulated import EmulatedBackend
+from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
+from rpbench.engine.executor import execute as run_program
+from rpbench.engine.measure.action_times import measured_costs
+from rpbench.engine.measure.other_load import ForeignLoad
+from rpbench.engine.program import Program, make_program
+from rpbench.engine.state import checkpoint
+from rpbench.engine.state.checkpoint import State
+from rpbench.engine.state.compensation import Compensation, check_compensation
+from rpbench.engine.state.device_memory import is_out_of_memory
+from rpbench.engine.state.device_weights import copy_in_memory
+from rpbench.engine.state.loss_scale import LossScaling
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.training import Settings, Training
+from rpbench.engine.transfers.paced_copies import PacedCopies
+from rpbench.engine.verification import gated, verified
+from rpbench.engine.workload import Workload
+from rpbench.harness.allocator import is_tuned
+from rpbench.harness.assemble import Assembled
+from rpbench.harness.choices import BackendConfig, ConfigError
+from rpbench.harness.curve import loss_curve
+from rpbench.harness.gpu_request import check_cuda
+from rpbench.harness.record import Record
+from rpbench.harness.recording import Fields, Outcome, Work, recorded
+from rpbench.harness.request import Request
+from rpbench.harness.scheduled import assembled_of, scheduled
+from rpbench.harness.tensors import DTYPES, check_host_memory, one_thread, workload_of
+from rpbench.ir.action import Kind
+from rpbench.ir.moved_objects import LINKS
+from rpbench.ir.moves import has_transfers
+from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.timeline import Timeline
+from rpbench.ir.versions_by_lane import lane_reads
+from rpbench.models.build import build_layer
+from rpbench.models.data import TEXTS, Data, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.shards import check_shares
+from rpbench.registry import Entry
+from rpbench.sim.metrics import measure
+
+
+def records(request: Request) -> list[Record]:
+    """The record of a run on the engine.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    return [recorded(request, _prepare)]
+
+
+def _prepare(request: Request) -> Work:
+    assembled = assembled_of(request)
+    check_request(request, assembled)
+    return scheduled(request, assembled, lambda: _executed(request, assembled), is_out_of_memory)
+
+
+def _executed(request: Request, assembled: Assembled) -> Outcome:
+    return Outcome(*execute(request, assembled))
+
+
+def settings_of(request: Request, entry: Entry | None) -> Settings:
+    """How to train, with loss scaling if gradients are in float16."""
+    asked, backend = request.optimizer, _backend(request)
+    scaling = LossScaling(asked.loss_scale, asked.loss_scale_growth_steps)
+    optimizer = OptimizerSettings(
+        asked.learning_rate,
+        asked.weight_decay,
+        asked.num_warmup_steps,
+        asked.clip_norm,
+        name=asked.name,
+        momentum=asked.momentum,
+        loss_scaling=scaling if request.dtype == "float16" else None,
+    )
+    return Settings(
+        optimizer,
+        backend.recompute_grain,  # type: ignore[arg-type]  # checked there
+        keep_gradients=request.verify,
+        compensation=_compensation(request, entry),
+        keep_state=request.checkpoint.save_to is not None,
+        device_memory_bytes=backend.device_memory_bytes,
+        recompute=request.recompute,  # type: ignore[arg-type]  # checked there
+    )
+
+
+def _compensation(request: Request, entry: Entry | None) -> Compensation:
+    """What the schedule's method does about late gradients, by its options; a schedule from a file has none."""
+    if entry is None or request.schedule.file is not None or not entry.compensation:
+        return Compensation()
+    if entry.compensation != "pipemare":
+        return Compensation(entry.compensation)  # type: ignore[arg-type]  # checked there
+    return Compensation(**request.schedule.options)
+
+
+def _backend(request: Request) -> BackendConfig:
+    assert request.backend is not None  # or the request had been refused
+    return request.backend
+
+
+def check_request(request: Request, assembled: Assembled) -> None:
+    """Refuse what cannot be run, before any work begins.
+
+    Raises:
+        ConfigError: for a backend, model, precision or option that does not fit.
+    """
+    backend = _backend(request)
+    if backend.name == "emulated":
+        return
+    settings = settings_of(request, assembled.entry)
+    if request.recompute != "all" and settings.compensation.is_needed:
+        raise ConfigError(
+            f"recompute={request.recompute}: what {assembled.schedule.name} does about late gradients changes weights; "
+            "use recompute=all"
+        )
+    if backend.name == "cuda":
+        check_cuda(request, assembled.schedule, backend.recompute_grain)
+    if backend.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:
+        raise ConfigError(
+            f"backend.paced_links=true: the links of cluster {assembled.cluster.name} have no pace; set "
+            "cluster.host_to_device_bytes_per_s, or take a cluster that has it, such as cluster=8x_rtx4090"
+        )
+    if assembled.model is None:
+        raise ConfigError(
+            f"backend={backend.name} trains tensors, which model=abstract does not have; "
+            "take one with a shape, such as model=tiny_gpt"
+        )
+    if assembled.schedule.shape.tensor_parallel:
+        _check_shares(assembled.model, assembled.schedule, backend.name)
+    if request.dtype not in DTYPES:
+        raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
+    _data(request, assembled)
+    _check_checkpoint(request, assembled)
+    check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
+    check_host_memory(assembled.model, DTYPES[request.dtype], _num_copies(assembled.schedule))
+    if request.verify:
+        _check_reads_are_known(assembled.schedule)
+
+
+def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
+    """Refuse layers that have no equal shares, and a backend whose devices do not meet half-way."""
+    if backend == "cuda":
+        raise ConfigError(
+            f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on GPUs; "
+            "use backend=cpu, virtual or emulated"
+        )
+    layer = build_layer(model, 1, device="meta")
+    assert isinstance(layer, DecoderLayer)
+    try:
+        check_shares(layer, schedule.shape.num_ranks)
+    except ValueError as error:
+        raise ConfigError(f"schedule={schedule.name}, model={model.name}: {error}") from None
+
+
+def _check_reads_are_known(schedule: Schedule) -> None:
+    """Refuse to verify what reads versions that only the run itself could tell."""
+    try:
+        lane_reads(schedule)
+    except ScheduleError as error:
+        raise ConfigError(f"verify=true: {error}, or verify=false") from None
+
+
+def execute(request: Request, assembled: Assembled) -> tuple[Fields, Timeline]:
+    """Run what is assembled on the configured backend.
+
+    Returns:
+        Record fields (evidence, times, loss, every metric of the timeline) and the timeline.
+
+    Raises:
+        ConfigError: if the request cannot be; nothing has run by then.
+        ActionFailed: if an action raised.
+    """
+    backend = _backend(request)
+    if backend.name == "emulated":
+        return _emulate(backend, assembled)
+    settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
+    start = _start(request, assembled)
+    with one_thread():
+        if backend.name == "virtual":
+            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start)
+        elif backend.name == "cuda":
+            fields, timeline, training = _on_gpus(workload, settings, assembled, start, backend.num_warmup_runs)
+        else:
+            fields, timeline, training = _on_cpu(workload, settings, assembled, start, backend)
+        fields |= _scales(training) | _copied(training) | _sums(training)
+        if training.memory is not None:
+            fields["held_memory_bytes"] = training.memory.peak_bytes
+        fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
+        fields |= loss_curve(training, timeline, request.num_microbatches)
+        if request.checkpoint.save_to is not None:
+            checkpoint.save(Path(request.checkpoint.save_to), training.state(), _subject(request, assembled))
+        if request.verify:
+            fields |= gated(verified(training), DTYPES[request.dtype])
+    return fields, timeline
+
+
+def _scales(training: Training) -> Fields:
+    """What loss scaling came to; nothing where there is none."""
+    if training.scaler is None:
+        return {}
+    scales = training.scaler.scales
+    return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
+
+
+def _copied(training: Training) -> Fields:
+    """Bytes that the transfers have really copied over each kind of link, per device, beside those actions count."""
+    moved, devices = training.traffic.moved_bytes, range(training.schedule.shape.num_ranks)
+    if not has_transfers(training.schedule):
+        return {}
+    return {f"{lane}_copied_bytes": [moved[device, lane] for device in devices] for lane in LINKS}
+
+
+def _sums(training: Training) -> Fields:
+    """What devices with shares of matrices sent for their sums; nothing where there are none."""
+    return {"sums_sent_bytes": [member.rank.sent_bytes for member in training.team.members]} if training.team else {}
+
+
+# --- the backends -------------------------------------------------------------------------------------------
+
+
+def _on_virtual_clock(
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None
+) -> tuple[Fields, Timeline, Training]:
+    training = Training(workload, assembled.schedule, settings, start)
+    program = training.program(assembled.costs)
+    timeline = run_program(program, training.handlers, VirtualBackend(assembled.costs))
+    return {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}, timeline, training
+
+
+def _on_cpu(
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, asked: BackendConfig
+) -> tuple[Fields, Timeline, Training]:
+    with CpuBackend() as backend, ExitStack() as links:
+        copy = links.enter_context(PacedCopies(assembled.cluster)).copy if asked.paced_links else copy_in_memory
+        for _ in range(asked.num_warmup_runs):
+            training = Training(workload, assembled.schedule, settings, start, copy)
+            run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)
+        training = Training(workload, assembled.schedule, settings, start, copy)
+        program = training.program(assembled.costs, real_time=True)
+        with ForeignLoad() as foreign:
+            timeline = run_program(program, training.handlers, backend)
+        replayed = replay_clock(program, backend.pre_cpu_s, backend.main_cpu_s)
+    costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
+    replay = _metrics(program, replayed, costs, assembled)
+    fields = {
+        "evidence": "measured",
+        **_metrics(program, timeline, costs, assembled),
+        **{f"replay_{name}": replay[name] for name in ("makespan_s", "busy_s", "bubble_makespan")},
+        "foreign_cpu_share": foreign.cores,
+        "malloc_tuned": is_tuned(),
+    }
+    if training.team:  # part of the time of the actions
+        fields["sums_wait_s"] = training.team.meeting.wait_s
+    return fields, timeline, training
+
+
+def _on_gpus(
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, num_warmup_runs: int
+) -> tuple[Fields, Timeline, Training]:
+    make_repeatable()
+    workload = replace(workload, data=OnCurrentGpu(workload.data))
+    gpus = range(torch.cuda.device_count())
+    with CudaBackend() as backend:
+        for _ in range(num_warmup_runs + 1):
+            for gpu in gpus:
+                torch.cuda.reset_peak_memory_stats(gpu)
+            training = Training(workload, assembled.schedule, settings, start, backend.copy, pin_memory=True)
+            program = training.program(assembled.costs, real_time=True)
+            timeline = run_program(program, training.handlers, backend)
+    costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
+    fields = {
+        "evidence": "measured",
+        **_metrics(program, timeline, costs, assembled),
+        "gpus": [torch.cuda.get_device_name(gpu) for gpu in gpus],
+        "gpu_peak_memory_bytes": [torch.cuda.max_memory_allocated(gpu) for gpu in gpus],
+    }
+    return fields, timeline, training
+
+
+def _emulate(asked: BackendConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
+    program = make_program(assembled.schedule, assembled.costs)
+    with EmulatedBackend(assembled.costs, asked.time_scale) as backend, ForeignLoad() as foreign:
+        timeline = run_program(program, backend.handlers, backend)
+    hop_s = float(assembled.costs.hop) * asked.time_scale / assembled.costs.units_per_second
+    costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead, hop_s=hop_s)
+    fields = {"evidence": "emulated", **_metrics(program, timeline, costs, assembled)}
+    return fields | {"foreign_cpu_share": foreign.cores}, timeline
+
+
+def _metrics(program: Program, timeline: Timeline, costs: CostTable, assembled: Assembled) -> Fields:
+    after_last = assembled.switch_after_last_forward
+    return measure(program.graph, timeline, costs, switch_after_last_forward=after_last)
+
+
+# --- what is trained ----------------------------------------------------------------------------------------
+
+
+def _workload(request: Request, assembled: Assembled) -> Workload:
+    check_request(request, assembled)
+    assert assembled.model is not None  # or the request had been refused
+    sequences = request.workload.microbatch_sequences
+    num_microbatches = assembled.schedule.shape.num_microbatches
+    workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches)
+    return replace(workload, data=_same_batches(request, assembled, _data(request, assembled)))
+
+
+def _data(request: Request, assembled: Assembled) -> Data:
+    """The tokens to train on.
+
+    Raises:
+        ConfigError: if they are to come from a file that does not do.
+    """
+    workload, model = request.workload, assembled.model
+    window = assembled.schedule.shape.num_microbatches
+    assert model is not None  # or the request had been refused
+    if workload.name != "text" and workload.text is None:
+        return SyntheticTokens(model.vocab, model.seq_len, workload.microbatch_sequences, request.seed)
+    path = workload.path if workload.text is None else TEXTS / f"{workload.text}.txt"
+    if path is None:
+        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
+    try:
+        return TextTokens(
+            Path(path),
+            vocab=model.vocab,
+            seq_len=model.seq_len,
+            microbatch_sequences=workload.microbatch_sequences,
+            num_microbatches=window if request.schedule.file is not None else request.num_microbatches,
+            seed=request.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(f"workload.{'path' if workload.text is None else 'text'}: {error}") from None
+
+
+def _subject(request: Request, assembled: Assembled) -> Fields:
+    """What a checkpoint is of: everything that must be the same for training to go on as if it had not stopped."""
+    return {
+        "model": request.subject["model"],
+        "dtype": request.dtype,
+        "workload": request.subject["workload"],
+        "num_microbatches": assembled.schedule.shape.num_microbatches,
+        "seed": request.seed,
+    }
+
+
+def _start(request: Request, assembled: Assembled) -> State | None:
+    """What to go on from, if anything.
+
+    Raises:
+        ConfigError: if it is not there, torn, or of something else.
+    """
+    if request.checkpoint.resume_from is None:
+        return None
+    try:
+        return checkpoint.load(Path(request.checkpoint.resume_from), _subject(request, assembled))
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(f"checkpoint.resume_from={error}") from None
+
+
+def _check_checkpoint(request: Request, assembled: Assembled) -> None:
+    _start(request, assembled)
+    if request.checkpoint.save_to is None:
+        return
+    policy, num_steps = assembled.schedule.policy, assembled.schedule.shape.num_steps
+    if policy not in STEPS_BEHIND or num_steps < 2:
+        raise ConfigError(
+            f"checkpoint.save_to: policy {policy.value} over {num_steps} steps leaves no state to go on from; use "
+            "num_steps=2 or more, and a schedule that flushes or is one step stale"
+        )
+    folder = Path(request.checkpoint.save_to).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"checkpoint.save_to={request.checkpoint.save_to}: {folder} is no folder that can be written")
+
+
+def _same_batches(request: Request, assembled: Assembled, data: Data) -> Data:
+    """The microbatches every other schedule gets, in their order, however many of them make a step here."""
+    window = assembled.schedule.shape.num_microbatches
+    return data if request.schedule.file is not None else Regrouped(data, request.num_microbatches, window)
+
+
+def _num_copies(schedule: Schedule) -> int:
+    """Replicas that keep all of the weights and step them by themselves."""
+    return schedule.shape.num_ranks if Kind.REDUCE_GRAD in schedule.kinds and Kind.UNSHARD not in schedule.kinds else 1

@@ -1,0 +1,152 @@
+"""Recording: one run from a request to its record on disk, found if it is there, or made by the request's mode."""
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rpbench.harness import provenance, record, tracker
+from rpbench.harness.record import Events, Record
+from rpbench.harness.request import Request
+from rpbench.ir.timeline import Timeline
+
+Fields = dict[str, Any]
+
+TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found: record fields, with `status` and `evidence`, and the timeline where there is one."""
+
+    fields: Fields
+    timeline: Timeline | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run that has been checked and can begin.
+
+    Args:
+        opening: record fields that are known before.
+        carry_out: does it.
+        files: what stands beside the record from the start, by name.
+        is_out_of_memory: whether an error says that a device or the host had no memory left.
+    """
+
+    opening: Fields
+    carry_out: Callable[[], Outcome]
+    files: Mapping[str, str] = field(default_factory=dict)
+    is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError)
+
+
+def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
+    """The record of a run, found or made; it is on disk when this returns. A run that breaks leaves one as well.
+
+    Args:
+        prepare: checks the request and gives the work.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    name = record.run_id(identity(request))
+    folder = request.results_dir / name
+    record.check_writable(request.results_dir, "results_dir")
+    if may_be_found(request) and (known := _finished(request, name)):
+        tracker.mirror(request, known, None)
+        return known
+    work = prepare(request)
+    opening = {"run_id": name, **names(request), **work.opening, "config": dict(request.subject), **origin()}
+    events = Events(folder, opening["started_at"])
+    try:
+        for file, text in work.files.items():
+            record.write_atomically(folder / file, text)
+        outcome = _carried_out(work, events)
+        files = list(work.files)
+        if outcome.timeline is not None and request.save_timeline:
+            record.write_atomically(folder / TIMELINE, outcome.timeline.to_csv())
+            files.append(TIMELINE)
+    finally:
+        events.close()
+    row = opening | {"files": files, "status": "ok", "reason": None} | outcome.fields
+    record.write(folder, row)
+    tracker.mirror(request, row, outcome.timeline)
+    return row
+
+
+def _carried_out(work: Work, events: Events) -> Outcome:
+    """What the work found; an error in it is an outcome as well."""
+    began = time.perf_counter()
+    try:
+        outcome = work.carry_out()
+    except Exception as error:
+        if work.is_out_of_memory(error):
+            events.add("oom", reason=str(error))
+            return Outcome({"status": "oom", "reason": str(error).partition("\n")[0], "evidence": None})
+        events.add("failed", traceback=traceback.format_exc())
+        return Outcome({"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": None})
+    status, reason = (outcome.fields.get(key) for key in ("status", "reason"))
+    events.add("finished", seconds=time.perf_counter() - began, status=status or "ok", reason=reason)
+    return outcome
+
+
+def may_be_found(request: Request) -> bool:
+    """Whether a record from before will do: not where a run is forced, or has to leave a checkpoint."""
+    return not request.force and request.checkpoint.save_to is None
+
+
+def _finished(request: Request, name: str) -> Record | None:
+    """The record of a run that has ended, with its timeline if one is asked for."""
+    folder = request.results_dir / name
+    known = record.read(folder)
+    if known is None or known["status"] == "failed":
+        return None
+    if request.save_timeline and known["status"] == "ok" and not (folder / TIMELINE).exists():
+        return None
+    return known
+
+
+def identity(request: Request) -> dict[str, Any]:
+    """What makes a run that run and no other: the question, the code, and what else can change a result."""
+    return {
+        "subject": request.subject,
+        "choices": request.choices,
+        "code_version": provenance.code_version(),
+        **provenance.surroundings(measured=request.measures),
+    }
+
+
+def names(request: Request) -> Fields:
+    """The choices of a run as plain names and sizes."""
+    return {
+        "schedule": request.schedule.chosen,
+        "generator": request.entry.name,
+        "model": request.model_name,
+        "cluster": request.cluster.name,
+        "workload": request.workload.name,
+        "cost": request.cost.name,
+        "mode": request.mode.name,
+        "backend": request.backend.name if request.backend else None,
+        "experiment": request.choices.get("experiment"),
+        "choices": dict(request.choices),
+        "overrides": list(request.overrides),
+        "partition": request.partition,
+        "dispatch": request.dispatch,
+        "offload": request.offload,
+        "num_devices": request.num_devices,
+        "num_microbatches": request.num_microbatches,
+        "num_steps": request.num_steps,
+        "seed": request.seed,
+    }
+
+
+def origin() -> Fields:
+    """Where and with what a record is made."""
+    return {
+        "code_version": provenance.code_version(),
+        "git_commit": provenance.git_commit(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "started_at": provenance.now(),
+    }

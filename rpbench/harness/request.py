@@ -1,0 +1,278 @@
+"""Request: what one run is asked for, typed and checked once. Nothing behind it reads a dictionary of choices again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rpbench import registry
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.model import Model
+from rpbench.harness.choices import (
+    MODES,
+    BackendConfig,
+    CheckpointConfig,
+    CostConfig,
+    Duel,
+    Mode,
+    OptimizerConfig,
+    Predict,
+    Roofline,
+    TrackerConfig,
+    Train,
+    WorkloadConfig,
+    at_least_one,
+    typed,
+)
+from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain, composed
+from rpbench.harness.source_file import SourceFile, read_source
+from rpbench.passes.recomputation import RECOMPUTES
+from rpbench.registry import Entry, unknown_name
+
+ABSTRACT = "abstract"  # the model without a shape
+_TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ScheduleChoice:
+    """A schedule as it was chosen.
+
+    Args:
+        chosen: the option of `schedule=`, such as `roundpipe_call`.
+        entry: the registered generator behind it.
+        options: what the generator is given.
+        file: a schedule in text form that takes the generator's place, or None.
+    """
+
+    chosen: str
+    entry: Entry
+    options: Mapping[str, Any]
+    file: SourceFile | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run.
+
+    Args:
+        mode: what the run is for.
+        model: None for `model=abstract`, whose number of layers, if given, is `num_layers`.
+        backend: what executes the schedule; None unless the mode is `train`.
+        choices: the option chosen in each group, with the experiment; the mode as it was resolved.
+        overrides: what the command line, or a cell of a sweep, set.
+        subject: everything that decides what the run measures, as plain data: values, and the bytes of files by
+            their SHA-256.
+    """
+
+    mode: Mode
+    schedule: ScheduleChoice
+    model: Model | None
+    num_layers: int | None
+    cluster: Cluster
+    workload: WorkloadConfig
+    cost: CostConfig
+    backend: BackendConfig | None
+    optimizer: OptimizerConfig
+    tracker: TrackerConfig
+    num_devices: int
+    num_microbatches: int
+    num_steps: int
+    chunks_per_device: int | None
+    partition: str
+    dispatch: str
+    offload: str
+    prefetch: int
+    charge: str
+    recompute: str
+    seed: int
+    dtype: str
+    verify: bool
+    checkpoint: CheckpointConfig
+    results_dir: Path
+    save_timeline: bool
+    force: bool
+    choices: Mapping[str, str | None]
+    overrides: tuple[str, ...]
+    subject: Mapping[str, Any]
+
+    @property
+    def entry(self) -> Entry:
+        """The registered generator of the schedule."""
+        return self.schedule.entry
+
+    @property
+    def model_name(self) -> str:
+        return self.model.name if self.model else ABSTRACT
+
+    @property
+    def tokens_per_microbatch(self) -> int | None:
+        """Tokens of one microbatch, for a model with sequences."""
+        return self.workload.microbatch_sequences * self.model.seq_len if self.model else None
+
+    @property
+    def measures(self) -> bool:
+        """Whether what comes out depends on this machine's pace."""
+        on_clock = self.backend is not None and self.backend.name in ("cpu", "cuda", "emulated", "torch")
+        measured_costs = self.cost.name == "profiled" and self.cost.profile is None
+        return isinstance(self.mode, Duel) or on_clock or measured_costs
+
+
+def load(overrides: Sequence[str]) -> Request:
+    """The request of a command line.
+
+    Raises:
+        ConfigError: for an unknown name, key or value, with the nearest known one.
+        ValueError: for a model or a cluster that cannot be.
+    """
+    return request_of(composed(overrides))
+
+
+def request_of(found: Composed) -> Request:
+    """The request that a composed configuration stands for.
+
+    Raises:
+        ValueError: as of `load`.
+    """
+    config = typed(RunConfig, found.node)
+    _check_sizes(config)
+    mode = _mode(config)
+    cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
+    schedule = _schedule(config, found.choices)
+    files = {
+        ("schedule_file", ""): schedule.file,
+        ("cost", "profile"): read_source("cost.profile", cost.profile),
+        ("workload", "path"): read_source("workload.path", workload.path),
+        ("workload", "text"): _shipped_text(workload),
+        ("checkpoint", "resume_from"): read_source("checkpoint.resume_from", config.checkpoint.resume_from),
+    }
+    request = Request(
+        mode=mode,
+        schedule=schedule,
+        model=None if config.model.get("name") == ABSTRACT else _built(Model, "model", config.model),
+        num_layers=_num_layers(config),
+        cluster=_built(Cluster, "cluster", config.cluster),
+        workload=workload,
+        cost=cost,
+        backend=typed(BackendConfig, config.backend) if config.backend else None,
+        optimizer=typed(OptimizerConfig, config.optimizer),
+        tracker=typed(TrackerConfig, config.tracker),
+        results_dir=Path(config.results_dir),
+        choices={**found.choices, "mode": mode.name},
+        overrides=found.overrides,
+        subject=_subject(config, mode, schedule, files),
+        **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
+    )
+    _check_mode(request)
+    return request
+
+
+_PLAIN = (
+    "num_devices",
+    "num_microbatches",
+    "num_steps",
+    "chunks_per_device",
+    "partition",
+    "dispatch",
+    "offload",
+    "prefetch",
+    "charge",
+    "recompute",
+    "seed",
+    "dtype",
+    "verify",
+    "checkpoint",
+    "save_timeline",
+    "force",
+)
+
+
+def _subject(
+    config: RunConfig, mode: Mode, schedule: ScheduleChoice, files: Mapping[tuple[str, str], SourceFile | None]
+) -> dict[str, Any]:
+    """The part of a configuration that decides what a run measures, as plain data."""
+    subject = {f.name: as_plain(getattr(config, f.name)) for f in fields(config) if f.name not in BESIDES}
+    subject["mode"] = as_plain(mode)
+    subject["schedule"] = {"name": schedule.entry.name, **as_plain(dict(schedule.options))}
+    if not isinstance(mode, Train | Duel):
+        del subject["optimizer"]  # nothing is stepped
+    subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
+    return subject
+
+
+def _mode(config: RunConfig) -> Mode:
+    """The chosen mode; without one, `train` where a backend is chosen, and else `simulate`."""
+    given = config.mode or {"name": "train" if config.backend else "simulate"}
+    name = str(given.get("name"))
+    if name not in MODES:
+        raise ConfigError(unknown_name("mode", name, list(MODES)))
+    return typed(MODES[name], given)
+
+
+def _schedule(config: RunConfig, choices: Mapping[str, str | None]) -> ScheduleChoice:
+    name = str(config.schedule.get("name"))
+    entry, given = registry.entry(name), {key: value for key, value in config.schedule.items() if key != "name"}
+    for key in given:
+        if key not in entry.options:
+            raise ConfigError(unknown_name(f"option of schedule {name}", key, list(entry.options)))
+    file = read_source("schedule_file", config.schedule_file)
+    return ScheduleChoice(choices.get("schedule") or name, entry, {**entry.options, **given}, file)
+
+
+def _num_layers(config: RunConfig) -> int | None:
+    given = config.model.get("num_layers")
+    if given is not None and (type(given) is not int or given < 1):
+        raise ConfigError(f"model.num_layers={given!r}: a whole number of at least 1")
+    return given
+
+
+def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
+    """A dataclass made of a group's keys.
+
+    Raises:
+        ConfigError: for a key it does not have.
+    """
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    for key in values:
+        if key not in known:
+            raise ConfigError(unknown_name(f"key of {group}", str(key), sorted(known)))
+    if "name" not in values:
+        raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
+    return kind(**values)
+
+
+def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
+    path = None if workload.text is None else _TEXTS / f"{workload.text}.txt"
+    return read_source("workload.text", None if path is None else str(path))
+
+
+def _check_sizes(config: RunConfig) -> None:
+    at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device")
+    if config.recompute not in RECOMPUTES:
+        raise ConfigError(f"recompute={config.recompute}: one of {', '.join(RECOMPUTES)}")
+
+
+def _check_mode(request: Request) -> None:
+    """Refuse what a mode has no use for.
+
+    Raises:
+        ConfigError: naming what to write instead.
+    """
+    mode, backend = request.mode, request.backend
+    if isinstance(mode, Train) and backend is None:
+        raise ConfigError("mode=train: choose what executes it, as in backend=virtual, backend=cpu or backend=emulated")
+    if not isinstance(mode, Train) and backend is not None:
+        raise ConfigError(f"mode={mode.name} has no backend: leave backend={backend.name} out, or take mode=train")
+    has_tensors = backend is not None and backend.name != "emulated"
+    if request.verify and not has_tensors and not isinstance(mode, Duel):
+        where = f"backend={backend.name}" if backend else f"mode={mode.name}"
+        raise ConfigError(f"verify=true: {where} has no tensors to compare; use backend=virtual or backend=cpu")
+    asked = request.checkpoint.save_to or request.checkpoint.resume_from
+    if asked and (backend is None or backend.name not in ("virtual", "cpu")):
+        where = f"backend={backend.name}" if backend else f"mode={mode.name}"
+        raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
+    if isinstance(mode, Predict | Roofline | Duel) and request.model is None:
+        raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
+    if isinstance(mode, Duel) and request.recompute != "all":
+        raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")

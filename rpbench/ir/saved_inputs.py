@@ -1,0 +1,113 @@
+"""Kept activations: STORE:A, LOAD:A and FREE:A of what a backward stage recomputes from, matched with each other."""
+
+from collections.abc import Mapping, Sequence
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.excerpt import broken
+from rpbench.ir.index import Index
+from rpbench.ir.schedule import Schedule, ScheduleError
+
+What = tuple[Kind, str | None]  # kind and object
+Numbers = Mapping[tuple[What, int, int], Sequence[int]]  # (what, device, stage) -> actions
+
+
+def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
+    """(producer, consumer) of what STORE:A, LOAD:A and FREE:A add.
+
+    A FREE:A on lane d2h ends what has been stored, one elsewhere what has been loaded.
+
+    Args:
+        transfers: the numbers of all transfers by what they are, device and stage.
+
+    Raises:
+        ScheduleError: for one that stands twice, or alone.
+    """
+    edges: list[tuple[int, int]] = []
+    moved: dict[tuple[What, int, int], int] = {}  # what, stage, place of the microbatch
+    ends: dict[tuple[Kind, int, int, int], int] = {}  # kind that is ended, stage, place, device
+    for (what, device, stage), numbers in transfers.items():
+        for number in numbers if what[1] == "A" else ():
+            action = index.actions[number]
+            place = index.place(0, action.microbatch or 0, action.part)
+            if what[0] is Kind.FREE:
+                ended = Kind.STORE if index.lanes[index.lane_of[number]].name == "d2h" else Kind.LOAD
+                before = ends.setdefault((ended, stage, place, device), number)
+            else:
+                before = moved.setdefault((what, stage, place), number)
+            if before != number:
+                raise broken(index.schedule, f"{action} stands twice; it moves once", [before, number])
+    for ((kind, _), stage, place), number in moved.items():
+        other = moved.get(((Kind.LOAD if kind is Kind.STORE else Kind.STORE, "A"), stage, place))
+        spill = _spill(index, number) if kind is Kind.LOAD else -1
+        if other is None and spill < 0:
+            way = "stored, but never loaded again" if kind is Kind.STORE else "loaded, but never stored"
+            raise broken(index.schedule, f"{index.actions[number]}: these activations are {way}", [number])
+        end = ends.pop((kind, stage, place, index.device(number)), None)
+        if end is None:
+            rule = f"{index.actions[number]} is never freed: what is on its rank has one FREE:A"
+            raise broken(index.schedule, rule, [number])
+        if kind is Kind.STORE:
+            assert other is not None  # or it has been refused
+            edges += [(_maker(index, number), number), (number, end), (number, other)]
+        else:
+            reader, last = _readers(index, number)
+            edges += [(spill, number), (_maker(index, number), number)] if other is None else []
+            _check_after_use(index, end, last)
+            edges += [(number, reader), (last, end)]
+    for end in ends.values():
+        raise broken(index.schedule, f"{index.actions[end]} frees what is not there", [end])
+    return edges
+
+
+def _spill(index: Index, load: int) -> int:
+    """The SEND that took to the host what a forward of this device then read, and its backward loads again; or -1."""
+    action = index.actions[load]
+    stage = keeping_stage(index.schedule, action.stage)
+    if not stage or not index.holds(Kind.SEND_F):
+        return -1
+    number = index.find(Action(Kind.SEND_F, stage - 1, action.microbatch, action.part))
+    return number if number >= 0 and index.actions[number].peer == index.device(number) == index.device(load) else -1
+
+
+def _maker(index: Index, store: int) -> int:
+    """The forward that makes what a backward stage keeps of a microbatch."""
+    action = index.actions[store]
+    stage = keeping_stage(index.schedule, action.stage)
+    maker = index.find(Action(Kind.F, stage, action.microbatch, action.part))
+    if maker < 0 or index.device(maker) != index.device(store):
+        rule = f"{action} stores what no forward on rank {index.device(store)} makes"
+        raise broken(index.schedule, rule, [store])
+    return maker
+
+
+def _readers(index: Index, load: int) -> tuple[int, int]:
+    """The first and the last action that read loaded activations."""
+    action = index.actions[load]
+    found = [index.find(action._replace(kind=kind, object=None)) for kind in (Kind.R, Kind.B, Kind.I, Kind.W)]
+    readers = [reader for reader in found if reader >= 0]
+    if not readers or index.device(readers[0]) != index.device(load):
+        rule = f"{action} is of no use: no backward of stage {action.stage} on rank {index.device(load)} reads it"
+        raise broken(index.schedule, rule, [load], way_out="take it out")
+    return readers[0], readers[-1]
+
+
+def _check_after_use(index: Index, end: int, reader: int) -> None:
+    lane = index.lanes[index.lane_of[end]]
+    if lane.name == "compute" and end < reader < lane.stop:
+        rule = f"{index.actions[reader]} uses what {index.actions[end]} has freed"
+        raise broken(index.schedule, rule, [end, reader], way_out="free it after its last use")
+
+
+def keeping_stage(schedule: Schedule, backward_stage: int) -> int:
+    """The forward stage that comes past the first layer of a backward stage, and keeps its input.
+
+    Raises:
+        ScheduleError: if forward and backward are cut apart and the layers are not known.
+    """
+    if not schedule.shape.separate_cuts:
+        return backward_stage
+    if schedule.partition is None:
+        raise ScheduleError("which forward keeps what a backward stage needs depends on the layers: give a partition")
+    start = schedule.partition.backward_ranges()[backward_stage].start
+    ranges = schedule.partition.forward_ranges()
+    return next((stage for stage, layers in enumerate(ranges) if start in layers), len(ranges) - 1)

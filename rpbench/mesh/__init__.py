@@ -1,0 +1,10 @@
+"""Meshes: data, pipeline, tensor, context and expert parallelism together, predicted for any model and machine.
+
+architecture, huggingface   what a model computes, layer by layer
+gpu, machine                what a device can do, and how devices are joined
+layout, placement           how ranks are cut into groups, and what bandwidth a group sees
+products, attention, kernels, collectives, layer_seconds   seconds of one layer
+pipeline, data_parallel     seconds of a step
+memory                      bytes of each device, by class
+job, prediction, search     the questions: how long does it take, does it fit, what is best
+"""

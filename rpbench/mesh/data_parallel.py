@@ -1,0 +1,98 @@
+"""Data parallelism: seconds of a step that nothing hides, for every way of sharing states."""
+
+from typing import NamedTuple
+
+from rpbench.mesh.collectives import gather_s, reduce_s
+from rpbench.mesh.job import Job
+from rpbench.mesh.layer_seconds import Seconds
+from rpbench.mesh.parameters import Held, held
+from rpbench.mesh.placement import expert_replica_group, replica_group
+
+TAIL = 0.06  # of what runs beside computation: the first bucket or the last has nothing to hide behind
+
+
+class Reduced(NamedTuple):
+    """Seconds of one step on one device.
+
+    Args:
+        gradients: reducing them.
+        parameters: gathering the new ones.
+    """
+
+    gradients: float
+    parameters: float
+
+
+def reduced(job: Job, own: Held) -> Reduced:
+    """Seconds of reducing gradients and gathering parameters where every device keeps its parameters."""
+    mesh, links, software = job.mesh, job.setting.links, job.software
+    gradients = parameters = 0.0
+    groups = (
+        (own.dense, mesh.replicas, mesh.shard_group, replica_group(mesh, job.machine, links)),
+        (own.experts, mesh.expert_replicas, mesh.expert_shard_group, expert_replica_group(mesh, job.machine, links)),
+    )
+    for count, replicas, shards, group in groups:
+        if replicas == 1 or not count:
+            continue
+        volume = software.gradient_bytes * count
+        if shards == 1:
+            gradients += reduce_s(volume, group)
+            continue
+        whole = shards == replicas
+        near = group if whole else replica_group(mesh, job.machine, links, shards)
+        scatter = gather_s(volume, near)
+        if software.reduce_volumes == 3 or not whole:
+            scatter = reduce_s(volume, group)
+        gradients += scatter
+        parameters += gather_s(2.0 * count, near)
+    return Reduced(gradients, parameters)
+
+
+def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
+    """Seconds of a step that data parallelism adds to a rank.
+
+    Args:
+        forward, backward: of one microbatch on that rank, behind which collectives may hide.
+    """
+    found = reduced(job, held(job, rank))
+    hidden_gradients = backward if job.software.gradients_beside else 0.0
+    hidden_parameters = forward if job.software.parameters_beside else 0.0
+    return _left(found.gradients, hidden_gradients, job) + _left(found.parameters, hidden_parameters, job)
+
+
+def _left(seconds: float, behind: float, job: Job) -> float:
+    if not behind or not seconds:
+        return seconds
+    beside = min(seconds, behind) * job.software.constants["beside"]
+    return max(TAIL * seconds, seconds - behind) + beside
+
+
+class Gathered(NamedTuple):
+    """A layer whose parameters are gathered for every use: whole seconds both ways."""
+
+    forward: float
+    backward: float
+    gather: float
+    scatter: float
+
+
+def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
+    """Seconds of a layer under FSDP: computation and collectives beside each other, the longer of the two.
+
+    Args:
+        parameters: of the layer on a device of the tensor group.
+    """
+    mesh, links, beside = job.mesh, job.setting.links, 1.0 + job.software.constants["beside"]
+    near = replica_group(mesh, job.machine, links, mesh.shard_group)
+    gather = gather_s(2.0 * parameters, near)
+    scatter = gather_s(job.software.gradient_bytes * parameters, near)
+    if mesh.shard_group < mesh.replicas:
+        others = replica_group(mesh, job.machine, links)
+        scatter += reduce_s(job.software.gradient_bytes * parameters / mesh.shard_group, others)
+    again = gather if mesh.sharing.reshard else 0.0
+    return Gathered(
+        max(seconds.forward_all * beside, gather),
+        max((seconds.backward_all + seconds.recompute) * beside, again + scatter),
+        gather,
+        scatter,
+    )

@@ -1,0 +1,122 @@
+"""Gpu: what one accelerator can do, from `conf/gpu/`; every figure has an origin, a source and an uncertainty."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rpbench.cost.declared import declarations
+from rpbench.registry import unknown_name
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+KERNELS = ("flash1", "flash2", "flash3")  # generations of fused attention; flash3: the device's best in 2025
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator. Peaks are dense.
+
+    Args:
+        flops_16, flops_8, flops_4: matrix peaks in 16, 8 and 4 bits; None: not supported.
+        sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach.
+        attention_flops_per_s: what fused attention reaches forward, by generation of the kernel.
+        link_bytes_per_s: to other devices of its domain, one way.
+        multiprocessors: units among which the tiles of a product are dealt.
+        sustained_memory: share of the memory's bandwidth that element-wise kernels reach.
+        declared: for each number its origin; see `rpbench.cost.declared`.
+
+    Raises:
+        ValueError: for a number that is not finite and above 0, or a share above 1.
+    """
+
+    name: str
+    flops_16: float
+    memory_bytes: int
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    multiprocessors: int
+    sustained_16: float
+    attention_flops_per_s: Mapping[str, float] = field(hash=False)
+    flops_8: float | None = None
+    flops_4: float | None = None
+    sustained_8: float = 0.6
+    sustained_4: float = 0.5
+    sustained_memory: float = 0.85
+    declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("name", "declared", "attention_flops_per_s") or value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+                raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a finite number above 0")
+            if each.name.startswith("sustained") and value > 1:
+                raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a share of the peak, at most 1")
+        if not set(self.attention_flops_per_s) <= set(KERNELS) or not self.attention_flops_per_s:
+            raise ValueError(f"gpu.attention_flops_per_s of {self.name}: rates of {', '.join(KERNELS)}, at least one")
+        declarations(self.declared)
+
+    def attention_rate(self, kernel: str) -> float:
+        """FLOP/s of fused attention, forward; the nearest older generation where that one does not exist."""
+        known = self.attention_flops_per_s
+        older = [name for name in KERNELS[: KERNELS.index(kernel) + 1] if name in known]
+        return known[older[-1]] if older else known[next(name for name in KERNELS if name in known)]
+
+    def matmul_rate(self, bits: int) -> float:
+        """FLOP/s that large products reach.
+
+        Raises:
+            ValueError: if the device has no units for that many bits.
+        """
+        peak = {16: self.flops_16, 8: self.flops_8, 4: self.flops_4}[bits]
+        if peak is None:
+            raise ValueError(f"{self.name} has no {bits}-bit matrix units; take precision=bf16")
+        return peak * {16: self.sustained_16, 8: self.sustained_8, 4: self.sustained_4}[bits]
+
+
+@cache
+def gpu(name: str) -> Gpu:
+    """The accelerator of `conf/gpu/<name>.yaml`.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest.
+    """
+    known = names("gpu")
+    if name not in known:
+        raise ValueError(unknown_option("gpu", name, known))
+    return Gpu(**read(CONF / "gpu" / f"{name}.yaml"))
+
+
+def unknown_option(what: str, name: str, known: list[str]) -> str:
+    """The sentence for an unknown name: those that begin like it, or else the nearest."""
+    same = [each for each in known if each.startswith(name.lower())]
+    if not same:
+        return unknown_name(what, name, known)
+    return f"unknown {what} {name!r}; did you mean {' or '.join(same)}? Known: {', '.join(known)}"
+
+
+def names(folder: str) -> list[str]:
+    """The options of a folder of `conf/`."""
+    return sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping of a YAML file; numbers such as 312.0e12 are numbers."""
+    found = yaml.safe_load(path.read_text())
+    return {name: _numbers(value) for name, value in found.items()}
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _numbers(each) for name, each in value.items()}
+    if isinstance(value, str) and value[:1].isdigit():
+        try:
+            return float(value)  # YAML 1.1 asks for a sign in the exponent
+        except ValueError:
+            return value
+    return value

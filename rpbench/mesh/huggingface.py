@@ -1,0 +1,220 @@
+"""Hugging Face: an architecture from a `config.json`; a field that matters and is not modelled is refused.
+
+Fields are of four kinds: sizes that are read (`READ`), those that say nothing of time or bytes (`SILENT`), those that
+may only hold what leaves them without effect (`ONLY`), and all others, which are refused by name.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rpbench.mesh.architecture import Architecture, Experts, Latent
+
+MODEL_TYPES = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+    "gpt2",
+)
+READ = frozenset(
+    [
+        "model_type",
+        "num_hidden_layers",
+        "n_layer",
+        "hidden_size",
+        "n_embd",
+        "num_attention_heads",
+        "n_head",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "n_inner",
+        "vocab_size",
+        "tie_word_embeddings",
+        "hidden_act",
+        "activation_function",
+        "sliding_window",
+        "use_sliding_window",
+        "layer_types",
+        "max_window_layers",
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "experts_per_token",
+        "moe_intermediate_size",
+        "n_shared_experts",
+        "first_k_dense_replace",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "attention_bias",
+        "n_positions",
+        "n_ctx",
+        "num_nextn_predict_layers",
+        "attn_pdrop",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attention_dropout",
+    ]
+)
+SILENT = frozenset(
+    [
+        "architectures",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "unk_token_id",
+        "initializer_range",
+        "layer_norm_epsilon",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "rope_interleave",
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "initial_context_length",
+        "use_cache",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "aux_loss_alpha",
+        "seq_aux",
+        "norm_topk_prob",
+        "scoring_func",
+        "topk_method",
+        "n_group",
+        "topk_group",
+        "routed_scaling_factor",
+        "router_jitter_noise",
+        "swiglu_limit",
+        "quantization_config",
+        "auto_map",
+        "_name_or_path",
+        "name_or_path",
+        "mlp_bias",
+        "summary_type",
+        "summary_use_proj",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "task_specific_params",
+        "reorder_and_upcast_attn",
+        "scale_attn_weights",
+        "scale_attn_by_inverse_layer_idx",
+        "id2label",
+        "label2id",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "ep_size",
+        "qk_head_dim",
+    ]
+)
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "pretraining_tp": (1,),
+    "decoder_sparse_step": (1,),
+    "moe_layer_freq": (1,),
+    "mlp_only_layers": ([], None),
+    "hidden_act": ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "swiglu", "relu"),
+}
+GATED = ("silu", "swiglu")
+
+
+def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
+    """The architecture of a `config.json`.
+
+    Raises:
+        ValueError: naming a model type or a field that is not modelled, or a size that is missing.
+    """
+    values = source if isinstance(source, Mapping) else json.loads(Path(source).read_text())
+    _check(values)
+    heads = _size(values, "num_attention_heads", "n_head")
+    hidden = _size(values, "hidden_size", "n_embd")
+    act = values.get("hidden_act", values.get("activation_function", "silu"))
+    experts = _experts(values)
+    inner = values.get("intermediate_size") or values.get("n_inner") or 4 * hidden
+    return Architecture(
+        str(values.get("_name_or_path") or values["model_type"]),
+        _size(values, "num_hidden_layers", "n_layer"),
+        hidden,
+        heads,
+        _size(values, "vocab_size"),
+        values.get("num_key_value_heads") or heads,
+        0 if "kv_lora_rank" in values else (values.get("head_dim") or 0),
+        int(inner),
+        gated=act in GATED,
+        tied=bool(values.get("tie_word_embeddings", values["model_type"] == "gpt2")),
+        experts=experts,
+        num_dense_layers=values.get("first_k_dense_replace", 0) if experts else 0,
+        latent=_latent(values),
+        windows=_windows(values),
+        learned_positions=values.get("n_positions", 0) if values["model_type"] == "gpt2" else 0,
+        num_prediction_layers=values.get("num_nextn_predict_layers", 0),
+        dropout=any(values.get(name, 0) for name in ("attn_pdrop", "resid_pdrop", "attention_dropout")),
+        biases=bool(values.get("attention_bias", values["model_type"] in ("gpt2", "qwen2"))),
+    )
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    kind = values.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise ValueError(f"model_type={kind!r} is not modelled; known: {', '.join(MODEL_TYPES)}")
+    for name, value in values.items():
+        if name in ONLY and value not in ONLY[name]:
+            raise ValueError(f"{name}={value!r} of a {kind} is not modelled; only {ONLY[name][0]!r} is")
+        if name not in READ | SILENT and name not in ONLY:
+            raise ValueError(f"{name}={value!r} of a {kind}: this field is not modelled")
+
+
+def _size(values: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        if values.get(name):
+            return int(values[name])
+    raise ValueError(f"config.json has no {names[0]}")
+
+
+def _experts(values: Mapping[str, Any]) -> Experts | None:
+    total = values.get("n_routed_experts") or values.get("num_experts") or values.get("num_local_experts")
+    if not total:
+        return None
+    inner = int(values.get("moe_intermediate_size") or values["intermediate_size"])
+    active = _size(values, "num_experts_per_tok", "experts_per_token")
+    return Experts(int(total), active, inner, inner * int(values.get("n_shared_experts") or 0))
+
+
+def _latent(values: Mapping[str, Any]) -> Latent | None:
+    if "kv_lora_rank" not in values:
+        return None
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return Latent(int(values.get("q_lora_rank") or 0), *(_size(values, name) for name in names))
+
+
+def _windows(values: Mapping[str, Any]) -> tuple[int | None, ...]:
+    window = values.get("sliding_window")
+    if not window or values.get("use_sliding_window") is False:
+        return ()
+    kinds = values.get("layer_types")
+    if kinds is None:
+        if values["model_type"] == "gpt_oss":
+            return (window, None)
+        return (window,) if values["model_type"] == "mistral" else ()
+    unknown = set(kinds) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise ValueError(f"layer_types has {sorted(unknown)[0]!r}, which is not modelled")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,0 +1,180 @@
+"""Job: one training run under a mesh, checked; and the seconds of its stages."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, get_args
+
+from rpbench.ir.partition import split_evenly
+from rpbench.mesh.architecture import Architecture, Layer
+from rpbench.mesh.layer_seconds import (
+    RECOMPUTES,
+    Precision,
+    Recompute,
+    Seconds,
+    Setting,
+    head_seconds,
+    layer_seconds,
+)
+from rpbench.mesh.layout import Mesh
+from rpbench.mesh.machine import Machine
+from rpbench.mesh.placement import neighbour_inside
+from rpbench.mesh.software import Software
+from rpbench.registry import entry, unknown_name
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run.
+
+    Args:
+        sequences: of a microbatch, on each device of the data group.
+        num_microbatches: of a step, for each pipeline.
+        schedule: a registered name.
+        chunks: stages on each pipeline rank.
+        cut: layers of each stage, in model order; empty for an even cut.
+        frozen: whether weights stay as they are and small adapters (LoRA) learn: no gradients of weights.
+
+    Raises:
+        ValueError: for sizes that do not fit each other, with those that do.
+    """
+
+    architecture: Architecture
+    machine: Machine
+    mesh: Mesh
+    software: Software
+    seq_len: int
+    sequences: int = 1
+    num_microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    recompute: Recompute = "none"
+    precision: Precision = "bf16"
+    cut: tuple[int, ...] = field(default=())
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "sequences", "num_microbatches", "chunks"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r}: a whole number of at least 1")
+        if self.recompute not in RECOMPUTES:
+            raise ValueError(unknown_name("recompute", str(self.recompute), list(RECOMPUTES)))
+        if self.precision not in get_args(Precision):
+            raise ValueError(unknown_name("precision", str(self.precision), list(get_args(Precision))))
+        own, mesh = self.architecture, self.mesh
+        entry(self.schedule)
+        mesh.check_devices(self.machine.num_devices)
+        mesh.check_model(own.heads, own.key_value_heads, own.experts.total if own.experts else 1, len(own.layers))
+        if self.seq_len % mesh.context:
+            raise ValueError(f"mesh.context={mesh.context} does not divide seq_len={self.seq_len}")
+        self._check_cut()
+
+    def _check_cut(self) -> None:
+        layers, stages = len(self.architecture.layers), self.num_stages
+        if self.cut and (len(self.cut) != stages or sum(self.cut) != layers or min(self.cut) < 0):
+            raise ValueError(f"cut={list(self.cut)}: {stages} numbers that add up to {layers} layers")
+        if not self.cut:
+            if stages > layers:
+                raise ValueError(
+                    f"pipeline {self.mesh.pipeline} x chunks {self.chunks} = {stages} stages of {layers} layers: "
+                    f"take at most {layers // self.mesh.pipeline} chunks"
+                )
+            object.__setattr__(self, "cut", tuple(split_evenly(layers, stages)))
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of all ranks."""
+        return self.mesh.pipeline * self.chunks
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return self.sequences * self.num_microbatches * self.mesh.data
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, on all devices."""
+        return self.global_batch * self.seq_len
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What the seconds of a layer depend on."""
+        return Setting(
+            self.architecture,
+            self.machine,
+            self.mesh,
+            self.software,
+            self.seq_len,
+            self.sequences,
+            self.precision,
+            self.recompute,
+        )
+
+    @cached_property
+    def kinds(self) -> dict[Layer, Seconds]:
+        """Seconds of each kind of layer."""
+        found = {layer: layer_seconds(self.setting, layer) for layer in dict.fromkeys(self.architecture.layers)}
+        if self.frozen:
+            return {layer: seconds._replace(weight_grad=0.0) for layer, seconds in found.items()}
+        return found
+
+    @cached_property
+    def head(self) -> Seconds:
+        """Seconds of the output matrix and the loss."""
+        found = head_seconds(self.setting)
+        return found._replace(weight_grad=0.0) if self.frozen else found
+
+    @cached_property
+    def stage_layers(self) -> tuple[tuple[tuple[Layer, int], ...], ...]:
+        """(kind, how many) of the layers of each stage."""
+        found, first = [], 0
+        for count in self.cut:
+            layers = self.architecture.layers[first : first + count]
+            found.append(tuple((kind, layers.count(kind)) for kind in dict.fromkeys(layers)))
+            first += count
+        return tuple(found)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages of a pipeline rank, dealt in turn."""
+        return list(range(rank, self.num_stages, self.mesh.pipeline))
+
+    @cached_property
+    def hop_s(self) -> float:
+        """Seconds of a boundary tensor from one stage to the next."""
+        if self.mesh.pipeline == 1:
+            return 0.0
+        links = self.setting.links
+        inside = neighbour_inside(self.mesh, self.machine)
+        pace = links.intra_bytes_per_s if inside else links.inter_bytes_per_s
+        sent = 2.0 * self.setting.tokens * self.architecture.hidden / self.mesh.tensor
+        gathered = 0.0 if self.mesh.sequence_parallel else sent * (self.mesh.tensor - 1) / links.intra_bytes_per_s
+        return sent / pace + gathered + (5e-6 if inside else 15e-6)
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of every stage for one microbatch: recomputation stands apart."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    recompute: tuple[float, ...]
+
+    def both(self, stage: int) -> float:
+        """Forward, recomputation and backward."""
+        return self.forward[stage] + self.recompute[stage] + self.backward[stage]
+
+
+def stage_seconds(job: Job) -> StageSeconds:
+    """Seconds of the stages of a job whose parameters are at home on every device."""
+    forward, backward, recompute = [], [], []
+    for stage, layers in enumerate(job.stage_layers):
+        last = stage == job.num_stages - 1
+        forward.append(sum(n * job.kinds[kind].forward_all for kind, n in layers) + last * job.head.forward_all)
+        backward.append(sum(n * job.kinds[kind].backward_all for kind, n in layers) + last * job.head.backward_all)
+        recompute.append(sum(n * job.kinds[kind].recompute for kind, n in layers))
+    forward[0] += _embedding_s(job)
+    return StageSeconds(tuple(forward), tuple(backward), tuple(recompute))
+
+
+def _embedding_s(job: Job) -> float:
+    """Seconds of looking up the tokens, and of positions and dropout."""
+    return 8.0 * job.setting.tokens * job.architecture.hidden / job.setting.memory_rate / job.setting.spread

@@ -1,0 +1,331 @@
+"""Seconds of one layer on one device of a mesh: kernels both ways, and the collectives inside."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal, NamedTuple, get_args
+
+from rpbench.mesh.architecture import Architecture, Layer, mean_keys
+from rpbench.mesh.collectives import exchange_s, gather_s, ring_pass_s
+from rpbench.mesh.layout import Mesh
+from rpbench.mesh.machine import Machine
+from rpbench.mesh.placement import Links, axis_group, expert_group
+from rpbench.mesh.products import alignment, efficiency, filled
+from rpbench.mesh.software import Software
+
+Recompute = Literal["none", "selective", "per_op", "full"]
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
+BITS: dict[str, int] = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
+PER_OP_SHARE = 0.45  # of a forward: every second product is kept
+LAYER_KERNELS = {"unfused": 22, "flash1": 16, "flash2": 14, "flash3": 14}
+
+
+class Seconds(NamedTuple):
+    """Seconds of a layer (or of the head), one microbatch.
+
+    Args:
+        forward, input_grad, weight_grad: kernels.
+        recompute: kernels run again before the backward, collectives included.
+        forward_exposed, backward_exposed: collectives that nothing hides.
+        host: of the interpreter, one way, where the device waits for it.
+    """
+
+    forward: float
+    input_grad: float
+    weight_grad: float
+    recompute: float = 0.0
+    forward_exposed: float = 0.0
+    backward_exposed: float = 0.0
+    host: float = 0.0
+
+    @property
+    def forward_all(self) -> float:
+        """The whole forward."""
+        return self.forward + self.forward_exposed + self.host
+
+    @property
+    def backward_all(self) -> float:
+        """The whole backward, recomputation apart."""
+        return self.input_grad + self.weight_grad + self.backward_exposed + self.host
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how layers are computed.
+
+    Args:
+        tokens: of a microbatch on one device of the data group: sequences x length / context.
+    """
+
+    architecture: Architecture
+    machine: Machine
+    mesh: Mesh
+    software: Software
+    seq_len: int
+    sequences: int
+    precision: Precision = "bf16"
+    recompute: Recompute = "none"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch on a device, whole with tensor parallelism."""
+        return self.sequences * self.seq_len // self.mesh.context
+
+    @property
+    def links(self) -> Links:
+        """What collectives reach of the machine's links."""
+        constants = self.software.constants
+        return Links(
+            self.machine.intra_bytes_per_s * constants["intra"], self.machine.inter_bytes_per_s * constants["inter"]
+        )
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes a second that element-wise kernels reach."""
+        return self.machine.gpu.memory_bytes_per_s * self.machine.gpu.sustained_memory
+
+    @property
+    def spread(self) -> int:
+        """Devices among which element-wise work of a tensor group is divided."""
+        return self.mesh.tensor if self.mesh.sequence_parallel else 1
+
+
+class _Kernels:
+    """Products and element-wise work of one setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, constants = setting, setting.software.constants
+        self.c = constants
+        gpu = setting.machine.gpu
+        bits = BITS[setting.precision]
+        few = setting.tokens / (setting.tokens + constants["tokens"])
+        self.rate_16 = few * gpu.matmul_rate(16) * constants["matmul"]
+        self.rate = self.rate_16 if bits == 16 else few * gpu.matmul_rate(bits) * constants["matmul_low"]
+        self.low = bits < 16
+        self.units = gpu.multiprocessors
+        self.bandwidth = setting.memory_rate
+
+    def product(self, m: int, n: int, k: int, low: bool = True, out_bytes: float = 2.0) -> float:
+        """Seconds of one product, the larger of computing and moving."""
+        rate = self.rate if low else self.rate_16
+        share = efficiency(m, n, k, self.units, self.c["narrow"], self.c["shallow"])
+        moved = 2.0 * (m * k + n * k) + out_bytes * m * n
+        return max(2.0 * m * n * k / (rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
+
+    def three(self, m: int, n: int, k: int, low: bool = True) -> tuple[float, float, float]:
+        """Seconds of a linear map: forward, gradient of its input, gradient of its weight."""
+        accumulated = 2.0 * self.setting.software.accumulate_bytes
+        return (
+            self.product(m, n, k, low),
+            self.product(m, k, n, low),
+            self.product(n, k, m, low, accumulated),
+        )
+
+    def grouped(self, tokens: float, groups: int, n: int, k: int, out_bytes: float = 2.0) -> float:
+        """Seconds of products of `groups` experts with as many tokens each: never faster than reading the weights."""
+        each = max(1, round(tokens / groups))
+        share = filled(each, n, k, self.units, groups) * min(alignment(n), alignment(k))
+        share *= (k / (k + self.c["shallow"])) * self.c["grouped"]
+        moved = 2.0 * groups * n * k + 2.0 * tokens * (n + k) + (out_bytes - 2.0) * groups * n * k
+        return max(2.0 * tokens * n * k / (self.rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
+
+    def elementwise(self, num_bytes: float) -> float:
+        """Seconds of that many bytes read and written."""
+        return num_bytes / self.bandwidth * self.c["elementwise"]
+
+
+def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
+    """Seconds of one layer for one microbatch."""
+    kernels = _Kernels(setting)
+    maps = _maps(kernels, layer)
+    attention, attention_back = _attention(kernels, layer)
+    element = kernels.elementwise(_element_bytes(setting, layer))
+    experts = _experts(kernels) if layer.routed else (0.0, 0.0, 0.0)
+    forward = maps[0] + attention + element + experts[0]
+    input_grad = maps[1] + attention_back + 1.6 * element + experts[1]
+    weight_grad = maps[2] + experts[2]
+    num = LAYER_KERNELS[setting.software.attention] + 12 * layer.routed
+    floor = num * setting.software.constants["launch_s"]
+    waits = setting.software.constants["layer_s"]
+    forward = max(forward, floor) + waits
+    input_grad = max(input_grad, 1.3 * floor) + waits
+    tensor, tensor_back = _tensor_s(setting)
+    ring, ring_back = _ring_s(setting, layer, attention, attention_back)
+    sent = _dispatch_s(setting) if layer.routed else 0.0
+    exposed = tensor + ring + sent
+    again = _recomputed(setting, forward, attention, tensor + sent)
+    host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
+    return Seconds(forward, input_grad, weight_grad, again, exposed, tensor_back + ring_back + sent, host)
+
+
+def head_seconds(setting: Setting) -> Seconds:
+    """Seconds of the output matrix and the loss for one microbatch; nothing is recomputed."""
+    kernels, mesh, own = _Kernels(setting), setting.mesh, setting.architecture
+    rows = padded_vocab(setting) // mesh.tensor
+    tokens = setting.tokens
+    passes = 1 + own.num_prediction_layers
+    forward, input_grad, weight_grad = kernels.three(tokens, rows, own.hidden, low=False)
+    loss = tokens * rows * setting.software.loss_bytes / kernels.bandwidth * setting.software.constants["loss"]
+    tensor = _one_sum_s(setting)
+    return Seconds(
+        passes * (forward + 0.5 * loss),
+        passes * (input_grad + 0.5 * loss),
+        passes * weight_grad,
+        forward_exposed=passes * 0.5 * tensor,
+        backward_exposed=passes * tensor,
+    )
+
+
+def padded_vocab(setting: Setting) -> int:
+    """Rows of the vocabulary with its padding."""
+    multiple = setting.software.pad_vocab * setting.mesh.tensor
+    return ceil(setting.architecture.vocab / multiple) * multiple
+
+
+def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
+    """Products of a layer apart from routed experts."""
+    own, mesh = kernels.setting.architecture, kernels.setting.mesh
+    maps = list(own.attention_maps())
+    if not layer.routed:
+        maps += own.mlp_maps(own.inner)
+    elif own.experts and own.experts.shared_inner:
+        maps += own.mlp_maps(own.experts.shared_inner)
+    totals = [0.0, 0.0, 0.0]
+    for inputs, outputs, cut_in, cut_out in maps:
+        n = max(1, outputs // mesh.tensor) if cut_out else outputs
+        k = max(1, inputs // mesh.tensor) if cut_in else inputs
+        tokens = kernels.setting.tokens
+        if not (cut_in or cut_out):
+            tokens = max(1, tokens // kernels.setting.spread)
+        for number, seconds in enumerate(kernels.three(tokens, n, k)):
+            totals[number] += seconds
+    if layer.routed and own.experts:
+        tokens = max(1, kernels.setting.tokens // kernels.setting.spread)
+        for number, seconds in enumerate(kernels.three(tokens, own.experts.total, own.hidden, low=False)):
+            totals[number] += seconds
+    return totals[0], totals[1], totals[2]
+
+
+def _attention(kernels: _Kernels, layer: Layer) -> tuple[float, float]:
+    """Seconds of attention's core, forward and backward."""
+    setting, own = kernels.setting, kernels.setting.architecture
+    heads = own.heads / setting.mesh.tensor
+    if setting.software.attention == "unfused":
+        return _unfused(kernels, heads)
+    keys = mean_keys(setting.seq_len, layer.window)
+    flops = 2.0 * setting.tokens * heads * (own.score_dim + own.value_dim) * keys
+    if setting.mesh.context > 1 and not setting.software.zigzag:
+        flops *= 2.0 * setting.mesh.context / (setting.mesh.context + 1)
+    rate = setting.machine.gpu.attention_rate(setting.software.attention) * kernels.c["attention"]
+    seen = 2.0 * keys
+    rate *= seen / (seen + 1000.0)
+    rate *= min(1.0, 0.85 + 0.15 * (own.score_dim - 64) / 64) if setting.software.attention != "flash1" else 1.0
+    return flops / rate, 2.5 * flops / (0.85 * rate)
+
+
+def _unfused(kernels: _Kernels, heads: float) -> tuple[float, float]:
+    """Two batched products and passes over all scores."""
+    setting, own = kernels.setting, kernels.setting.architecture
+    s, d = setting.seq_len, own.head_dim
+    batch = max(1, round(setting.sequences * heads))
+    share = d / (d + 64) * alignment(d) ** kernels.c["head_alignment"] * filled(s, s, d, kernels.units, batch)
+    flops = 4.0 * batch * s * s * d
+    scores = setting.software.softmax_passes * batch * s * s * 2.0
+    softmax = kernels.elementwise(scores)
+    products = flops / (kernels.rate_16 * share)
+    return products + softmax, 2.0 * products + 1.3 * softmax
+
+
+def _element_bytes(setting: Setting, layer: Layer) -> float:
+    """Bytes of element-wise kernels, forward."""
+    own, tokens = setting.architecture, setting.tokens
+    hidden = 2.0 * own.hidden * setting.software.passes / setting.spread
+    inner, extra = float(own.inner), 0.0
+    if layer.routed and own.experts:
+        inner = own.experts.shared_inner + own.experts.active * own.experts.inner
+        extra = 12.0 * own.experts.active * own.hidden / setting.mesh.tensor
+    mlp = 2.0 * (5 if own.gated else 2) * inner / setting.mesh.tensor
+    low = (
+        3.0 * (2.0 * own.hidden / setting.spread + 2.0 * inner / setting.mesh.tensor)
+        if setting.precision != "bf16"
+        else 0.0
+    )
+    return tokens * (hidden + mlp + extra + low)
+
+
+def _experts(kernels: _Kernels) -> tuple[float, float, float]:
+    """Products of routed experts: forward, gradient of the input, gradient of the weights."""
+    setting, own, mesh = kernels.setting, kernels.setting.architecture, kernels.setting.mesh
+    assert own.experts is not None
+    pairs = setting.tokens * own.experts.active * mesh.expert_tensor / mesh.tensor * kernels.c["imbalance"]
+    groups = max(1, own.experts.total // mesh.expert)
+    totals = [0.0, 0.0, 0.0]
+    for inputs, outputs, cut_in, cut_out in own.mlp_maps(own.experts.inner):
+        n = outputs // mesh.expert_tensor if cut_out else outputs
+        k = inputs // mesh.expert_tensor if cut_in else inputs
+        totals[0] += kernels.grouped(pairs, groups, n, k)
+        totals[1] += kernels.grouped(pairs, groups, k, n)
+        totals[2] += _grouped_weights(kernels, pairs, groups, n, k)
+    return totals[0], totals[1], totals[2]
+
+
+def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: int) -> float:
+    """Gradients of the weights of experts: an inner size of an expert's tokens, outputs accumulated."""
+    each = max(1, round(pairs / groups))
+    share = filled(n, k, each, kernels.units, groups) * (each / (each + kernels.c["shallow"])) * kernels.c["grouped"]
+    moved = 2.0 * kernels.setting.software.accumulate_bytes * groups * n * k + 2.0 * pairs * (n + k)
+    return max(2.0 * pairs * n * k / (kernels.rate * share), moved / kernels.bandwidth)
+
+
+def _recomputed(setting: Setting, forward: float, attention: float, collectives: float) -> float:
+    if setting.recompute == "full":
+        return setting.software.recompute * setting.software.constants["again"] * forward + collectives
+    if setting.recompute == "per_op":
+        return PER_OP_SHARE * (forward - attention)
+    return attention if setting.recompute == "selective" and setting.software.attention == "unfused" else 0.0
+
+
+# --- collectives ---------------------------------------------------------------------------------------------
+
+
+def _one_sum_s(setting: Setting) -> float:
+    """One all-reduce of a boundary tensor over the tensor group, or a gather and a scatter of it."""
+    group = axis_group(setting.mesh, "tensor", setting.machine, setting.links)
+    return 2.0 * gather_s(2.0 * setting.tokens * setting.architecture.hidden, group)
+
+
+def _tensor_s(setting: Setting) -> tuple[float, float]:
+    """Exposed seconds of tensor parallelism: two sums each way."""
+    if setting.mesh.tensor == 1:
+        return 0.0, 0.0
+    exposed = 2.0 * _one_sum_s(setting) * (1.0 - setting.software.hidden_tensor)
+    return exposed, exposed
+
+
+def _ring_s(setting: Setting, layer: Layer, attention: float, attention_back: float) -> tuple[float, float]:
+    """Exposed seconds of the ring of keys and values: what is longer than 0.9 of attention's core."""
+    if setting.mesh.context == 1:
+        return 0.0, 0.0
+    own = setting.architecture
+    width = own.key_value_heads * (own.score_dim + own.value_dim) / min(setting.mesh.tensor, own.key_value_heads)
+    block = 2.0 * setting.tokens * width
+    if layer.window is not None:
+        block *= min(1.0, layer.window * setting.mesh.context / setting.seq_len)
+    group = axis_group(setting.mesh, "context", setting.machine, setting.links)
+    once = ring_pass_s(block, group)
+    return max(0.0, once - 0.9 * attention), max(0.0, 2.0 * once - 0.9 * attention_back)
+
+
+def _dispatch_s(setting: Setting) -> float:
+    """Exposed seconds of dispatch and combine, one way."""
+    own, mesh = setting.architecture, setting.mesh
+    if own.experts is None or (mesh.expert == 1 and mesh.expert_tensor == 1):
+        return 0.0
+    group = expert_group(mesh, setting.machine, setting.links)
+    tokens = setting.tokens * mesh.expert_tensor / mesh.tensor
+    values = tokens * own.experts.active * own.hidden
+    nodes = max(1, group.size // group.here)
+    copies = min(nodes, own.experts.active) / own.experts.active if setting.software.deduplicates else 1.0
+    sent = exchange_s(setting.software.dispatch_bytes * values, group, copies_outside=copies)
+    back = exchange_s(2.0 * values, group, copies_outside=copies)
+    return (sent + back) * (1.0 - setting.software.hidden_expert)

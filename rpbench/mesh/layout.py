@@ -1,0 +1,166 @@
+"""Mesh: how many devices do what together, in which order they stand, and what they share.
+
+A pipeline rank is a group of data x context x tensor devices that do the same at the same time. Experts live on the
+devices of data x context (with `expert_tensor` shards of an expert, usually 1 or `tensor`): `expert` is no further
+factor of the device count.
+"""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal, get_args
+
+AXES = ("data", "pipeline", "tensor", "context")
+Axis = Literal["data", "pipeline", "tensor", "context"]
+MEGATRON: tuple[Axis, ...] = ("tensor", "context", "data", "pipeline")  # innermost first
+Sharded = Literal["none", "optimizer", "gradients", "parameters"]
+SHARDED: tuple[Sharded, ...] = get_args(Sharded)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What data parallelism shares.
+
+    Args:
+        what: none (plain data parallel), optimizer (ZeRO-1), gradients (ZeRO-2), parameters (ZeRO-3, FSDP).
+        group: devices that share; 0 for all of data x context, fewer for hybrid sharding.
+        reshard: whether gathered parameters are dropped between forward and backward (FULL_SHARD) or not
+            (SHARD_GRAD_OP).
+    """
+
+    what: Sharded = "optimizer"
+    group: int = 0
+    reshard: bool = True
+
+    def __post_init__(self) -> None:
+        if self.what not in SHARDED:
+            raise ValueError(f"mesh.shard={self.what!r}: one of {', '.join(SHARDED)}")
+        if type(self.group) is not int or self.group < 0:
+            raise ValueError(f"mesh.shard_group={self.group!r}: devices that share, 0 for all replicas")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How devices are divided.
+
+    Args:
+        data, pipeline, tensor, context: sizes; their product is the number of devices.
+        expert: devices that the experts of a layer are dealt to.
+        expert_tensor: shards of one expert; 0 for 1.
+        sequence_parallel: element-wise work between tensor-parallel maps is cut as well.
+        sharing: see `Sharing`.
+        order: axes, innermost first.
+
+    Raises:
+        ValueError: for a size below 1 or sizes, an order or options that contradict each other.
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 0
+    sequence_parallel: bool = False
+    sharing: Sharing = field(default_factory=Sharing)
+    order: tuple[Axis, ...] = MEGATRON
+
+    def __post_init__(self) -> None:
+        if not self.expert_tensor:
+            object.__setattr__(self, "expert_tensor", 1)
+        object.__setattr__(self, "order", tuple(self.order))
+        for name in (*AXES, "expert", "expert_tensor"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"mesh.{name}={value!r}: a size is a whole number of at least 1")
+        self._check_order()
+        if self.sequence_parallel and self.tensor == 1:
+            raise ValueError(
+                "mesh.sequence_parallel=true with mesh.tensor=1: it cuts what tensor parallelism leaves whole; "
+                "take sequence_parallel=false or tensor > 1"
+            )
+        self._check_experts()
+        group = self.sharing.group
+        if group and self.replicas % group:
+            raise ValueError(
+                f"mesh.shard_group={group} does not divide the {self.replicas} replicas (data x context); "
+                f"take one of {_divisors(self.replicas)}"
+            )
+
+    def _check_order(self) -> None:
+        twice = sorted({axis for axis in self.order if self.order.count(axis) > 1})
+        if twice:
+            raise ValueError(f"mesh.order={list(self.order)} names {twice[0]} twice: each of {', '.join(AXES)} once")
+        if sorted(self.order) != sorted(AXES):
+            raise ValueError(f"mesh.order={list(self.order)}: each of {', '.join(AXES)} once, innermost first")
+
+    def _check_experts(self) -> None:
+        members = self.data * self.context * self.tensor
+        if members % (self.expert * self.expert_tensor):
+            raise ValueError(
+                f"mesh.expert={self.expert} x expert_tensor={self.expert_tensor} does not divide the {members} devices "
+                f"of a pipeline rank (data x context x tensor); expert may be one of "
+                f"{_divisors(max(1, members // self.expert_tensor))}"
+            )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the mesh."""
+        return prod(getattr(self, axis) for axis in AXES)
+
+    @property
+    def replicas(self) -> int:
+        """Devices that hold the same dense parameters when nothing is shared."""
+        return self.data * self.context
+
+    @property
+    def expert_replicas(self) -> int:
+        """Devices that hold the same expert parameters when nothing is shared."""
+        return self.replicas * self.tensor // (self.expert * self.expert_tensor)
+
+    @property
+    def shard_group(self) -> int:
+        """Devices that share dense states; 1 where nothing is shared."""
+        return 1 if self.sharing.what == "none" else (self.sharing.group or self.replicas)
+
+    @property
+    def expert_shard_group(self) -> int:
+        """Devices that share expert states."""
+        return 1 if self.sharing.what == "none" else max(1, min(self.shard_group, self.expert_replicas))
+
+    def stride(self, axis: Axis) -> int:
+        """Distance of neighbours along an axis, in devices."""
+        return prod(getattr(self, other) for other in self.order[: self.order.index(axis)])
+
+    def check_devices(self, num_devices: int) -> None:
+        """Raises:
+        ValueError: if the mesh is not made of that many devices.
+        """
+        if self.num_devices != num_devices:
+            sizes = " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
+            rest = num_devices * self.data // self.num_devices if num_devices * self.data % self.num_devices == 0 else 0
+            way_out = f"take data={rest}" if rest else f"change the sizes to multiply to {num_devices}"
+            raise ValueError(f"mesh {sizes} = {self.num_devices} devices, the cluster has {num_devices}; {way_out}")
+
+    def check_model(self, heads: int, key_value_heads: int, experts: int, num_layers: int) -> None:
+        """Raises:
+        ValueError: if a model cannot be cut like this, with the sizes that can.
+        """
+        if heads % self.tensor:
+            rule = "more tensor shards than heads" if self.tensor > heads else "heads that do not divide"
+            raise ValueError(f"mesh.tensor={self.tensor} of {heads} heads: {rule}; take one of {_divisors(heads)}")
+        if max(key_value_heads, self.tensor) % min(key_value_heads, self.tensor):
+            raise ValueError(
+                f"mesh.tensor={self.tensor}: {key_value_heads} heads of keys can be neither cut nor copied evenly; "
+                f"take one of {_divisors(key_value_heads)}"
+            )
+        if experts % self.expert:
+            raise ValueError(
+                f"mesh.expert={self.expert} does not divide {experts} experts; take one of {_divisors(experts)}"
+            )
+        if self.pipeline > num_layers:
+            raise ValueError(f"mesh.pipeline={self.pipeline}: {num_layers} layers make at most {num_layers} stages")
+
+
+def _divisors(number: int) -> str:
+    found = [size for size in range(1, number + 1) if number % size == 0]
+    return ", ".join(map(str, found[:16]))

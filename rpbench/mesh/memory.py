@@ -1,0 +1,180 @@
+"""Bytes of each device by class, under any mesh.
+
+Activations of a layer for one microbatch, 16-bit values, T tokens (Korthikanti et al., arXiv 2205.05198, table 2,
+taken apart so that grouped keys, gates, latent attention and experts fit in):
+
+    inputs of both norms and of both blocks             8 h                 whole, or cut with sequence parallelism
+    queries, keys, values, output of attention          2 (q + k + v + o)   cut over tensor shards
+    what the MLP keeps                                  2 (3 f | 2 f)       cut over tensor shards
+    masks of dropout                                    2 h
+    scores of unfused attention                         5 a s               cut over tensor shards
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.mesh.architecture import Layer
+from rpbench.mesh.job import Job
+from rpbench.mesh.layer_seconds import padded_vocab
+from rpbench.mesh.parameters import held
+from rpbench.registry import entry
+
+Bytes = dict[str, float]
+WEIGHT_SHARE = 0.55  # of a layer's activations that the gradient of the weights still needs
+
+
+class Verdict(NamedTuple):
+    """Whether a run fits: `ok`, `close` (within two standard deviations) or `oom`, and why."""
+
+    answer: str
+    reason: str
+
+
+def rank_bytes(job: Job, rank: int) -> Bytes:
+    """Bytes of a device of a pipeline rank, by class; allocated tensors, no reserve."""
+    own, mesh, software = held(job, rank), job.mesh, job.software
+    dense, routed = mesh.shard_group, mesh.expert_shard_group
+    what = mesh.sharing.what
+    weights = 2.0 * (own.dense + own.experts)
+    gradients = float(software.accumulate_bytes) * (own.dense + own.experts)
+    found: Bytes = {"weights": weights, "gradients": gradients}
+    found["optimizer"] = software.optimizer_bytes * (own.dense / dense + own.experts / routed)
+    if what in ("gradients", "parameters"):
+        found["gradients"] = software.accumulate_bytes * (own.dense / dense + own.experts / routed)
+    if what == "parameters":
+        found["weights"] = 2.0 * (own.dense / dense + own.experts / routed)
+        found["gathered"] = (4.0 + software.accumulate_bytes) * own.largest if dense > 1 else 0.0
+    found["activations"] = _activations(job, rank)
+    found["working set"] = working_set_bytes(job)
+    if rank == mesh.pipeline - 1:
+        rows = padded_vocab(job.setting) / mesh.tensor
+        found["logits"] = software.logit_bytes * job.setting.tokens * rows
+    return found
+
+
+def measured_bytes(job: Job, classes: Mapping[str, float]) -> float:
+    """What a source reports for these classes: fragments and a reserve on top."""
+    return job.software.scale * sum(classes.values()) + job.software.reserve_bytes
+
+
+def fullest(job: Job) -> tuple[int, Bytes]:
+    """The rank with most bytes, and its classes."""
+    found = {rank: rank_bytes(job, rank) for rank in _candidates(job)}
+    rank = max(found, key=lambda each: sum(found[each].values()))
+    return rank, found[rank]
+
+
+def verdict(job: Job, log_sd: float = 0.06) -> Verdict:
+    """Whether the fullest rank fits into a device, with a margin of two standard deviations."""
+    rank, classes = fullest(job)
+    need = job.software.scale * sum(classes.values()) + job.machine.reserved_memory_bytes
+    room = job.machine.gpu.memory_bytes
+    largest = max(classes, key=lambda name: classes[name])
+    text = f"rank {rank} needs {need / 1e9:.1f} GB of {room / 1e9:.1f} GB; the most is {largest}"
+    if need > room * (1 + 2 * log_sd):
+        return Verdict("oom", text)
+    return Verdict("close" if need > room * (1 - 2 * log_sd) else "ok", text)
+
+
+def layer_activation_bytes(job: Job, layer: Layer) -> float:
+    """Bytes one layer keeps of one microbatch for its backward, without recomputing everything."""
+    own, mesh, setting = job.architecture, job.mesh, job.setting
+    keys = own.heads if own.latent else own.key_value_heads
+    attention = own.heads * (own.score_dim + own.value_dim) + keys * (own.score_dim + own.value_dim)
+    cut, whole = 2.0 * attention, (8.0 + 2.0 * own.dropout) * own.hidden
+    if own.latent:
+        whole += 2.0 * (own.latent.query_rank + own.latent.key_value_rank + own.latent.rotary_dim) * 2
+    copies = 3.0 if own.gated else 2.0
+    if layer.routed and own.experts:
+        busiest = own.experts.active * job.software.constants["imbalance"]
+        cut += 2.0 * copies * (busiest * own.experts.inner + own.experts.shared_inner)
+        cut += 4.0 * busiest * own.hidden
+    else:
+        cut += 2.0 * copies * own.inner
+    if job.software.attention == "unfused" and job.recompute != "selective":
+        cut += (5.0 if own.dropout else 2.0) * own.heads * setting.seq_len
+    return setting.tokens * (whole / setting.spread + cut / mesh.tensor)
+
+
+def kept_bytes(job: Job, layer: Layer) -> float:
+    """Bytes one layer keeps of one microbatch in flight."""
+    if job.recompute == "full":
+        return 2.0 * job.setting.tokens * job.architecture.hidden / job.setting.spread
+    found = layer_activation_bytes(job, layer)
+    return 0.5 * found if job.recompute == "per_op" else found
+
+
+def _activations(job: Job, rank: int) -> float:
+    stages = job.stages_of(rank)
+    sizes = tuple(sum(count * kept_bytes(job, kind) for kind, count in job.stage_layers[stage]) for stage in stages)
+    most = 0.0
+    for counts in _moments(job.schedule, job.mesh.pipeline, job.chunks, _enough(job), rank):
+        most = max(most, sum(size * count for size, count in zip(sizes, counts, strict=True)))
+    return most
+
+
+def _enough(job: Job) -> int:
+    """Microbatches after which no more come into flight."""
+    return min(job.num_microbatches, 4 * job.mesh.pipeline * job.chunks)
+
+
+def working_set_bytes(job: Job) -> float:
+    """What a backward needs besides: one layer's activations where everything is recomputed, and buffers."""
+    own = job.setting.tokens * job.architecture.hidden * 8.0
+    if job.recompute == "full":
+        return own + max(layer_activation_bytes(job, kind) for kind in job.kinds)
+    return own
+
+
+@lru_cache(maxsize=4096)
+def _moments(name: str, ranks: int, chunks: int, microbatches: int, rank: int) -> tuple[tuple[float, ...], ...]:
+    """Microbatches that each stage of a rank has in flight, at the moments when no other has more of all."""
+    schedule = order(name, ranks, chunks, microbatches)
+    stages = [stage for stage in range(ranks * chunks) if stage in _stages_of(schedule, rank)]
+    place = {stage: number for number, stage in enumerate(stages)}
+    now, found = [0.0] * len(stages), set[tuple[float, ...]]()
+    for action in schedule.lanes[rank]["compute"]:
+        for part in parts_of(action):
+            if part.kind is Kind.F:
+                now[place[part.stage]] += 1.0
+                found.add(tuple(now))
+            elif part.kind is Kind.B:
+                now[place[part.stage]] -= 1.0
+            elif part.kind is Kind.I:
+                now[place[part.stage]] -= 1.0 - WEIGHT_SHARE
+            elif part.kind is Kind.W:
+                now[place[part.stage]] -= WEIGHT_SHARE
+    return _largest(found)
+
+
+def _largest(found: set[tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
+    """Those that no other exceeds in every stage."""
+    if len(found) > 400:
+        found = set(sorted(found, key=sum)[-400:])
+    return tuple(
+        each
+        for each in found
+        if not any(other != each and all(a >= b for a, b in zip(other, each, strict=True)) for other in found)
+    )
+
+
+def _stages_of(schedule: Schedule, rank: int) -> set[int]:
+    return {part.stage for action in schedule.lanes[rank]["compute"] for part in parts_of(action)}
+
+
+@lru_cache(maxsize=512)
+def order(name: str, ranks: int, chunks: int, microbatches: int) -> Schedule:
+    """The order a registered schedule gives to these sizes.
+
+    Raises:
+        ValueError: if the schedule does not take them.
+    """
+    return entry(name).build(Shape(ranks, ranks * chunks, microbatches))
+
+
+def _candidates(job: Job) -> tuple[int, ...]:
+    last = job.mesh.pipeline - 1
+    return tuple(range(last + 1)) if last < 4 else (0, 1, last - 1, last)

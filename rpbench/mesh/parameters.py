@@ -1,0 +1,49 @@
+"""Parameters on one device of each pipeline rank or stage, dense and of experts, under a mesh."""
+
+from typing import NamedTuple
+
+from rpbench.mesh.job import Job
+from rpbench.mesh.layer_seconds import padded_vocab
+
+
+class Held(NamedTuple):
+    """Parameters of a device before data parallelism shares them.
+
+    Args:
+        dense, experts: of the layers, embedding and head among the dense ones.
+        largest: dense and expert parameters of the largest layer.
+    """
+
+    dense: float
+    experts: float
+    largest: float
+
+
+def held(job: Job, rank: int) -> Held:
+    """The parameters of a device of a pipeline rank; a tied matrix counts once where both its uses are."""
+    stages = [held_by_stage(job, stage) for stage in job.stages_of(rank)]
+    own = job.architecture
+    twice = own.tied and job.mesh.pipeline == 1
+    matrix = padded_vocab(job.setting) / job.mesh.tensor * own.hidden if twice else 0.0
+    return Held(
+        sum(each.dense for each in stages) - matrix,
+        sum(each.experts for each in stages),
+        max(each.largest for each in stages),
+    )
+
+
+def held_by_stage(job: Job, stage: int) -> Held:
+    """The parameters of a device for one stage, with the embedding in the first and the head in the last."""
+    own, mesh = job.architecture, job.mesh
+    dense = experts = largest = 0.0
+    for kind, count in job.stage_layers[stage]:
+        of_layer = own.dense_parameters(kind) / mesh.tensor
+        of_experts = own.expert_parameters(kind) / (mesh.expert * mesh.expert_tensor)
+        dense, experts = dense + count * of_layer, experts + count * of_experts
+        largest = max(largest, of_layer + of_experts)
+    rows = padded_vocab(job.setting) / mesh.tensor
+    if stage == 0:
+        dense += (rows + own.learned_positions) * own.hidden
+    if stage == job.num_stages - 1:
+        dense += rows * own.hidden
+    return Held(dense, experts, largest)

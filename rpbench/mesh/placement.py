@@ -1,0 +1,83 @@
+"""Placement: which bandwidth a group of devices sees, from its size, its stride and the machine's levels.
+
+A group lies inside a domain (a node, or all nodes that NVLink joins) iff size x stride <= devices of the domain.
+Otherwise domain / stride members of it share a domain, and all sibling groups use the domain's cards at once:
+
+    bandwidth = min(intra, inter a device x min(members in a domain, size))
+"""
+
+from typing import NamedTuple
+
+from rpbench.mesh.layout import Axis, Mesh
+from rpbench.mesh.machine import Machine
+
+
+class Group(NamedTuple):
+    """A group of devices that communicate.
+
+    Args:
+        size: members.
+        here: members in one domain.
+        bytes_per_s: what each member sends in a ring.
+        outside_bytes_per_s: what each member alone gets of its domain's cards.
+        latency_s: of one hop.
+    """
+
+    size: int
+    here: int
+    bytes_per_s: float
+    outside_bytes_per_s: float
+    latency_s: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether all members are in one domain."""
+        return self.here >= self.size
+
+
+class Links(NamedTuple):
+    """Bandwidth that collectives reach: what remains of the machine's figures."""
+
+    intra_bytes_per_s: float
+    inter_bytes_per_s: float
+
+
+def group_of(size: int, stride: int, machine: Machine, links: Links) -> Group:
+    """The group of `size` members that stand `stride` apart."""
+    domain = min(machine.domain, machine.num_devices)
+    if size * stride <= domain:
+        return Group(size, size, links.intra_bytes_per_s, links.inter_bytes_per_s, machine.intra_latency_s)
+    here = max(1, min(domain // stride, size))
+    return Group(
+        size,
+        here,
+        min(links.intra_bytes_per_s, links.inter_bytes_per_s * here),
+        links.inter_bytes_per_s,
+        machine.inter_latency_s,
+    )
+
+
+def axis_group(mesh: Mesh, axis: Axis, machine: Machine, links: Links) -> Group:
+    """The group along one axis."""
+    return group_of(getattr(mesh, axis), mesh.stride(axis), machine, links)
+
+
+def replica_group(mesh: Mesh, machine: Machine, links: Links, size: int = 0) -> Group:
+    """The devices with the same dense parameters, or the first `size` of them: data and context together."""
+    stride = min(mesh.stride("data"), mesh.stride("context")) if mesh.context > 1 else mesh.stride("data")
+    return group_of(size or mesh.replicas, stride, machine, links)
+
+
+def expert_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
+    """The devices that the experts of a layer are dealt to: neighbours, shards of one expert innermost."""
+    return group_of(mesh.expert, mesh.expert_tensor, machine, links)
+
+
+def expert_replica_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
+    """The devices with the same expert parameters."""
+    return group_of(mesh.expert_replicas, mesh.expert * mesh.expert_tensor, machine, links)
+
+
+def neighbour_inside(mesh: Mesh, machine: Machine) -> bool:
+    """Whether the next stage is in the same domain."""
+    return mesh.pipeline * mesh.stride("pipeline") <= min(machine.domain, machine.num_devices)

@@ -1,0 +1,158 @@
+"""Software: how a framework computes and communicates, from `conf/software/`, and the constants of its speed.
+
+A trait is read off the framework (which attention, what overlaps); a constant is a number with a prior that may be
+fitted on published runs: `conf/software/constants.csv`, made by `python -m analysis.predictions.clusters fit`.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Literal, NamedTuple, get_args
+
+from rpbench.mesh.gpu import CONF, names, read
+from rpbench.registry import unknown_name
+
+Attention = Literal["unfused", "flash1", "flash2", "flash3"]
+
+
+class Prior(NamedTuple):
+    """A constant before anything is fitted: its value, and one standard deviation of its logarithm."""
+
+    value: float
+    log_sd: float
+    meaning: str
+
+
+PRIORS: Mapping[str, Prior] = {
+    "matmul": Prior(1.0, 0.10, "rate of products over that of the device's file"),
+    "matmul_low": Prior(1.0, 0.12, "the same in 8 or 4 bits"),
+    "attention": Prior(1.0, 0.25, "rate of fused attention over that of the device's file"),
+    "elementwise": Prior(1.0, 0.30, "seconds of element-wise work over bytes / bandwidth"),
+    "loss": Prior(1.0, 0.30, "seconds of the loss over bytes / bandwidth"),
+    "narrow": Prior(100.0, 0.70, "min(m, n) at which a product reaches half its rate"),
+    "shallow": Prior(80.0, 0.50, "k at which a product reaches half its rate"),
+    "tokens": Prior(300.0, 0.8, "tokens of a microbatch at which a layer's products reach half their rate"),
+    "layer_s": Prior(1.0e-4, 1.0, "seconds a layer loses on every way through it: synchronisation with the host"),
+    "again": Prior(1.0, 0.15, "seconds of full recomputation over what the framework's file says"),
+    "head_alignment": Prior(3.0, 0.30, "power of the alignment of the head size in unfused attention"),
+    "intra": Prior(0.75, 0.20, "share of the fast links that collectives reach"),
+    "inter": Prior(0.80, 0.40, "share of the network that collectives reach"),
+    "launch_s": Prior(4.5e-6, 0.70, "seconds of a kernel's launch: the least a kernel takes"),
+    "microbatch_s": Prior(5.0e-4, 1.0, "seconds a stage loses with every microbatch"),
+    "step_s": Prior(0.02, 1.0, "seconds of a step beside its computation: norm, logging, data"),
+    "optimizer_bytes": Prior(30.0, 0.30, "bytes the optimizer moves for a parameter it owns"),
+    "jitter": Prior(0.01, 0.80, "loss for each doubling of nodes"),
+    "beside": Prior(0.05, 0.50, "loss of kernels that run beside a collective"),
+    "dispatch_s": Prior(5.0e-4, 1.0, "host seconds of an expert layer, one way"),
+    "grouped": Prior(0.85, 0.20, "rate of grouped products of experts over plain ones"),
+    "imbalance": Prior(1.1, 0.15, "tokens of the busiest expert's device over the mean"),
+    "broadcast_s": Prior(1.0e-5, 1.0, "seconds for each member of the shard group, where owners broadcast in turn"),
+    "session": Prior(1.0, 0.10, "seconds of the earlier sessions over the later ones"),
+}
+
+
+@dataclass(frozen=True)
+class Software:
+    """Traits of a framework, and its constants.
+
+    Args:
+        attention: generation of the attention kernels.
+        passes: 16-bit passes over the hidden state of one layer's forward (element-wise kernels).
+        loss_bytes: bytes moved for a logit, forward and backward together.
+        recompute: seconds of full recomputation over those of a forward.
+        gradient_bytes: of a gradient when it is reduced over replicas.
+        accumulate_bytes: of a gradient between microbatches.
+        blocking_hops: whether a stage waits for its neighbours' transfers.
+        hidden_tensor, hidden_expert: shares of these collectives that hide behind computation.
+        gradients_beside, parameters_beside: whether data parallelism's collectives run beside computation.
+        reduce_volumes: volumes of a step's data parallelism: 2, or 3 where gradients are all-reduced and then gathered.
+        zigzag: whether context parallelism balances causal attention.
+        deduplicates: whether a token is sent once to a node, however many of its experts live there.
+        pad_vocab: rows of the vocabulary are a multiple of this, for each tensor shard.
+        split_penalty: kernels of a backward that is split, over those of a whole one.
+        softmax_passes: passes over the scores of unfused attention, forward.
+        dispatch_bytes: of a value that is sent to an expert.
+        scale, reserve_bytes, logit_bytes: memory: tensors x scale + reserve; bytes kept for a logit.
+        optimizer_bytes: state of a parameter: 12 for Adam with a master copy.
+        constants: see `PRIORS`.
+
+    Raises:
+        ValueError: for a constant that is not known or not above 0.
+    """
+
+    name: str
+    attention: Attention = "flash2"
+    passes: float = 14.0
+    loss_bytes: float = 14.0
+    recompute: float = 1.0
+    gradient_bytes: int = 4
+    accumulate_bytes: int = 4
+    blocking_hops: bool = False
+    hidden_tensor: float = 0.0
+    hidden_expert: float = 0.0
+    gradients_beside: bool = True
+    parameters_beside: bool = True
+    reduce_volumes: int = 2
+    zigzag: bool = True
+    deduplicates: bool = False
+    pad_vocab: int = 128
+    split_penalty: float = 1.03
+    softmax_passes: float = 6.0
+    dispatch_bytes: int = 2
+    scale: float = 1.0
+    reserve_bytes: float = 0.0
+    logit_bytes: float = 8.0
+    optimizer_bytes: float = 12.0
+    constants: Mapping[str, float] = field(default_factory=dict, hash=False)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.attention not in get_args(Attention):
+            raise ValueError(unknown_name("attention", str(self.attention), list(get_args(Attention))))
+        for name, value in self.constants.items():
+            if name not in PRIORS:
+                raise ValueError(f"software.{self.name}: {unknown_name('constant', name, list(PRIORS))}")
+            if not value > 0:
+                raise ValueError(f"software.{self.name}.{name}={value!r}: constants are above 0")
+        values = {name: self.constants.get(name, prior.value) for name, prior in PRIORS.items()}
+        object.__setattr__(self, "constants", values)
+
+    def with_constants(self, values: Mapping[str, float]) -> "Software":
+        """The same framework with some constants replaced."""
+        return replace(self, constants={**self.constants, **values})
+
+
+@cache
+def software(name: str) -> Software:
+    """The framework of `conf/software/<name>.yaml`, with what has been fitted for it.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest, or an unknown field.
+    """
+    known = names("software")
+    if name not in known:
+        raise ValueError(unknown_name("software", name, known))
+    return declared_software(name).with_constants(fitted(name))
+
+
+def declared_software(name: str) -> Software:
+    """The same before anything is fitted.
+
+    Raises:
+        ValueError: for an unknown field.
+    """
+    values = read(CONF / "software" / f"{name}.yaml")
+    unknown = set(values) - {each.name for each in fields(Software)}
+    if unknown:
+        raise ValueError(f"conf/software/{name}.yaml: no trait {sorted(unknown)[0]!r}")
+    return Software(**values)
+
+
+def fitted(name: str) -> dict[str, float]:
+    """Constants that were fitted for a framework; empty where none were."""
+    path = CONF / "software" / "constants.csv"
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {row["constant"]: float(row["value"]) for row in csv.DictReader(file) if row["software"] == name}

@@ -1,0 +1,122 @@
+"""Seconds of a step: stages, pipeline, data parallelism, optimizer; closed forms."""
+
+from math import log2
+
+from rpbench.mesh.collectives import reduce_s
+from rpbench.mesh.data_parallel import exposed_s, gathered_layer
+from rpbench.mesh.job import Job, StageSeconds, stage_seconds
+from rpbench.mesh.layer_seconds import padded_vocab
+from rpbench.mesh.parameters import held
+from rpbench.mesh.placement import group_of
+
+Terms = dict[str, float]
+
+INTERLEAVED = ("interleaved_1f1b", "looped_bfs")
+NO_BUBBLE = ("zb_h2", "zb_v", "zb_auto")
+
+
+def step_terms(job: Job) -> Terms:
+    """Seconds of a step by cause; they add up to the step."""
+    stages = stages_of_step(job)
+    terms = pipeline_terms(job, stages)
+    if _gathers(job):
+        terms["data"] = _ends_s(job)
+    else:
+        terms["data"] = max(
+            exposed_s(
+                job,
+                rank,
+                sum(stages.forward[stage] for stage in job.stages_of(rank)),
+                sum(stages.backward[stage] + stages.recompute[stage] for stage in job.stages_of(rank)),
+            )
+            for rank in _fullest(job)
+        )
+    terms["tied"] = _tied_s(job)
+    terms["optimizer"] = _optimizer_s(job)
+    terms["fixed"] = job.software.constants["step_s"]
+    if job.software.constants["broadcast_s"] and job.mesh.sharing.what == "optimizer":
+        terms["fixed"] += job.software.constants["broadcast_s"] * (job.mesh.shard_group - 1)
+    nodes = job.machine.num_devices / job.machine.devices_per_node
+    if nodes > 1:
+        terms["jitter"] = sum(terms.values()) * job.software.constants["jitter"] * log2(nodes)
+    return terms
+
+
+def pipeline_terms(job: Job, stages: StageSeconds) -> Terms:
+    """Seconds of all microbatches: work of the busiest rank, filling and draining, transfers."""
+    p, v, m = job.mesh.pipeline, job.chunks, job.num_microbatches
+    each = job.software.constants["microbatch_s"]
+    by_rank = [sum(stages.both(stage) for stage in job.stages_of(rank)) + each for rank in range(p)]
+    busiest, mean = max(by_rank), sum(by_rank) / p
+    terms = {"work": m * busiest}
+    if p == 1:
+        return terms
+    if v > 1 and job.schedule in INTERLEAVED:
+        rounds = -(-m // p) * p if job.schedule == "interleaved_1f1b" else m
+        terms["bubble"] = (p - 1) / v * mean + (rounds - m) * busiest * 0.5
+        terms["hops"] = 2 * (p - 1) * job.hop_s + (2 * v * m * job.hop_s if job.software.blocking_hops else 0.0)
+        return terms
+    terms["bubble"] = sum(by_rank) - busiest
+    terms["hops"] = 2 * (p - 1) * job.hop_s
+    if job.schedule in ("1f1b", "dapple", "gpipe"):
+        terms["hops"] += 2 * m * job.hop_s
+    return terms
+
+
+def stages_of_step(job: Job) -> StageSeconds:
+    """Seconds of a job's stages, gathers of parameters included where layers wait for them."""
+    return _gathered_stages(job) if _gathers(job) else stage_seconds(job)
+
+
+def _gathers(job: Job) -> bool:
+    return job.mesh.sharing.what == "parameters" and job.mesh.shard_group > 1
+
+
+def _gathered_stages(job: Job) -> StageSeconds:
+    """Stages whose layers' parameters are gathered for every microbatch, or once a step with a pipeline."""
+    if job.mesh.pipeline > 1:
+        return stage_seconds(job)
+    own, mesh = job.architecture, job.mesh
+    forward = backward = 0.0
+    for layers in job.stage_layers:
+        for kind, count in layers:
+            parameters = own.dense_parameters(kind) / mesh.tensor
+            found = gathered_layer(job, job.kinds[kind], parameters)
+            forward, backward = forward + count * found.forward, backward + count * found.backward
+    return StageSeconds((forward + job.head.forward_all,), (backward + job.head.backward_all,), (0.0,))
+
+
+def _ends_s(job: Job) -> float:
+    """The first gather and the last scatter of every microbatch: the root unit's; with a pipeline, once a step."""
+    own, mesh = job.architecture, job.mesh
+    root = padded_vocab(job.setting) * own.hidden / mesh.tensor * (1 if own.tied else 2)
+    found = gathered_layer(job, job.head, root)
+    if mesh.pipeline == 1:
+        return found.scatter + found.gather * job.num_microbatches
+    stage = held(job, 0)
+    whole = gathered_layer(job, job.head, stage.dense)
+    return whole.gather + whole.scatter
+
+
+def _fullest(job: Job) -> set[int]:
+    """Ranks whose data parallelism may be longest: the first, the last, and one between."""
+    return {0, job.mesh.pipeline // 2, job.mesh.pipeline - 1}
+
+
+def _tied_s(job: Job) -> float:
+    """The sum of a tied matrix's gradient over first and last stage."""
+    if not job.architecture.tied or job.mesh.pipeline == 1:
+        return 0.0
+    size = job.software.gradient_bytes * padded_vocab(job.setting) * job.architecture.hidden / job.mesh.tensor
+    stride = job.mesh.stride("pipeline") * (job.mesh.pipeline - 1)
+    return reduce_s(size, group_of(2, stride, job.machine, job.setting.links))
+
+
+def _optimizer_s(job: Job) -> float:
+    """Seconds of the optimizer: the bytes of every parameter a device owns."""
+    found = 0.0
+    for rank in _fullest(job):
+        own = held(job, rank)
+        owned = own.dense / job.mesh.shard_group + own.experts / job.mesh.expert_shard_group
+        found = max(found, owned * job.software.constants["optimizer_bytes"] / job.setting.memory_rate)
+    return found

@@ -1,0 +1,73 @@
+"""Orders that repeat: one forward and one backward of every chunk in each period, wherever the ranks lie.
+
+Every rank alternates blocks: room for a forward, then room for a backward, on all ranks at the same time. Pipelines
+(one that turns, or several in opposite directions) are laid through the blocks from the first forward to the last
+backward, each pass in the first block that is free in every period.
+
+Like 1F1B a repeated order waits only while it fills and drains, however many microbatches follow. Its rows are made
+for equal stages; they are then run with the times that stages have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from rpbench.ir.action import Kind
+from rpbench.ir.costs import StageCosts
+from rpbench.ordering.list_order import ROUNDING
+
+
+@dataclass(frozen=True)
+class Period:
+    """When the passes of the first microbatch of every pipeline start, and after how long the next one follows.
+
+    Args:
+        starts: by pipeline, of (kind, stage), kinds being F and B.
+        length: of the period.
+    """
+
+    starts: tuple[dict[tuple[Kind, int], float], ...]
+    length: float
+
+
+def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float, backward: float) -> Period:
+    """A period with one microbatch of every pipeline.
+
+    Args:
+        routes: of every pipeline, the rank of each stage; together they meet every rank equally often.
+        forward, backward: times of a pass on a stage.
+    """
+    block = forward + backward or 1.0
+    num_blocks = sum(map(len, routes)) // num_ranks
+    used: dict[tuple[int, Kind], set[int]] = {}
+
+    def place(rank: int, kind: Kind, ready: float) -> float:
+        first = forward if kind is Kind.B else 0.0
+        number = ceil((ready - first) / block - ROUNDING)
+        taken = used.setdefault((rank, kind), set())
+        while number % num_blocks in taken:
+            number += 1
+        taken.add(number % num_blocks)
+        return first + number * block
+
+    starts: list[dict[tuple[Kind, int], float]] = []
+    for route in routes:
+        passes, now = {}, 0.0
+        for stage, rank in enumerate(route):
+            passes[Kind.F, stage] = now = place(rank, Kind.F, now)
+            now += forward
+        for stage, rank in reversed(list(enumerate(route))):
+            passes[Kind.B, stage] = now = place(rank, Kind.B, now)
+            now += backward
+        starts.append(passes)
+    return Period(tuple(starts), num_blocks * block)
+
+
+def grids(costs: StageCosts) -> list[tuple[float, float]]:
+    """Times of a forward and a backward that periods are worth making of.
+
+    They are the means over the stages; where hops take time, also with a hop to every pass, so that it is waited for
+    before the next one needs what it brings.
+    """
+    forward, backward = (sum(times) / costs.num_stages for times in (costs.forward, costs.backward))
+    return [(forward + hop, backward + hop) for hop in dict.fromkeys([costs.hop, 0.0])]

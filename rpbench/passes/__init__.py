@@ -1,0 +1,1 @@
+"""Compiler passes: a schedule in, the same work with transfers, steps or recomputation written out."""

@@ -1,0 +1,157 @@
+"""Passes: a schedule in, the same work with more said about it out.
+
+Generators order compute actions. These passes add communication and optimizer steps, and cut backward in two
+or join it again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import groupby
+
+from rpbench.ir.action import RECV, SEND, Action, Kind
+from rpbench.ir.communication import Hop, hops
+from rpbench.ir.deadlock import execution_rounds
+from rpbench.ir.dependencies import names_versions
+from rpbench.ir.index import Index
+from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
+from rpbench.ir.versions_by_lane import lane_reads
+
+# --- communication ------------------------------------------------------------------------------------------
+
+
+def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
+    """Add the SEND and RECV of every tensor that crosses devices; neighbours on one device need none.
+
+    The schedule is walked in rounds. After each round's actions the sender writes its SEND and, at once, the
+    peer's RECV. So all lanes agree with one common order in which every SEND is followed by its RECV, and no
+    lane can block for good, not even where a SEND waits for the peer (rendezvous).
+
+    Args:
+        lane: "compute" puts communication between the compute actions, as torch.distributed.pipelining does;
+            "net" gives it a lane of its own.
+
+    Raises:
+        ScheduleError: if the schedule holds communication already, or cannot run.
+    """
+    if lane not in ("compute", "net"):
+        raise ValueError(f"lane={lane!r}: communication goes to the lane 'compute' or 'net'")
+    index = Index(schedule)
+    if any(action.kind in SEND or action.kind in RECV for action in index.actions):
+        raise ScheduleError("the schedule holds SEND or RECV already: lower it once, or start from its compute rows")
+    leaving: dict[int, list[Hop]] = {}
+    for hop in hops(index):
+        leaving.setdefault(hop.producer, []).append(hop)
+
+    rows = [{name: list[Action]() for name, _ in row} for row in schedule.rows]
+    rounds = execution_rounds(index)
+    for _, together in groupby(sorted(range(len(rounds)), key=rounds.__getitem__), key=rounds.__getitem__):
+        numbers = list(together)
+        for number in numbers:
+            rows[index.device(number)][index.lanes[index.lane_of[number]].name].append(index.actions[number])
+        for hop in (hop for number in numbers for hop in leaving.get(number, ())):
+            rows[index.device(hop.producer)].setdefault(lane, []).append(hop.send)
+            rows[index.device(hop.consumer)].setdefault(lane, []).append(hop.receive)
+    return _with_rows(schedule, rows)
+
+
+# --- optimizer steps ----------------------------------------------------------------------------------------
+
+
+def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
+    """Add STEP@version for every backward stage and every window of `num_microbatches` microbatches.
+
+    A step comes after the last weight gradient of its window, on the device that ran it. Where a stage has replicas
+    that are never flushed, forwards get the version they read: they wait for the steps of another lane.
+
+    Args:
+        lane: "compute": right after that gradient; "host": on the device's host lane. None takes "compute"
+            where weights are bound to a device and "host" where they are streamed.
+
+    Raises:
+        ScheduleError: if the schedule holds steps already, lacks a gradient, or cannot run.
+    """
+    if lane not in (None, "compute", "host"):
+        raise ValueError(f"lane={lane!r}: steps go to the lane 'compute' or 'host'")
+    lane = lane or ("compute" if schedule.weights is Weights.BOUND else "host")
+    index = Index(schedule)
+    if index.steps:
+        raise ScheduleError("the schedule holds STEP actions already: add them once")
+    rounds = execution_rounds(index)
+    following: dict[int, list[Action]] = {}  # gradient -> the steps it completes
+    for version in range(1, schedule.shape.num_steps + 1):
+        for stage in range(schedule.shape.num_backward_stages):
+            gradients = list(index.gradients(stage, version))
+            if not gradients:
+                raise ScheduleError(f"no weight gradient of stage {stage} for version {version}: run check() first")
+            last = max(gradients, key=lambda number: (rounds[number], number))
+            following.setdefault(last, []).append(Action(Kind.STEP, stage, version=version))
+
+    rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
+    if lane == "compute":
+        for place in index.lanes:
+            numbers = range(place.start, place.stop)
+            rows[place.device][place.name] = [
+                action for number in numbers for action in (index.actions[number], *following.get(number, ()))
+            ]
+    else:
+        # Version by version, so that on one host no step waits behind one that needs what it publishes.
+        due = sorted(
+            (step.version, rounds[number], number, step) for number, steps in following.items() for step in steps
+        )
+        for _, _, number, step in due:
+            rows[index.device(number)].setdefault("host", []).append(step)
+    stepped = _with_rows(schedule, rows)
+    return _name_versions(stepped) if names_versions(stepped) and lane == "compute" else stepped
+
+
+def _name_versions(schedule: Schedule) -> Schedule:
+    """Every forward with the version it reads."""
+    read = lane_reads(schedule).forward
+
+    def named(action: Action) -> Action:
+        if action.kind is not Kind.F or action.microbatch is None:
+            return action
+        return action._replace(version=read[action.stage, action.microbatch])
+
+    return _each_row(schedule, lambda row: map(named, row))
+
+
+# --- backward in one piece or two ---------------------------------------------------------------------------
+
+
+def split_backward(schedule: Schedule) -> Schedule:
+    """Every B as I and, right after it, W."""
+    return _each_row(schedule, _split)
+
+
+def merge_backward(schedule: Schedule) -> Schedule:
+    """Every I that stands right before its own W as one B."""
+    return _each_row(schedule, _merge)
+
+
+def _split(row: Row) -> list[Action]:
+    halves = (Kind.I, Kind.W)
+    return [
+        piece
+        for action in row
+        for piece in ([action._replace(kind=kind) for kind in halves] if action.kind is Kind.B else [action])
+    ]
+
+
+def _merge(row: Row) -> list[Action]:
+    merged: list[Action] = []
+    for action in row:
+        if action.kind is Kind.W and merged and merged[-1] == action._replace(kind=Kind.I):
+            merged[-1] = action._replace(kind=Kind.B)
+        else:
+            merged.append(action)
+    return merged
+
+
+def _each_row(schedule: Schedule, change: Callable[[Row], Iterable[Action]]) -> Schedule:
+    return _with_rows(schedule, [{lane: change(row) for lane, row in lanes} for lanes in schedule.rows])
+
+
+def _with_rows(schedule: Schedule, rows: Iterable[Mapping[str, Iterable[Action]]]) -> Schedule:
+    lanes = ({lane: tuple(row) for lane, row in lanes.items()} for lanes in rows)
+    return replace(schedule, rows=tuple(lanes))  # type: ignore[arg-type]  # any form of a row will do

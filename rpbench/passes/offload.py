@@ -1,0 +1,251 @@
+"""Passes that move weights, gradients and activations: streaming, sharding, offloading.
+
+Each takes a schedule whose compute lanes are in order (and whose STEPs are there, if it is to have any) and returns
+it with transfers in the lanes h2d, d2h and net. What they mean stands in `rpbench.ir.moves`.
+
+    stream    weights follow the work: RoundPipe, Mobius, ZeRO-Infinity
+    shard     replicas keep a shard each: FSDP and ZeRO-3, or ZeRO-1 and -2, or plain data parallel
+    offload   gradients go to the host, new weights come back: ZeRO-Offload
+
+A visit is an unbroken run of one stage on a device. With prefetch 1, two buffers for weights, visits 0, 1, 2, ...:
+
+    h2d       LOAD:P(0) a a LOAD:P(1) a a | FREE:P(0) LOAD:P(2) a a | FREE:P(1) LOAD:P(3) a a | ...
+    compute                 visit 0                 visit 1                      visit 2
+
+where a is an activation that comes in for a microbatch of the visit. The weights of the visit to come are cut in as
+many pieces as there are activations, and a piece follows each: activations go first and weights fill the gaps
+(priority of transfers in RoundPipe, arXiv 2604.27085).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from rpbench.ir.action import MOVES, Action, Kind, parts_of, receive_of
+from rpbench.ir.communication import hops, local_hops
+from rpbench.ir.index import Index
+from rpbench.ir.moves import TRANSFERS
+from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.saved_inputs import keeping_stage
+from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.visits import Visit, visits_of
+from rpbench.passes.weight_lanes import After, WeightLanes
+
+Per = Literal["visit", "step"]
+_PERS: tuple[Per, ...] = get_args(Per)
+_SHARED = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
+
+
+def stream(schedule: Schedule, *, prefetch: int = 1, activations: bool = True, spill: bool = False) -> Schedule:
+    """Weights are brought to every visit, and gradients home after it.
+
+    Lane h2d gets LOAD:P and FREE:P of every visit, lane d2h STORE:G and FREE:G of every visit with a weight gradient.
+
+    Args:
+        prefetch: visits whose weights come ahead of the one that runs; a device has one buffer more than that.
+        activations: also move what passes between devices (SEND on d2h, RECV on h2d: all of it goes through the
+            host) and what is kept for recomputation (STORE:A, and LOAD:A into two buffers).
+        spill: boundary tensors that stay on their device go to the host as well, but for those that the very next
+            action uses. What a backward recomputes from is on the host then, and needs no STORE:A.
+
+    Raises:
+        ScheduleError: if the schedule has transfers already, or a policy whose versions are not known beforehand.
+        ValueError: if prefetch is negative.
+    """
+    index = _index(schedule)
+    _check_prefetch(prefetch)
+    uploads, downloads = _activations(index, spill=spill) if activations else ({}, {})
+    weights = WeightLanes(index, Kind.LOAD, Kind.FREE, "P", prefetch)
+    rows: list[dict[str, list[Action]]] = []
+    for visits in visits_of(index):
+        row = weights.per_visit(visits, uploads)
+        rows.append({"h2d": row, "d2h": _downloads(index, visits, downloads)})
+    return _with_lanes(schedule, rows)
+
+
+def shard(
+    schedule: Schedule, *, parameters: Per | None = "visit", gradients: Per | None = "step", prefetch: int = 1
+) -> Schedule:
+    """Replicas of a stage share its weights, gradients and optimizer state; all on lane net.
+
+    Replicas are ranks of the schedule, devices outside of it (`Shape.outer_replicas`), or both.
+
+    | method                | parameters | gradients | elements a step and device (n replicas, f = (n - 1) / n) |
+    | data parallel         | None       | "step"    | 2 f: an all-reduce                                       |
+    | ZeRO-1                | "step"     | "step"    | 2 f: reduce-scatter, then a gather of new weights        |
+    | ZeRO-2                | "step"     | "visit"   | 2 f if a step has one backward visit                     |
+    | ZeRO-3, FSDP          | "visit"    | "visit"   | 3 f if a step has one visit each way                     |
+
+    Args:
+        parameters: "visit": UNSHARD before and RESHARD after every visit; "step": UNSHARD once for all of a step;
+            None: every replica keeps all.
+        gradients: REDUCE_GRAD after every backward visit, or after the last of a step; None: never.
+        prefetch: visits whose gather runs ahead.
+
+    Raises:
+        ScheduleError: if there are UNSHARD, RESHARD or REDUCE_GRAD already, or weights are to be gathered where
+            forward and backward are cut apart, or the head over the devices.
+        ValueError: for another word, or a negative prefetch.
+
+    Source: Rajbhandari et al., "ZeRO", SC'20, section 7.
+    """
+    index = _index(schedule, _SHARED, cut_head=parameters is None)
+    _check_prefetch(prefetch)
+    _check_per(parameters=parameters, gradients=gradients)
+    if schedule.shape.separate_cuts and parameters is not None:
+        raise ScheduleError("shards are of stages that are the same both ways; here forward and backward are cut apart")
+    weights = WeightLanes(index, Kind.UNSHARD, Kind.RESHARD, None, prefetch)
+    rows = []
+    for visits in visits_of(index):
+        reduced = _after_gradients(visits, gradients, _reduced)
+        if parameters == "visit":
+            row = weights.per_visit(visits, {}, reduced)
+        elif parameters == "step":
+            row = weights.per_step(visits, reduced)
+        else:
+            row = [action for _, found in reduced for action in found]
+        rows.append({"net": row})
+    return _with_lanes(schedule, rows)
+
+
+def offload(
+    schedule: Schedule,
+    *,
+    gradients: Per = "visit",
+    parameters: Per | None = "step",
+    prefetch: int = 1,
+    stages: Collection[int] | None = None,
+) -> Schedule:
+    """The optimizer works on the host: gradients go there as they are made, new weights come back.
+
+    Steps belong on lane host (`add_steps(schedule, lane="host")`). Lane d2h gets STORE:G and FREE:G, lane h2d
+    LOAD:P and FREE:P. On a schedule that is sharded, both move shards.
+
+    Args:
+        gradients: stored after every backward visit, or after the last of a step.
+        parameters: "step": loaded once a step, and kept on the device for all of it; "visit": as `stream` does;
+            None: kept on the device, and never refreshed.
+        prefetch: visits whose weights come ahead, where they come for every visit.
+        stages: those whose optimizer works on the host; None for all.
+
+    Raises:
+        ScheduleError: if the schedule has LOAD, STORE or FREE already, or a policy whose versions are not known.
+        ValueError: for another word, or a negative prefetch.
+
+    Source: Ren et al., "ZeRO-Offload", ATC'21, section 4.
+    """
+    index = _index(schedule, MOVES)
+    _check_prefetch(prefetch)
+    _check_per(parameters=parameters, gradients=gradients)
+    weights = WeightLanes(index, Kind.LOAD, Kind.FREE, "P", prefetch)
+    rows = []
+    for device in visits_of(index):
+        visits = [visit for visit in device if stages is None or visit.stage in stages]
+        row: dict[str, list[Action]] = {}
+        if parameters:
+            row["h2d"] = weights.per_visit(visits, {}) if parameters == "visit" else weights.per_step(visits, [])
+        stored = _after_gradients(visits, gradients, _stored)
+        row["d2h"] = [action for _, found in stored for action in found]
+        rows.append(row)
+    return _with_lanes(schedule, rows)
+
+
+# --- activations ---------------------------------------------------------------------------------------------
+
+
+def _activations(index: Index, *, spill: bool) -> tuple[dict[int, list[Action]], dict[int, list[Action]]]:
+    """What comes in for each action, and what goes out after it, by number."""
+    uploads: dict[int, list[Action]] = defaultdict(list)
+    downloads: dict[int, list[Action]] = defaultdict(list)
+    crossing = [*hops(index), *(local_hops(index) if spill else ())]
+    spilled = {hop.consumer for hop in crossing if hop.send.peer == index.device(hop.producer)}
+    for number, action in enumerate(index.actions):
+        for part in parts_of(action):
+            if part.kind in (Kind.B, Kind.I) and _keeps(index.schedule, part.stage):
+                store = part._replace(kind=Kind.STORE, object="A", version=None)
+                maker = Action(Kind.F, keeping_stage(index.schedule, part.stage), part.microbatch, part.part)
+                if index.find(maker) not in spilled:
+                    downloads[index.find(maker)] += [store, store._replace(kind=Kind.FREE)]
+                uploads[number].append(store._replace(kind=Kind.LOAD))
+    for hop in crossing:
+        downloads[hop.producer].insert(0, hop.send)
+        uploads[hop.consumer].append(receive_of(hop.send)._replace(peer=index.device(hop.producer)))
+    return uploads, downloads
+
+
+def _keeps(schedule: Schedule, backward_stage: int) -> bool:
+    """Whether a backward stage recomputes from an input that a forward keeps; the first has the tokens."""
+    layers = None if schedule.partition is None else schedule.partition.backward[backward_stage]
+    return backward_stage > 0 and layers != 0
+
+
+def _downloads(index: Index, visits: Sequence[Visit], downloads: Mapping[int, list[Action]]) -> list[Action]:
+    row: list[Action] = []
+    for visit in visits:
+        for number in dict.fromkeys(visit.numbers):
+            row += downloads.get(number, ())
+        row += _stored(visit) if visit.last_gradient >= 0 else ()
+    return row
+
+
+# --- gradients -----------------------------------------------------------------------------------------------
+
+
+def _stored(visit: Visit) -> list[Action]:
+    store = Action(Kind.STORE, visit.stage, object="G")
+    return [store, store._replace(kind=Kind.FREE)]
+
+
+def _reduced(visit: Visit) -> list[Action]:
+    return [Action(Kind.REDUCE_GRAD, visit.stage)]
+
+
+def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[Visit], list[Action]]) -> After:
+    """What `make` gives after every visit with a weight gradient, or after a stage's last one in a step."""
+    if per is None:
+        return []
+    made = [(place, visit) for place, visit in enumerate(visits) if visit.last_gradient >= 0]
+    last = {(visit.stage, visit.step): place for place, visit in made}
+    return [(place, make(visit)) for place, visit in made if per == "visit" or last[visit.stage, visit.step] == place]
+
+
+# --- what all have in common ---------------------------------------------------------------------------------
+
+
+def _index(schedule: Schedule, refused: frozenset[Kind] = TRANSFERS, *, cut_head: bool = False) -> Index:
+    index = Index(schedule)
+    found = next((action for action in index.actions if action.kind in refused), None)
+    if found is not None:
+        raise ScheduleError(f"the schedule holds {found} already: add transfers of this kind once")
+    if schedule.shape.num_head_shards and not cut_head:
+        raise ScheduleError(f"the head of {schedule.name} is cut over the devices: its weights stay where they are")
+    if index.steps and schedule.policy not in STEPS_BEHIND:
+        raise ScheduleError(
+            f"policy {schedule.policy.value} reads what is newest: which version a transfer brings is not known "
+            f"beforehand; take {', '.join(known.value for known in STEPS_BEHIND)}"
+        )
+    return index
+
+
+def _check_prefetch(prefetch: int) -> None:
+    if prefetch < 0:
+        raise ValueError(f"prefetch={prefetch}: visits whose weights come ahead, 0 for none; 1 is RoundPipe's")
+
+
+def _check_per(**words: str | None) -> None:
+    for name, word in words.items():
+        if word is not None and word not in _PERS:
+            raise ValueError(f"{name}={word!r}: one of {', '.join(_PERS)}, or None")
+
+
+def _with_lanes(schedule: Schedule, rows: Sequence[Mapping[str, list[Action]]]) -> Schedule:
+    """The schedule with more in its lanes, behind what they hold; empty lanes are left out."""
+    lanes = []
+    for row, more in zip(schedule.rows, rows, strict=True):
+        found = {name: list(actions) for name, actions in row}
+        for name, actions in more.items():
+            if actions:
+                found.setdefault(name, []).extend(actions)
+        lanes.append({name: tuple(actions) for name, actions in found.items()})
+    return replace(schedule, rows=tuple(lanes))

@@ -1,0 +1,56 @@
+"""What a backward runs again: everything, everything but the last stage, or nothing.
+
+    all          every stage runs its forward again, from the input it has kept
+    except_last  the last stage does not, where its backward directly follows its forward (`rpbench.ir.turnaround`): it
+                 then holds no more than it would
+    none         no stage does: a device holds whole activations of every microbatch in flight
+
+torchgpipe's `checkpoint` says the same of microbatches: `always` is `all`, `never` is `none`; its `except_last` spares
+the last microbatch of a batch, which comes back at once on the last stage only.
+
+Source: Huang et al., "GPipe", NeurIPS'19, section 2.3; Kim et al., "torchgpipe", arXiv 2004.09910, section 3.
+"""
+
+from typing import Literal, get_args
+
+from rpbench.ir.action import Kind
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.turnaround import turns_at_once
+
+Recompute = Literal["all", "except_last", "none"]
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+
+# Backward reads the weights that forward read.
+_SAME_WEIGHTS = frozenset({Policy.FLUSH, Policy.STASH, Policy.VERTICAL, Policy.TWO_BW, Policy.DELAYED})
+
+
+def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
+    """Refuse to keep what cannot stay where it is.
+
+    Raises:
+        ValueError: with the rule and a way out.
+    """
+    if recompute == "all":
+        return
+    if recompute == "except_last" and not turns_at_once(schedule):
+        raise ValueError(
+            f"recompute=except_last: the last stage of {schedule.name} does other work between a forward and its "
+            "backward; use recompute=all, or a schedule such as 1f1b"
+        )
+    if recompute == "none" and schedule.weights is Weights.STREAMED:
+        raise ValueError(
+            f"recompute=none: the stages of {schedule.name} come and go, and nothing of a forward stays on a "
+            "device; use recompute=all, or a schedule whose stages stay where they are, such as gpipe"
+        )
+    leaves = Kind.UNSHARD in schedule.kinds  # gathered weights are dropped in between
+    moved = {action.object for _, _, row in schedule.items() for action in row if action.object}
+    if leaves or moved & ({"P", "G"} if recompute == "none" else {"P", "G", "A"}):
+        raise ValueError(f"recompute={recompute}: nothing may leave the devices in between; use recompute=all")
+    if recompute == "none" and (schedule.shape.num_parts > 1 or schedule.shape.num_head_shards):
+        raise ValueError(f"recompute=none: {schedule.name} cuts sequences or layers into parts; use recompute=all")
+    if recompute == "none" and schedule.policy not in _SAME_WEIGHTS:
+        raise ValueError(
+            f"recompute=none: the backward of {schedule.name} reads other weights than its forward, which a kept graph "
+            "would not; use recompute=all"
+        )

@@ -1,0 +1,52 @@
+"""Boundary tensors that wait on the host and come back to their device: training as without, every byte counted."""
+
+import pytest
+import torch
+from training_cases import TINY, assert_same, reference_of, train, workload_of
+
+from rpbench.cost.sizes import model_bytes
+from rpbench.cost.transfers import moved_bytes
+from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.training import Settings, Training
+from rpbench.ir.check import check
+from rpbench.ir.partition import split_evenly, symmetric
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import entry
+
+
+def complete(p: int, layers: int, m: int, num_steps: int, delayed: float) -> Schedule:
+    method = entry("greedysnake")
+    order = method.build(Shape(p, layers, m, num_steps=num_steps), delayed=delayed)
+    schedule = method.lower(order.with_partition(symmetric(split_evenly(4, layers))), prefetch=1, delayed=delayed)
+    check(schedule)
+    return schedule
+
+
+@pytest.mark.parametrize("real_time", [False, True])
+@pytest.mark.parametrize("p, layers, m, delayed", [(1, 4, 3, 0.5), (2, 3, 4, 0.0), (3, 2, 3, 1.0)])
+def test_every_bit_is_that_of_plain_training(p, layers, m, delayed, real_time):
+    schedule = complete(p, layers, m, 3, delayed)
+    if real_time:
+        with CpuBackend() as backend:
+            run = train(schedule, workload_of(schedule), backend=backend, learning_rate=1e-2)
+    else:
+        run = train(schedule, workload_of(schedule), learning_rate=1e-2)
+    assert_same(run, reference_of(run))
+    assert run.training.passes.num_left == 0
+
+
+def test_what_is_copied_is_what_the_actions_count():
+    schedule = complete(1, 4, 3, 2, 0.0)
+    found = train(schedule, workload_of(schedule, dtype=torch.bfloat16)).training.traffic.moved_bytes
+    sizes = model_bytes(TINY, 10)
+    (counted,) = moved_bytes(schedule, sizes)
+    for lane in ("h2d", "d2h"):
+        actions = sum(number for what, number in counted.items() if what.startswith(lane))
+        # The engine runs the head by itself: with what the last stage stores, once a step, goes the head's input.
+        assert found[0, lane] == actions + 2 * sizes.boundary
+
+
+def test_what_is_not_recomputed_does_not_move_in_the_engine():
+    schedule = entry("bpipe").build(Shape(6, 6, 6)).with_partition(symmetric(split_evenly(6, 6)))
+    with pytest.raises(ValueError, match=r"bpipe moves activations.* use recompute=all, or backend=sim"):
+        Training(workload_of(schedule), schedule, Settings(recompute="none"))

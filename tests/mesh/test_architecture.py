@@ -1,0 +1,112 @@
+"""Architectures: parameters against published counts, configurations of Hugging Face, fields that are refused."""
+
+import pytest
+
+from rpbench.cost.model import Model
+from rpbench.mesh.architecture import Architecture, architecture, from_mapping, from_model, mean_keys
+from rpbench.mesh.huggingface import from_config
+
+# Parameters as the models' own pages print them.
+PRINTED = {
+    "llama3_8b": 8.03e9,
+    "llama3_70b": 70.6e9,
+    "llama31_405b": 405.9e9,
+    "qwen3_235b_a22b": 235e9,
+    "gpt_oss_120b": 116.8e9,
+    "deepseek_v3": 671e9,
+    "deepseek_v2": 236e9,
+    "mixtral_8x22b": 141e9,
+    "bloom_176b": 176.2e9,
+}
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 500000.0,
+}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "moe_layer_freq": 1,
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_parameters_are_those_that_are_printed(name):
+    assert architecture(name).total_parameters == pytest.approx(PRINTED[name], rel=0.004)
+
+
+@pytest.mark.parametrize("config, name", [(LLAMA, "llama3_8b"), (DEEPSEEK, "deepseek_v3")])
+def test_a_configuration_of_hugging_face_is_the_same_architecture(config, name):
+    found, known = from_config(config), architecture(name)
+    assert found.total_parameters == known.total_parameters
+    assert found.flops_per_token(4096) == known.flops_per_token(4096)
+
+
+@pytest.mark.parametrize(
+    "change, rule",
+    [
+        ({"ssm_state_size": 128}, r"ssm_state_size=128 of a llama: this field is not modelled"),
+        ({"model_type": "mamba2"}, r"model_type='mamba2' is not modelled; known: llama"),
+        ({"pretraining_tp": 2}, r"pretraining_tp=2 of a llama is not modelled; only 1 is"),
+        ({"sliding_window": 128, "layer_types": ["linear_attention"]}, r"'linear_attention', which is not modelled"),
+    ],
+)
+def test_a_field_that_is_not_modelled_is_named(change, rule):
+    with pytest.raises(ValueError, match=rule):
+        from_config({**LLAMA, **change})
+
+
+def test_a_model_of_conf_model_keeps_its_parameters():
+    model = Model("m", 4, 64, 4, 100, kv_heads=2, gated_mlp=False, tied_embedding=True, sliding_window=8)
+    assert from_model(model).total_parameters == pytest.approx(model.total_parameters, rel=1e-9)
+    assert [layer.window for layer in from_model(model).layers] == [8, None, 8, None]
+
+
+def test_lora_is_refused():
+    with pytest.raises(ValueError, match="lora under a mesh is not modelled"):
+        from_model(Model("m", 4, 64, 4, 100, training_mode="lora", lora_rank=4))
+
+
+def test_a_yaml_with_an_unknown_field_is_refused():
+    with pytest.raises(ValueError, match="architecture has no field 'conv_width'"):
+        from_mapping({"name": "m", "num_layers": 1, "hidden": 8, "heads": 2, "vocab": 10, "conv_width": 3})
+
+
+def test_keys_under_a_mask_and_a_window():
+    assert mean_keys(4, None) == 2.5
+    assert mean_keys(4, 2) == (1 + 2 + 2 + 2) / 4
+
+
+def test_dense_layers_stand_before_those_with_experts():
+    layers = architecture("deepseek_v3").layers
+    assert [layer.routed for layer in layers[:4]] == [False, False, False, True]
+
+
+def test_flops_of_a_plain_model_follow_the_textbook():
+    """6 x weights and causal attention: 96 L h^2 / 16 = 72 h^2 a layer, and 6 h (s + 1) of attention both ways."""
+    own = Architecture("gpt", 2, 64, 4, 100, gated=False)
+    attention = 2 * 12 * 64 * (33 / 2)  # two layers, 12 h keys
+    assert own.flops_per_token(32) == 2 * 72 * 64**2 + attention + 6 * 100 * 64

@@ -1,0 +1,101 @@
+"""Meshes and the bandwidth their groups see: worked examples, and what is refused with a way out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpbench.mesh.architecture import Experts
+from rpbench.mesh.gpu import gpu, names
+from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.machine import Machine, machine
+from rpbench.mesh.placement import Links, axis_group, group_of
+
+NODES_OF_EIGHT = Machine("dgx", gpu("a100_sxm4_80gb"), 8, 4, intra_bytes_per_s=300e9, inter_bytes_per_s=25e9)
+WHOLE = Links(300e9, 25e9)
+
+
+@pytest.mark.parametrize("tensor, bandwidth", [(4, 50e9), (8, 25e9)])
+def test_a_data_group_beside_tensor_groups_sees_the_cards_of_its_members_in_a_node(tensor, bandwidth):
+    """8 devices with a card of 25 GB/s each: 2 members a node see 50 GB/s, one sees 25."""
+    mesh = Mesh(data=32 // tensor, tensor=tensor)
+    assert axis_group(mesh, "data", NODES_OF_EIGHT, WHOLE).bytes_per_s == bandwidth
+
+
+def test_a_tensor_group_beyond_a_node_falls_off_a_cliff():
+    inside, beyond = (group_of(size, 1, NODES_OF_EIGHT, WHOLE) for size in (8, 16))
+    assert inside.bytes_per_s == 300e9
+    assert beyond.bytes_per_s == 200e9  # 8 members a node x 25 GB/s, shared by nobody else
+
+
+@given(st.integers(1, 8), st.floats(1e9, 1e12))
+def test_a_group_inside_a_node_never_depends_on_the_cards(size, cards):
+    assert group_of(size, 1, NODES_OF_EIGHT, Links(300e9, cards)) == group_of(
+        size, 1, NODES_OF_EIGHT, Links(300e9, cards)
+    )._replace(outside_bytes_per_s=cards)
+    assert group_of(size, 1, NODES_OF_EIGHT, Links(300e9, cards)).bytes_per_s == 300e9
+
+
+@given(st.integers(2, 32), st.sampled_from([1, 2, 4, 8, 16]), st.floats(1e9, 1e11))
+def test_faster_cards_never_slow_a_group(size, stride, cards):
+    slow, fast = (group_of(size, stride, NODES_OF_EIGHT, Links(300e9, pace)) for pace in (cards, 2 * cards))
+    assert fast.bytes_per_s >= slow.bytes_per_s
+
+
+@pytest.mark.parametrize(
+    "sizes, rule",
+    [
+        ({"tensor": 0}, "whole number of at least 1"),
+        ({"order": ("tensor", "tensor", "data", "pipeline")}, "names tensor twice"),
+        ({"order": ("tensor", "data", "pipeline")}, "each of data, pipeline, tensor, context once"),
+        ({"sequence_parallel": True}, "take sequence_parallel=false or tensor > 1"),
+        ({"data": 4, "expert": 3}, "expert may be one of 1, 2, 4"),
+        ({"data": 6, "sharing": Sharing("optimizer", 4)}, "take one of 1, 2, 3, 6"),
+    ],
+)
+def test_a_mesh_that_cannot_be_says_what_can(sizes, rule):
+    with pytest.raises(ValueError, match=rule):
+        Mesh(**sizes)
+
+
+def test_a_mesh_that_does_not_multiply_to_the_devices_names_the_size_that_does():
+    with pytest.raises(ValueError, match=r"= 16 devices, the cluster has 32; take data=8"):
+        Mesh(data=4, tensor=4).check_devices(32)
+
+
+def test_more_tensor_shards_than_heads_are_refused_with_the_divisors():
+    with pytest.raises(ValueError, match=r"more tensor shards than heads; take one of 1, 2, 4, 8$"):
+        Mesh(tensor=16).check_model(8, 8, 1, 32)
+
+
+def test_expert_groups_must_divide_the_experts():
+    with pytest.raises(ValueError, match=r"mesh.expert=8 does not divide 12 experts; take one of 1, 2, 3, 4, 6, 12"):
+        Mesh(data=8, expert=8).check_model(8, 8, 12, 32)
+
+
+def test_a_link_of_bandwidth_0_is_refused():
+    with pytest.raises(ValueError, match="a link of bandwidth 0 never ends"):
+        Machine("m", gpu("a100_sxm4_80gb"), 8, 1, intra_bytes_per_s=0, inter_bytes_per_s=25e9)
+
+
+def test_an_unknown_gpu_is_answered_with_the_nearest_name():
+    with pytest.raises(ValueError, match=r"unknown gpu 'h100_sxm'; did you mean h100_sxm5_80gb or h100_sxm5_96gb"):
+        gpu("h100_sxm")
+
+
+def test_a_token_cannot_visit_more_experts_than_there_are():
+    with pytest.raises(ValueError, match="cannot visit more than all 4 experts"):
+        Experts(4, 5, 128)
+
+
+def test_twenty_gpus_and_ten_machines_are_known_and_every_figure_has_a_source():
+    assert len(names("gpu")) >= 20
+    assert len(names("machine")) >= 10
+    for name in names("gpu"):
+        found = gpu(name)
+        numbers = {key for key, value in vars(found).items() if isinstance(value, int | float)}
+        numbers -= {"sustained_8"} if found.flops_8 is None else set()
+        numbers -= {"sustained_4"} if found.flops_4 is None else set()
+        assert numbers <= set(found.declared), name
+        assert found.attention_rate("flash3") > 0
+    for name in names("machine"):
+        assert {"intra_bytes_per_s", "inter_bytes_per_s", "domain"} <= set(machine(name).declared), name

@@ -1,0 +1,108 @@
+"""Memory: Korthikanti's formulas and models, states by what is shared, activations in flight by the order itself."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from rpbench.mesh.architecture import Architecture, architecture
+from rpbench.mesh.job import Job
+from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.machine import machine
+from rpbench.mesh.memory import layer_activation_bytes, rank_bytes, verdict
+from rpbench.mesh.software import declared_software
+
+PLAIN = declared_software("megatron_core")
+UNFUSED = replace(PLAIN, attention="unfused")
+
+# Models of table 3: hidden, layers, heads, sequences of a microbatch; 2048 tokens, tensor parallelism 8.
+KORTHIKANTI = {
+    "22B": (6144, 48, 64, 4),
+    "175B": (12288, 96, 96, 1),
+    "530B": (20480, 105, 128, 1),
+    "1T": (25600, 128, 160, 1),
+}
+
+
+def job(own, mesh, *, software=PLAIN, **options):
+    options = {"seq_len": 2048, "num_microbatches": 8, **options}
+    return Job(own, machine("dgx_a100").with_devices(mesh.num_devices), mesh, software, **options)
+
+
+def gpt(hidden, layers, heads):
+    return Architecture("gpt", layers, hidden, heads, 51200, gated=False, dropout=True)
+
+
+@pytest.mark.parametrize("name", KORTHIKANTI)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_activations_of_a_layer_are_those_of_korthikanti(name, sequence_parallel):
+    """s b h (10 + 24 / t + 5 a s / (h t)), or (34 + 5 a s / h) / t (arXiv 2205.05198, equations 2 and 4)."""
+    h, layers, a, b = KORTHIKANTI[name]
+    s, t = 2048, 8
+    found = job(gpt(h, layers, a), Mesh(tensor=t, sequence_parallel=sequence_parallel), software=UNFUSED, sequences=b)
+    whole = s * b * h * ((34 + 5 * a * s / h) / t if sequence_parallel else 10 + 24 / t + 5 * a * s / (h * t))
+    assert layer_activation_bytes(found, found.architecture.layers[0]) == pytest.approx(whole, rel=0.05)
+
+
+def test_selective_recomputation_drops_the_scores():
+    h, layers, a, _b = KORTHIKANTI["175B"]
+    found = job(gpt(h, layers, a), Mesh(tensor=8, sequence_parallel=True), software=UNFUSED, recompute="selective")
+    assert layer_activation_bytes(found, found.architecture.layers[0]) == pytest.approx(2048 * h * 34 / 8, rel=0.05)
+
+
+@pytest.mark.parametrize("what, weights, gradients, optimizer", [
+    ("none", 2, 4, 12), ("optimizer", 2, 4, 12 / 8), ("gradients", 2, 4 / 8, 12 / 8), ("parameters", 2 / 8, 4 / 8, 12 / 8)
+])  # fmt: skip
+def test_states_by_what_is_shared(what, weights, gradients, optimizer):
+    """Rajbhandari et al., SC'20, figure 1, with gradients summed in fp32."""
+    own = replace(architecture("llama3_8b"), vocab=128256)
+    found = rank_bytes(job(own, Mesh(data=8, sharing=Sharing(what))), 0)
+    parameters = own.total_parameters
+    for name, each in (("weights", weights), ("gradients", gradients), ("optimizer", optimizer)):
+        assert found[name] == pytest.approx(each * parameters, rel=1e-3)
+
+
+def test_everything_shared_adds_up_to_the_whole_model():
+    own = architecture("qwen3_30b_a3b")
+    mesh = Mesh(data=8, expert=8, sharing=Sharing("parameters"))
+    found = job(own, mesh)
+    held = 8 * rank_bytes(found, 0)["weights"]
+    assert held == pytest.approx(2 * own.total_parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("tensor, pipeline", list(product([1, 2, 4], [1, 2, 4])))
+def test_cuts_conserve_the_parameters(tensor, pipeline):
+    own = replace(architecture("llama3_8b"), vocab=131072)
+    found = job(own, Mesh(pipeline=pipeline, tensor=tensor, sharing=Sharing("none")))
+    held = tensor * sum(rank_bytes(found, rank)["weights"] for rank in range(pipeline))
+    assert held == pytest.approx(2 * own.total_parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name, chunks, in_flight", [("1f1b", 1, 4), ("gpipe", 1, 8), ("zb_h2", 1, 7), ("interleaved_1f1b", 2, 5.5)]
+)
+def test_activations_in_flight_come_from_the_order(name, chunks, in_flight):
+    """Rank 0 of 4: p; all m; 2 p - 1; (v p + p - 1) chunks of 1 / v."""
+    own = replace(architecture("llama3_8b"), num_layers=32)
+    found = job(own, Mesh(pipeline=4, sharing=Sharing("none")), schedule=name, chunks=chunks)
+    of_rank = 8 * layer_activation_bytes(found, own.layers[0])
+    assert rank_bytes(found, 0)["activations"] == pytest.approx(in_flight * of_rank)
+
+
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_sequence_parallelism_never_needs_more(tensor):
+    own = architecture("llama3_8b")
+    plain, cut = (
+        sum(rank_bytes(job(own, Mesh(tensor=tensor, sequence_parallel=sp)), 0).values()) for sp in (False, True)
+    )
+    assert cut < plain
+
+
+def test_a_verdict_says_what_is_largest():
+    small, large = (
+        verdict(job(architecture(name), Mesh(tensor=8, sequence_parallel=True)))
+        for name in ("llama3_8b", "llama31_405b")
+    )
+    assert small.answer == "ok"
+    assert large.answer == "oom"
+    assert "the most is optimizer" in large.reason

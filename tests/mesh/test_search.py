@@ -1,0 +1,97 @@
+"""Search: every plan divides, closed forms agree with single predictions, the best is the simulated best."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rpbench.mesh.architecture import architecture
+from rpbench.mesh.closed_forms import Question, layer_table, time_plans
+from rpbench.mesh.machine import machine
+from rpbench.mesh.memory import fullest
+from rpbench.mesh.plans import Space, enumerate_plans
+from rpbench.mesh.search import job_of, search, simulate_job
+from rpbench.mesh.software import declared_software
+from rpbench.mesh.step import step_terms
+
+SOFTWARE = declared_software("megatron_core")
+
+
+def question(layers=8, devices=16, batch=32, name="llama3_8b", on="dgx_h100"):
+    own = replace(architecture(name), num_layers=layers)
+    return Question(own, machine(on).with_devices(devices), SOFTWARE, 4096, batch, "bf16")
+
+
+def plans_of(asked, space=None):
+    return enumerate_plans(asked.architecture, asked.machine, asked.seq_len, asked.global_batch, space or Space())
+
+
+def test_every_plan_divides_and_makes_a_job():
+    asked = question()
+    plans = plans_of(asked)
+    for number in range(0, plans.count, 7):
+        job = job_of(asked, plans, number)
+        assert job.mesh.num_devices == 16
+        assert job.global_batch == 32
+
+
+def test_closed_forms_in_arrays_are_near_those_of_single_plans():
+    asked = question()
+    plans = plans_of(asked)
+    timed = time_plans(asked, plans, layer_table(asked, plans.inners))
+    numbers = range(0, plans.count, 11)
+    ratios = [timed.step_s[n] / sum(step_terms(job_of(asked, plans, n)).values()) for n in numbers]
+    assert np.median(np.abs(np.log(ratios))) < 0.03
+    sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n))[1].values()) for n in numbers]
+    assert np.median(np.abs(np.log(sizes))) < 0.05
+
+
+def test_a_batch_that_divides_by_nothing_is_refused():
+    with pytest.raises(ValueError, match="take a batch that is a multiple of the devices"):
+        plans_of(question(batch=7), Space(max_tensor=1, schedules=("1f1b",), sequences=(8,)))
+
+
+def test_a_model_that_fits_nowhere_says_what_the_smallest_plan_needs():
+    with pytest.raises(ValueError, match=r"does not fit on 8 x h100_sxm5_80gb: the smallest plan needs \d+ GB"):
+        search(architecture("llama31_405b"), "dgx_h100", 8, seq_len=4096, num_devices=8)
+
+
+SMALL = [
+    (layers, devices, batch, name)
+    for layers, name in ((8, "llama3_8b"), (8, "llama3_70b"))
+    for devices, batch in ((4, 16), (8, 16), (8, 32), (16, 32), (16, 64))
+]
+
+
+@pytest.mark.parametrize("on", ["dgx_h100", "a100_800gbps"])
+@pytest.mark.parametrize("layers, devices, batch, name", SMALL)
+def test_the_best_plan_is_within_one_percent_of_the_simulated_best(layers, devices, batch, name, on):
+    """Twenty small problems: the 50 that closed forms rank first hold the best of all plans simulated."""
+    asked = question(layers, devices, batch, name, on)
+    space = Space(sequences=(1,), max_chunks=2, schedules=("1f1b", "interleaved_1f1b", "zb_h1"))
+    found = search(
+        asked.architecture, asked.machine, batch, seq_len=4096, framework=SOFTWARE, space=space, num_simulated=50
+    )
+    plans = plans_of(asked, space)
+    every = [simulate_job(job_of(asked, plans, number)) for number in range(plans.count)]
+    best = min(each.step_time_s for each in every if each is not None)
+    assert found.best[0].step_time_s <= 1.01 * best
+
+
+@pytest.mark.slow
+def test_seventy_billion_parameters_on_512_devices_within_ten_seconds():
+    began = time.perf_counter()
+    found = search(architecture("llama3_70b"), "dgx_h100", 1024, seq_len=8192, num_devices=512)
+    assert time.perf_counter() - began < 10
+    assert len(found.best) == 50
+
+
+@pytest.mark.benchmarks
+def test_a_hundred_thousand_plans_a_second():
+    asked = question(80, 512, 1024, "llama3_70b")
+    plans = plans_of(asked, Space(max_context=8, recomputes=("none", "selective", "per_op", "full")))
+    table = layer_table(asked, plans.inners)
+    began = time.perf_counter()
+    time_plans(asked, plans, table)
+    assert plans.count / (time.perf_counter() - began) > 100_000

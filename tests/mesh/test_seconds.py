@@ -1,0 +1,158 @@
+"""Seconds of layers and steps: closed forms, what sizes do to products, what placement does to collectives."""
+
+from dataclasses import replace
+from math import log2
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpbench.mesh.architecture import architecture
+from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s
+from rpbench.mesh.job import StageSeconds, stage_seconds
+from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.machine import machine
+from rpbench.mesh.placement import Group
+from rpbench.mesh.prediction import num_microbatches, predict
+from rpbench.mesh.products import alignment, efficiency, filled
+from rpbench.mesh.step import pipeline_terms, step_terms
+from tests.mesh.jobs import job
+
+ALONE = Sharing("none")
+
+
+def test_a_gather_moves_all_but_its_own_part_and_a_sum_twice_that():
+    group = Group(8, 8, 100e9, 10e9, 0.0)
+    assert gather_s(8e9, group) == pytest.approx(7e9 / 100e9)
+    assert reduce_s(8e9, group) == pytest.approx(14e9 / 100e9)
+    assert gather_s(8e9, group._replace(size=1)) == 0.0
+
+
+def test_hops_grow_with_the_logarithm_beyond_a_node():
+    near, far = (gather_s(0.0, Group(size, 8, 100e9, 10e9, 1.0)) for size in (8, 64))
+    assert far - near == pytest.approx(2 * log2(8))
+
+
+def test_an_exchange_across_nodes_waits_for_what_leaves_the_node():
+    """16 members, 8 a node: half of the bytes leave, over a card of 10 GB/s."""
+    group = Group(16, 8, 100e9, 10e9, 0.0)
+    assert exchange_s(2e9, group) == pytest.approx(1e9 / 10e9)
+    assert exchange_s(2e9, group, copies_outside=0.25) == pytest.approx(0.25e9 / 10e9)
+
+
+def test_a_ring_pass_takes_every_block_but_its_own():
+    assert ring_pass_s(1e9, Group(4, 4, 100e9, 10e9, 0.0)) == pytest.approx(0.03)
+
+
+def test_one_wave_that_is_half_empty_takes_as_long_as_a_full_one():
+    """108 units: 54 tiles of 128 x 256 fill half of them; with a shallow product nothing is split."""
+    full, half = filled(128 * 108, 256, 512, 108), filled(128 * 54, 256, 512, 108)
+    assert full == pytest.approx(1.0)
+    assert half < 0.94  # smaller tiles, which run slower, fill the rest
+
+
+@pytest.mark.parametrize("size, rate", [(1792, 1.0), (1800, 0.86), (1801, 0.4), (7200, 0.97)])
+def test_alignment_goes_by_powers_of_two(size, rate):
+    """h = 14400 on 8 devices leaves 1800, 14336 leaves 1792: NVIDIA's guide to matrix products."""
+    assert alignment(size) == rate
+
+
+@given(st.integers(1, 8192), st.integers(8, 8192), st.integers(8, 8192))
+def test_no_product_beats_the_rate(m, n, k):
+    assert 0 < efficiency(m, n, k, 132, 100.0, 80.0) < 1
+
+
+def test_work_is_conserved_when_tensor_parallelism_cuts_it():
+    """FLOPs of the matrices: shards of products add up to the whole."""
+    own = architecture("llama3_8b")
+    for t in (1, 2, 4, 8):
+        cut = sum((i // t if ci else i) * (o // t if co else o) * t for i, o, ci, co in own.attention_maps())
+        assert cut == sum(i * o for i, o, _, _ in own.attention_maps())
+
+
+def test_even_stages_without_hops_take_m_plus_p_minus_1_of_them():
+    terms = pipeline_terms(job(Mesh(pipeline=4, sharing=ALONE)), StageSeconds((1.0,) * 4, (2.0,) * 4, (0.0,) * 4))
+    assert terms["work"] + terms["bubble"] == pytest.approx((8 + 4 - 1) * (1 + 2))
+
+
+def test_one_chunk_of_an_interleaved_pipeline_is_1f1b():
+    mesh = Mesh(pipeline=4, sharing=ALONE)
+    plain, looped = (step_terms(job(mesh, schedule=name)) for name in ("1f1b", "interleaved_1f1b"))
+    assert plain["work"] + plain["bubble"] == pytest.approx(looped["work"] + looped["bubble"])
+
+
+def test_chunks_shrink_the_bubble():
+    """(p - 1) / v of a rank's forward and backward (Narayanan et al., SC'21, section 2.2.2)."""
+    found = job(Mesh(pipeline=4, sharing=ALONE), schedule="interleaved_1f1b", chunks=2)
+    terms = pipeline_terms(found, StageSeconds((0.5,) * 8, (1.0,) * 8, (0.0,) * 8))
+    assert terms["work"] == pytest.approx(8 * 3.0)
+    assert terms["bubble"] == pytest.approx(3 / 2 * 3.0)
+
+
+def test_fully_sharded_on_one_device_is_plain_training():
+    plain, sharded = (step_terms(job(Mesh(sharing=Sharing(what)))) for what in ("none", "parameters"))
+    assert plain == sharded
+
+
+@pytest.mark.parametrize("what", ["none", "optimizer", "parameters"])
+def test_faster_cards_never_slow_a_step(what):
+    mesh = Mesh(data=8, tensor=4, sequence_parallel=True, sharing=Sharing(what))
+    slow = job(mesh)
+    fast = replace(slow, machine=replace(slow.machine, inter_bytes_per_s=2 * slow.machine.inter_bytes_per_s))
+    assert sum(step_terms(fast).values()) <= sum(step_terms(slow).values())
+
+
+@pytest.mark.parametrize("what", ["none", "optimizer", "parameters"])
+def test_a_mesh_inside_a_node_does_not_depend_on_the_cards(what):
+    found = job(Mesh(data=2, tensor=4, sharing=Sharing(what)))
+    other = replace(found, machine=replace(found.machine, inter_bytes_per_s=1e9))
+    assert step_terms(found) == step_terms(other)
+
+
+def test_a_tensor_group_across_nodes_is_much_slower():
+    inside, across = (sum(step_terms(job(Mesh(tensor=t), on="a100_800gbps")).values()) * t for t in (8, 16))
+    assert across > 1.7 * inside
+
+
+def test_experts_outside_a_node_cost_their_dispatch():
+    own = replace(architecture("qwen3_30b_a3b"), num_layers=4)
+    inside, across = (sum(step_terms(job(Mesh(data=64, expert=e), own=own)).values()) for e in (8, 64))
+    assert across > inside
+
+
+def test_a_head_belongs_to_the_last_stage():
+    seconds = stage_seconds(job(Mesh(pipeline=4, sharing=ALONE)))
+    assert seconds.forward[3] > 1.3 * seconds.forward[2]
+
+
+def test_recomputation_runs_the_forward_again():
+    plain, full = (job(Mesh(tensor=2), recompute=how) for how in ("none", "full"))
+    (kind,) = plain.kinds
+    assert plain.kinds[kind].recompute == 0.0
+    assert full.kinds[kind].recompute == pytest.approx(full.kinds[kind].forward_all)
+
+
+def test_a_batch_that_cannot_be_dealt_names_the_nearest():
+    with pytest.raises(ValueError, match="take multiples of 16; the nearest is 1024"):
+        num_microbatches(1030, Mesh(data=8), 2)
+
+
+def test_heads_a_pipeline_and_a_mesh_are_checked_against_the_model():
+    with pytest.raises(ValueError, match="make at most 8 stages"):
+        job(Mesh(pipeline=16))
+    with pytest.raises(ValueError, match="take at most 2 chunks"):
+        job(Mesh(pipeline=4), chunks=3)
+
+
+def test_a_prediction_has_flat_fields():
+    found = predict(
+        architecture("llama3_8b"),
+        "dgx_h100",
+        Mesh(data=8, sharing=Sharing("parameters")),
+        seq_len=4096,
+        global_batch=16,
+    )
+    record = found.record()
+    assert record["step_time_s"] == pytest.approx(sum(record["terms_s"].values()))
+    assert 0.2 < record["model_flops_utilization"] < 0.7
+    assert machine("dgx_h100").num_devices == 1024  # the file's own size is not changed
