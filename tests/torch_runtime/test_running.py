@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cases import FAITHFUL, TINY, TWO_WAY, request_for, schedule_near
+from cases import FAITHFUL, LATER, TINY, TWO_WAY, request_for, schedule_near
 
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import train_reference
@@ -74,13 +74,13 @@ def test_gradients_weights_and_rows(two, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAITHFUL, *TWO_WAY])
+@pytest.mark.parametrize("name", [*FAITHFUL, *LATER, *TWO_WAY])
 def test_all_schedules_on_two_ranks(two, name):
     assert_as_plain_training(two.run(request_for(name, 2, 8, num_steps=2, microbatch_sequences=2)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAITHFUL, *TWO_WAY])
+@pytest.mark.parametrize("name", [*FAITHFUL, *LATER, *TWO_WAY])
 def test_all_schedules_on_four_ranks(four, name):
     outcome = four.run(request_for(name, 4, 8, num_steps=2))
     assert_as_plain_training(outcome)
