@@ -1,5 +1,11 @@
 """torch's own pipeline runtime: schedules written for it, read from it, and run on it, a process a rank.
 
-`tables` says whether a table can hold a schedule; `torch_csv`, `frameworks` and `chrome` write and read what others
-take, without torch; `lowering` adds the messages; `request`, `worker`, `ranks` and `outcome` are one run.
+tables, chains, lowering       which schedules a table holds, torch's numbers for ours, every message in its place
+torch_csv, frameworks, export  what other programs read and write; no torch
+request, launch, ranks         a run, under torchrun or on ranks started here
+worker, member, stages, shards one rank of it
+recording, gathering, outcome  what it measured, as timelines and record fields
+board, sentinel, diagnosis     which rank is at fault when a run stops
+nodes, node_run                hosts with an engine each, for schedules that stream weights
+replay, measuring, dry_run     where time goes, rounds of contenders, requests for GPUs that are not here
 """

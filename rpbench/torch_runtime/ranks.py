@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "rpbench.torch_runtime.worker")
 POLL_S = 0.25
 LAST_WORDS_S = 1.5  # what others have to say after the first failure
+REFUSALS_S = 20.0  # a request that one refuses, all refuse
 GRACE_S = 5.0
 STALL_S = 40.0  # so that all has ended within a minute
 
@@ -143,10 +144,11 @@ class Ranks:
                         selector.unregister(key.fileobj)
                     elif piece.endswith(b"\n"):
                         answers[key.data] = json.loads(heard[key.data])
-                failed = any("answer" not in answer for answer in answers.values())
+                failed = any("error" in answer for answer in answers.values())
                 lost = any(process.poll() is not None for process in self._processes)
-                if (failed or lost) and stop_at == float("inf"):
-                    stop_at = time.monotonic() + LAST_WORDS_S
+                refused = any("refused" in answer for answer in answers.values())
+                if (failed or lost or refused) and stop_at == float("inf"):
+                    stop_at = time.monotonic() + (LAST_WORDS_S if failed or lost else REFUSALS_S)
                 if watch.stalled():
                     break
         if all("answer" in answer or "refused" in answer for answer in answers.values()) and (

@@ -35,7 +35,7 @@ def make_table(schedule: Schedule, *, two_way: bool = False) -> Schedule:
     rows = tuple(tuple(action for action in row if action.kind is not Kind.STEP) for row in _compute_rows(schedule))
     table = replace(schedule, rows=rows)
     chains = find_chains(table)
-    for reason in (_kinds(table), _copies(chains, two_way=two_way), _last_stage(table, chains)):
+    for reason in (_kinds(table), _copies(chains, table.shape.num_ranks, two_way=two_way), _last_stage(table, chains)):
         if reason:
             raise ScheduleError(f"schedule={name}: {reason}")
     return table
@@ -92,13 +92,14 @@ def _kinds(table: Schedule) -> str:
     return ""
 
 
-def _copies(chains: Chains, *, two_way: bool) -> str:
+def _copies(chains: Chains, num_ranks: int, *, two_way: bool) -> str:
     routes = chains.routes
     if len(routes) == 1:
         return ""
     stage = next(stage for stage in range(len(routes[0])) if len({route[stage] for route in routes}) > 1)
     holders = " and ".join(str(rank) for rank in sorted({route[stage] for route in routes}))
-    if len(routes) != 2 or routes[0] != tuple(reversed(routes[1])):
+    last = num_ranks - 1
+    if len(routes) != 2 or routes[1] != tuple(last - rank for rank in routes[0]):
         return (
             f"stage {stage} has copies on ranks {holders} that do not go opposite ways: copies of whole pipelines are "
             "data parallelism; use a schedule without copies and data_parallel"

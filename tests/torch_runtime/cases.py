@@ -12,7 +12,8 @@ FAITHFUL = (
     "1f1b", "dapple", "gpipe", "harp", "two_bp", "zb_auto", "zb_h1", "zb_h2", "interleaved_1f1b", "looped_bfs",
     "interleaved_zb", "hanayo", "zb_v", "v_half", "v_min", "dualpipe_v",
 )  # fmt: skip
-TWO_WAY = ("chimera", "dualpipe")
+LATER = ("adaptis", "combined_1f1b", "gis", "kfkb")  # methods that came after the sixteen
+TWO_WAY = ("chimera", "dualpipe", "bitpipe")
 NUM_LAYERS = 16
 TINY = Model("tiny", num_layers=NUM_LAYERS, hidden=8, heads=2, vocab=19, seq_len=3, gated_mlp=False)
 

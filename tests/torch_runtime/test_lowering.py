@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from cases import FAITHFUL, TWO_WAY, schedule_near
+from cases import FAITHFUL, LATER, TWO_WAY, schedule_near
 
 from rpbench.ir.action import RECV, SEND, Kind, text
 from rpbench.ir.check import check
@@ -29,7 +29,7 @@ def test_two_ranks_by_hand():
     ]
 
 
-@pytest.mark.parametrize("name", [*FAITHFUL, *TWO_WAY])
+@pytest.mark.parametrize("name", [*FAITHFUL, *LATER, *TWO_WAY])
 def test_rows_run_even_where_a_send_waits_for_its_receive(name):
     for num_ranks, factor in ((2, 1), (2, 3), (4, 1), (4, 2)):
         schedule = schedule_near(name, num_ranks, factor * num_ranks)

@@ -88,5 +88,5 @@ def test_a_lost_rank_of_the_second_host_ends_both(what, said):
     assert all(status != 0 for _, status in found)
     assert re.search(said + r".* at 3B1 of step 0", words)
     assert ">3B1<" in words
-    assert time.monotonic() - began < 110  # starts included; see `ends_all` in test_running for the bound itself
+    assert time.monotonic() - began < 150  # starts included; see `ends_all` in test_running for the bound itself
     assert_nobody_is_left()

@@ -14,7 +14,7 @@ def main(name: str, num_ranks: int, fault: str = "") -> int:
         sys.argv[1:4] = fault.split(":")
         launch.run_request = lambda request, place: worker.run_request(request, place, change)
     try:
-        outcome = launch.run_on_torch(request_for(name, num_ranks), stall_s=6.0)
+        outcome = launch.run_on_torch(request_for(name, num_ranks), stall_s=15.0)
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         return 1
