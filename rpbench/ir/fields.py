@@ -57,12 +57,16 @@ def _reads_or_makes(kind: Kind, what: str | None) -> bool:
     return kind in COMPUTE or kind in (Kind.STEP, Kind.UNSHARD) or what == "O" or (kind, what) == (Kind.LOAD, "P")
 
 
+# Activations that wait with a partner, weights and gradients that go from rank to rank.
+_BETWEEN_RANKS = ((Kind.STORE, "A"), (Kind.LOAD, "A"), (Kind.LOAD, "P"), (Kind.STORE, "G"))
+
+
 def _peer_rules(index: Index, kind: Kind, what: str | None, peer: int | str) -> Iterator[str]:
     if isinstance(peer, str):
         if kind not in (Kind.LOAD, Kind.STORE) or peer != "host":
             yield f"peer {peer}: a LOAD or STORE names the host, a SEND or RECV a rank"
-    elif kind not in SEND | RECV and not (what == "A" and kind is not Kind.FREE):
-        yield f"peer {peer}: only SEND, RECV, STORE:A and LOAD:A name a rank"
+    elif kind not in SEND | RECV and (kind, what) not in _BETWEEN_RANKS:
+        yield f"peer {peer}: only SEND, RECV and {', '.join(f'{k.name}:{o}' for k, o in _BETWEEN_RANKS)} name a rank"
     elif not 0 <= peer < index.shape.num_ranks:
         yield f"peer {peer}: ranks are 0 to {index.shape.num_ranks - 1}"
 

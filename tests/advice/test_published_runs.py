@@ -75,7 +75,8 @@ def test_steps_of_replicas_go_on_as_the_simulated_calls_do():
     calls = found.case.settings.num_calls
     assert calls == 32
     computing = found.why["computation"] + found.why["recomputation"]
-    assert computing == pytest.approx(predicted.terms["computation"], rel=0.05)
+    assert computing == pytest.approx(predicted.terms["computation"], rel=0.07)
+    # The predictor counts the passes of an eager loss over its logits; the timings of layers are of a fused one.
     # A scatter of all gradients every call, at the pace of collectives, is what the step cannot be faster than.
     model, pace = found.case.model, found.case.basis["collective_bytes_per_s"]
     scatters = calls * 2 * model.trainable_parameters * 7 / 8 / pace

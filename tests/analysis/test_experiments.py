@@ -32,7 +32,10 @@ def _copy(results: Path, folder: Path) -> Path:
 
 
 def journal_of(folder: Path, experiment: str) -> Path:
-    (path,) = (folder / FOLDER / experiment).glob("*.jsonl")
+    """The one journal of a sweep; of several processes that made the same records, each whole, one is left."""
+    path, *others = sorted((folder / FOLDER / experiment).glob("*.jsonl"))
+    for other in others:
+        other.unlink()
     return path
 
 

@@ -26,7 +26,7 @@ def test_published_timings_are_met_where_they_were_measured(name):
     if name in DENSE:
         assert 1000 * times.forward[0] == pytest.approx(published.forward[0], rel=1e-3)
     else:  # the interpreter's loop over experts stands beside the layers
-        assert 1000 * times.forward[0] < published.forward[0]
+        assert 1000 * times.forward[0] < published.forward[0] * (1 + 1e-3)
 
 
 @given(tokens=st.integers(64, 60_000), name=st.sampled_from([*DENSE, *EXPERTS]), more=st.floats(1.1, 4))

@@ -34,12 +34,13 @@ def test_every_constant_of_the_analytic_costs_has_an_origin():
 def test_fitted_constants_name_cells_of_the_published_tables():
     rows = read(CONF / "cost" / "analytic.yaml")["declared"] | read(CONF / "cluster" / "8x_rtx4090.yaml")["declared"]
     fitted = {name: each for name, each in declarations(rows).items() if each.origin == "fitted"}
-    assert len(fitted) == 5
+    assert len(fitted) == 26  # as the READMEs count them: 20 of them solved from published layer timings
     for each in fitted.values():
         for cell in each.cells:
             table, _, platform, _ = cell.split("/")
-            assert table in CELL_TABLES
-            assert platform == "8x-rtx4090-24gb"  # nothing is fitted on a machine whose figures are to be predicted
+            assert table in (*CELL_TABLES, "layer_timings")
+            # Nothing is fitted on a machine whose figures are still to be predicted.
+            assert platform in ("8x-rtx4090-24gb", "8x-a800-80gb-sxm")
 
 
 @pytest.mark.parametrize(

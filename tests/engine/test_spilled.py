@@ -48,5 +48,5 @@ def test_what_is_copied_is_what_the_actions_count():
 
 def test_what_is_not_recomputed_does_not_move_in_the_engine():
     schedule = entry("bpipe").build(Shape(6, 6, 6)).with_partition(symmetric(split_evenly(6, 6)))
-    with pytest.raises(ValueError, match=r"bpipe moves activations.* use recompute=all, or backend=sim"):
+    with pytest.raises(ValueError, match=r"bpipe moves activations.* use recompute=all, or mode=simulate"):
         Training(workload_of(schedule), schedule, Settings(recompute="none"))

@@ -1,7 +1,7 @@
 """Who is at fault when ranks have stopped, from where each of them stands."""
 
 import pytest
-from cases import schedule_near
+from torch_cases import schedule_near
 
 from rpbench.torch_runtime.board import Phase, Place, Standing, read_file, read_standing, unpack
 from rpbench.torch_runtime.diagnosis import Evidence, RunFailed, diagnose, summary

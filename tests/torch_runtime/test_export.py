@@ -4,7 +4,7 @@ import json
 import tomllib
 
 import pytest
-from cases import TWO_WAY, schedule_near
+from torch_cases import TWO_WAY, schedule_near
 
 from rpbench.cost.constant import unit_times
 from rpbench.ir.partition import Partition, parse, symmetric

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from cases import FAITHFUL, LATER, TWO_WAY, schedule_near
+from torch_cases import FAITHFUL, LATER, TWO_WAY, schedule_near
 
 from rpbench.ir.action import RECV, SEND, Kind, text
 from rpbench.ir.check import check

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cases import FAITHFUL, LATER, TINY, TWO_WAY, request_for, schedule_near
+from torch_cases import FAITHFUL, LATER, TINY, TWO_WAY, request_for, schedule_near
 
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import train_reference

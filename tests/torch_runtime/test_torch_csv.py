@@ -6,7 +6,7 @@ import re
 from unittest import mock
 
 import pytest
-from cases import FAITHFUL, schedule_near
+from torch_cases import FAITHFUL, schedule_near
 
 from rpbench.ir.action import text
 from rpbench.ir.schedule import ScheduleError, Shape, to_text

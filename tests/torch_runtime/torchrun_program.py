@@ -3,8 +3,8 @@
 import json
 import sys
 
-from cases import request_for  # found by PYTHONPATH
 from faulty_worker import change
+from torch_cases import request_for  # found by PYTHONPATH
 
 from rpbench.torch_runtime import launch, worker
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from cases import TINY, request_for, schedule_near
+from torch_cases import TINY, request_for, schedule_near
 
 from rpbench.cost.constant import unit_times
 from rpbench.ir.schedule import Shape

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from cases import FAITHFUL, LATER, TWO_WAY
 from nearby import nearby
+from torch_cases import FAITHFUL, LATER, TWO_WAY
 
 from rpbench.ir.action import parse
 from rpbench.ir.policy import Policy
