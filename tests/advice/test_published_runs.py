@@ -39,7 +39,7 @@ def run(system, model):
 
 NEAR = [
     ("roundpipe", "llama-3.1-8b"),
-    ("roundpipe", "qwen3-1.7b"),
+    pytest.param("roundpipe", "qwen3-1.7b", marks=pytest.mark.slow),
     ("megatron-pp", "qwen3-1.7b"),
     pytest.param("roundpipe", "qwen3-32b", marks=pytest.mark.slow),
     pytest.param("megatron-pp", "llama-3.1-8b", marks=pytest.mark.slow),
@@ -84,7 +84,7 @@ def test_steps_of_replicas_go_on_as_the_simulated_calls_do():
 
 
 def test_verdicts_of_what_is_bound_to_devices_are_those_of_the_paper():
-    for model in ("gpt-oss-20b", "qwen3-32b"):
+    for model in ("gpt-oss-20b",):
         assert not run("megatron-pp", model)[0].outcome.fits
         assert BARS["megatron-pp", model]["status"] == "OOM"
 

@@ -11,6 +11,9 @@ from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
 
+# So many times the work of the plan's own search goes into the cuts of its changes.
+HARDER = 4
+
 
 class Change(NamedTuple):
     """A plan that differs from another in one dimension.
@@ -43,7 +46,7 @@ def improvements(
 
 def every_change(plan: Tuned, terms: Terms, *, space: Space | None = None, cuts: bool = True) -> Iterator[Change]:
     """What every single change of a plan brings, with all steps; what the schedule refuses is left out."""
-    frames, sketcher = Frames(plan.contender, terms), Sketcher(plan.contender, terms, plan.budget.climb_work)
+    frames, sketcher = Frames(plan.contender, terms), Sketcher(plan.contender, terms, HARDER * plan.budget.climb_work)
     for dimension, setting in (space or space_of(plan.contender, terms)).changes(plan.setting):
         try:
             outcomes = [

@@ -48,7 +48,7 @@ class Budget:
     """
 
     work: int = 160
-    climb_work: int = 1_000_000
+    climb_work: int = 6_000_000
 
     def __post_init__(self) -> None:
         if self.work < 1 or self.climb_work < 1:
