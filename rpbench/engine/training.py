@@ -112,85 +112,93 @@ class Training:
         pin_memory: bool = False,
     ) -> None:
         given = analysed(schedule)
-        schedule = given.schedule
-        partition = schedule.partition
+        partition = given.schedule.partition
         if partition is None:
             raise ValueError("the schedule has no partition: give it one by with_partition()")
         partition.check_layers(len(workload.chain) - 2)
-        _check_shape(workload, schedule)
-        self.uncut = workload
-        if schedule.shape.num_head_shards:
-            workload = cut_head.cut_head(workload, schedule)
-            start = start and cut_head.cut_state(start, workload)
-        if schedule.shape.tensor_parallel:
-            workload = cut_layers.cut_workload(workload, schedule)
-            start = start and cut_layers.cut_state(start, workload, schedule.shape.num_ranks)
-        if start is not None:
-            workload = replace(workload, first_step=start.num_steps)
-        self.workload, self.settings, self.start = workload, settings or Settings(), start
-        compensation = self.settings.compensation
-        _check_recompute(schedule, self.settings.recompute, compensation)
-        check_compensation(schedule, compensation, has_tied=bool(workload.tied))
-        self.layout = layout_of(partition, workload.num_head_shares)
-        _check_stored(schedule, self.layout, self.settings.recompute_grain)
-        self.step_groups: StepGroups = step_groups(workload, self.layout, self.settings.optimizer)
-        self.analysis = Analysis(gather_steps(schedule)) if self.step_groups else given
+        _check_shape(workload, given.schedule)
+        self.uncut, self.settings = workload, settings or Settings()
+        self.workload, self.start = _cut(workload, given.schedule, start)
+        self.layout = layout_of(partition, self.workload.num_head_shares)
+        self._check(given.schedule)
+        self.step_groups: StepGroups = step_groups(self.workload, self.layout, self.settings.optimizer)
+        self.analysis = Analysis(gather_steps(given.schedule)) if self.step_groups else given
         self.schedule = self.analysis.schedule
         self.reads = Reads(self.analysis, self._num_stale())
-        self.scaler = self._scaler()
-        counts = self.reads.count(self.layout)
-        if self.settings.keep_state:
-            counts.update(
-                (module, version) for module in range(len(workload.modules)) for version in self._last_stale()
-            )
-        begun = None if start is None else begin(workload, start, self.reads.num_stale)
         self.groups = gradient_groups(self.analysis)
-        moved, self.sharing = _moved(self.schedule), sharing_of(self.analysis, self.layout, workload)
-        self.traffic = copy = Traffic(copy)
+        self.sharing = sharing_of(self.analysis, self.layout, self.workload)
         homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
         self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
-        self.memory = self._device_memory()
-        hold = self.memory.change if self.memory else _not_counted
-        on_devices = workload, counts, begun, self.reads, self.layout, self.analysis, copy
+        self.traffic, self.memory = Traffic(copy), self._device_memory()
+        self._hold = self.memory.change if self.memory else _not_counted
+        moved = _moved(self.schedule)
+        self.weights = self._weights(moved["P"], pin_memory)
+        reduced = self._reduced()
+        self.gradients = self._gradients(moved["G"], reduced)
+        self.scaler = self._scaler()
+        self._delays = Delays(self.analysis) if self.settings.compensation.is_needed else None
+        self.optimizer = self._optimizer()
+        self._adjustments = self._adjust()
+        self.team = self._team()
+        self.passes = self.team.members[0].passes if self.team else self._make_passes(self._stages(), self.gradients)
+        if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
+            self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
+        self.transfers = Transfers(self.analysis, self.weights, self.gradients, self.passes, self.traffic, reduced)
+
+    def _check(self, schedule: Schedule) -> None:
+        """Refuse what the settings ask of the schedule and cannot be."""
+        compensation = self.settings.compensation
+        _check_recompute(schedule, self.settings.recompute, compensation)
+        check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
+        _check_stored(schedule, self.layout, self.settings.recompute_grain)
+
+    def _weights(self, loaded: set[int], pin: bool) -> Weights:
+        """The weights at home; with copies on devices where stages are loaded, or shards where replicas share them."""
+        counts = self.reads.count(self.layout)
+        if self.settings.keep_state:
+            modules = range(len(self.workload.modules))
+            counts.update((module, version) for module in modules for version in self._last_stale())
+        begun = None if self.start is None else begin(self.workload, self.start, self.reads.num_stale)
+        on_devices = self.workload, counts, begun, self.reads, self.layout, self.analysis, self.traffic
         if self.sharing:
-            self.weights: Weights = ReplicaWeights(*on_devices, pin=pin_memory, sharing=self.sharing, hold=hold)
-        elif moved["P"]:
-            self.weights = DeviceWeights(*on_devices, pin=pin_memory, hold=hold)
-        else:
-            self.weights = Weights(workload, counts, begun)
-        reduced = {
-            (stage, version): ReducedWindow(sums, self.sharing[stage], hold)
+            return ReplicaWeights(*on_devices, pin=pin, sharing=self.sharing, hold=self._hold)
+        if loaded:
+            return DeviceWeights(*on_devices, pin=pin, hold=self._hold)
+        return Weights(self.workload, counts, begun)
+
+    def _reduced(self) -> dict[tuple[int, int], ReducedWindow]:
+        """What replicas make of each step's gradients together."""
+        return {
+            (stage, version): ReducedWindow(sums, self.sharing[stage], self._hold)
             for (stage, version), sums in reductions_of(self.analysis).items()
         }
-        windows = reduced | carried_windows(self.analysis)
-        self.gradients = (
-            TeamGradients(self.groups, schedule.shape.num_ranks, keep=self.settings.keep_gradients)
-            if schedule.shape.tensor_parallel
-            else Gradients(self.groups, keep=self.settings.keep_gradients, on_devices=moved["G"], reduced=windows)
-        )
-        self._delays = Delays(self.analysis) if compensation.is_needed else None
-        self.optimizer = HostOptimizer(
-            workload,
+
+    def _gradients(self, stored: set[int], reduced: Mapping[tuple[int, int], ReducedWindow]) -> Gradients:
+        keep = self.settings.keep_gradients
+        if self.schedule.shape.tensor_parallel:
+            return TeamGradients(self.groups, self.schedule.shape.num_ranks, keep=keep)
+        windows = {**reduced, **carried_windows(self.analysis)}
+        return Gradients(self.groups, keep=keep, on_devices=stored, reduced=windows)
+
+    def _optimizer(self) -> HostOptimizer:
+        return HostOptimizer(
+            self.workload,
             self.layout,
-            masters_of(workload, start),
+            masters_of(self.workload, self.start),
             self.gradients,
             self.settings.optimizer,
             self._pace,
             self.scaler,
             self._read_by,
-            None if start is None else start.moments,
+            None if self.start is None else self.start.moments,
             self.sharing,
         )
-        self._adjustments = self._adjust()
-        self.team = (
-            Team(workload, self.layout, self.weights, self.gradients, self._make_passes, splits=self._splits)
-            if isinstance(self.gradients, TeamGradients)
-            else None
-        )
-        self.passes = self.team.members[0].passes if self.team else self._make_passes(self._stages(), self.gradients)
-        if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
-            self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
-        self.transfers = Transfers(self.analysis, self.weights, self.gradients, self.passes, copy, reduced)
+
+    def _team(self) -> Team | None:
+        """The devices that have shards of every matrix; None where they have whole layers."""
+        if not isinstance(self.gradients, TeamGradients):
+            return None
+        return Team(self.workload, self.layout, self.weights, self.gradients, self._make_passes, splits=self._splits)
 
     @property
     def _splits(self) -> bool:
@@ -414,6 +422,17 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
     """Object -> the stages of which it is loaded, or stored."""
     moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
     return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
+
+
+def _cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Workload, State | None]:
+    """The workload, and what to go on from, as devices that share the head or every matrix have them."""
+    if schedule.shape.num_head_shards:
+        workload = cut_head.cut_head(workload, schedule)
+        start = start and cut_head.cut_state(start, workload)
+    if schedule.shape.tensor_parallel:
+        workload = cut_layers.cut_workload(workload, schedule)
+        start = start and cut_layers.cut_state(start, workload, schedule.shape.num_ranks)
+    return (workload if start is None else replace(workload, first_step=start.num_steps)), start
 
 
 def _check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
