@@ -116,75 +116,110 @@ def run(
     Args:
         own_s, amount, served_by: by slot: seconds of a task, what must be served besides, and by what.
     """
-    slots, followers, waits, ports = tasks.slot, tasks.followers, list(tasks.waits), tasks.port
-    at_port: list[list[tuple[bool, int]]] = [[] for _ in range(max(ports, default=-1) + 1)]
-    taken = [False] * len(at_port)
-    begin, end = [0.0] * len(slots), [0.0] * len(slots)
-    open_parts = [1] * len(slots)  # own time and amount that have not ended
-    timers: list[tuple[float, int]] = []
-    queues: list[list[tuple[float, int]]] = [[] for _ in range(max(COPY, *served_by) + 1)]
-    clock = [0.0] * len(queues)  # units a task of this kind has been served since the start
-    rate, busy, changed = [0.0] * len(queues), list[int](), True
-    known: dict[tuple[int, ...], list[float]] = {}
-    now, ready, ended = 0.0, [task for task, count in enumerate(waits) if not count], list[int]()
+    way = _Way(tasks, own_s, amount, served_by, capacity)
+    ready, ended = [task for task, count in enumerate(tasks.waits) if not count], list[int]()
     while True:
         while ready or ended:
             if ended:
-                task = ended.pop()
-                end[task], port = now, ports[task]
-                if port >= 0:
-                    taken[port] = False
-                    if at_port[port]:
-                        ready.append(heappop(at_port[port])[1])
-                for other in followers[task]:
-                    waits[other] -= 1
-                    if not waits[other]:
-                        ready.append(other)
-                continue
-            task = ready.pop()
-            slot, port = slots[task], ports[task]
-            if port >= 0:
-                if taken[port]:
-                    heappush(at_port[port], (not tasks.urgent[task], task))
-                    continue
-                taken[port] = True
-            begin[task] = now
-            seconds, units, server = own_s[slot], amount[slot], served_by[slot]
+                way.finish(ended.pop(), ready)
+            else:
+                way.start(ready.pop(), ended)
+        task = way.advance()
+        if task is None:
+            return way.begin, way.end
+        way.open_parts[task] -= 1
+        if not way.open_parts[task]:
+            ended.append(task)
+
+
+class _Way:
+    """Tasks on their way: what has begun and ended, what is queued at whom, and the moment."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        own_s: Sequence[float],
+        amount: Sequence[float],
+        served_by: Sequence[int],
+        capacity: Capacity,
+    ) -> None:
+        self.tasks, self.own_s, self.amount, self.served_by, self.capacity = tasks, own_s, amount, served_by, capacity
+        self.waits, number = list(tasks.waits), len(tasks.slot)
+        self.begin, self.end = [0.0] * number, [0.0] * number
+        self.open_parts = [1] * number  # own time and amount that have not ended
+        self.at_port: list[list[tuple[bool, int]]] = [[] for _ in range(max(tasks.port, default=-1) + 1)]
+        self.taken = [False] * len(self.at_port)
+        self.timers: list[tuple[float, int]] = []
+        self.queues: list[list[tuple[float, int]]] = [[] for _ in range(max(COPY, *served_by) + 1)]
+        self.clock = [0.0] * len(self.queues)  # units a task of this kind has been served since the start
+        self.rate, self.busy, self.changed = [0.0] * len(self.queues), list[int](), True
+        self.known: dict[tuple[int, ...], list[float]] = {}
+        self.now = 0.0
+
+    def finish(self, task: int, ready: list[int]) -> None:
+        """A task has ended: its port is free, and who waited only for it is ready."""
+        tasks, waits = self.tasks, self.waits
+        self.end[task], port = self.now, tasks.port[task]
+        if port >= 0:
+            self.taken[port] = False
+            if self.at_port[port]:
+                ready.append(heappop(self.at_port[port])[1])
+        for other in tasks.followers[task]:
+            waits[other] -= 1
+            if not waits[other]:
+                ready.append(other)
+
+    def start(self, task: int, ended: list[int]) -> None:
+        """A task begins, unless its port is taken; one that takes nothing has ended."""
+        tasks = self.tasks
+        slot, port = tasks.slot[task], tasks.port[task]
+        if port >= 0:
+            if self.taken[port]:
+                heappush(self.at_port[port], (not tasks.urgent[task], task))
+                return
+            self.taken[port] = True
+        self.begin[task] = self.now
+        seconds, units, server = self.own_s[slot], self.amount[slot], self.served_by[slot]
+        if units > 0:
+            heappush(self.queues[server], (self.clock[server] + units, task))
+            self.changed = True
+        if seconds > 0:
+            heappush(self.timers, (self.now + seconds, task))
             if units > 0:
-                heappush(queues[server], (clock[server] + units, task))
-                changed = True
-            if seconds > 0:
-                heappush(timers, (now + seconds, task))
-                if units > 0:
-                    open_parts[task] = 2
-            elif units <= 0:
-                ended.append(task)
-        if changed:
-            counts = tuple(map(len, queues))
-            if counts not in known:
-                known[counts] = _rates(counts, capacity)
-            rate, changed = known[counts], False
-            busy = [server for server in range(HOST, len(queues)) if counts[server]]
+                self.open_parts[task] = 2
+        elif units <= 0:
+            ended.append(task)
+
+    def advance(self) -> int | None:
+        """Go on to the next moment at which a task's own time or amount ends; the task, or None if none is left."""
+        if self.changed:
+            self._share_out()
+        queues, clock, rate, timers, now = self.queues, self.clock, self.rate, self.timers, self.now
         moment, source = (timers[0][0], NOTHING) if timers else (inf, NOTHING)
-        for server in busy:
+        for server in self.busy:
             at = now + (queues[server][0][0] - clock[server]) / rate[server]
             if at < moment:
                 moment, source = at, server
         if moment == inf:
-            return begin, end
+            return None
         passed = moment - now
         if passed > 0:
-            for server in busy:
+            for server in self.busy:
                 clock[server] += rate[server] * passed
-            now = moment
+            self.now = moment
         if source == NOTHING:
-            _, task = heappop(timers)
-        else:
-            clock[source], task = heappop(queues[source])
-            changed = True
-        open_parts[task] -= 1
-        if not open_parts[task]:
-            ended.append(task)
+            return heappop(timers)[1]
+        clock[source], task = heappop(queues[source])
+        self.changed = True
+        return task
+
+    def _share_out(self) -> None:
+        """Rates for as many tasks as are in each queue now."""
+        counts = tuple(map(len, self.queues))
+        if counts not in self.known:
+            self.known[counts] = _rates(counts, self.capacity)
+        self.rate, self.changed = self.known[counts], False
+        self.busy = [server for server in range(HOST, len(self.queues)) if counts[server]]
 
 
 def _rates(counts: Sequence[int], capacity: Capacity) -> list[float]:
