@@ -9,14 +9,13 @@ from analysis.claims import (
     figure2,
     figure3,
     figure5,
-    figure10,
     figure17,
     headline,
     planner,
+    predicted,
     regression,
     steady_state,
     tuning,
-    withheld,
 )
 from analysis.claims.claim import Claim, Verdict, judge
 from analysis.claims.evidence import Need
@@ -33,8 +32,7 @@ _SECTIONS = (
     figure5,
     headline,
     discrepancies,
-    figure10,
-    withheld,
+    predicted,
     regression,
 )
 

@@ -57,7 +57,8 @@ def _cells(found: Experiments, experiment: str) -> Iterable[dict[str, str]]:
 
 def _contradictions(verdicts: Iterable[Verdict]) -> Iterable[dict[str, str]]:
     for verdict in verdicts:
-        if verdict.kind in (CONTRADICTED, MISSED) and verdict.claim.contradiction:
+        declared = verdict.kind == CONTRADICTED and verdict.claim.contradiction
+        if declared or verdict.kind == MISSED:
             value = verdict.value
             text = value if isinstance(value, str) else f"{value:.8g}"
             tolerance = "" if isinstance(value, str) else f"{1e-6 * abs(value or 0) + 1e-9:.2g}"
