@@ -14,6 +14,7 @@ from analysis.claims import (
     planner,
     predicted,
     regression,
+    statements,
     steady_state,
     tuning,
 )
@@ -34,6 +35,7 @@ _SECTIONS = (
     discrepancies,
     predicted,
     regression,
+    statements,
 )
 
 

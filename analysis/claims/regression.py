@@ -106,11 +106,16 @@ def claims() -> Iterator[Claim]:
                 yield _claim(path.stem, row)
 
 
-def _claim(experiment: str, row: Mapping[str, str]) -> Claim:
+def need_of(experiment: str, row: Mapping[str, str]) -> Need:
+    """The run that a row of an expected table is of."""
     choices = {key.removeprefix(_CELL): value for key, value in row.items() if key.startswith(_CELL) and value}
+    return Need(experiment, choices, row.get(CONTENDER) or None)
+
+
+def _claim(experiment: str, row: Mapping[str, str]) -> Claim:
+    need = need_of(experiment, row)
     declared = {key: value for key, value in row.items() if not key.startswith(_CELL) and key != CONTENDER and value}
-    contender = row.get(CONTENDER) or None
-    words = " ".join(filter(None, (*choices.values(), contender))) or experiment
+    words = " ".join(filter(None, (*need.choices.values(), need.contender))) or experiment
     return Claim(
         id=f"regression/{experiment}/{words}",
         statement_id=f"regression/{experiment}",
@@ -122,7 +127,7 @@ def _claim(experiment: str, row: Mapping[str, str]) -> Claim:
         unit="",
         published=Printed(AS_ACCEPTED, f"analysis/claims/expected/{experiment}.csv"),
         evidence=declared.get("evidence") or "simulated",
-        needs=(Need(experiment, choices, contender),),
+        needs=(need,),
         value=lambda run: compared(run, declared),
     )
 

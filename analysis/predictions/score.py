@@ -210,6 +210,7 @@ _BARS: tuple[Callable[[], Bar], ...] = (
     _length_share,
     _headline,
 )
+NUM_BARS = len(_BARS)
 
 
 def text() -> str:

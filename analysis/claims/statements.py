@@ -1,0 +1,183 @@
+"""What README and docs say of our own experiments, number by number; each follows from records."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+from analysis.claims.claim import Claim, Record
+from analysis.claims.evidence import Need, causal, figure17, partitions, recompute_ahead, steady_causal, steady_state
+from analysis.claims.expected import read_table
+from analysis.claims.ours import stated
+from analysis.claims.regression import need_of
+from analysis.predictions.score import NUM_BARS, Bar, bars
+from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.runs import BASELINES, ONE_ROUND, SCHEDULES
+
+SECTION = "What we say of our own experiments"
+
+
+def claims() -> Iterator[Claim]:
+    """Every statement, by its experiment."""
+    yield from _leads()
+    yield from _thousand_devices()
+    yield from _uneven_head()
+    yield from _dispatch()
+    yield from _waiting()
+    yield from _parity()
+    yield from _bars()
+
+
+def _say(name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Any], **more: Any) -> Claim:
+    return stated(f"ours/{name}", SECTION, words, unit, needs, value, **more)
+
+
+# --- leads of RoundPipe over the best classic schedule ---------------------------------------------------------
+
+_FIELDS: dict[str, tuple[str, Callable[[str], tuple[Need, ...]]]] = {
+    "published": ("published cuts", lambda model: tuple(figure17(name, model) for name in SCHEDULES)),
+    "searched": ("searched cuts", lambda model: tuple(partitions("search", name, model) for name in SCHEDULES)),
+    "ahead": (
+        "searched cuts, the baselines recomputing ahead",
+        lambda model: (*(recompute_ahead(name, model) for name in BASELINES), partitions("search", "roundpipe", model)),
+    ),
+    "one_round": (
+        "searched cuts, the baselines recomputing ahead, RoundPipe's call as one round",
+        lambda model: (*(recompute_ahead(name, model) for name in BASELINES), Need("one_round", {"model": model})),
+    ),
+}
+
+
+def _leads() -> Iterator[Claim]:
+    for name, (words, needs) in _FIELDS.items():
+        every = tuple(need for model in PUBLISHED_MODELS for need in needs(model))
+        for end, extreme in (("least", min), ("most", max)):
+            yield _say(
+                f"lead/{name}/{end}",
+                f"RoundPipe's lead over the best classic schedule on the paper's models, {words}: the {end}",
+                "x",
+                every,
+                lambda *runs, extreme=extreme: extreme(_leads_of(runs)),
+            )
+
+
+def _leads_of(runs: tuple[Record, ...]) -> list[float]:
+    """One lead a model; its runs stand together, RoundPipe's last."""
+    each = len(runs) // len(PUBLISHED_MODELS)
+    groups = [runs[first : first + each] for first in range(0, len(runs), each)]
+    return [min(run["makespan_s"] for run in group[:-1]) / group[-1]["makespan_s"] for group in groups]
+
+
+# --- experiments of schedules as such --------------------------------------------------------------------------
+
+
+def _thousand_devices() -> Iterator[Claim]:
+    for schedule, words in (("1f1b", "1F1B"), ("roundpipe", "RoundPipe"), (ONE_ROUND, "RoundPipe in one round")):
+        for devices in (8, 1024):
+            yield _say(
+                f"thousand_devices/{schedule}/{devices}",
+                f"1,024 microbatches on {devices:,} devices: idle time of {words}",
+                "%",
+                (Need("thousand_devices", {"schedule": schedule, "num_devices": str(devices)}),),
+                lambda run: 100 * run["bubble_makespan"],
+            )
+
+
+def _uneven_head() -> Iterator[Claim]:
+    dealt = ("roundpipe", ONE_ROUND)
+    for schedule, words, heads in (("zb_v", "ZB-V", ("0.0", "1.0")), ("vocab_parallel", "a cut head", ("2.0",))):
+        for head in heads:
+            needs = tuple(_at_head(name, head) for name in (schedule, *dealt))
+            yield _say(
+                f"uneven_head/{schedule}/{head}",
+                f"Step of {words} over RoundPipe's, with a head of {head} devices' work",
+                "x",
+                needs,
+                lambda own, *rivals: own["makespan_s"] / min(run["makespan_s"] for run in rivals),
+            )
+
+
+def _at_head(schedule: str, head: str) -> Need:
+    return Need("uneven_head", {"schedule": schedule, "cost.head_share": head})
+
+
+def _dispatch() -> Iterator[Claim]:
+    size = "4"
+    needs = tuple(
+        need
+        for model in PUBLISHED_MODELS
+        for need in (Need("dispatch", {"model": model, "schedule.round_size": size}), causal(model))
+    )
+    for end, extreme in (("least", min), ("most", max)):
+        yield _say(
+            f"dispatch/{end}",
+            f"Idle time that dynamic dispatch in rounds of {size} leaves of strict rotation's: the {end}",
+            "%",
+            needs,
+            lambda *runs, extreme=extreme: extreme(
+                100 * pool["bubble_makespan"] / rotation["bubble_makespan"]
+                for pool, rotation in zip(runs[::2], runs[1::2], strict=True)
+            ),
+        )
+
+
+def _waiting() -> Iterator[Claim]:
+    model, count = "qwen3_1p7b", 8
+    for name, words, need in (
+        ("ahead", "may begin before its input arrives", steady_state(model, count)),
+        ("waiting", "waits for its input", steady_causal(model, count)),
+    ):
+        yield _say(
+            f"fused_stage/{name}",
+            f"Steady bubble of RoundPipe on Qwen3-1.7B, {count} microbatches a call, a fused stage that {words}",
+            "%",
+            (need,),
+            lambda run: 100 * run["bubble_steady"],
+        )
+
+
+# --- parity and predictions ------------------------------------------------------------------------------------
+
+
+def _parity() -> Iterator[Claim]:
+    for experiment in ("equivalence", "baselines_cpu"):
+        needs = tuple(need_of(experiment, row) for row in read_table(experiment))
+        yield _say(
+            f"parity/{experiment}",
+            f"Runs of experiment={experiment} whose gradients and weights are plain training's in every bit",
+            "runs",
+            needs,
+            lambda *runs: sum(run["grad_max_abs_diff"] == 0 == run["weight_max_abs_diff"] for run in runs),
+            evidence="measured",
+            made_from="" if needs else f"experiment={experiment}, which nobody has accepted yet",
+        )
+
+
+def _bars() -> Iterator[Claim]:
+    for number in range(NUM_BARS):
+        yield _say(
+            f"predictions/bar_{number + 1}",
+            f"Bar {number + 1} of the predictions",
+            "",
+            (),
+            lambda number=number: _said(_found_bars()[number]),
+            evidence="predicted",
+            made_from="analysis/predictions/",
+        )
+    yield _say(
+        "predictions/held",
+        f"Bars of the predictions that hold, of {NUM_BARS}",
+        "bars",
+        (),
+        lambda: sum(bar.held for bar in _found_bars()),
+        evidence="predicted",
+        made_from="analysis/predictions/",
+    )
+
+
+def _said(bar: Bar) -> str:
+    return f"{bar.name}: {'holds' if bar.held else 'missed'}, {bar.measured}"
+
+
+@cache
+def _found_bars() -> list[Bar]:
+    return bars()
