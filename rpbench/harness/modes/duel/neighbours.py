@@ -27,14 +27,14 @@ class Runs(NamedTuple):
         at_s: middle of each run.
         took_s: what each run took, by one clock.
         others_s: processor time that other programs had meanwhile; nan where the system does not say.
-        wall_s: what each run took by the clock on the wall.
+        elapsed_s: that passed while others were watched.
     """
 
     who: npt.NDArray[np.int64]
     at_s: Floats
     took_s: Floats
     others_s: Floats
-    wall_s: Floats
+    elapsed_s: Floats
 
 
 class Comparisons(NamedTuple):
@@ -71,5 +71,5 @@ def compare(runs: Runs, contender: int, references: Sequence[int]) -> Comparison
     sides = np.stack([known[after - 1], known[after]])
     reference = np.interp(runs.at_s[own], runs.at_s[known], np.log(runs.took_s[known]))
     both = np.vstack([sides, own])
-    others = runs.others_s[both].sum(axis=0) / runs.wall_s[both].sum(axis=0)
+    others = runs.others_s[both].sum(axis=0) / runs.elapsed_s[both].sum(axis=0)
     return Comparisons(reference - np.log(runs.took_s[own]), runs.at_s[own], others)

@@ -159,9 +159,9 @@ def _find(
     near, far = (error * student_quantile(confidence, freedom) for confidence in (rules.confidence, share))
     if len(sound) < rules.least_starts:
         far = math.inf
-    ends = [math.exp(centre + each) for each in (-near, near)]
-    sure = (0.0, math.inf) if math.isinf(far) else (math.exp(centre - far), math.exp(centre + far))
-    return Finding(math.exp(centre), *ends, *sure, _verdict(sure, reason), reason, starts)
+    low, high, sure_low, sure_high = (math.exp(centre + each) for each in (-near, near, -far, far))
+    verdict = _verdict((sure_low, sure_high), reason)
+    return Finding(math.exp(centre), low, high, sure_low, sure_high, verdict, reason, starts)
 
 
 def _lacks(starts: Sequence[StartFinding], rules: Rules) -> str:
