@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import os
 from pathlib import Path
 from random import Random
 
@@ -35,6 +36,8 @@ SMALL = (
     "experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=3", "model.seq_len=16", "num_microbatches=4",
     "num_steps=2", "mode.budget_s=0.01", "mode.search_budget=12", "cost.microbatches_per_device=1",
 )  # fmt: skip
+# Ranks of torch take seconds to begin, and so does a process: both are in the slow test below.
+OURS = [contender for contender in contenders() if contender.engine != "torch"]
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +64,13 @@ def rows(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(team, "verified", verified)
         patch.setattr(duel_run, "calibrate_cores", calibrated)
+        patch.setattr(duel_run, "contenders", lambda who: OURS)
+        patch.setattr(duel_run, "start_apart", start.play_start)
         return records(load([*SMALL, f"results_dir={folder}"]))
 
 
 def test_every_contender_has_a_record_with_its_runs(rows, folder):
-    assert [row["contender"] for row in rows] == [contender.name for contender in contenders()]
+    assert [row["contender"] for row in rows] == [contender.name for contender in OURS]
     for row in rows:
         assert record.read(folder / row["run_id"]) == row
         assert (folder / row["run_id"] / PROFILE).exists()
@@ -74,7 +79,7 @@ def test_every_contender_has_a_record_with_its_runs(rows, folder):
         assert row["status"] == "ok", row["reason"]
         assert row["evidence"] == "measured"
         assert row["parity"] is True
-        assert row["grad_max_abs_diff"] <= (1e-6 if row["engine"] == "torch" else 0.0)
+        assert row["grad_max_abs_diff"] == 0.0
         assert row["emulated_makespan_s"] > 0
         assert row["replay_makespan_s"] > 0
         assert row["num_plans_evaluated"] <= 12
@@ -84,7 +89,7 @@ def test_every_contender_has_a_record_with_its_runs(rows, folder):
             assert about["is_malloc_tuned"] is is_tuned()
 
 
-def test_starts_are_processes_of_their_own_with_an_order_of_their_own(rows):
+def test_starts_have_an_order_of_their_own(rows):
     ok = [row for row in rows if row["status"] == "ok"]
     one, two = ok[0]["starts"]
     assert (one["order_seed"], two["order_seed"]) == (0, 1)
@@ -103,7 +108,7 @@ def test_every_plan_is_predicted_by_every_calibration(rows, folder):
         assert predictions(row) == [(one + two) / 2, (two + three) / 2]
         assert drift(row) == max(one, two, three) / min(one, two, three) - 1
         assert over_predicted(row, "replay") == ratio(times(row, "replay"), predictions(row))
-    same = (BASE, *TWINS, "torch_1f1b")  # the same plan, whoever runs it
+    same = (BASE, *TWINS)  # the same plan, whoever runs it
     assert len({tuple(by_name[name]["calibrated_makespans_s"]) for name in same}) == 1
     assert max(by_name[LIMIT]["calibrated_makespans_s"]) <= max(by_name["roundpipe"]["calibrated_makespans_s"])
     folder = folder / by_name[BASE]["run_id"]
@@ -139,16 +144,16 @@ def test_too_short_a_duel_has_no_verdict_and_says_why(rows, folder):
     ok = {name: own for name, own in found["contenders"].items() if own["status"] == "ok"}
     assert {own["wall"]["verdict"] for own in ok.values()} == {"no verdict"}
     assert all("clean comparisons of at least 30" in own["wall"]["reason"] for own in ok.values())
-    assert found["false_alarms"]["same_plan"] == 5, "1F1B, its three twins, and not torch's"
+    assert found["false_alarms"]["same_plan"] == 4, "1F1B and its three twins"
 
 
 def test_what_is_the_same_work_is_the_same_plan(rows):
     schedules = {row["contender"]: row for row in rows}
-    for name in (*TWINS, "torch_1f1b"):
+    for name in TWINS:
         assert schedules[name]["partition_layers"] == schedules[BASE]["partition_layers"]
     streamed = [row for name, row in schedules.items() if name.startswith("roundpipe")]
     assert schedules[LIMIT]["partition_layers"] in {row["partition_layers"] for row in streamed}
-    assert schedules["torch_1f1b"]["recompute"] == schedules[BASE]["recompute"] == "except_last"
+    assert schedules[TWINS[2]]["recompute"] == schedules[BASE]["recompute"] == "except_last"
     assert schedules["gpipe"]["recompute"] == schedules["looped_bfs"]["recompute"] == "all"
     for row in rows:
         assert row["simulated_makespan_s"] >= schedules[LIMIT]["simulated_makespan_s"] * (1 - 1e-9)
@@ -157,10 +162,10 @@ def test_what_is_the_same_work_is_the_same_plan(rows):
 def test_plans_are_read_back_as_they_were_and_nothing_is_profiled(rows, folder, monkeypatch):
     by_name = {row["contender"]: row for row in rows}
     path = folder / by_name[BASE]["run_id"] / PLANS
-    monkeypatch.setattr("rpbench.harness.layer_times.profiled_times", None)
+    monkeypatch.setattr("rpbench.harness.layer_times._measured", None)
     request = load([*SMALL, f"mode.plans={path}", f"results_dir={folder}"])
     assert request.subject["sha256"]["mode.plans"]
-    _, plans = make_plans(request, contenders())
+    _, plans = make_plans(request, OURS)
     for name, plan in plans.items():
         row = by_name[name]
         assert str(plan.schedule.partition) == row["partition_layers"]
@@ -169,7 +174,7 @@ def test_plans_are_read_back_as_they_were_and_nothing_is_profiled(rows, folder, 
         assert plan.schedule.num_actions == row["num_actions"]
     path.write_text(path.read_text().replace("plans 1", "plans 0"))
     with pytest.raises(ConfigError, match=r"mode\.plans=.*its schema is not"):
-        make_plans(load([*SMALL, f"mode.plans={path}", f"results_dir={folder}"]), contenders())
+        make_plans(load([*SMALL, f"mode.plans={path}", f"results_dir={folder}"]), OURS)
 
 
 def test_what_has_its_records_is_not_run_again_unless_one_failed(rows, folder, monkeypatch):
@@ -177,11 +182,23 @@ def test_what_has_its_records_is_not_run_again_unless_one_failed(rows, folder, m
         raise AssertionError("ran again")
 
     monkeypatch.setattr(duel_run, "_Duel", refuse)
+    monkeypatch.setattr(duel_run, "contenders", lambda who: OURS)
     with pytest.raises(AssertionError):
         records(load([*SMALL, f"results_dir={folder}"]))
     path = next(Path(folder).glob(f"{next(r['run_id'] for r in rows if r['contender'] == 'gpipe')}/record.json"))
     path.write_text(path.read_text().replace('"status": "failed"', '"status": "oom"'))
     assert len(records(load([*SMALL, f"results_dir={folder}"]))) == len(rows)
+
+
+@pytest.mark.slow
+def test_a_whole_duel_in_processes_of_its_own_with_torch_s_ranks(tmp_path):
+    rows = records(load([*SMALL, "mode.calibrate=false", f"results_dir={tmp_path}"]))
+    assert [row["status"] for row in rows] == ["ok"] * len(contenders())
+    by_name = {row["contender"]: row for row in rows}
+    assert by_name["torch_1f1b"]["grad_max_abs_diff"] <= 1e-6
+    assert by_name["torch_1f1b"]["partition_layers"] == by_name[BASE]["partition_layers"]
+    processes = {start["process"] for start in rows[0]["starts"]}
+    assert len(processes - {os.getpid()}) == 2
 
 
 def test_an_a_a_duel_is_the_same_plan_many_times():

@@ -7,6 +7,7 @@ What helps is done to everybody, and is in the record: each worker and each rank
 stays with the process (`rpbench.harness.allocator`), one warm-up run each, no garbage collection in a run.
 """
 
+import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,6 +101,7 @@ def play_start(job: Job) -> Started:
         runs = play(teams, references, Random(job.order_seed), _budget_s(job), is_enough, tell)
     used = resource.getrusage(resource.RUSAGE_SELF)
     about = {
+        "process": os.getpid(),
         "order_seed": job.order_seed,
         "num_turns": (len(runs) - 1) // len(names),
         "spent_s": round(runs[-1].at_s, 1),

@@ -1,7 +1,7 @@
 """Turns: all contenders resident side by side, one run each in an order drawn anew, until enough is known.
 
-The first turn warms everybody up and is not counted. Garbage is collected between runs, never in one; what is there
-when the first turn ends is frozen, so that collecting takes milliseconds.
+The first turn warms everybody up and is not counted. Garbage is collected between runs, never in one; what was there
+before the first is frozen, so that collecting takes milliseconds.
 """
 
 import gc
@@ -49,8 +49,6 @@ def play(
         while True:
             made = [_run(name, teams[name], began) for name in turn_order(others, references, draw)]
             if turn == 0:
-                gc.collect()
-                gc.freeze()
                 made = made[-1:]  # a reference: the neighbour of whoever runs next
             runs += made
             spent = time.perf_counter() - began
@@ -71,6 +69,8 @@ def _run(name: str, team: Team, began: float) -> Run:
 @contextmanager
 def _collection_between_runs() -> Iterator[None]:
     was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         yield
