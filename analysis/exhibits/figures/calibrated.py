@@ -36,9 +36,9 @@ def exhibit(experiments: Experiments) -> Exhibit:
         "predicted (s)",
         "measured: processor time on the graph (s)",
         "measured: clock (s)",
-        "processor time over predicted (95 % interval)",
-        "clock over predicted (95 % interval)",
-        "foreign load in the rounds (cores)",
+        "processor time over predicted (range of the starts)",
+        "clock over predicted (range of the starts)",
+        "foreign load in the runs (cores)",
         "foreign load in the calibrations (cores)",
         "calibrations apart (%)",
     )
@@ -50,9 +50,9 @@ def exhibit(experiments: Experiments) -> Exhibit:
             "the figures that `python -m rpbench calibrate` measures: rates of the cores while all of them are busy, "
             "and factors on counted products, element-wise traffic and weights, from probe layers of other widths, "
             "vocabularies and lengths. No contender and no layer of its model enters. The machine was calibrated "
-            "before the first round and after every one; the prediction of a round is the mean of those on either "
-            "side of it, and ratios are medians over rounds. torch's 1F1B runs on an engine of its own and is "
-            f"predicted like ours. Band: {100 * BAR:.0f} %. {answer(duels)}"
+            "before the first start and after every one; the prediction of a start is the mean of those on either "
+            "side of it, and ratios are medians over starts of medians over runs. torch's 1F1B runs on an engine of "
+            f"its own and is predicted like ours. Band: {100 * BAR:.0f} %. {answer(duels)}"
         ),
         evidence=("predicted", "measured"),
         command="python -m rpbench -m experiment=cpu_duel",

@@ -1,6 +1,7 @@
 """Findings: what the records of a duel say, recomputed from the runs in them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rpbench.harness.modes.duel.contenders import REFERENCES
 from rpbench.harness.modes.duel.neighbours import compare
@@ -36,7 +37,10 @@ def findings(rows: Rows, clock: str, num_verdicts: int | None = None) -> dict[st
         return {}
     starts = [_start(columns, clock, known, rules_of(rows)) for columns in _by_start(fit)]
     table = {name: [start[number] for start in starts] for number, name in enumerate(names)}
-    return judge(table, len(known), rules_of(rows), num_verdicts)
+    found = judge(table, len(known), rules_of(rows), num_verdicts)
+    if not (reason := why_none(rows)):
+        return found
+    return {name: replace(each, verdict="no verdict", reason=reason) for name, each in found.items()}
 
 
 def why_none(rows: Rows) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rpbench.harness.modes.duel.contenders import BASE, LIMIT
+from rpbench.harness.modes.duel.contenders import BASE
 from rpbench.harness.modes.duel.findings import false_alarms, findings, timed, why_none
 from rpbench.harness.modes.duel.paired import Ratio, ratio
 from rpbench.harness.modes.duel.rows import drift, over_predicted, times
@@ -97,8 +97,3 @@ def _speed(found: Mapping[str, Any]) -> str:
         return "unknown"
     high = "any" if found["high"] is None else f"{found['high']:.3f}"
     return f"x{found['ratio']:.3f} ({found['low']:.3f}-{high})"
-
-
-def share_of_limit(found: Mapping[str, Finding], name: str) -> float | None:
-    """How near a contender is to the same work without any waiting."""
-    return found[name].ratio / found[LIMIT].ratio if LIMIT in found and name in found else None
