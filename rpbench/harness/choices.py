@@ -81,9 +81,13 @@ class WorkloadConfig:
     microbatch_sequences: int = 4
     path: str | None = None  # of `name=text`: any file
     text: str | None = None  # a file of `rpbench/models/text`, without its ending
+    held_out: float = 0.0  # share of the text, at its end, that is not trained on
+    validate_every: int = 50  # batches between two validations on it
 
     def __post_init__(self) -> None:
-        at_least_one(self, "workload.", "microbatch_sequences")
+        at_least_one(self, "workload.", "microbatch_sequences", "validate_every")
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(f"workload.held_out={self.held_out}: a share of the text, from 0 to below 1")
 
 
 @dataclass

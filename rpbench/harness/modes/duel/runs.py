@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rpbench.harness.modes.duel.neighbours import Runs
-from rpbench.harness.modes.duel.turns import Run
+
+if TYPE_CHECKING:
+    from rpbench.harness.modes.duel.turns import Run  # which needs torch; whoever reads records does not
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -16,7 +18,7 @@ CLOCKS = ("wall", "replay")
 DECIMALS = 6  # of a second
 
 
-def columns_of(names: Sequence[str], runs: Sequence[Run]) -> dict[str, dict[str, list[Any]]]:
+def columns_of(names: Sequence[str], runs: "Sequence[Run]") -> dict[str, dict[str, list[Any]]]:
     """Contender -> its runs, column by column; None where the system does not say what other programs did."""
     found: dict[str, dict[str, list[Any]]] = {
         name: {key: [] for key in ("at_s", "wall_s", "replay_s", "cpu_s", "elapsed_s", "others_s")} for name in names
