@@ -274,7 +274,7 @@ def test_what_nobody_can_judge_has_no_verdict_at_all(how, reason):
 def test_a_busy_neighbour_leaves_no_verdict():
     found = findings(made_up(NAMES, lambda name: 0.5 if name == "a" else 1.0, others=0.06), "wall")
     assert found["a"].verdict == "no verdict"
-    assert found["a"].reason.startswith("start 1: 0 clean comparisons")
+    assert found["a"].reason.startswith("start 1: 0 clean comparisons of at least 30, other programs spoilt 40")
     assert [start.num_disturbed for start in found["a"].starts] == [40, 40]
     json.dumps(summary(list(made_up(NAMES, lambda name: 1.0, others=0.06).values())), allow_nan=False)
 

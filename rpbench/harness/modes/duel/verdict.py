@@ -68,7 +68,8 @@ class StartFinding:
     def lacks(self, rules: Rules) -> str:
         """What keeps this start from counting; empty if nothing does."""
         if self.num_pairs < rules.least_pairs:
-            return f"{self.num_pairs} clean comparisons of at least {rules.least_pairs}"
+            spoilt = f", other programs spoilt {self.num_disturbed}" if self.num_disturbed else ""
+            return f"{self.num_pairs} clean comparisons of at least {rules.least_pairs}{spoilt}"
         if self.num_minutes < rules.least_minutes:
             return f"comparisons in {self.num_minutes} minutes of at least {rules.least_minutes}"
         return ""
