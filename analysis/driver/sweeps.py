@@ -66,12 +66,12 @@ _LONGEST = (
 _ON_GPUS = ("gpu_single",)
 
 # Hours, or the machine for itself once more: only where somebody asks for them.
-_ON_REQUEST = ("aa_duel", "convergence_study")
+ON_REQUEST = ("aa_duel", "convergence_study")
 
 
 def experiments() -> list[str]:
     """The experiments of `conf/experiment/` that any machine can run and everybody waits for; long ones first."""
-    names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - {*_ON_GPUS, *_ON_REQUEST})
+    names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - {*_ON_GPUS, *ON_REQUEST})
     return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
 
 
