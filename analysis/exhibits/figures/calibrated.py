@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit
-from analysis.exhibits.figures.duel import MODELS, NAMES, Row, found_duels
+from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.harness.modes.duel.paired import Ratio
 from rpbench.harness.modes.duel.rows import drift, over_predicted, predictions
@@ -130,7 +130,7 @@ def draw(duels: Duels) -> Figure:
         figure = Figure(figsize=(8.6, 0.5 + 2.4 * len(duels)), layout="constrained")
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
-            _panel(axes, model, rows)
+            _panel(axes, model, drawn(rows))
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         return figure

@@ -230,13 +230,18 @@ _BARS = (
 TALLEST = 1.5
 
 
+def drawn(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Those that a figure has room for: of the twins the first one."""
+    return {name: row for name, row in timed(rows).items() if name not in TWINS[1:]}
+
+
 def draw(duels: Mapping[str, Mapping[str, Row]]) -> Figure:
     """A panel a model: for every contender what was predicted, emulated, measured; a dot is the median of a start."""
     with style.applied():
         figure = Figure(figsize=(8.6, 0.5 + 2.9 * len(duels)), layout="constrained")
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
-            _panel(axes, model, list(timed(rows).values()))
+            _panel(axes, model, list(drawn(rows).values()))
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
         return figure
