@@ -42,7 +42,7 @@ class Scope:
 
 
 # What measures time needs the machine for itself.
-_ALONE = ("cpu_duel", "baselines_cpu")
+_ALONE = ("cpu_duel", "aa_duel", "baselines_cpu")
 
 # What takes longest, first; experiments that are not named here follow.
 _LONGEST = (
@@ -65,22 +65,26 @@ _LONGEST = (
 # Only for a machine with a GPU.
 _ON_GPUS = ("gpu_single",)
 
+# Hours, or the machine for itself once more: only where somebody asks for them.
+ON_REQUEST = ("aa_duel", "convergence_study")
+
 
 def experiments() -> list[str]:
-    """Every experiment of `conf/experiment/` that any machine can run, those that take long first."""
-    names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - set(_ON_GPUS))
+    """The experiments of `conf/experiment/` that any machine can run and everybody waits for; long ones first."""
+    names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - {*_ON_GPUS, *ON_REQUEST})
     return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
 
 
 FULL = Scope("full", tuple(Sweep(experiment) for experiment in experiments()))
 
 # The published cells, asynchronous steps as the benchmarks take them, the closed forms of one machine, some schedules
-# against plain training, and one round of a small duel.
+# against plain training, and a small duel without verdicts.
 _SMALL_DUEL = (
-    "model=mid_gpt",
+    "model=half_mid_gpt",
     "model.seq_len=32",
     "num_steps=2",
-    "mode.num_rounds=1",
+    "mode.num_starts=1",
+    "mode.budget_s=5",
     "mode.search_budget=100",
     "mode.calibrate=false",
 )

@@ -81,9 +81,13 @@ class WorkloadConfig:
     microbatch_sequences: int = 4
     path: str | None = None  # of `name=text`: any file
     text: str | None = None  # a file of `rpbench/models/text`, without its ending
+    held_out: float = 0.0  # share of the text, at its end, that is not trained on
+    validate_every: int = 50  # batches between two validations on it
 
     def __post_init__(self) -> None:
-        at_least_one(self, "workload.", "microbatch_sequences")
+        at_least_one(self, "workload.", "microbatch_sequences", "validate_every")
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(f"workload.held_out={self.held_out}: a share of the text, from 0 to below 1")
 
 
 @dataclass
@@ -171,15 +175,24 @@ class Duel:
     """`mode=duel`: every contender in real time on this machine."""
 
     name: str = "duel"
-    num_rounds: int = 3
+    contenders: str = "all"
+    num_starts: int = 2
+    budget_s: float = 480.0
+    half_width: float = 0.02
     search_budget: int = 400
+    plans: str | None = None
     recompute: str = "except_last"
     parity_seq_len: int = 16
     timeout_s: float = 120.0
     calibrate: bool = True
 
     def __post_init__(self) -> None:
-        at_least_one(self, "mode.", "num_rounds", "search_budget", "parity_seq_len")
+        at_least_one(self, "mode.", "num_starts", "search_budget", "parity_seq_len")
+        for name in ("budget_s", "half_width"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
+        if self.contenders not in ("all", "twins"):
+            raise ConfigError(f"mode.contenders={self.contenders}: all, or twins for an A/A duel")
         if self.recompute not in ("all", "except_last"):
             raise ConfigError(f"mode.recompute={self.recompute}: all or except_last")
 

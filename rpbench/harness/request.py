@@ -145,6 +145,7 @@ def request_of(found: Composed) -> Request:
         ("cost", "profile"): read_source("cost.profile", cost.profile),
         ("workload", "path"): read_source("workload.path", workload.path),
         ("workload", "text"): _shipped_text(workload),
+        ("mode", "plans"): read_source("mode.plans", mode.plans) if isinstance(mode, Duel) else None,
         ("checkpoint", "resume_from"): read_source("checkpoint.resume_from", config.checkpoint.resume_from),
     }
     request = Request(

@@ -72,14 +72,21 @@ class TextTokens:
         microbatch_sequences: int,
         num_microbatches: int,
         seed: int = 0,
+        held_out: float = 0.0,
+        num_steps: int | None = None,
     ) -> None:
         """Open a file.
 
+        Args:
+            held_out: share of the file, at its end, that no microbatch is made of.
+            num_steps: that are to be made without reading anything twice; None: it may be.
+
         Raises:
-            ValueError: if the file cannot be read, is shorter than one step's batch, or has more byte values than
-                the model has tokens.
+            ValueError: if the file cannot be read, is shorter than one step's batch or all of `num_steps`, or has more
+                byte values than the model has tokens.
         """
-        self.data = _map_bytes(path)
+        whole = _map_bytes(path)
+        self.data, self.unseen = whole.tensor_split([len(whole) - int(held_out * len(whole))])
         self.seq_len, self.microbatch_sequences, self.num_microbatches = seq_len, microbatch_sequences, num_microbatches
         self.seed = seed
         # The label of a sequence's last token is the first token of the next one.
@@ -91,6 +98,12 @@ class TextTokens:
                 f"{microbatch_sequences} sequences of {seq_len} tokens needs {batch * seq_len + 1}; "
                 "give a longer file, or fewer or shorter sequences"
             )
+        if num_steps is not None and self.num_sequences < batch * num_steps:
+            raise ValueError(
+                f"{path} has {len(self.data)} bytes to train on: {num_steps} steps of {batch} sequences of {seq_len} "
+                f"tokens need {batch * num_steps * seq_len + 1} if none is to be read twice; give a longer file, or "
+                "fewer steps"
+            )
         if vocab < BYTE_VALUES:
             raise ValueError(
                 f"model.vocab={vocab}: a text file is read as bytes, which needs {BYTE_VALUES} tokens; "
@@ -101,6 +114,18 @@ class TextTokens:
         first = (step * self.num_microbatches + microbatch) * self.microbatch_sequences
         visits = range(first, first + self.microbatch_sequences)
         rows = torch.stack([self._sequence(visit) for visit in visits])
+        return _shifted(rows.to(torch.int64))
+
+    def held_out(self) -> Batch:
+        """All whole sequences that no microbatch is made of, (N, S).
+
+        Raises:
+            ValueError: if there is not one.
+        """
+        num = (len(self.unseen) - 1) // self.seq_len
+        if num < 1:
+            raise ValueError(f"{len(self.unseen)} bytes held out: a sequence needs {self.seq_len + 1}; hold out more")
+        rows = self.unseen[: num * self.seq_len + 1].unfold(0, self.seq_len + 1, self.seq_len)
         return _shifted(rows.to(torch.int64))
 
     def _sequence(self, visit: int) -> torch.Tensor:

@@ -482,26 +482,12 @@ def test_a_missing_timeline_is_named(experiments: Experiments, tmp_path: Path) -
 # --- the duel ------------------------------------------------------------------------------------------------
 
 
-def test_the_duel_shows_every_contender(full_experiments: Experiments) -> None:
-    duels = duel.found_duels(full_experiments.cells("cpu_duel"))
-    assert {model: list(rows) for model, rows in duels.items()} == {model: list(duel.NAMES) for model in duel.MODELS}
-
-
-def test_a_difference_within_that_of_the_twins_is_marked(
-    made: dict[str, Exhibit], full_experiments: Experiments
-) -> None:
+def test_the_duel_shows_every_contender_of_both_models(made: dict[str, Exhibit]) -> None:
     table = made["duel"].table
     assert table is not None
-    column = table.columns.index("speed-up over 1F1B by processor time (95 % interval)")
-    cells = {row[1].text: row[column] for row in table.rows[: len(duel.NAMES)]}
-    assert cells["1F1B"].text == "1.000 (1.000–1.000) ~"
-    assert cells["1F1B, its twin"].text.endswith("~")
-    assert not cells["RoundPipe"].text.endswith("~")
-    rows = duel.found_duels(full_experiments.cells("cpu_duel"))["mid_gpt"]
-    expected = [
-        a / b for a, b in zip(rows["1f1b"]["round_replays_s"], rows["roundpipe"]["round_replays_s"], strict=True)
-    ]
-    assert cells["RoundPipe"].value == pytest.approx(sum(expected) / 2)
+    names = [(row[0].text, row[1].text) for row in table.rows]
+    assert names == [(model, name) for model in duel.MODELS.values() for name in duel.NAMES.values()]
+    assert {row[4].text.partition(":")[0] for row in table.rows} == {"no verdict"}, "eight runs are too few"
 
 
 def test_one_gradient_that_differs_is_shown(made: dict[str, Exhibit]) -> None:

@@ -5,6 +5,7 @@ python -m pytest tests/benchmarks/test_engine_speed.py -m benchmarks -n 0 -s
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -15,13 +16,24 @@ from torch import nn
 from torch.nn import functional
 
 from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.engine.backends.cpu import CpuBackend, usable_cores
 from rpbench.engine.backends.emulated import EmulatedBackend
+from rpbench.engine.backends.virtual import replay_clock
 from rpbench.engine.executor import execute
+from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.program import make_program
+from rpbench.engine.training import Training
 from rpbench.engine.transfers.link import Link
 from rpbench.engine.workload import Workload
+from rpbench.harness.assemble import pose
+from rpbench.harness.request import load
+from rpbench.harness.tensors import one_thread
 from rpbench.ir.schedule import Schedule
+from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.passes.lower import add_steps
+from rpbench.plan import choose
+from rpbench.sim.events import deal
 from rpbench.sim.longest_path import simulate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
@@ -108,3 +120,44 @@ def test_time_of_64_virtual_devices(name, stages):
     )
     assert_same(run, reference)
     np.testing.assert_allclose(run.timeline.end, simulate(schedule, uneven_costs(schedule)).end, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "roundpipe"])
+def test_wall_over_replay(schedule):
+    """Steps of the duel's model on two bound cores; the bar is 1.01 on a quiet machine.
+
+    Waiting inside actions is for the interpreter or for a core; what remains of wall over replay is waking up.
+    """
+    request = load(["experiment=cpu_duel", "cost=constant", f"schedule={schedule}"])
+    problem = replace(pose(request), num_steps=request.num_steps)
+    order = deal(problem.order(choose("even", problem).partition), problem.costs(choose("even", problem).partition))
+    steps = add_steps(order, lane="compute")
+    tokens = SyntheticTokens(request.model.vocab, request.model.seq_len, 1)
+    workload = Workload(list(build_model(request.model)), tokens, request.num_microbatches)
+    found = []
+    with one_thread(), CpuBackend(usable_cores()) as backend:
+        for _ in range(12):
+            training = Training(workload, steps)
+            program = training.program(CostTable({}), real_time=True)
+            with ForeignLoad() as others:
+                timeline = execute(program, training.handlers, backend)
+            used = sum(backend.pre_cpu_s) + sum(backend.main_cpu_s)
+            replayed = replay_clock(program, backend.pre_cpu_s, backend.main_cpu_s).makespan
+            busy = sum(span.end - span.start for span in timeline.spans())
+            found.append((timeline.makespan / replayed, busy / used, others.cores or 0.0))
+    ratio, inside, load_cores = (median(column) for column in zip(*found[2:], strict=True))
+    print(f"\n{schedule}: wall over replay {ratio:.4f}, actions' wall over their processor time {inside:.4f}, "
+          f"other programs {load_cores:.2f} cores")  # fmt: skip
+
+
+def test_time_of_a_gpt_layer_on_each_of_64_virtual_devices():
+    """128 microbatches, a decoder layer a device; the bar is 12 s. Wall and processor time."""
+    request = load(["backend=virtual", "model=tiny_gpt", "model.num_layers=64", "num_devices=64",
+                    "num_microbatches=128", "schedule=1f1b"])  # fmt: skip
+    schedule = build("1f1b", 64, 128, num_layers=64)
+    workload = Workload(list(build_model(request.model)), SyntheticTokens(256, 16, 4), 128)
+    with one_thread():
+        began, used = time.perf_counter(), time.process_time()
+        train(schedule, workload)
+    print(f"\n{schedule.num_actions} actions: {time.perf_counter() - began:.1f} s of the clock, "
+          f"{time.process_time() - used:.1f} s of the processor")  # fmt: skip

@@ -11,10 +11,12 @@ from rpbench.harness.request import load
 # Real work is for as many devices as small machines have cores, drawings for as many as can be read; the others are in
 # the paper's setting.
 DEVICES = {
+    "aa_duel": 2,
     "atlas": 4,
     "baselines_cpu": 2,
     "convergence": 4,
     "convergence_one_by_one": 4,
+    "convergence_study": 4,
     "cpu_duel": 2,
     "equivalence": 4,
     "gpu_single": 1,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit
-from analysis.exhibits.figures.duel import MODELS, NAMES, Row, found_duels
+from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.harness.modes.duel.paired import Ratio
 from rpbench.harness.modes.duel.rows import drift, over_predicted, predictions
@@ -36,9 +36,9 @@ def exhibit(experiments: Experiments) -> Exhibit:
         "predicted (s)",
         "measured: processor time on the graph (s)",
         "measured: clock (s)",
-        "processor time over predicted (95 % interval)",
-        "clock over predicted (95 % interval)",
-        "foreign load in the rounds (cores)",
+        "processor time over predicted (range of the starts)",
+        "clock over predicted (range of the starts)",
+        "foreign load in the runs (cores)",
         "foreign load in the calibrations (cores)",
         "calibrations apart (%)",
     )
@@ -50,9 +50,9 @@ def exhibit(experiments: Experiments) -> Exhibit:
             "the figures that `python -m rpbench calibrate` measures: rates of the cores while all of them are busy, "
             "and factors on counted products, element-wise traffic and weights, from probe layers of other widths, "
             "vocabularies and lengths. No contender and no layer of its model enters. The machine was calibrated "
-            "before the first round and after every one; the prediction of a round is the mean of those on either "
-            "side of it, and ratios are medians over rounds. torch's 1F1B runs on an engine of its own and is "
-            f"predicted like ours. Band: {100 * BAR:.0f} %. {answer(duels)}"
+            "before the first start and after every one; the prediction of a start is the mean of those on either "
+            "side of it, and ratios are medians over starts of medians over runs. torch's 1F1B runs on an engine of "
+            f"its own and is predicted like ours. Band: {100 * BAR:.0f} %. {answer(duels)}"
         ),
         evidence=("predicted", "measured"),
         command="python -m rpbench -m experiment=cpu_duel",
@@ -130,7 +130,7 @@ def draw(duels: Duels) -> Figure:
         figure = Figure(figsize=(8.6, 0.5 + 2.4 * len(duels)), layout="constrained")
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
-            _panel(axes, model, rows)
+            _panel(axes, model, drawn(rows))
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         return figure

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import median
+from math import isfinite, isnan
 from textwrap import fill
 from typing import Any
 
@@ -12,17 +12,21 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.experiments import Experiments, MissingRuns
-from rpbench.harness.modes.duel.contenders import BASE, LIMIT, TWIN
-from rpbench.harness.modes.duel.paired import Ratio, noise, ratio
-from rpbench.harness.modes.duel.rows import CLOCKS, speed_up, times
+from rpbench.harness.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
+from rpbench.harness.modes.duel.findings import false_alarms, findings, timed, why_none
+from rpbench.harness.modes.duel.neighbours import MOST_OTHERS
+from rpbench.harness.modes.duel.paired import ratio
+from rpbench.harness.modes.duel.rows import times
+from rpbench.harness.modes.duel.runs import CLOCKS
+from rpbench.harness.modes.duel.verdict import Finding
 
 Row = dict[str, Any]
 
 NAMES = {
     BASE: "1F1B",
-    TWIN: "1F1B, its twin",
+    **{name: f"1F1B, twin {number}" for number, name in enumerate(TWINS, start=1)},
     "gpipe": "GPipe",
     "interleaved_1f1b": "Interleaved 1F1B",
     "looped_bfs": "Looped BFS",
@@ -34,7 +38,29 @@ NAMES = {
     "torch_1f1b": "1F1B of torch, two processes",
     LIMIT: "limit: no dependencies",
 }
-MODELS = {"mid_gpt": "mid GPT", "fat_head_gpt": "fat-head GPT"}
+MODELS = {"half_mid_gpt": "mid GPT, half as wide", "half_fat_head_gpt": "fat-head GPT, half as wide"}
+
+
+COLUMNS = (
+    "model",
+    "contender",
+    "plan",
+    "layers run again",
+    "verdict by the clock",
+    "speed over 1F1B by the clock (95 % interval)",
+    "by processor time (95 % interval)",
+    "share of the limit by processor time",
+    "devices busy (% of devices × time)",
+    "predicted (s)",
+    "emulated (s)",
+    "measured: processor time on the graph (s)",
+    "measured: clock (s)",
+    "clock over processor time",
+    "processor time over predicted",
+    "processor time of all actions (s)",
+    "comparisons in each start",
+    "foreign load (cores)",
+)
 
 
 def exhibit(experiments: Experiments) -> Exhibit:
@@ -44,40 +70,30 @@ def exhibit(experiments: Experiments) -> Exhibit:
         MissingRuns: if there was no duel.
     """
     duels = found_duels(experiments.cells("cpu_duel"))
-    columns = (
-        "model",
-        "contender",
-        "plan",
-        "speed-up over 1F1B by processor time (95 % interval)",
-        "by the clock (95 % interval)",
-        "share of the limit by processor time",
-        "devices busy (% of devices × time)",
-        "predicted (s)",
-        "emulated (s)",
-        "measured: processor time on the graph (s)",
-        "measured: clock (s)",
-        "clock over processor time",
-        "processor time over predicted",
-        "processor time of all actions (s)",
-        "foreign load (cores)",
-    )
     return Exhibit(
         id="duel",
         title="On two cores: predicted, emulated, measured",
         caption=(
             "Small GPTs trained for real on two devices of one core each, optimizer steps and gradient sums within "
-            "the time. Every contender computes the same forwards, recomputations, backwards and steps, was tuned "
-            "by the same search with the same budget on layer times profiled in the same run, and took part after "
-            "its gradients and weights had been compared with plain training. Ratios are medians over rounds in which "
-            "every contender ran once. Predicted: simulated from the profile. Emulated: the engine's threads asleep "
+            "the time. Everybody was tuned by the same search with the same budget on layer times profiled once, and "
+            "took part after its gradients and weights had been compared with plain training. Who recomputes what is "
+            "in the table: all run every layer again in backward, except that a last stage which goes back at once "
+            "keeps what its forward computed (1F1B's does, GPipe's cannot), and that a fused stage never recomputes. "
+            "Contenders are resident side by side and run in turns of random order; a run is compared with the runs "
+            "of 1F1B just before and after it, unless other programs had more than "
+            f"{100 * MOST_OTHERS:.0f} % of a core in them. A value is a mean over starts, each a process of its own, "
+            "of means over blocks; its interval holds what differs between blocks and between starts. A verdict needs "
+            "two starts with 30 comparisons in three minutes each, a half width of 2 %, and an interval without 1 "
+            "that is wide enough for all verdicts of the table together to be right with 95 %. For everybody alike, "
+            "workers and ranks are bound to a core each, memory stays with the process, one run warms up, and garbage "
+            "is collected between runs. Predicted: simulated from the profile. Emulated: the engine's threads asleep "
             "for the profiled times. Processor time on the graph: each action's own processor time, the schedule "
-            "replayed with it, which other programs on the machine do not change; by the clock they do. A ~ marks "
-            f"a difference from 1F1B no larger than that of its twin. {answer(duels)}"
+            f"replayed with it, which other programs change little; it has no verdicts. {answer(duels)}"
         ),
         evidence=("simulated", "emulated", "measured"),
         command="python -m rpbench -m experiment=cpu_duel",
         draw=partial(draw, duels),
-        table=table(columns, (_row(row, rows) for rows in duels.values() for row in rows.values())),
+        table=tabulate(duels),
     )
 
 
@@ -96,37 +112,65 @@ def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
     return {model: {name: rows[name] for name in NAMES if name in rows} for model, rows in ordered.items()}
 
 
+def judged(duels: Mapping[str, Mapping[str, Row]], clock: str) -> dict[str, dict[str, Finding]]:
+    """Model -> contender -> its finding; all verdicts of the table are given together."""
+    together = sum(len(timed(rows)) for rows in duels.values())
+    return {model: findings(rows, clock, together) for model, rows in duels.items()}
+
+
 def answer(duels: Mapping[str, Mapping[str, Row]]) -> str:
-    """Who is faster, in a sentence a model."""
-    return " ".join(_answer(model, rows) for model, rows in duels.items())
+    """Who is faster, in a sentence a model, and how often the same work was taken for different."""
+    found = judged(duels, "wall")
+    return " ".join(_answer(model, duels[model], found[model]) for model in duels)
 
 
-def _answer(model: str, rows: Mapping[str, Row]) -> str:
-    names = ("roundpipe", "roundpipe_async", "roundpipe_dynamic", "pipedream_2bw", "vocab_parallel", "torch_1f1b")
-    gains = [f"{NAMES[name]} {speed_up(rows[name], rows[BASE], 'replay').median:.2f}" for name in names if name in rows]
-    text = f"{MODELS[model]}, speed over 1F1B by processor time: {', '.join(gains)}"
-    if (share := _noise(rows, "replay")) is not None:
-        text += f"; its twin differs by up to {100 * share:.1f} %"
-    over = [ratio(times(row, "wall"), times(row, "replay")).median for row in rows.values()]
-    return f"{text}. Clock over processor time: {min(over):.3f} to {max(over):.3f}."
+def _answer(model: str, rows: Mapping[str, Row], found: Mapping[str, Finding]) -> str:
+    groups: dict[str, list[str]] = {}
+    for name, each in found.items():
+        if name not in (BASE, *TWINS, LIMIT):
+            groups.setdefault(each.verdict, []).append(f"{NAMES[name]} {each.ratio:.2f}")
+    failed = [NAMES[name] for name, row in rows.items() if row["status"] != "ok"]
+    listed = [f"{verdict}: {', '.join(names)}" for verdict, names in groups.items()]
+    listed += [f"failed: {', '.join(failed)}"] if failed else []
+    text = f"{MODELS[model]}, over 1F1B by the clock: {'; '.join(listed) or 'nobody was timed'}"
+    same, alarms, outside = false_alarms(found)
+    if reason := why_none(rows):
+        text += f" ({reason})"
+    over = [ratio(times(row, "wall"), times(row, "replay")).median for row in timed(rows).values()]
+    pace = f" Clock over processor time: {min(over):.3f} to {max(over):.3f}." if over else ""
+    return (
+        f"{text}. Of {same} that are 1F1B itself, {alarms} have a verdict of a difference and {outside} an interval "
+        f"of their own without 1.{pace}"
+    )
 
 
-def _noise(rows: Mapping[str, Row], clock: str) -> float | None:
-    return noise(speed_up(rows[TWIN], rows[BASE], clock)) if TWIN in rows else None
+def tabulate(duels: Mapping[str, Mapping[str, Row]]) -> Table:
+    """A row a contender, those that failed included."""
+    clocks = {clock: judged(duels, clock) for clock in CLOCKS}
+    return table(
+        COLUMNS,
+        (
+            _row(row, rows, {clock: found[model] for clock, found in clocks.items()})
+            for model, rows in duels.items()
+            for row in rows.values()
+        ),
+    )
 
 
-def _row(row: Row, rows: Mapping[str, Row]) -> list[Cell]:
-    base, own = rows[BASE], row["run_id"]
-    both = (own, base["run_id"])
-    limit = rows.get(LIMIT)
-    share = speed_up(row, limit, "replay").median if limit else None
+def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Finding]]) -> list[Cell]:
+    own, name = row["run_id"], row["contender"]
+    opening = [label(MODELS[row["model"]]), label(NAMES[name]), Cell(row["partition_layers"], _plan(row), (own,))]
+    if row["status"] != "ok":
+        return [*opening, label(row["recompute"]), label(f"failed: {row['reason']}"), *[NOTHING] * (len(COLUMNS) - 5)]
+    both = (own, *(rows[each]["run_id"] for each in REFERENCES if each in rows))
+    walls, replays = found["wall"].get(name), found["replay"].get(name)
     over_replay = ratio(times(row, "wall"), times(row, "replay")).median
     return [
-        label(MODELS[row["model"]]),
-        label(NAMES[row["contender"]]),
-        Cell(row["partition_layers"], _plan(row), (own,)),
-        *(_speed(speed_up(row, base, clock), _noise(rows, clock), both) for clock in reversed(CLOCKS)),
-        ours(share, ".3f", (own, limit["run_id"])) if limit else NOTHING,
+        *opening,
+        label(row["recompute"]),
+        label(_verdict(walls)),
+        *(_speed(each, both) for each in (walls, replays)),
+        _share(found["replay"], name, both),
         ours(100 * (1 - row["bubble_makespan"]), ".1f", own),
         ours(row["simulated_makespan_s"], ".3f", own),
         ours(row["emulated_makespan_s"], ".3f", own),
@@ -134,8 +178,9 @@ def _row(row: Row, rows: Mapping[str, Row]) -> list[Cell]:
         ours(row["makespan_s"], ".3f", own),
         ours(over_replay, ".3f", own),
         ours(row["replay_makespan_s"] / row["simulated_makespan_s"], ".3f", own),
-        ours(median(row["round_cpus_s"]), ".3f", own),
-        ours(row["foreign_cpu_share"], ".2f", own),
+        ours(row["cpu_s"], ".3f", own),
+        label(_counted(walls)),
+        _others(row),
     ]
 
 
@@ -144,9 +189,32 @@ def _plan(row: Row) -> str:
     return short_cut(row["partition_layers"]) + (f", rounds of {size:.0f}" if size and size == size else "")
 
 
-def _speed(found: Ratio, noise: float | None, run_ids: tuple[str, ...]) -> Cell:
-    same = "" if noise is None or abs(found.median - 1) > noise else " ~"
-    return Cell(found.median, f"{found.median:.3f} ({found.low:.3f}–{found.high:.3f}){same}", run_ids)
+def _verdict(found: Finding | None) -> str:
+    if found is None:
+        return "no verdict: nobody to compare with"
+    return f"{found.verdict}: {found.reason}" if found.reason else found.verdict
+
+
+def _speed(found: Finding | None, run_ids: tuple[str, ...]) -> Cell:
+    if found is None or not isfinite(found.high):
+        return NOTHING
+    return Cell(found.ratio, f"{found.ratio:.3f} ({found.low:.3f}–{found.high:.3f})", run_ids)
+
+
+def _share(found: Mapping[str, Finding], name: str, run_ids: tuple[str, ...]) -> Cell:
+    if LIMIT not in found or name not in found or not isfinite(found[name].ratio / found[LIMIT].ratio):
+        return NOTHING
+    return ours(found[name].ratio / found[LIMIT].ratio, ".3f", run_ids)
+
+
+def _counted(found: Finding | None) -> str:
+    starts = found.starts if found else ()
+    return ", ".join(f"{start.num_pairs} (and {start.num_disturbed} disturbed)" for start in starts)
+
+
+def _others(row: Row) -> Cell:
+    share = row["foreign_cpu_share"]
+    return NOTHING if share is None or isnan(share) else ours(share, ".2f", row["run_id"])
 
 
 # --- the figure ----------------------------------------------------------------------------------------------
@@ -162,13 +230,18 @@ _BARS = (
 TALLEST = 1.5
 
 
+def drawn(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Those that a figure has room for: of the twins the first one."""
+    return {name: row for name, row in timed(rows).items() if name not in TWINS[1:]}
+
+
 def draw(duels: Mapping[str, Mapping[str, Row]]) -> Figure:
-    """A panel a model: for every contender what was predicted, emulated and measured; every round a dot."""
+    """A panel a model: for every contender what was predicted, emulated, measured; a dot is the median of a start."""
     with style.applied():
         figure = Figure(figsize=(8.6, 0.5 + 2.9 * len(duels)), layout="constrained")
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
-            _panel(axes, model, list(rows.values()))
+            _panel(axes, model, list(drawn(rows).values()))
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
         return figure
@@ -179,12 +252,12 @@ def _panel(axes: Axes, model: str, rows: Sequence[Row]) -> None:
         places = [place + 0.27 * (number - 1) for place in range(len(rows))]
         axes.bar(places, [row[key] for row in rows], 0.26, color=colour, hatch=hatch, edgecolor="black", label=name)
     clocks = [(place + 0.27, wall) for place, row in enumerate(rows) for wall in times(row, "wall")]
-    axes.plot(*zip(*clocks, strict=True), "k.", markersize=3.5, linestyle="none", label="measured, clock, each round")
+    axes.plot(*zip(*clocks, strict=True), "k.", markersize=3.5, linestyle="none", label="measured, clock, each start")
     axes.set_xticks(range(len(rows)), [fill(NAMES[row["contender"]], 12) for row in rows], fontsize=6.2)
     axes.set_ylabel("makespan (s)")
     axes.set_title(MODELS[model])
     top = TALLEST * max(row[key] for row in rows for key, *_ in _BARS)
     if outside := sum(wall > top for _, wall in clocks):
         axes.set_ylim(top=top)
-        words = f"{outside} of {len(clocks)} rounds took longer: other programs had the processor"
+        words = f"{outside} of {len(clocks)} starts took longer: other programs had the processor"
         axes.annotate(words, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7)

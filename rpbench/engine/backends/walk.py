@@ -1,15 +1,18 @@
 """Walk: one run of a program by real threads, one a lane, by the wall clock.
 
-Every action has an event that is set when it has ended. A lane does its actions in order and waits for the events
-of what each one needs. Nothing else synchronises: what the actions share is ordered by the program's edges.
+Every action has a flag that is set when it has ended. A lane does its actions in order; where something that it needs
+has not ended, it writes itself down there and sleeps at its gate, a lock that whoever ends the action opens for it.
+Nothing else synchronises: what the actions share is ordered by the program's edges. As long as nobody has to wait,
+no lock is taken: single reads and writes of lists and dictionaries are whole in every Python thread.
 
-A lane that waits says so. When all lanes that are not done wait for something that has not ended, none of them can
-ever move, and the walk stops with the table of who waits for whom.
+A lane that sleeps says what for. When all lanes that are not done sleep for something that has not ended, none of them
+can ever move, and the walk stops with the table of who waits for whom.
 """
 
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from rpbench.engine.executor import Perform, failed
 from rpbench.engine.program import Edge, Program
@@ -42,12 +45,12 @@ class Walk:
         self.error: BaseException | None = None
         self._stop = False
         self._finished = [False] * num
-        self._events = [threading.Event() for _ in range(num)]
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what sleeping lanes say, and of ending
         self.places = [place for place, lane in enumerate(program.lanes) if lane.stop > lane.start]
         self._working = set(self.places)
-        self._waiting: dict[int, tuple[int, int]] = {}  # lane -> (its action, what that waits for)
-        self._waiters: dict[int, list[int]] = {}  # action -> lanes that wait for it
+        self._gates = {place: _shut() for place in self.places}
+        self._sleeping: dict[int, tuple[int, int]] = {}  # lane -> (its action, what that waits or has waited for)
+        self._waiters: dict[int, list[int]] = {}  # action -> lanes whose gate is to be opened when it ends
 
     def run_lane(self, place: int) -> None:
         """Do the actions of a lane; never raises."""
@@ -77,10 +80,10 @@ class Walk:
 
     def wait_for(self, place: int, number: int, edges: Sequence[Edge]) -> None:
         """Return when everything at the other end of the edges has ended, and has come over."""
+        finished = self._finished
         for producer, crosses, _ in edges:
-            if not self._finished[producer]:
-                self._park(place, number, producer)
-                self._events[producer].wait()
+            if not finished[producer]:
+                self._sleep(place, number, producer)
             if self._stop:
                 raise Stopped
             if crosses and self.hop_s:
@@ -89,20 +92,29 @@ class Walk:
             raise Stopped
 
     def finish(self, number: int) -> None:
-        """Tell the lanes that wait for an action that it has ended."""
-        with self._lock:
-            self._finished[number] = True
-            for place in self._waiters.pop(number, ()):
-                self._waiting.pop(place, None)
-        self._events[number].set()
+        """Say that an action has ended, and open the gates of those that sleep for it."""
+        self._finished[number] = True
+        waiters = self._waiters.get(number)
+        while waiters:
+            try:
+                place = waiters.pop()
+            except IndexError:
+                return  # the last one has struck itself out
+            self._open(place)
 
-    def _park(self, place: int, number: int, producer: int) -> None:
+    def _sleep(self, place: int, number: int, producer: int) -> None:
+        waiters = self._waiters.setdefault(producer, [])
+        waiters.append(place)
+        if self._finished[producer] and _took_back(waiters, place):
+            return  # it ended in between and has not seen us
         with self._lock:
-            if self._finished[producer] or self._stop:
-                return
-            self._waiting[place] = (number, producer)
-            self._waiters.setdefault(producer, []).append(place)
+            self._sleeping[place] = (number, producer)
             self._check_moving()
+        self._gates[place].acquire()
+
+    def _open(self, place: int) -> None:
+        with suppress(RuntimeError):  # open already: the walk is at its end
+            self._gates[place].release()
 
     def _leave(self, place: int) -> None:
         with self._lock:
@@ -112,16 +124,38 @@ class Walk:
                 self.over.set()
 
     def _check_moving(self) -> None:
-        if self._working and len(self._waiting) == len(self._working) and not self._stop:
-            self._fail(self.program.stuck(dict(self._waiting.values())))
+        """Stop if every lane sleeps. One whose action has ended is on its way, even if it is not awake yet."""
+        if self._stop or not self._working or any(self._moves(place) for place in self._working):
+            return
+        self._fail(self.program.stuck(dict(self._sleeping[place] for place in self._working)))
+
+    def _moves(self, place: int) -> bool:
+        asleep = self._sleeping.get(place)
+        return asleep is None or self._finished[asleep[1]]
 
     def _fail(self, error: BaseException) -> None:
         if self._stop:
             return
         self.error, self._stop = error, True
-        for event in self._events:
-            event.set()
+        for place in self._gates:
+            self._open(place)
         self.program.stop()
+
+
+def _shut() -> threading.Lock:
+    """A lock that waits to be opened."""
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+def _took_back(waiters: list[int], place: int) -> bool:
+    """Whether a lane could still strike itself out; if not, its gate is opened."""
+    try:
+        waiters.remove(place)
+    except ValueError:
+        return False
+    return True
 
 
 class _Lane:

@@ -19,9 +19,11 @@ class ForeignLoad:
 
     Attributes:
         cores: processor cores that others kept busy on average; None where the system does not say.
+        elapsed_s: that passed.
     """
 
     cores: float | None = None
+    elapsed_s = 0.0
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
         self._pids = pids
@@ -31,9 +33,9 @@ class ForeignLoad:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        took, busy = time.perf_counter() - self._began, _busy_s()
-        if busy is not None and self._busy is not None and took > 0:
-            self.cores = max(0.0, (busy - self._busy - (_own_s(self._pids) - self._own)) / took)
+        self.elapsed_s, busy = time.perf_counter() - self._began, _busy_s()
+        if busy is not None and self._busy is not None and self.elapsed_s > 0:
+            self.cores = max(0.0, (busy - self._busy - (_own_s(self._pids) - self._own)) / self.elapsed_s)
 
 
 def _busy_s() -> float | None:
@@ -46,7 +48,7 @@ def _busy_s() -> float | None:
 
 def _own_s(pids: Sequence[int] = ()) -> float:
     used = os.times()
-    return used.user + used.system + used.children_user + used.children_system + sum(map(_used_s, pids))
+    return time.process_time() + used.children_user + used.children_system + sum(map(_used_s, pids))
 
 
 def _used_s(pid: int) -> float:

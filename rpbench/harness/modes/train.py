@@ -1,6 +1,7 @@
 """mode=train: a schedule on the engine, with tensors on a virtual clock or on threads, or with threads that sleep."""
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from rpbench.harness.recording import Fields, Outcome, Work, recorded
 from rpbench.harness.request import Request
 from rpbench.harness.scheduled import assembled_of, scheduled
 from rpbench.harness.tensors import DTYPES, check_host_memory, one_thread, workload_of
+from rpbench.harness.validation import Validation
 from rpbench.ir.action import Kind
 from rpbench.ir.moved_objects import LINKS
 from rpbench.ir.moves import has_transfers
@@ -51,6 +53,8 @@ from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import check_shares
 from rpbench.registry import Entry
 from rpbench.sim.metrics import measure
+
+Validated = Callable[[Training], Validation | None]
 
 
 def records(request: Request) -> list[Record]:
@@ -139,6 +143,8 @@ def check_request(request: Request, assembled: Assembled) -> None:
         )
     if assembled.schedule.shape.tensor_parallel:
         _check_shares(assembled.model, assembled.schedule, backend.name)
+    if request.workload.held_out and backend.name != "virtual":
+        raise ConfigError(f"workload.held_out: backend={backend.name} validates nothing; use backend=virtual")
     if request.dtype not in DTYPES:
         raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
     _data(request, assembled)
@@ -189,7 +195,8 @@ def execute(request: Request, assembled: Assembled) -> tuple[Fields, Timeline]:
     start = _start(request, assembled)
     with one_thread():
         if backend.name == "virtual":
-            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start)
+            validated = _validated(request, assembled)
+            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start, validated)
         elif backend.name == "cuda":
             fields, timeline, training = _on_gpus(workload, settings, assembled, start, backend.num_warmup_runs)
         else:
@@ -231,12 +238,25 @@ def _sums(training: Training) -> Fields:
 
 
 def _on_virtual_clock(
-    workload: Workload, settings: Settings, assembled: Assembled, start: State | None
+    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, validated: Validated
 ) -> tuple[Fields, Timeline, Training]:
     training = Training(workload, assembled.schedule, settings, start)
     program = training.program(assembled.costs)
-    timeline = run_program(program, training.handlers, VirtualBackend(assembled.costs))
-    return {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}, timeline, training
+    validation = validated(training)
+    handlers = validation.watching(training.handlers) if validation else training.handlers
+    timeline = run_program(program, handlers, VirtualBackend(assembled.costs))
+    fields = {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}
+    return fields | (validation.fields() if validation else {}), timeline, training
+
+
+def _validated(request: Request, assembled: Assembled) -> Validated:
+    """Makes the validation of a training, where a part of its text is held out."""
+    data = _data(request, assembled)
+    if not isinstance(data, TextTokens) or not request.workload.held_out:
+        return lambda training: None
+    updates_per_batch = request.num_microbatches // assembled.schedule.shape.num_microbatches
+    every = request.workload.validate_every * max(1, updates_per_batch)
+    return lambda training: Validation(training, data.held_out(), every)
 
 
 def _on_cpu(
@@ -338,6 +358,8 @@ def _data(request: Request, assembled: Assembled) -> Data:
             microbatch_sequences=workload.microbatch_sequences,
             num_microbatches=window if request.schedule.file is not None else request.num_microbatches,
             seed=request.seed,
+            held_out=workload.held_out,
+            num_steps=request.num_steps if workload.held_out else None,
         )
     except ValueError as error:
         raise ConfigError(f"workload.{'path' if workload.text is None else 'text'}: {error}") from None

@@ -7,8 +7,10 @@ from typing import Any, Literal
 from rpbench import registry
 
 BASE = "1f1b"  # what the others are compared with
-TWIN = "1f1b_twin"  # the same under another name: their difference is the noise
+TWINS = ("1f1b_twin", "1f1b_twin_2", "1f1b_twin_3")  # the same under other names
+REFERENCES = (BASE, *TWINS)
 LIMIT = "limit"
+NUM_COPIES = 10  # of the base in an A/A duel, besides the references
 
 Engine = Literal["rpbench", "torch", "side by side"]
 
@@ -43,9 +45,8 @@ class Contender:
         return [{"round_size": size} for size in dict.fromkeys(halves)]
 
 
-_KNOWN = (
-    Contender(BASE, "1f1b"),
-    Contender(TWIN, "1f1b", plan_of=BASE),
+_REFERENCES = (Contender(BASE, "1f1b"), *(Contender(name, "1f1b", plan_of=BASE) for name in TWINS))
+_OTHERS = (
     Contender("gpipe", "gpipe"),
     Contender("interleaved_1f1b", "interleaved_1f1b"),
     Contender("looped_bfs", "looped_bfs"),
@@ -59,6 +60,12 @@ _KNOWN = (
 )
 
 
-def contenders() -> list[Contender]:
-    """All whose schedule is registered."""
-    return [contender for contender in _KNOWN if contender.schedule in registry.entries()]
+def contenders(who: str = "all") -> list[Contender]:
+    """All whose schedule is registered, references first; or, for an A/A duel, the base many times over.
+
+    Args:
+        who: `all`, or `twins`.
+    """
+    copies = (Contender(f"1f1b_copy_{number}", "1f1b", plan_of=BASE) for number in range(1, NUM_COPIES + 1))
+    others = copies if who == "twins" else _OTHERS
+    return [contender for contender in (*_REFERENCES, *others) if contender.schedule in registry.entries()]

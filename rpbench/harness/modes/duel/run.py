@@ -1,39 +1,34 @@
-"""A duel from configuration to records: profile, tune, check, play rounds, write a record for every contender."""
+"""A duel from configuration to records: plan, check, play each start in a process of its own, write all records."""
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
-from baselines.systems.case import Case
-from baselines.systems.ranks import RankFailed, Ranks
 from rpbench.cost.profiled import to_text
-from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.executor import ActionFailed
+from rpbench.engine.backends.cpu import usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores
-from rpbench.engine.program import make_program
 from rpbench.engine.state.optimizer import OptimizerSettings
-from rpbench.engine.training import Settings
 from rpbench.harness import record, tracker
 from rpbench.harness.choices import Duel
-from rpbench.harness.modes.duel.contenders import BASE, Contender, contenders
+from rpbench.harness.modes.duel.contenders import BASE, REFERENCES, Contender, contenders
 from rpbench.harness.modes.duel.emulation import emulated_makespans
-from rpbench.harness.modes.duel.rounds import play
-from rpbench.harness.modes.duel.rows import calibrated_fields, lines, plan_fields, sample_fields, summary
+from rpbench.harness.modes.duel.parity import check_parity, without
+from rpbench.harness.modes.duel.plans import make_plans, plans_text
+from rpbench.harness.modes.duel.rows import calibrated_fields, plan_fields, timed_fields
+from rpbench.harness.modes.duel.start import Job, Started, start_apart
+from rpbench.harness.modes.duel.summary import lines, summary
 from rpbench.harness.modes.duel.survey import Survey
-from rpbench.harness.modes.duel.team import EngineTeam, LimitTeam, Parity, Team, TorchTeam
-from rpbench.harness.modes.duel.tuning import problem_of, tuned
+from rpbench.harness.modes.duel.verdict import Rules
 from rpbench.harness.record import Record
 from rpbench.harness.recording import identity, may_be_found, names, origin
 from rpbench.harness.request import Request
 from rpbench.harness.scheduled import PROFILE
-from rpbench.harness.tensors import one_thread, workload_of
-from rpbench.plan.whole import WholePlan
+from rpbench.harness.tensors import one_thread
 
 SUMMARY = "summary.json"  # in the folder of 1F1B
-CLUSTER = "cluster.yaml"  # beside it: what the calibration before the first round found
+CLUSTER = "cluster.yaml"  # beside it: what the calibration before the first start found
+PLANS = "plans.json"  # beside it: what everybody ran
 
 
 def records(request: Request) -> list[Record]:
@@ -42,26 +37,27 @@ def records(request: Request) -> list[Record]:
     Raises:
         ValueError: if the request is wrong; nothing is written then.
     """
-    entrants, results = contenders(), request.results_dir
+    assert isinstance(request.mode, Duel)
+    entrants, results = contenders(request.mode.contenders), request.results_dir
     ids = {entrant.name: record.run_id({**identity(request), "contender": entrant.name}) for entrant in entrants}
     record.check_writable(results, "results_dir")
     known = [record.read(results / run_id) for run_id in ids.values()]
     if may_be_found(request) and all(row is not None and row["status"] != "failed" for row in known):
         return [row for row in known if row is not None]
     with one_thread():
-        times = problem_of(request, entrants[0]).times
-        under_way = _Duel(request, entrants)
-        rows = under_way.rows()
+        times, plans = make_plans(request, entrants)
+    under_way = _Duel(request, _job(request, entrants, plans))
+    rows = under_way.rows()
     for entrant, row in zip(entrants, rows, strict=True):
         row |= {"run_id": ids[entrant.name], "config": dict(request.subject)}
         record.write_atomically(results / row["run_id"] / PROFILE, to_text(times))
         record.write(results / row["run_id"], row)
         tracker.mirror(request, row, None)
+    folder, found = results / ids[BASE], summary(rows)
+    record.write_atomically(folder / PLANS, plans_text(times, plans))
     if under_way.survey is not None:
-        text = under_way.survey.first_file()
-        record.write_atomically(results / ids[BASE] / CLUSTER, text)
-    found = summary(rows)
-    record.write_atomically(results / ids[BASE] / SUMMARY, json.dumps(found, indent=1) + "\n")
+        record.write_atomically(folder / CLUSTER, under_way.survey.first_file())
+    record.write_atomically(folder / SUMMARY, json.dumps(found, indent=1) + "\n")
     _tell("\n".join(lines(found)))
     return rows
 
@@ -70,106 +66,87 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _job(request: Request, entrants: list[Contender], plans: Any) -> Job:
+    mode, model, asked = request.mode, request.model, request.optimizer
+    assert isinstance(mode, Duel)
+    assert model is not None
+    return Job(
+        model=model,
+        sequences=request.workload.microbatch_sequences,
+        num_microbatches=request.num_microbatches,
+        num_steps=request.num_steps,
+        num_devices=request.num_devices,
+        dtype=request.dtype,
+        seed=request.seed,
+        optimizer=OptimizerSettings(asked.learning_rate, asked.weight_decay),
+        entrants=tuple(entrants),
+        plans=plans,
+        rules=Rules(half_width=mode.half_width, least_starts=max(Rules.least_starts, mode.num_starts)),
+        budget_s=mode.budget_s,
+        timeout_s=mode.timeout_s,
+        order_seed=request.seed,
+    )
+
+
 class _Duel:
     """A duel under way."""
 
-    def __init__(self, request: Request, entrants: list[Contender]) -> None:
+    def __init__(self, request: Request, job: Job) -> None:
         assert isinstance(request.mode, Duel)
-        assert request.model is not None
-        self._request, self._settings, self._entrants = request, request.mode, entrants
-        self._model = request.model
-        self._sequences = request.workload.microbatch_sequences
-        asked = request.optimizer
-        self._optimizer = OptimizerSettings(asked.learning_rate, asked.weight_decay)
-        self.survey = self._surveyor() if self._settings.calibrate else None
+        self._request, self._mode, self._job = request, request.mode, job
+        self.survey = self._surveyor() if self._mode.calibrate else None
 
     def _surveyor(self) -> Survey:
         """Calibrates as many cores as there are devices; the tokens are those of the contenders."""
-        num_devices = self._request.num_devices
+        job = self._job
 
         def measure() -> Calibration:
             self._tell("calibrating the machine")
-            return calibrate_cores(num_devices, lambda line: None)
+            return calibrate_cores(job.num_devices, lambda line: None)
 
-        return Survey(measure, self._model, self._sequences * self._model.seq_len, num_devices)
+        return Survey(measure, job.model, job.sequences * job.model.seq_len, job.num_devices)
 
     def rows(self) -> list[Record]:
         """The record of every contender, in order."""
-        plans = tuned(
-            self._request,
-            self._entrants,
-            self._settings.search_budget,
-            keeps_last=self._settings.recompute == "except_last",
-        )
-        with ExitStack() as stack:
-            teams = dict(self._teams(plans, stack))
-            parities = {name: self._parity(name, team) for name, team in teams.items()}
-            fit = {name: team for name, team in teams.items() if not parities[name]["reason"]}
-            emulated = emulated_makespans({name: plans[name] for name in fit})
-            samples = play(fit, self._settings.num_rounds, self._tell, self.survey or (lambda: None))
+        job, mode = self._job, self._mode
+        self._tell(f"{mode.num_starts} starts of at most {mode.budget_s:g} s each, {len(job.entrants)} contenders")
+        if len(usable_cores()) < job.num_devices:
+            self._tell(f"{job.num_devices} devices on {len(usable_cores())} core: one turn, and no verdict")
+        parities = check_parity(job, mode.parity_seq_len)
+        fit = without(job, parities)
+        names = [entrant.name for entrant in fit.entrants]
+        emulated = emulated_makespans({name: job.plans[name] for name in names})
+        starts = self._starts(fit) if any(name in names for name in REFERENCES) else []
+        lost = f"nobody to compare with: {BASE} does not train as plain training does"
         rows = []
-        for entrant in self._entrants:
-            name, plan = entrant.name, plans[entrant.name]
-            row = self._opening(entrant, plan) | parities[name]
-            if name in fit:
-                row |= {"emulated_makespan_s": emulated[name]} | self._timed(samples[name], plan)
-                if self.survey is not None:
-                    waits = entrant.engine != "side by side"
-                    row |= calibrated_fields(self.survey.makespans(plan, waits=waits), self.survey.foreign_cores)
-            else:
-                row |= {"status": "failed", "evidence": None}
+        for entrant in job.entrants:
+            name = entrant.name
+            row = self._opening(entrant) | parities[name]
+            if name not in names or not starts:
+                rows.append(row | {"status": "failed", "evidence": None, "reason": row["reason"] or lost})
+                continue
+            row |= {"emulated_makespan_s": emulated[name]} | self._timed(name, starts)
+            if self.survey is not None:
+                waits = entrant.engine != "side by side"
+                makespans = self.survey.makespans(job.plans[name], waits=waits)
+                row |= calibrated_fields(makespans, self.survey.foreign_cores)
             rows.append(row)
         return rows
 
+    def _starts(self, job: Job) -> list[Started]:
+        """Each in a process of its own, the machine calibrated before, between and after them."""
+        measure = self.survey or (lambda: None)
+        measure()
+        starts = []
+        for number in range(self._mode.num_starts):
+            starts.append(start_apart(replace(job, order_seed=job.order_seed + number)))
+            measure()
+        return starts
+
     def _tell(self, line: str) -> None:
-        _tell(f"duel {self._model.name}: {line}")
+        _tell(f"duel {self._job.model.name}: {line}")
 
-    def _teams(self, plans: dict[str, WholePlan], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        window = self._request.num_microbatches
-        workload = workload_of(self._model, self._sequences, self._request.dtype, self._request.seed, window)
-        backend = stack.enter_context(CpuBackend())
-        for entrant in self._entrants:
-            plan = plans[entrant.name]
-            if entrant.engine == "torch":
-                ranks = stack.enter_context(Ranks(self._request.num_devices, self._settings.timeout_s))
-                yield entrant.name, TorchTeam(plan, self._case(plan), ranks, make_program(plan.schedule, plan.costs))
-            else:
-                kind = LimitTeam if entrant.engine == "side by side" else EngineTeam
-                settings = Settings(self._optimizer, recompute="except_last" if plan.keeps_last else "all")
-                yield entrant.name, kind(plan, workload, settings, backend)
-
-    def _case(self, plan: WholePlan) -> Case:
-        assert plan.schedule.partition is not None
-        return Case(
-            "torch_pipelining",
-            asdict(self._model),
-            self._request.num_microbatches,
-            "1F1B",
-            self._sequences,
-            self._request.num_steps,
-            self._request.seed,
-            self._request.dtype,
-            plan.schedule.partition.forward,
-            recompute="except_last" if plan.keeps_last else "all",
-            optimizer={
-                "learning_rate": self._optimizer.learning_rate,
-                "weight_decay": self._optimizer.weight_decay,
-            },
-        )
-
-    def _parity(self, name: str, team: Team) -> Parity:
-        """Its distance from plain training, and why it may not enter, if it may not."""
-        try:
-            found = team.check(self._settings.parity_seq_len)
-        except (ActionFailed, RankFailed, ValueError, RuntimeError) as error:
-            return {"parity": False, "reason": f"{type(error).__name__}: {error}"}
-        far = max(found["grad_max_abs_diff"], found["weight_max_abs_diff"])
-        sound = far <= team.tolerance and found.get("versions_as_reference", True)
-        reason = None if sound else f"it does not train as plain training does: off by {far:g}"
-        self._tell(f"{name} within {far:g} of plain training")
-        return found | {"parity": sound, "parity_seq_len": self._settings.parity_seq_len, "reason": reason}
-
-    def _opening(self, entrant: Contender, plan: WholePlan) -> Record:
+    def _opening(self, entrant: Contender) -> Record:
         named = names(self._request) | {"schedule": entrant.schedule, "dispatch": entrant.dispatch}
         return {
             **named,
@@ -179,10 +156,11 @@ class _Duel:
             "status": "ok",
             "reason": None,
             "evidence": "measured",
-            **plan_fields(plan),
+            **plan_fields(self._job.plans[entrant.name]),
         }
 
-    def _timed(self, samples: list[Any], plan: WholePlan) -> Record:
-        tokens = self._request.num_microbatches * self._sequences * self._model.seq_len
-        fields = sample_fields(samples, plan)
+    def _timed(self, name: str, starts: list[Started]) -> Record:
+        job = self._job
+        tokens = job.num_microbatches * job.sequences * job.model.seq_len
+        fields = timed_fields(name, starts, job.plans[name])
         return fields | {"tokens_per_step": tokens, "tokens_per_s": tokens / fields["step_time_s"]}

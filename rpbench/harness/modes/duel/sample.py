@@ -11,12 +11,14 @@ class Sample:
         wall_s: by the clock on the wall.
         replay_s: what the actions' processor times give on the same action graph, whatever else the machine did.
         cpu_s: these times together.
-        foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.
+        elapsed_s: that passed in which other programs were watched.
+        foreign_cores: cores that they kept busy meanwhile; None where the system does not say.
         loss: of the last step; None if it is not ours to know.
     """
 
     wall_s: float
     replay_s: float
     cpu_s: float
+    elapsed_s: float
     foreign_cores: float | None
     loss: float | None = None

@@ -4,11 +4,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, Protocol
 
 from baselines.systems.case import Case
 from baselines.systems.ranks import Ranks
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.cpu import CpuBackend, bind
 from rpbench.engine.backends.virtual import replay_clock
 from rpbench.engine.executor import execute
 from rpbench.engine.measure.other_load import ForeignLoad
@@ -62,7 +63,8 @@ class EngineTeam:
             wall_s = time.perf_counter() - began
         cpu_s = [sum(both) for both in zip(self._backend.pre_cpu_s, self._backend.main_cpu_s, strict=True)]
         replayed = replay_clock(program, self._backend.pre_cpu_s, self._backend.main_cpu_s)
-        sample = Sample(wall_s, float(replayed.makespan), sum(cpu_s), foreign.cores, self._last_loss(training))
+        loss = self._last_loss(training)
+        sample = Sample(wall_s, float(replayed.makespan), sum(cpu_s), foreign.elapsed_s, foreign.cores, loss)
         busy_s = sum(span.end - span.start for span in timeline.spans())
         return self._counted(sample, busy_s)
 
@@ -90,8 +92,8 @@ class TorchTeam:
 
     tolerance = 1e-6  # another engine may add in another order
 
-    def __init__(self, plan: WholePlan, case: Case, ranks: Ranks, program: Program) -> None:
-        self.plan, self._case, self._ranks, self._program = plan, case, ranks, program
+    def __init__(self, plan: WholePlan, case: Case, ranks: Ranks, program: Program, cores: Sequence[int]) -> None:
+        self.plan, self._case, self._ranks, self._program, self._cores = plan, case, ranks, program, cores
         self._is_warm = False
 
     def check(self, sequence_tokens: int) -> Parity:
@@ -103,13 +105,16 @@ class TorchTeam:
     def run(self) -> Sample:
         if not self._is_warm:
             self._ranks.run(self._case)
+            for pid, core in zip(self._ranks.pids, cycle(self._cores), strict=False):
+                bind(pid, core)  # the thread that computes; those of its messages go where the system puts them
             self._is_warm = True
         with ForeignLoad(self._ranks.pids) as foreign:
             answers = self._ranks.again()
         took = self._cpu_by_action([action for answer in answers for action in answer["actions"]])
         replayed = replay_clock(self._program, [0.0] * len(took), took)
         wall_s = max(answer["wall_s"] for answer in answers)
-        return Sample(wall_s, float(replayed.makespan), sum(answer["cpu_s"] for answer in answers), foreign.cores)
+        cpu_s = sum(answer["cpu_s"] for answer in answers)
+        return Sample(wall_s, float(replayed.makespan), cpu_s, foreign.elapsed_s, foreign.cores)
 
     def _cpu_by_action(self, actions: Sequence[tuple[str, int, int, float]]) -> list[float]:
         """Processor time of every action of our program; torch counts microbatches within a step."""

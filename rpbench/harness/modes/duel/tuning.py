@@ -44,7 +44,7 @@ def tuned(
     for contender in entrants:
         if contender.engine == "side by side":
             streamed = [plan for plan in plans.values() if plan.schedule.shape.fused]
-            plans[contender.name] = min(map(_unscheduled, streamed), key=lambda plan: plan.makespan)
+            plans[contender.name] = min(map(unscheduled, streamed), key=lambda plan: plan.makespan)
             continue
         if contender.plan_of:
             plans[contender.name] = plans[contender.plan_of]
@@ -59,7 +59,7 @@ def tuned(
     return plans
 
 
-def _unscheduled(plan: WholePlan) -> WholePlan:
+def unscheduled(plan: WholePlan) -> WholePlan:
     """The actions of a plan dealt evenly, each device for itself; its makespan is that of perfect balance."""
     shape, partition = plan.schedule.shape, plan.schedule.partition
     assert partition is not None

@@ -1,0 +1,257 @@
+"""The convergence study: every method at its best settings, on text that nobody reads twice.
+
+    python -m analysis.driver.convergence_study [--budget 12] [--seeds 5] [--num-steps 600] [--results DIR] [--out CSV]
+
+For every method the same number of settings is drawn from the same ranges: learning rate, warm-up, and what constants
+the method has of its own. The one with the least loss on unseen text at the end is run with every seed. Methods that
+never read late weights do the same arithmetic: they are searched once, and their curves must agree. All runs are
+ordinary runs of `experiment=convergence_study`, found again if they are there: the same command goes on after a kill.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import mean, stdev
+from typing import Any
+
+from rpbench.harness.modes.duel.intervals import student_quantile
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "analysis" / "published" / "convergence_study.csv"
+
+# Never late, and therefore one curve.
+SYNCHRONOUS = ("gpipe", "1f1b", "roundpipe")
+LATE = (
+    "roundpipe_async",
+    "pipedream_2bw",
+    "xpipe",
+    "pipedream",
+    "pipedream_unstashed",
+    "pipemare_t1_t2_t3",
+    "pipeoptim",
+    "spectrain",
+)
+LEARNING_RATES = (5e-4, 3e-2)  # from, to; drawn evenly in the logarithm
+WARM_UPS = (0.0, 0.25)  # share of a method's updates
+# Constants of a method itself: from, to, and whether it is a number of its updates.
+OWN: Mapping[str, Mapping[str, tuple[float, float, bool]]] = {
+    "pipemare_t1_t2_t3": {
+        "rescheduling_steps": (0.0, 0.3, True),
+        "correction_decay": (0.02, 0.9, False),
+        "num_sync_steps": (0.01, 0.2, True),
+    },
+}
+UPDATES_PER_BATCH = dict.fromkeys(
+    ("pipedream", "pipedream_unstashed", "pipemare_t1_t2_t3", "pipeoptim", "spectrain"), 4
+)
+SAME = 1e-3  # nats by which synchronous methods may differ: they add gradients up in another order
+SHARE = 0.75  # of the tokens after which the synchronous methods have the loss that all are asked to reach
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is asked for; the defaults are the study's."""
+
+    budget: int = 12
+    num_seeds: int = 5
+    num_steps: int = 600
+    results: Path = ROOT / "results"
+
+    def settings(self, method: str) -> Iterator[tuple[str, ...]]:
+        """Overrides of the runs that a method is searched with: the same draws for everybody, its own behind them.
+
+        A Latin hypercube: each range is cut into as many parts as there are runs, and each part is drawn from once.
+        """
+        names = ["learning_rate", "warm_up", *OWN.get(method, {})]
+        columns = {}
+        for name in names:
+            draw = Random(f"convergence {name}")
+            places = draw.sample(range(self.budget), self.budget)
+            columns[name] = [(place + draw.random()) / self.budget for place in places]
+        for run in range(self.budget):
+            yield tuple(self._overrides(method, {name: columns[name][run] for name in names}))
+
+    def _overrides(self, method: str, places: Mapping[str, float]) -> Iterator[str]:
+        updates = self.num_steps * UPDATES_PER_BATCH.get(method, 1)
+        low, high = LEARNING_RATES
+        yield f"optimizer.learning_rate={low * (high / low) ** places['learning_rate']:.4g}"
+        yield f"optimizer.num_warmup_steps={round(updates * _between(WARM_UPS, places['warm_up']))}"
+        for name, (start, end, counts) in OWN.get(method, {}).items():
+            value = _between((start, end), places[name])
+            yield f"schedule.{name}={round(updates * value) if counts else f'{value:.3g}'}"
+
+    def run(self, method: str, overrides: Sequence[str], seed: int) -> Row:
+        """A run's record, made or found.
+
+        Raises:
+            RuntimeError: if it could not be made.
+        """
+        command = [
+            *(sys.executable, "-m", "rpbench", "experiment=convergence_study", f"schedule={method}"),
+            *overrides,
+            *(f"num_steps={self.num_steps}", f"seed={seed}", f"results_dir={self.results}"),
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        if len(rows) != 1:
+            raise RuntimeError(f"{' '.join(command[1:])}: {done.stderr.strip().splitlines()[-1:]}")
+        return dict(rows[0])
+
+    def search(self, method: str) -> tuple[str, ...]:
+        """The settings with the least loss on unseen text; runs that broke, or diverged, have none."""
+        found: list[tuple[float, tuple[str, ...]]] = []
+        for number, overrides in enumerate(self.settings(method)):
+            loss = last_loss(self.run(method, overrides, seed=0))
+            _tell(f"{method} {number + 1} of {self.budget}: {' '.join(overrides)}: {loss:.4f}")
+            found.append((loss, overrides))
+        return min(found)[1]
+
+    def finals(self, method: str, overrides: Sequence[str]) -> list[Row]:
+        """The runs of every seed; none of them is the seed that was searched with."""
+        return [self.run(method, overrides, seed) for seed in range(1, self.num_seeds + 1)]
+
+
+def _between(ends: tuple[float, float], place: float) -> float:
+    return ends[0] + place * (ends[1] - ends[0])
+
+
+def last_loss(row: Row) -> float:
+    """On unseen text, at the end; infinite where there is none."""
+    return float(row["validation_curve"][-1]) if row["status"] == "ok" else float("inf")
+
+
+def curve(row: Row) -> tuple[list[float], list[float]]:
+    """Tokens read, and the loss on unseen text behind them."""
+    per_update = row["tokens_per_step"]
+    return [update * per_update for update in row["validation_updates"]], row["validation_curve"]
+
+
+def tokens_to(row: Row, goal: float) -> float | None:
+    """Tokens after which a run has a loss, on straight lines between its validations; None if it never has."""
+    if row["status"] != "ok":
+        return None
+    tokens, losses = curve(row)
+    for place, loss in enumerate(losses):
+        if loss <= goal:
+            if place == 0:
+                return tokens[0]
+            share = (losses[place - 1] - goal) / (losses[place - 1] - loss)
+            return tokens[place - 1] + share * (tokens[place] - tokens[place - 1])
+    return None
+
+
+def goal_of(rows: Sequence[Row]) -> float:
+    """The mean loss of the synchronous runs after `SHARE` of the tokens: a rule that looks at no late method."""
+    return mean(curve(row)[1][max(0, round(SHARE * len(curve(row)[1])) - 1)] for row in rows)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean over seeds, and the 95 % interval of Student's t."""
+    centre = mean(values)
+    if len(values) < 2:
+        return centre, float("-inf"), float("inf")
+    half = student_quantile(0.95, len(values) - 1) * stdev(values) / len(values) ** 0.5
+    return centre, centre - half, centre + half
+
+
+def check_same(runs: Mapping[str, Sequence[Row]]) -> float:
+    """The most that synchronous methods' validation losses differ, seed by seed.
+
+    Raises:
+        RuntimeError: if that is more than the order of additions can do.
+    """
+    curves = [[curve(row)[1] for row in runs[method]] for method in SYNCHRONOUS if method in runs]
+    far = max(
+        abs(a - b) for one in curves for pair in zip(one, curves[0], strict=True) for a, b in zip(*pair, strict=True)
+    )
+    if far > SAME:
+        raise RuntimeError(f"synchronous methods differ by {far:g} nats, more than {SAME:g}: one of them is not")
+    return far
+
+
+def tabulate(runs: Mapping[str, Sequence[Row]], settings: Mapping[str, Sequence[str]], command: str) -> list[Row]:
+    """One row a method: lag, settings, final loss at equal tokens, tokens to the goal, each with its interval."""
+    goal = goal_of([row for method in SYNCHRONOUS for row in runs.get(method, ())])
+    rows = []
+    for method, found in runs.items():
+        ok = [row for row in found if row["status"] == "ok"]
+        needed = [tokens for row in ok if (tokens := tokens_to(row, goal)) is not None]
+        reached = len(needed) == len(found)
+        names = ("", "_low", "_high")
+        rows.append(
+            {
+                "method": method,
+                "lag_updates": max((row["staleness_steps"] for row in ok), default=""),
+                "updates": max((row["num_updates"] for row in ok), default=""),
+                "settings": " ".join(settings[method]),
+                "seeds": len(found),
+                "broken": len(found) - len(ok),
+                **_columns("final_loss", names, [last_loss(row) for row in ok]),
+                "goal_loss": f"{goal:.4f}",
+                "seeds_at_goal": len(needed),
+                **_columns("tokens_to_goal", names, needed if reached else []),
+                "command": command,
+            }
+        )
+    return rows
+
+
+def _columns(name: str, ends: Sequence[str], values: Sequence[float]) -> Row:
+    if not values:
+        return {f"{name}{end}": "" for end in ends}
+    return {f"{name}{end}": f"{value:.5g}" for end, value in zip(ends, interval(values), strict=True)}
+
+
+def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE), command: str = "") -> list[Row]:
+    """Search, run the seeds, check, and write the table."""
+    settings: dict[str, tuple[str, ...]] = {}
+    runs: dict[str, list[Row]] = {}
+    for method in methods:
+        known = next((settings[name] for name in SYNCHRONOUS if name in settings), None)
+        settings[method] = known if method in SYNCHRONOUS and known else asked.search(method)
+        runs[method] = asked.finals(method, settings[method])
+        _tell(f"{method}: {' '.join(settings[method])}, seeds {[round(last_loss(row), 4) for row in runs[method]]}")
+    _tell(f"synchronous methods differ by at most {check_same(runs):.2g} nats")
+    rows = tabulate(runs, settings, command)
+    with out.open("w", newline="", encoding="utf-8") as target:
+        writer = csv.DictWriter(target, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the study; 130 if it was interrupted, to be gone on with."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.driver.convergence_study")
+    parser.add_argument("--budget", type=int, default=Study.budget, help="settings searched for every method")
+    parser.add_argument("--seeds", type=int, default=Study.num_seeds)
+    parser.add_argument("--num-steps", type=int, default=Study.num_steps, help="batches of a run")
+    parser.add_argument("--methods", default=",".join((*SYNCHRONOUS, *LATE)))
+    parser.add_argument("--results", type=Path, default=Study.results, metavar="DIR")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="CSV")
+    options = parser.parse_args(arguments)
+    asked = Study(options.budget, options.seeds, options.num_steps, options.results.resolve())
+    words = f"--budget {options.budget} --seeds {options.seeds} --num-steps {options.num_steps}"
+    command = f"python -m analysis.driver.convergence_study {words}"
+    try:
+        study(asked, options.out, options.methods.split(","), command)
+    except KeyboardInterrupt:
+        _tell("interrupted; finished runs are kept, the same command goes on from here")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

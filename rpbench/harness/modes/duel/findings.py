@@ -1,0 +1,73 @@
+"""Findings: what the records of a duel say, recomputed from the runs in them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rpbench.harness.modes.duel.contenders import REFERENCES
+from rpbench.harness.modes.duel.neighbours import compare
+from rpbench.harness.modes.duel.runs import Columns, runs_by
+from rpbench.harness.modes.duel.verdict import Finding, Rules, StartFinding, find_start, judge
+from rpbench.harness.record import Record
+
+Rows = Mapping[str, Record]
+
+
+def timed(rows: Rows) -> dict[str, Record]:
+    """The contenders that have runs."""
+    return {name: row for name, row in rows.items() if row["status"] == "ok"}
+
+
+def rules_of(rows: Rows) -> Rules:
+    """What a verdict of this duel needs."""
+    asked = next(iter(rows.values()))["config"]["mode"]
+    return Rules(half_width=asked["half_width"], least_starts=max(Rules.least_starts, asked["num_starts"]))
+
+
+def findings(rows: Rows, clock: str, num_verdicts: int | None = None) -> dict[str, Finding]:
+    """The finding of every contender that has runs; empty where no reference has.
+
+    Args:
+        rows: contender -> record, of one duel.
+        num_verdicts: that are given together, where this duel is part of a larger table.
+    """
+    fit = timed(rows)
+    names = list(fit)
+    known = [names.index(name) for name in REFERENCES if name in fit]
+    if len(known) < 2:
+        return {}
+    starts = [_start(columns, clock, known, rules_of(rows)) for columns in _by_start(fit)]
+    table = {name: [start[number] for start in starts] for number, name in enumerate(names)}
+    found = judge(table, len(known), rules_of(rows), num_verdicts)
+    if not (reason := why_none(rows)):
+        return found
+    return {name: replace(each, verdict="no verdict", reason=reason) for name, each in found.items()}
+
+
+def why_none(rows: Rows) -> str:
+    """Why nothing of this duel can have a verdict, whatever was measured; empty if something can."""
+    fit = timed(rows)
+    if not any(name in fit for name in REFERENCES):
+        return "nobody to compare with: 1F1B has not run"
+    row = next(iter(fit.values()))
+    least = min(start["num_cores"] for start in row["starts"])
+    if least < row["num_devices"]:
+        return f"{row['num_devices']} devices on {least} core{'' if least == 1 else 's'}: they take turns"
+    if row["foreign_cpu_share"] is None:
+        return "this system does not say what other programs do"
+    return ""
+
+
+def false_alarms(found: Mapping[str, Finding]) -> tuple[int, int, int]:
+    """Of the contenders that are the base under another name: how many, verdicts of a difference, intervals off 1."""
+    same = [each for name, each in found.items() if name.startswith("1f1b")]
+    return len(same), sum(each.verdict in ("faster", "slower") for each in same), sum(e.excludes_one for e in same)
+
+
+def _by_start(rows: Rows) -> list[dict[str, Columns]]:
+    num = min(len(row["runs"]) for row in rows.values())
+    return [{name: row["runs"][start] for name, row in rows.items()} for start in range(num)]
+
+
+def _start(columns: Mapping[str, Columns], clock: str, known: Sequence[int], rules: Rules) -> list[StartFinding]:
+    runs = runs_by(columns, clock)
+    return [find_start(compare(runs, number, known), rules) for number in range(len(columns))]

@@ -1,0 +1,75 @@
+"""Neighbours: every run over the references that ran just before and just after it.
+
+    run         R   c   a   R   d   R           the reference at a run's moment is the straight line between the
+    moment      0   1   2   3   4   5           logarithms of its two neighbours: steady drift cancels exactly
+
+A reference is compared with the others of its kind, so that it is one more contender that should come out at 1.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+# A comparison in which other programs had more than this of a core does not count.
+MOST_OTHERS = 0.05
+
+
+class Runs(NamedTuple):
+    """The runs of one start, in the order they were made.
+
+    Args:
+        who: number of the contender of each run.
+        at_s: middle of each run.
+        took_s: what each run took, by one clock.
+        others_s: processor time that other programs had meanwhile; nan where the system does not say.
+        elapsed_s: that passed while others were watched.
+    """
+
+    who: npt.NDArray[np.int64]
+    at_s: Floats
+    took_s: Floats
+    others_s: Floats
+    elapsed_s: Floats
+
+
+class Comparisons(NamedTuple):
+    """A contender's runs over their neighbours.
+
+    Args:
+        log_ratios: logarithm of the reference's time over its own: above 0 it is faster.
+        at_s: when.
+        others: cores that other programs kept busy in the run and its neighbours; nan where nobody knows.
+    """
+
+    log_ratios: Floats
+    at_s: Floats
+    others: Floats
+
+    @property
+    def clean(self) -> Flags:
+        """Which of them count: an unknown load is no clean one."""
+        return np.asarray(self.others <= MOST_OTHERS)
+
+
+def compare(runs: Runs, contender: int, references: Sequence[int]) -> Comparisons:
+    """A contender's runs that have a reference on either side.
+
+    Raises:
+        ValueError: if there is no other reference.
+    """
+    known = np.flatnonzero(np.isin(runs.who, [number for number in references if number != contender]))
+    if not known.size:
+        raise ValueError("no reference has run: a comparison needs a run on either side")
+    own = np.flatnonzero(runs.who == contender)
+    own = own[(own > known[0]) & (own < known[-1])]
+    after = np.searchsorted(known, own)
+    sides = np.stack([known[after - 1], known[after]])
+    reference = np.interp(runs.at_s[own], runs.at_s[known], np.log(runs.took_s[known]))
+    both = np.vstack([sides, own])
+    others = runs.others_s[both].sum(axis=0) / runs.elapsed_s[both].sum(axis=0)
+    return Comparisons(reference - np.log(runs.took_s[own]), runs.at_s[own], others)

@@ -1,0 +1,85 @@
+"""Validation: the loss on text that is not trained on, of the weights as the optimizer has them, while a run goes on.
+
+A version is validated when the last stage has stepped to it: stages step at different moments, and its weights are
+copied as each of them does. Whatever a method does to the weights that it computes with, the ones that it would ship
+are judged.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rpbench.engine.compute.shells import Shells
+from rpbench.engine.executor import Gate, Handler
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.training import Training
+from rpbench.ir.action import Action, Kind
+from rpbench.models.data import Batch
+
+
+class Validation:
+    """Losses of a training on sequences that it does not see.
+
+    Args:
+        every: updates between two validations.
+
+    Attributes:
+        losses: update -> mean loss, in nats per token.
+    """
+
+    def __init__(self, training: Training, unseen: Batch, every: int) -> None:
+        self._training, self._unseen, self._every = training, unseen, every
+        self._shells = Shells(training.workload.modules)
+        self._frozen = [_frozen(module) for module in training.workload.modules]
+        self._copies: dict[int, Tensors] = {}
+        self._missing: dict[int, set[int]] = {}
+        self._stages = set(range(len(training.layout.backward)))
+        self.losses: dict[int, float] = {}
+
+    def watching(self, handlers: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
+        """The handlers, with a look at the weights behind the steps."""
+        step = handlers[Kind.STEP]
+
+        def watched(action: Action, number: int, gate: Gate) -> None:
+            step(action, number, gate)
+            assert action.version is not None
+            if action.version % self._every == 0:
+                self._take(action.stage, action.version)
+
+        return {**handlers, Kind.STEP: watched}
+
+    def fields(self) -> dict[str, Any]:
+        """For the record: updates, and the loss after each."""
+        updates = sorted(self.losses)
+        return {"validation_updates": updates, "validation_curve": [self.losses[update] for update in updates]}
+
+    def _take(self, stage: int, version: int) -> None:
+        """Copy a stage's weights; with those of the last one, the model is complete."""
+        own = self._training.layout.backward[stage]
+        copies = self._copies.setdefault(version, {})
+        copies |= {place: v.clone() for place, v in self._training.optimizer.masters.items() if place[0] in own}
+        missing = self._missing.setdefault(version, set(self._stages))
+        missing.discard(stage)
+        if not missing:
+            self.losses[version] = self._loss(self._copies.pop(version))
+
+    @torch.no_grad()
+    def _loss(self, weights: Tensors) -> float:
+        workload = self._training.workload
+        x = self._unseen.tokens
+        for module in workload.chain:
+            own = {
+                name: weights[owner].to(workload.parameter((index, name)).dtype)
+                for (index, name), owner in workload.owner_of.items()
+                if index == module
+            }
+            labels = (self._unseen.labels,) if module == workload.head else ()
+            x = self._shells[module](self._frozen[module] | own, x, *labels)
+        return float(x)
+
+
+def _frozen(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a module computes with and nobody trains, by name."""
+    parameters = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+    return parameters | dict(module.named_buffers())
