@@ -9,9 +9,10 @@ PINNED_TORCH=torch==2.13.0
 
 usage() {
   cat <<EOF
-usage: ./reproduce.sh [full | quick | setup | test [PYTEST ARGUMENTS] | help]
+usage: ./reproduce.sh [paper | all | quick | setup | test [PYTEST ARGUMENTS] | help]
 
-  full    every figure and table this machine can make, and a verdict on every claim (the default)
+  paper   the paper's figures and tables, and a verdict on every claim of it (the default; some minutes)
+  all     our own studies as well: every experiment any machine can run, the duel among them (an hour)
   quick   a smaller pass over the same road
   setup   only install, and say what is ready
   test    the default test suite; further arguments go to pytest
@@ -38,13 +39,14 @@ fail() { say "$*"; exit 1; }
 refuse() { say "$*"; exit 2; }
 
 main() {
-  local verb=${1:-full}
+  local verb=${1:-paper}
   [ $# -eq 0 ] || shift
   case $verb in
-    full | quick | test) ;;
+    paper | all | quick | test) ;;
+    full) refuse "full is now called all: ./reproduce.sh all" ;;
     setup) [ $# -eq 0 ] || refuse "setup takes no arguments, got '$*'; see ./reproduce.sh --help" ;;
     help | -h | --help) usage; return ;;
-    *) refuse "unknown verb '$verb': choose full, quick, setup, test or help; see ./reproduce.sh --help" ;;
+    *) refuse "unknown verb '$verb': choose paper, all, quick, setup, test or help; see ./reproduce.sh --help" ;;
   esac
   locate
   choose_torch
@@ -52,7 +54,7 @@ main() {
 
   export MPLBACKEND=Agg PYTHONUTF8=1 WANDB_SILENT="${WANDB_SILENT:-true}"
   case $verb in
-    full | quick) exec "$P" -m analysis.driver.reproduce "$verb" "$@" ;;
+    paper | all | quick) exec "$P" -m analysis.driver.reproduce "$verb" "$@" ;;
     test) exec "$P" -m pytest "$@" ;;
     setup) echo "ready: Python $(version_of "$P"), torch $(torch_version), in $VENV" ;;
   esac

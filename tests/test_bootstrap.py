@@ -97,7 +97,7 @@ def clone(tmp_path: Path) -> Clone:
 def test_help_names_every_verb_and_setting(clone: Clone, word: str) -> None:
     done = clone.run(word)
     assert done.returncode == 0
-    for verb in ("full", "quick", "setup", "test", "PYTHON", "RPBENCH_VENV", "RPBENCH_TORCH_INDEX"):
+    for verb in ("paper", "all", "quick", "setup", "test", "PYTHON", "RPBENCH_VENV", "RPBENCH_TORCH_INDEX"):
         assert verb in done.stdout
     assert clone.take_calls() == []
 

@@ -1,6 +1,6 @@
 """Everything that can be reproduced here: runs, figures, tables, notebooks, verdicts on the claims, the report.
 
-    python -m analysis.driver.reproduce [full | quick] [--results DIR] [--out DIR]
+    python -m analysis.driver.reproduce [paper | all | quick] [--results DIR] [--out DIR]
 
 Progress goes to stderr; the table of claims and the name of the report to stdout. Exit status 0; 1 if a claim's run is
 missing, a verdict came out otherwise than declared, or something could not be made; 130 after an interruption.
@@ -16,16 +16,21 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from analysis.claims.catalogue import all_claims
 from analysis.claims.summary import red_text, summary_text
 from analysis.driver.notebooks import execute, notebooks
-from analysis.driver.sweeps import FULL, QUICK, ROOT, Scope, run_sweeps
+from analysis.driver.sweeps import ALL, PAPER, QUICK, ROOT, Scope, run_sweeps
 from analysis.exhibits.figures.files import OUT
 from analysis.exhibits.tables.files import save_table
-from analysis.records.experiments import MissingRuns
+from analysis.mutate.check import LEAST_SCALED, check
+from analysis.mutate.mutants import mutants, sampled
+from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.images import draw_all, drawings_of
 from analysis.report.page import Content, gather, write
 
-_SCOPES = {scope.name: scope for scope in (FULL, QUICK)}
+MUTANTS = 500  # falsified records, of all that could be, that a reproduction looks at
+
+_SCOPES = {scope.name: scope for scope in (PAPER, ALL, QUICK)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m analysis.driver.reproduce", description="Make every figure, table and verdict."
     )
     parser.add_argument(
-        "scope", nargs="?", choices=list(_SCOPES), default=FULL.name, help="what to run (default: full)"
+        "scope", nargs="?", choices=list(_SCOPES), default=PAPER.name, help="what to run (default: paper)"
     )
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="folder of the records")
     parser.add_argument(
@@ -74,24 +79,36 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         f"(log: {failure.log})"
         for failure in failures
     ]
+    problems += [line for sweep in scope.sweeps for line in open_cells(results, sweep)]
     try:
         experiments = scope.experiments(results)
         content = gather(experiments, partial(scope.plans, experiments=experiments), scope.name)
     except ValueError as error:  # no record at all
         problems.append(str(error))
         return _say_what_is_red(problems, "")
-    if scope is FULL:
+    if scope is ALL:
         problems += [f"exhibit {name} was not made: {why}" for name, why in content.missing]
-    problems += _run_notebooks(results, folder / "notebooks", progress, lacking_is_a_fault=scope is FULL)
+    problems += _run_notebooks(results, folder / "notebooks", progress, lacking_is_a_fault=scope is ALL)
     content.images = _draw(content, folder, progress)
     for exhibit in content.exhibits:
         if exhibit.table is not None:
             save_table(exhibit.table, exhibit.id, folder)
+    problems += _mutation_sample(experiments, progress)
     report = write(content, (out or ROOT) / "report.html")
     progress.say(f"figures and tables in {folder}")
     print(summary_text(content.verdicts))
     print(f"\nreport: {report}")
     return _say_what_is_red(problems, red_text(content.verdicts))
+
+
+def _mutation_sample(experiments: Experiments, progress: "_Progress") -> list[str]:
+    """Falsify some of the records, and say if the claims did not see it."""
+    made = [mutant for name in experiments.names() for mutant in mutants(experiments, name)]
+    outcome = check(experiments, all_claims(), sampled(made, MUTANTS, seed=0))
+    progress.say(f"mutation sample: {outcome.seen:.1%} of {outcome.num_mutants} falsified records are seen")
+    if outcome.seen >= LEAST_SCALED:
+        return []
+    return [f"mutation sample: {len(outcome.survivors)} survive, such as {outcome.survivors[0]}"]
 
 
 def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:

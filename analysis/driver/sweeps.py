@@ -75,7 +75,22 @@ def experiments() -> list[str]:
     return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
 
 
-FULL = Scope("full", tuple(Sweep(experiment) for experiment in experiments()))
+# Everything that any machine can run: the paper, and our own studies.
+ALL = Scope("all", tuple(Sweep(experiment) for experiment in experiments()))
+
+# What the paper's figures and claims rest on; nothing in it measures time.
+_OF_THE_PAPER = (
+    "partitions",
+    "steady_state",
+    "steady_causal",
+    "figure17",
+    "recompute_ahead",
+    "roofline",
+    "one_round",
+    "causal",
+    "hand_cuts",
+)
+PAPER = Scope("paper", tuple(Sweep(experiment) for experiment in _OF_THE_PAPER))
 
 # The published cells, asynchronous steps as the benchmarks take them, the closed forms of one machine, some schedules
 # against plain training, and a small duel without verdicts.

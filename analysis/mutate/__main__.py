@@ -14,11 +14,10 @@ from pathlib import Path
 
 from analysis.claims import all_claims
 from analysis.driver.sweeps import ROOT, experiments
-from analysis.mutate.check import Outcome, check
+from analysis.mutate.check import LEAST_SCALED, Outcome, check
 from analysis.mutate.mutants import DROPPED, EXCHANGED, Mutant, mutants, sampled
 from analysis.records.experiments import Experiments, MissingRuns
 
-LEAST_SCALED = 0.99
 _SHOWN = 40
 
 

@@ -7,6 +7,8 @@ from analysis.claims.claim import Claim, judge
 from analysis.mutate.mutants import Mutant
 from analysis.records.experiments import Experiments, MissingRuns, Record
 
+LEAST_SCALED = 0.99  # of values that were scaled, so many must be seen
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -109,6 +109,18 @@ class Experiments:
         found = [manifest for manifest in read if manifest is not None]
         return next(filter(_is_current, found), next(iter(found), None))
 
+    def names(self) -> list[str]:
+        """The experiments of `conf/experiment/` that this code and configuration have run here."""
+        found = dict.fromkeys(manifest.experiment for manifest in self.manifests if manifest.experiment)
+        return [name for name in found if self._is_sound(name)]
+
+    def _is_sound(self, experiment: str) -> bool:
+        try:
+            self._sound(experiment)
+        except MissingRuns:
+            return False
+        return True
+
     @cached_property
     def manifests(self) -> list[Manifest]:
         """Every manifest of the folder that can be read."""
@@ -232,6 +244,21 @@ def _keys(rows: pd.DataFrame, keys: Sequence[str]) -> list[tuple[Any, ...]]:
 def succeeded(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows whose run ended with numbers, not with a verdict that it cannot be."""
     return rows if rows.empty else rows[rows["status"] == "ok"]
+
+
+def open_cells(results: Path, sweep: Sweep) -> list[str]:
+    """The cells of a sweep that came to no verdict, a line each: planned, failed, or refused by what was asked."""
+    try:
+        manifest = read_manifest(results, sweep.manifest)
+    except ManifestError as error:
+        return [str(error)]
+    if manifest is None:
+        return [f"experiment={sweep.experiment} left no manifest: {sweep.command}"]
+    return [
+        f"experiment={sweep.experiment}, cell {cell}: {cell.state}{f', {cell.reason}' if cell.reason else ''}"
+        for cell in manifest.cells
+        if cell.state not in ENDED
+    ]
 
 
 def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bool:

@@ -17,7 +17,7 @@ from analysis.claims import Need, all_claims
 from analysis.driver import reproduce as driver
 from analysis.driver import sweeps
 from analysis.driver.reproduce import main, reproduce
-from analysis.driver.sweeps import FULL, LOGS, QUICK, Scope, Sweep, run_sweeps
+from analysis.driver.sweeps import ALL, LOGS, PAPER, QUICK, Scope, Sweep, run_sweeps
 from analysis.records.experiments import Experiments
 from rpbench.harness import provenance, record
 from rpbench.harness.manifest import write_plan
@@ -43,8 +43,8 @@ def test_the_full_scope_runs_every_experiment_that_needs_no_gpu() -> None:
     files = (ROOT / "conf" / "experiment").glob("*.yaml")
     known = {path.stem for path in files if "override /backend: cuda" not in path.read_text()}
     assert len(known) > 10
-    assert {sweep.experiment for sweep in FULL.sweeps} == known - set(sweeps.ON_REQUEST)
-    assert not any(sweep.overrides for sweep in FULL.sweeps)
+    assert {sweep.experiment for sweep in ALL.sweeps} == known - set(sweeps.ON_REQUEST)
+    assert not any(sweep.overrides for sweep in ALL.sweeps)
 
 
 def test_what_measures_time_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Experiments]:
     """The plans of both scopes, as far as claims need them, by scope."""
     needed = {need.experiment for claim in all_claims() for need in claim.needs}
     found = {}
-    for scope in (FULL, QUICK):
+    for scope in (PAPER, ALL, QUICK):
         folder = tmp_path_factory.mktemp(scope.name)
         for sweep in scope.sweeps:
             if sweep.experiment in needed:
@@ -100,7 +100,7 @@ def test_every_run_that_a_claim_needs_is_in_the_full_scope_and_many_in_the_quick
     planned: dict[str, Experiments],
 ) -> None:
     needs = {need for claim in all_claims() for need in claim.needs}
-    assert [str(need) for need in needs if not FULL.plans(need, planned["full"])] == []
+    assert [str(need) for need in needs if not ALL.plans(need, planned["all"])] == []
     in_quick = {need for need in needs if QUICK.plans(need, planned["quick"])}
     assert {need.experiment for need in in_quick} <= {sweep.experiment for sweep in QUICK.sweeps}
     assert {"steady_state", "figure17", "roofline", "causal", "hand_cuts"} <= {need.experiment for need in in_quick}
@@ -271,7 +271,7 @@ def test_a_lost_record_turns_it_red(
 def test_an_exhibit_that_cannot_be_made_turns_the_full_scope_red(
     still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert reproduce(FULL, results, tmp_path) == 1
+    assert reproduce(ALL, results, tmp_path) == 1
     assert "exhibit steady_state was not made" in capsys.readouterr().out
 
 
