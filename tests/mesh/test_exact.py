@@ -7,8 +7,7 @@ import pytest
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
-from rpbench.ir.index import Index
-from rpbench.ir.moved_objects import cargo_of
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.architecture import architecture
 from rpbench.mesh.data_parallel import reduced
@@ -78,23 +77,23 @@ def test_gradients_of_early_stages_hide_behind_the_last_microbatch():
     reduces = [action for row in schedule.lanes for action in row["net"] if action.kind is Kind.REDUCE_GRAD]
     assert len(reduces) == 4
     assert max(timeline(found).end) - makespan_s(found) == pytest.approx(
-        max(float(costs.transfer_time(cargo)) for cargo in cargo_of(build_graph(schedule).index).values()), rel=0.2
+        max(float(costs.transfer_time(cargo)) for cargo in build_graph(schedule).analysis.cargo.values()), rel=0.2
     )
 
 
 def test_devices_outside_the_schedule_count_as_replicas():
     order = entries()["1f1b"].build(Shape(2, 2, 4))
     outside = replace(order, shape=replace(order.shape, outer_replicas=4))
-    index = Index(shard(outside, parameters="step", gradients="step"))
-    shares = {cargo.share for cargo in cargo_of(index).values()}
+    found = Analysis(shard(outside, parameters="step", gradients="step"))
+    shares = {cargo.share for cargo in found.cargo.values()}
     assert shares == {Fraction(3, 4)}
 
 
 def test_replicas_inside_and_outside_multiply():
     order = entries()["data_parallel"].build(Shape(2, 4, 4))
     outside = replace(order, shape=replace(order.shape, outer_replicas=4))
-    index = Index(shard(outside, parameters=None, gradients="step"))
-    assert set(index.moves.replicas.values()) == {8}
+    found = Analysis(shard(outside, parameters=None, gradients="step"))
+    assert set(found.moves.replicas.values()) == {8}
 
 
 def test_a_shape_with_replicas_outside_survives_its_text():
