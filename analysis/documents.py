@@ -1,0 +1,108 @@
+"""Documents made of claims: numbers in prose stand between marks and are written by a command.
+
+    python -m analysis.documents            write every number anew, and the README's figure
+    python -m analysis.documents --check    exit 1 if a number differs from what its claim declares
+
+In a text, `<!--=ID-->1.24<!--/-->` is the number of the claim ID: of one of our own statements
+(`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the marks. The numbers that are
+written are the declared ones; a reproduction holds them to the records.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from analysis.claims.catalogue import all_claims
+from analysis.claims.expected import statement
+from rpbench.harness.record import write_atomically
+
+ROOT = Path(__file__).parents[1]
+_MARK = re.compile(r"<!--=(?P<claim>[^>]*?)-->(?P<text>.*?)<!--/-->", re.DOTALL)
+FIGURE = ROOT / "docs" / "figures" / "readme.png"
+
+
+def documents() -> list[Path]:
+    """Every text that may hold numbers of claims."""
+    named = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "baselines" / "README.md"]
+    return [*(path for path in named if path.exists()), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def written(text: str, number_of: Callable[[str], str]) -> str:
+    """The text with the number of each mark as its claim has it.
+
+    Raises:
+        LookupError: for a mark whose claim is not known.
+    """
+    return _MARK.sub(lambda found: f"<!--={found['claim']}-->{number_of(found['claim'])}<!--/-->", text)
+
+
+def number_of(claim_id: str) -> str:
+    """The digits in which a claim says its number.
+
+    Raises:
+        LookupError: naming the nearest claim there is.
+    """
+    claims = {claim.id: claim for claim in all_claims()}
+    if claim_id not in claims:
+        near = difflib.get_close_matches(claim_id, claims, n=1, cutoff=0.4)
+        raise LookupError(f"no claim {claim_id!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    published = claims[claim_id].published
+    text = published.text if published else ""
+    if text == statement("").text:
+        raise LookupError(f"claim {claim_id!r} has no declared value; run python -m analysis.driver.accept")
+    return text
+
+
+def stale(paths: Sequence[Path]) -> Iterator[str]:
+    """A line for each number that is not what its claim declares."""
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        for found in _MARK.finditer(text):
+            due = number_of(found["claim"])
+            if found["text"] != due:
+                line = text.count("\n", 0, found.start()) + 1
+                yield f"{path.relative_to(ROOT)}:{line}: {found['claim']} says {found['text']}, the claim {due}"
+
+
+def draw_figure(results: Path) -> bool:
+    """Draw the README's figure from the records of figure 17; False where they are not there."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    from analysis.exhibits.figures import figure17  # matplotlib, which numbers do not need
+    from analysis.exhibits.figures.files import png_bytes
+    from analysis.records.experiments import Experiments, MissingRuns
+
+    try:
+        figure = figure17.exhibit(Experiments(results)).draw
+    except MissingRuns as lack:
+        print(f"the README's figure stays as it is: {lack}", file=sys.stderr)
+        return False
+    assert figure is not None  # this exhibit has one
+    FIGURE.write_bytes(png_bytes(figure()))
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.documents", description="Numbers of documents.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a number is stale")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="of the README's figure")
+    options = parser.parse_args(arguments)
+    if options.check:
+        lines = list(stale(documents()))
+        print("\n".join(lines), end="\n" if lines else "")
+        return 1 if lines else 0
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        if (new := written(text, number_of)) != text:
+            write_atomically(path, new)
+            print(path.relative_to(ROOT))
+    draw_figure(options.results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
