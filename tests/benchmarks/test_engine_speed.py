@@ -5,7 +5,6 @@ python -m pytest tests/benchmarks/test_engine_speed.py -m benchmarks -n 0 -s
 
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -31,9 +30,8 @@ from rpbench.harness.tensors import one_thread
 from rpbench.ir.schedule import Schedule
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
-from rpbench.passes.lower import add_steps
 from rpbench.plan import choose
-from rpbench.sim.events import deal
+from rpbench.plan.whole import evaluate_whole
 from rpbench.sim.longest_path import simulate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
@@ -129,9 +127,8 @@ def test_wall_over_replay(schedule):
     Waiting inside actions is for the interpreter or for a core; what remains of wall over replay is waking up.
     """
     request = load(["experiment=cpu_duel", "cost=constant", f"schedule={schedule}"])
-    problem = replace(pose(request), num_steps=request.num_steps)
-    order = deal(problem.order(choose("even", problem).partition), problem.costs(choose("even", problem).partition))
-    steps = add_steps(order, lane="compute")
+    problem = pose(request)
+    steps = evaluate_whole(problem, choose("even", problem).partition, "round_robin", {}).schedule
     tokens = SyntheticTokens(request.model.vocab, request.model.seq_len, 1)
     workload = Workload(list(build_model(request.model)), tokens, request.num_microbatches)
     found = []
