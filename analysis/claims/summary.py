@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from analysis.claims.claim import EVALUATED, KINDS, NOT_IN_QUICK, REPRODUCED, Verdict
+from analysis.claims.claim import EVALUATED, KINDS, NOT_IN_QUICK, REPRODUCED, WHOSE, Verdict
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,37 @@ def _tally(section: str, verdicts: list[Verdict]) -> Tally:
 
 
 def summary_text(verdicts: list[Verdict]) -> str:
-    """The table of tallies; kinds of verdict that nothing came out as are left out, `reproduced` never."""
-    tallies = tally(verdicts)
-    kinds = [kind for kind in KINDS if tallies[-1].kinds[kind] or kind in (REPRODUCED,)]
-    header = ["", *kinds, "planned"]
-    lines = [header]
-    lines += [[t.section, *(str(t.kinds[kind] or "-") for kind in kinds), str(t.planned)] for t in tallies]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    """Two tables: statements and cells by whose they are, then cells by section; kinds that nothing is are left out.
+
+    A statement may have many cells: the fifteen printed numbers of one bar, or all runs of one experiment.
+    """
+    kinds = [kind for kind in KINDS if any(verdict.kind == kind for verdict in verdicts) or kind == REPRODUCED]
+    by_owner = [
+        [whose, str(len({_statement(verdict) for verdict in own})), *_counts(own, kinds)]
+        for whose in WHOSE
+        if (own := [verdict for verdict in verdicts if verdict.claim.whose == whose])
+    ]
+    whole = ["all", str(len({_statement(verdict) for verdict in verdicts})), *_counts(verdicts, kinds)]
+    owners = _aligned([["whose", "statements", *kinds, "cells"], *by_owner, whole])
+    sections = [[each.section, *_kinds(each, kinds), str(each.planned)] for each in tally(verdicts)]
+    return f"{owners}\n\n{_aligned([['cells by section', *kinds, 'planned'], *sections])}"
+
+
+def _statement(verdict: Verdict) -> str:
+    return verdict.claim.statement_id or verdict.claim.id
+
+
+def _counts(verdicts: list[Verdict], kinds: list[str]) -> list[str]:
+    return [*_kinds(_tally("", verdicts), kinds), str(len(verdicts))]
+
+
+def _kinds(each: Tally, kinds: list[str]) -> list[str]:
+    return [str(each.kinds[kind] or "-") for kind in kinds]
+
+
+def _aligned(lines: list[list[str]]) -> str:
+    """Columns of equal width, the first to the left; a rule below the head and above the last line."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     written = [
         "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
         for line in lines

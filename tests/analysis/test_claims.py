@@ -231,7 +231,7 @@ def test_a_run_outside_the_plan_is_no_fault(experiments: Experiments) -> None:
     def planned(need: Need) -> bool:
         return need.experiment != "figure17"
 
-    assert judge(MAKESPAN, fewer, planned).kind == "not in quick"
+    assert judge(MAKESPAN, fewer, planned).kind == "not in this scope"
     assert not judge(MAKESPAN, fewer, planned).red
     assert judge(MAKESPAN, experiments, planned).kind == "reproduced"  # a run that is there counts
 
@@ -239,7 +239,7 @@ def test_a_run_outside_the_plan_is_no_fault(experiments: Experiments) -> None:
 def test_a_claim_of_two_experiments_misses_what_was_planned(experiments: Experiments) -> None:
     """One has been run, the other not: only if that was to be run is its absence a fault."""
     both = claim("1", 1.0, needs=(*MAKESPAN.needs, Need("partitions", {"partition": "even"})))
-    for in_plan, kind in ((("figure17",), "not in quick"), (("figure17", "partitions"), "missing")):
+    for in_plan, kind in ((("figure17",), "not in this scope"), (("figure17", "partitions"), "missing")):
         found = judge(both, experiments, lambda need, known=in_plan: need.experiment in known)
         assert found.kind == kind
         assert found.reason.startswith("experiment=partitions has not been run here")
@@ -248,7 +248,7 @@ def test_a_claim_of_two_experiments_misses_what_was_planned(experiments: Experim
 def test_planned_is_evaluated_and_not_testable_and_missing(experiments: Experiments) -> None:
     found = evaluate(all_claims(), experiments)
     everything = tally(found)[-1]
-    rest = ("not testable here", "not in quick", "missing", "failed")
+    rest = ("not testable here", "not in this scope", "missing", "failed")
     assert everything.planned == len(CLAIMS) == everything.evaluated + sum(everything.kinds[kind] for kind in rest)
     assert sum(each.planned for each in tally(found)[:-1]) == everything.planned
     assert everything.kinds["missing"] > 0
@@ -282,7 +282,7 @@ def test_an_experiment_that_was_not_run_turns_its_claims_red() -> None:
     found = judge(claim("1", 1.0, needs=needs), NOTHING)
     assert (found.kind, found.red) == ("missing", True)
     assert found.reason == "experiment=figure99 has not been run here: python -m rpbench -m experiment=figure99"
-    assert judge(claim("1", 1.0, needs=needs), NOTHING, lambda need: False).kind == "not in quick"
+    assert judge(claim("1", 1.0, needs=needs), NOTHING, lambda need: False).kind == "not in this scope"
 
 
 # --- printed numbers -----------------------------------------------------------------------------------------

@@ -247,7 +247,7 @@ def test_all_is_well(
     out, err = capsys.readouterr()
     assert f"report: {tmp_path / 'report.html'}" in out
     assert "Figure 17: the simulated bubbles" in out
-    assert "not in quick" in out
+    assert "not in this scope" in out
     assert "RED" not in out
     assert "quick: 2 experiments" in err
     assert (tmp_path / "report.html").stat().st_size > 100_000
