@@ -37,6 +37,7 @@ from rpbench.sim.longest_path import simulate
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
 from cases import build
+from sizes import sized
 from training_cases import assert_same, reference_of, train, uneven_costs
 
 pytestmark = pytest.mark.benchmarks
@@ -50,7 +51,7 @@ def random_costs(schedule: Schedule, shortest_s: float, longest_s: float) -> Cos
     return LayerTimes(forward, [0.0] * layers, backward).table(schedule.partition)
 
 
-@pytest.mark.parametrize("devices, microbatches", [(8, 16), (64, 64)])
+@pytest.mark.parametrize("devices, microbatches", sized([(8, 16), (64, 64)], [(2, 2)]))
 def test_error_of_an_emulated_makespan(devices, microbatches):
     """In plain mode, actions of 5 ms and more; the bar is 1 %."""
     schedule = build("1f1b", devices, microbatches, num_layers=devices)
@@ -58,7 +59,7 @@ def test_error_of_an_emulated_makespan(devices, microbatches):
     ideal = simulate(schedule, costs).makespan
     program = make_program(schedule, costs)
     with EmulatedBackend(costs) as backend:
-        found = [execute(program, backend.handlers, backend).makespan / ideal - 1 for _ in range(3)]
+        found = [execute(program, backend.handlers, backend).makespan / ideal - 1 for _ in range(sized(3, 1))]
     errors = ", ".join(f"{100 * error:.2f} %" for error in found)
     print(f"\n{devices} x {microbatches}: ideal {ideal:.3f} s, median error {100 * median(found):.2f} % of {errors}")
 
@@ -67,7 +68,7 @@ def test_time_of_an_urgent_transfer():
     """4 MB during 64 MB at 1 GB/s: 4.2 ms and one chunk of 1 MB; the bar is 6 ms."""
     with Link(1e9) as link:
         found = []
-        for _ in range(20):
+        for _ in range(sized(20, 1)):
             bulk = link.send(64 << 20, priority=1)
             time.sleep(0.01)
             began = time.perf_counter()
@@ -103,12 +104,15 @@ class Loss(Block):
         return (x @ self.weight).logsumexp(-1).mean() + labels.float().mean()
 
 
-@pytest.mark.parametrize("name, stages", [("1f1b", None), ("gpipe", None), ("roundpipe", (43, 62))])
+@pytest.mark.parametrize(
+    "name, stages", sized([("1f1b", None), ("gpipe", None), ("roundpipe", (43, 62))], [("1f1b", None)])
+)
 def test_time_of_64_virtual_devices(name, stages):
     """128 microbatches with gradients; the bar is 10 s."""
     torch.set_num_threads(1)
-    schedule = build(name, 64, 128, num_layers=62, stages=stages)
-    workload = Workload([Tokens(), *(Block() for _ in range(62)), Loss()], SyntheticTokens(37, 8, 1), 128)
+    devices, microbatches, layers = sized((64, 128, 62), (4, 4, 4))
+    schedule = build(name, devices, microbatches, num_layers=layers, stages=stages)
+    workload = Workload([Tokens(), *(Block() for _ in range(layers)), Loss()], SyntheticTokens(37, 8, 1), microbatches)
     began = time.perf_counter()
     run = train(schedule, workload)
     took = time.perf_counter() - began
@@ -133,7 +137,7 @@ def test_wall_over_replay(schedule):
     workload = Workload(list(build_model(request.model)), tokens, request.num_microbatches)
     found = []
     with one_thread(), CpuBackend(usable_cores()) as backend:
-        for _ in range(12):
+        for _ in range(sized(12, 3)):
             training = Training(workload, steps)
             program = training.program(CostTable({}), real_time=True)
             with ForeignLoad() as others:
@@ -149,10 +153,11 @@ def test_wall_over_replay(schedule):
 
 def test_time_of_a_gpt_layer_on_each_of_64_virtual_devices():
     """128 microbatches, a decoder layer a device; the bar is 12 s. Wall and processor time."""
-    request = load(["backend=virtual", "model=tiny_gpt", "model.num_layers=64", "num_devices=64",
-                    "num_microbatches=128", "schedule=1f1b"])  # fmt: skip
-    schedule = build("1f1b", 64, 128, num_layers=64)
-    workload = Workload(list(build_model(request.model)), SyntheticTokens(256, 16, 4), 128)
+    devices, microbatches = sized((64, 128), (4, 8))
+    request = load(["backend=virtual", "model=tiny_gpt", f"model.num_layers={devices}", f"num_devices={devices}",
+                    f"num_microbatches={microbatches}", "schedule=1f1b"])  # fmt: skip
+    schedule = build("1f1b", devices, microbatches, num_layers=devices)
+    workload = Workload(list(build_model(request.model)), SyntheticTokens(256, 16, 4), microbatches)
     with one_thread():
         began, used = time.perf_counter(), time.process_time()
         train(schedule, workload)

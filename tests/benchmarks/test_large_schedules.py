@@ -10,6 +10,7 @@ from itertools import pairwise
 from resource import RUSAGE_CHILDREN, getrusage
 
 import pytest
+from sizes import sized
 
 from rpbench.cost.constant import unit_times
 from rpbench.harness.collection import collection_paused
@@ -21,7 +22,7 @@ from rpbench.sim.longest_path import simulate_graph
 
 pytestmark = pytest.mark.benchmarks
 
-DEVICES, MICROBATCHES = 64, 512
+DEVICES, MICROBATCHES = sized((64, 512), (4, 8))
 BAR_S = 5.0
 
 
@@ -72,7 +73,7 @@ def test_every_schedule():
 
 def test_a_thousand_devices(tmp_path):
     """The command as a user gives it; the bar is 5 s."""
-    command = ["schedule=1f1b", "cost=constant", "num_devices=1024", "num_microbatches=1024"]
+    command = ["schedule=1f1b", "cost=constant", f"num_devices={sized(1024, 4)}", f"num_microbatches={sized(1024, 4)}"]
     before = getrusage(RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "rpbench", *command, f"results_dir={tmp_path}"], check=True, capture_output=True

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from sizes import sized
 
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain
 from rpbench.plan.cuts import cuts_of
@@ -17,7 +18,7 @@ from rpbench.plan.pipedream import plan_pipeline
 
 pytestmark = pytest.mark.benchmarks
 
-REPEATS = 3
+REPEATS = sized(3, 1)
 
 
 def layers(num):
@@ -43,7 +44,9 @@ def blocks_of_two_branches(num_blocks):
 
 def test_seconds_a_plan():
     print("\nseconds a plan, transfers counted (median of 3)")
-    graphs = {"40 layers": chain(layers(40)), "200 layers": chain(layers(200)), "branches": blocks_of_two_branches(12)}
+    graphs = {f"{num} layers": chain(layers(num)) for num in sized((40, 200), (6,))} | {
+        "branches": blocks_of_two_branches(sized(12, 2))
+    }
     for name, graph in graphs.items():
         for levels, links in (((16,), (1e9,)), ((8, 8), (1e10, 1e9)), ((16, 16), (1e10, 1e9))):
             took = []

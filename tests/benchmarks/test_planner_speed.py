@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from sizes import sized
 
 from rpbench.cost.published import published_partition, published_times
 from rpbench.plan import Problem, plan
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.benchmarks
 
 MODELS = ("qwen3-1.7b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-32b", "qwen3-235b-lora")
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "roundpipe")
-REPEATS = 5
+REPEATS = sized(5, 1)
 
 
 def published(schedule, model):
@@ -55,7 +56,7 @@ def test_plans_per_second():
         batch = PlanBatch(
             graph, problem.times, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead
         )
-        num = 20_000_000 // graph.num_actions
+        num = sized(20_000_000, 20_000) // graph.num_actions
         forward = backward = random_cuts(num, problem.num_layers, len(cut.forward), rng)
         if cut.fused:
             below = random_cuts(num, problem.num_layers, len(cut.backward) - 1, rng)
@@ -77,8 +78,8 @@ def test_search_of_every_published_cell():
     print("\nsearch: makespan in ms of published, even, greedy and search")
     plan("search", published("1f1b", "qwen3-1.7b"))
     total = 0.0
-    for schedule in SCHEDULES:
-        for model in MODELS:
+    for schedule in sized(SCHEDULES, SCHEDULES[:1]):
+        for model in sized(MODELS, MODELS[:1]):
             problem = published(schedule, model)
             makespans = [plan(method, problem).makespan for method in ("published", "even", "greedy")]
             began = time.perf_counter()

@@ -9,12 +9,13 @@ import time
 
 import numpy as np
 import pytest
+from sizes import sized
 
 from rpbench.cost.constant import unit_times
 from rpbench.cost.published import published_partition, published_times
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
-from rpbench.registry import entries, entry
+from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.kernels import compiled, relax
 from rpbench.sim.longest_path import late_edges, simulate_graph
@@ -22,7 +23,7 @@ from rpbench.sim.metrics import measure
 
 pytestmark = pytest.mark.benchmarks
 
-REPEATS = 5
+REPEATS = sized(5, 1)
 
 
 def seconds(call):
@@ -47,7 +48,7 @@ def whole_run(name, p, m, v):
 
 def test_cost_is_linear_in_actions():
     print("\ninterleaved 1F1B, 2 chunks: order, graph, times, metrics and memory replay")
-    for p, m in ((16, 256), (32, 512), (64, 1024), (64, 4096)):
+    for p, m in sized(((16, 256), (32, 512), (64, 1024), (64, 4096)), ((2, 4),)):
         actions = whole_run("interleaved_1f1b", p, m, 2)
         took = seconds(lambda p=p, m=m: whole_run("interleaved_1f1b", p, m, 2))
         print(
@@ -58,7 +59,7 @@ def test_cost_is_linear_in_actions():
 
 def test_timing_pass_alone():
     print("\ntiming pass alone, compiled")
-    for name, p, m, v in (("1f1b", 64, 512, 1), ("interleaved_1f1b", 64, 1024, 2)):
+    for name, p, m, v in sized((("1f1b", 64, 512, 1), ("interleaved_1f1b", 64, 1024, 2)), (("1f1b", 2, 4, 1),)):
         partition = symmetric((1,) * (p * v))
         costs = unit_times(p * v).table(partition)
         graph = build_graph(entry(name).build(Shape(p, p * v, m)).with_partition(partition))
@@ -85,7 +86,7 @@ def test_timing_pass_alone():
 def test_published_cells_together():
     cells = [
         (name, model)
-        for name in entries()
+        for name in ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "roundpipe")
         for model in ("qwen3-1.7b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-32b", "qwen3-235b-lora")
     ]
 
