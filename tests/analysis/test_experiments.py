@@ -110,7 +110,7 @@ def test_a_cell_is_found_by_what_it_sets(experiments: Experiments) -> None:
 
 
 def test_a_duel_is_found_by_cell_and_contender(full_experiments: Experiments) -> None:
-    rows = {name: full_experiments.find("cpu_duel", {"model": "mid_gpt"}, name) for name in ("1f1b", "roundpipe")}
+    rows = {name: full_experiments.find("cpu_duel", {"model": "half_mid_gpt"}, name) for name in ("1f1b", "roundpipe")}
     assert {name: row and row["contender"] for name, row in rows.items()} == {"1f1b": "1f1b", "roundpipe": "roundpipe"}
 
 

@@ -37,11 +37,17 @@ def test_streamed_training_equals_the_reference_bit_for_bit(data):
         asynchronous=asynchronous,
         round_size=draw(st.integers(1, 6)),
     )
-    schedule = stream(order, prefetch=draw(st.integers(0, 2)), activations=draw(st.booleans()))
+    stored = draw(st.booleans())
+    schedule = stream(order, prefetch=draw(st.integers(0, 2)), activations=stored)
     check(schedule)
     grain = draw(st.sampled_from(["stage", "layer"]))
-    dtype = draw(st.sampled_from([torch.float64, torch.bfloat16]))
-    run = train(schedule, workload_of(schedule, dtype=dtype), recompute_grain=grain)
+    workload = workload_of(schedule, dtype=draw(st.sampled_from([torch.float64, torch.bfloat16])))
+    try:
+        run = train(schedule, workload, recompute_grain=grain)
+    except ValueError as error:
+        # Where every layer's input is kept, one that several forwards keep cannot be stored as one.
+        assert stored and grain == "layer" and "several forward stages keep" in str(error)
+        run = train(schedule, workload, recompute_grain="stage")
     read = (lambda module, microbatch: max(0, microbatch // microbatches - 1)) if asynchronous else None
     options = {"read_version": read} if asynchronous else {}
     assert_same(run, reference_of(run, updates=steps > 1, **options))

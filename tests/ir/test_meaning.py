@@ -43,7 +43,10 @@ def test_what_is_changed_below_is_good():
         (instead(STASHED, 0, "0F1", "0F1@9"), "0F1@9: version 9: there are 5 steps"),
         (with_action(STASHED, 0, 0, "0LOAD:G"), "0LOAD:G: a LOAD moves P, O, A"),
         (with_action(STASHED, 0, 0, "0STORE:P"), "0STORE:P: a STORE moves G, O, A"),
-        (with_action(STASHED, 0, 0, "0LOAD:P>1"), "0LOAD:P>1: peer 1: only SEND, RECV, STORE:A and LOAD:A name a rank"),
+        (
+            with_action(STASHED, 0, 0, "0STORE:O>1"),
+            "0STORE:O>1: peer 1: only SEND, RECV, STORE:A, LOAD:A, LOAD:P and STORE:G",
+        ),
         (with_action(STASHED, 0, 0, "0LOAD:P>moon"), "0LOAD:P>moon: peer moon: a LOAD or STORE names the host"),
         (
             edit(PARTNERS, 0, lambda row: row.__setitem__(0, row[0]._replace(peer=103)), "h2d"),
