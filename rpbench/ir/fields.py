@@ -66,7 +66,7 @@ def _peer_rules(index: Index, kind: Kind, what: str | None, peer: int | str) -> 
         if kind not in (Kind.LOAD, Kind.STORE) or peer != "host":
             yield f"peer {peer}: a LOAD or STORE names the host, a SEND or RECV a rank"
     elif kind not in SEND | RECV and (kind, what) not in _BETWEEN_RANKS:
-        yield f"peer {peer}: only SEND, RECV and {', '.join(f'{k.name}:{o}' for k, o in _BETWEEN_RANKS)} name a rank"
+        yield f"peer {peer}: only SEND, RECV, {', '.join(f'{k.name}:{o}' for k, o in _BETWEEN_RANKS)} name a rank"
     elif not 0 <= peer < index.shape.num_ranks:
         yield f"peer {peer}: ranks are 0 to {index.shape.num_ranks - 1}"
 

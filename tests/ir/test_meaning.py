@@ -45,7 +45,7 @@ def test_what_is_changed_below_is_good():
         (with_action(STASHED, 0, 0, "0STORE:P"), "0STORE:P: a STORE moves G, O, A"),
         (
             with_action(STASHED, 0, 0, "0STORE:O>1"),
-            "0STORE:O>1: peer 1: only SEND, RECV, STORE:A, LOAD:A, LOAD:P and STORE:G",
+            "0STORE:O>1: peer 1: only SEND, RECV, STORE:A, LOAD:A, LOAD:P, STORE:G name a rank",
         ),
         (with_action(STASHED, 0, 0, "0LOAD:P>moon"), "0LOAD:P>moon: peer moon: a LOAD or STORE names the host"),
         (
