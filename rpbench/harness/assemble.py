@@ -25,6 +25,7 @@ from rpbench.ir.versions import Versions
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_recompute
 from rpbench.plan import Choice, choose
+from rpbench.plan.contest.search import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
 from rpbench.sim.checked import checked_graph
@@ -49,6 +50,8 @@ class Assembled:
     transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
     profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
     evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
+    plan: Tuned | None = None  # what a search of all options found
+    order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
 
     @property
     def switch_after_last_forward(self) -> bool:

@@ -86,6 +86,7 @@ class Request:
     prefetch: int
     charge: str
     recompute: str
+    tuning_budget: int | None
     seed: int
     dtype: str
     verify: bool
@@ -179,6 +180,7 @@ _PLAIN = (
     "prefetch",
     "charge",
     "recompute",
+    "tuning_budget",
     "seed",
     "dtype",
     "verify",
@@ -248,7 +250,7 @@ def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
 
 
 def _check_sizes(config: RunConfig) -> None:
-    at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device")
+    at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget")
     if config.recompute not in RECOMPUTES:
         raise ConfigError(f"recompute={config.recompute}: one of {', '.join(RECOMPUTES)}")
 
