@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rpbench.advice.ranking import QUICK
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.hardware import Cluster
 from rpbench.harness.assemble import Assembled, transfers_of
@@ -31,8 +32,8 @@ from rpbench.plan.contest.terms import Terms, terms_of
 from rpbench.sim.checked import checked_graph
 
 TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
-# Actions in one sketch of a cut, for each timeline of the budget: as `Budget` has them.
-SKETCHED = Budget.climb_work // Budget.work
+# Actions timed in one sketch of a cut, for each timeline of the budget, as where advice is quick.
+SKETCHED = QUICK.climb_work // QUICK.work
 # What the search chooses; a request leaves it as it is by default.
 CHOSEN = {"partition": "even", "chunks_per_device": None, "recompute": "all", "prefetch": RunConfig.prefetch}
 CHARGED = {"offload": RunConfig.offload, "charge": RunConfig.charge, "dispatch": "round_robin"}
