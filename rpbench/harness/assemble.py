@@ -1,5 +1,6 @@
 """Request -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -51,6 +52,7 @@ class Assembled:
     profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
     evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
     plan: Tuned | None = None  # what a search of all options found
+    step_terms_s: Mapping[str, float] | None = None  # of such a plan: seconds of a step by cause
     order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
 
     @property

@@ -156,6 +156,7 @@ class Predict:
     system: str | None = None
     sequences: int | None = None
     microbatches: int | None = None
+    by_action: bool = False
 
 
 @dataclass

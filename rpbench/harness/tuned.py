@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rpbench.advice.causes import causes_of
 from rpbench.advice.ranking import QUICK
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.hardware import Cluster
@@ -71,6 +72,7 @@ def assembled_plan(plan: Tuned, terms: Terms) -> Assembled:
         transfers_of(costs),
         evidence="simulated" if terms.source == "published" else "predicted",
         plan=plan,
+        step_terms_s=causes_of(frame, plan.partition, plan.outcome.keeps),
         order_sha256=hashlib.sha256(repr(order_key(plan, terms)).encode()).hexdigest(),
     )
 
@@ -157,6 +159,7 @@ def plan_fields(assembled: Assembled) -> Fields:
         "prefetch": setting.prefetch,
         "schedule_options": dict(setting.options),
         "fixed_options": dict(plan.contender.fixed),
+        "step_terms_s": dict(assembled.step_terms_s or {}),
         "order_sha256": assembled.order_sha256,
         "budget_timelines": plan.budget.work,
         "budget_sketched_actions": plan.budget.climb_work,
