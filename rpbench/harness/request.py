@@ -18,6 +18,7 @@ from rpbench.harness.choices import (
     OptimizerConfig,
     Predict,
     Roofline,
+    Simulate,
     TrackerConfig,
     Train,
     WorkloadConfig,
@@ -276,5 +277,10 @@ def _check_mode(request: Request) -> None:
         raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
     if isinstance(mode, Predict | Roofline | Duel) and request.model is None:
         raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
+    if request.tuning_budget is not None and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"tuning_budget={request.tuning_budget} with mode={mode.name}: plans are searched in simulation; use "
+            "mode=simulate"
+        )
     if isinstance(mode, Duel) and request.recompute != "all":
         raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")

@@ -19,7 +19,7 @@ from rpbench.advice.ranking import QUICK
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.hardware import Cluster
 from rpbench.harness.assemble import Assembled, transfers_of
-from rpbench.harness.choices import ConfigError, Simulate
+from rpbench.harness.choices import ConfigError
 from rpbench.harness.config import CONF, RunConfig
 from rpbench.harness.recording import Fields
 from rpbench.harness.request import Request
@@ -95,7 +95,7 @@ def terms_of_request(request: Request) -> Terms:
     """The terms that a request sets.
 
     Raises:
-        ConfigError: for a mode, a cost or a choice that a search of all options has no use for.
+        ConfigError: for a cost or a choice that a search of all options has no use for.
     """
     _check(request)
     assert request.model is not None  # or it had been refused
@@ -114,8 +114,6 @@ def terms_of_request(request: Request) -> Terms:
 
 def _check(request: Request) -> None:
     name = f"tuning_budget={request.tuning_budget}"
-    if not isinstance(request.mode, Simulate):
-        raise ConfigError(f"{name} with mode={request.mode.name}: plans are searched in simulation; use mode=simulate")
     if request.schedule.file is not None:
         raise ConfigError(f"{name}: a schedule from a file has nothing to choose; leave one of both out")
     if request.model is None:

@@ -93,9 +93,7 @@ def test_replicas_of_one_each_are_no_replicas():
 def test_a_replica_that_reads_ahead_of_its_step_is_shown():
     text = to_text(stepped([2, 1], 4))
     assert "0F4@1 0B2" in text
-    with pytest.raises(
-        ScheduleError, match="by what its own lane has stepped it is to read 1"
-    ):
+    with pytest.raises(ScheduleError, match="by what its own lane has stepped it is to read 1"):
         check(from_text(text.replace("0F4@1 0B2", "0F4@0 0B2")))
     with pytest.raises(ScheduleError, match="no rank can move"):
         check(from_text(text.replace("0F4@1 0B2", "0F4@2 0B2")))
