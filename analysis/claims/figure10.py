@@ -27,6 +27,7 @@ _GATHERS = "gathers, scatters and copies wait for nothing in the schedule; in De
 _SUMS = (
     "DeepSpeed sums all gradients, twice the bytes of a scatter, behind the computation; the schedule scatters beside"
 )
+_FOOTPRINT = "its footprint is 1.06 times the memory; which class of tensors is counted too large is not known"
 _PRIVATE = "its batch and settings are not public"
 # Bars that our schedule misses by more than that, with the term that it lacks.
 MISSES = {
@@ -37,6 +38,7 @@ MISSES = {
     ("zero-2", "qwen3_1p7b"): _SUMS,
     ("zero-infinity", "gpt_oss_20b"): _GATHERS,
     ("zero-infinity", "qwen3_235b_lora"): _GATHERS,
+    ("fsdp", "llama31_8b"): _FOOTPRINT,
     ("mobius", "qwen3_32b"): _PRIVATE,
     ("mobius", "qwen3_235b_lora"): _PRIVATE,
 }
