@@ -9,6 +9,7 @@ from analysis.claims import (
     figure2,
     figure3,
     figure5,
+    figure10,
     figure17,
     headline,
     planner,
@@ -34,6 +35,7 @@ _SECTIONS = (
     headline,
     discrepancies,
     predicted,
+    figure10,
     regression,
     statements,
 )

@@ -31,10 +31,12 @@ from analysis.exhibits.tables import (
     blind_round,
     causal,
     comparison,
+    contest,
     equivalence,
     plans,
     prediction_score,
     published_cells,
+    published_runs,
 )
 from analysis.records.experiments import Experiments, MissingRuns
 
@@ -58,6 +60,8 @@ _MAKERS: dict[str, Callable[[Experiments], Exhibit]] = {
     "calibrated": calibrated.exhibit,
     "equivalence": equivalence.exhibit,
     "figure10": comparison.simulated,
+    "figure10_bars": published_runs.exhibit,
+    "figure10_options": contest.exhibit,
     "baselines_cpu": comparison.measured,
     "prediction": prediction.exhibit,
     "convergence": convergence.exhibit,

@@ -53,7 +53,7 @@ SYSTEMS: Mapping[str, System] = {
     "roundpipe-sync": System(
         "roundpipe", {}, "eager", lacks=(_EXPERTS, "a pass that refreshes the weights on the host")
     ),
-    "mobius": System("mobius", {}, "eager", lacks=(_EXPERTS,)),
+    "mobius": System("mobius", {}, "eager", lacks=("its batch and settings, which are not public", _EXPERTS)),
     "megatron-pp": System("1f1b", {}, "fused", lacks=("the sum of a tied embedding's gradients",)),
     "megatron-tp": System("megatron_tp", {}, "fused"),
     "zero-2": System(

@@ -49,20 +49,25 @@ Ints = npt.NDArray[np.int64]
 # --- bytes on each device -----------------------------------------------------------------------------------
 
 
-def device_bytes(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[int]:
+def device_bytes(
+    schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int], keeps: Collection[int] | None = None
+) -> list[int]:
     """Peak bytes on each device of a schedule whose partition is known.
 
     Args:
         in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
             bound schedules keep them on the device.
+        keeps: the stages whose activations stay; None: all or none, as `sizes` says.
 
     Raises:
         ValueError: if the schedule has no partition.
     """
-    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight)]
+    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight, keeps)]
 
 
-def classes_of(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) -> list[dict[str, int]]:
+def classes_of(
+    schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int], keeps: Collection[int] | None = None
+) -> list[dict[str, int]]:
     """Bytes of each class of tensors at every device's peak.
 
     Raises:
@@ -71,7 +76,7 @@ def classes_of(schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int]) 
     cut = schedule.partition
     if cut is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
-    tables = Footprint(schedule, sizes, in_flight).classes(np.array([cut.forward]), np.array([cut.backward]))
+    tables = Footprint(schedule, sizes, in_flight, keeps).classes(np.array([cut.forward]), np.array([cut.backward]))
     devices = range(schedule.shape.num_ranks)
     return [{name: int(table[0, device]) for name, table in tables.items()} for device in devices]
 

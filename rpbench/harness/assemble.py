@@ -1,5 +1,6 @@
 """Request -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,6 +26,7 @@ from rpbench.ir.versions import Versions
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_recompute
 from rpbench.plan import Choice, choose
+from rpbench.plan.contest.search import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
 from rpbench.sim.checked import checked_graph
@@ -49,6 +51,9 @@ class Assembled:
     transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
     profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
     evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
+    plan: Tuned | None = None  # what a search of all options found
+    step_terms_s: Mapping[str, float] | None = None  # of such a plan: seconds of a step by cause
+    order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
 
     @property
     def switch_after_last_forward(self) -> bool:

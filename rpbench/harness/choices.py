@@ -160,6 +160,7 @@ class Predict:
     system: str | None = None
     sequences: int | None = None
     microbatches: int | None = None
+    by_action: bool = False
 
 
 @dataclass

@@ -62,6 +62,7 @@ class RunConfig:
     prefetch: int = 1
     charge: str = "hops"
     recompute: str = "all"
+    tuning_budget: int | None = None
     schedule_file: str | None = None
     seed: int = MISSING
     dtype: str = "float32"

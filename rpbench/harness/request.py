@@ -18,6 +18,7 @@ from rpbench.harness.choices import (
     OptimizerConfig,
     Predict,
     Roofline,
+    Simulate,
     TrackerConfig,
     Train,
     WorkloadConfig,
@@ -86,6 +87,7 @@ class Request:
     prefetch: int
     charge: str
     recompute: str
+    tuning_budget: int | None
     seed: int
     dtype: str
     verify: bool
@@ -180,6 +182,7 @@ _PLAIN = (
     "prefetch",
     "charge",
     "recompute",
+    "tuning_budget",
     "seed",
     "dtype",
     "verify",
@@ -249,7 +252,7 @@ def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
 
 
 def _check_sizes(config: RunConfig) -> None:
-    at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device")
+    at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget")
     if config.recompute not in RECOMPUTES:
         raise ConfigError(f"recompute={config.recompute}: one of {', '.join(RECOMPUTES)}")
 
@@ -275,5 +278,10 @@ def _check_mode(request: Request) -> None:
         raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
     if isinstance(mode, Predict | Roofline | Duel) and request.model is None:
         raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
+    if request.tuning_budget is not None and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"tuning_budget={request.tuning_budget} with mode={mode.name}: plans are searched in simulation; use "
+            "mode=simulate"
+        )
     if isinstance(mode, Duel) and request.recompute != "all":
         raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")

@@ -12,6 +12,7 @@ from rpbench.harness.collection import collection_paused
 from rpbench.harness.offloading import transfer_bytes
 from rpbench.harness.recording import Fields, Outcome, Work
 from rpbench.harness.request import Request
+from rpbench.harness.tuned import TRIED, plan_fields, tried_csv, tuned, why_not
 from rpbench.sim.memory import peak_in_flight
 
 PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of
@@ -24,7 +25,7 @@ def assembled_of(request: Request) -> Assembled:
         ValueError: for whatever in the request cannot be.
     """
     with collection_paused():
-        return assemble(request)
+        return assemble(request) if request.tuning_budget is None else tuned(request)
 
 
 def scheduled(
@@ -35,6 +36,8 @@ def scheduled(
 ) -> Work:
     """The work of a schedule: a verdict on its memory, and if it fits, what `execute` finds."""
     files = {} if assembled.profile is None else {PROFILE: to_text(assembled.profile)}
+    if assembled.plan is not None:
+        files[TRIED] = tried_csv(assembled.plan)
     return Work(_shape(request, assembled), lambda: _outcome(assembled, execute), files, is_out_of_memory)
 
 
@@ -64,7 +67,7 @@ def _shape(request: Request, assembled: Assembled) -> Fields:
     if request.schedule.file is not None:
         fields |= {"schedule": assembled.schedule.name, "generator": None}
         fields |= {"num_microbatches": shape.num_microbatches, "num_steps": shape.num_steps}
-    return fields
+    return fields if assembled.plan is None else fields | plan_fields(assembled)
 
 
 def _facts(assembled: Assembled) -> Fields:
@@ -86,7 +89,11 @@ def _memory(assembled: Assembled) -> tuple[list[int] | None, str]:
     if assembled.sizes is None:
         return None, ""
     in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.device_memory_bytes
-    needed = device_bytes(assembled.schedule, assembled.sizes, in_flight)
+    plan = assembled.plan
+    keeps = None if plan is None else plan.outcome.keeps
+    needed = device_bytes(assembled.schedule, assembled.sizes, in_flight, keeps)
+    if plan is not None:
+        return needed, why_not(plan, assembled.cluster)
     if limit is None or max(needed) <= limit:
         return needed, ""
     return needed, why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight)

@@ -35,7 +35,7 @@ from analysis.records.experiments import Experiments, MissingRuns
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 from analysis.records.published import published
 from rpbench import registry
-from rpbench.harness.config import CONF
+from rpbench.harness.config import CONF, swept
 from rpbench.harness.manifest import FOLDER, PLAN
 
 ALL = (
@@ -57,6 +57,8 @@ ALL = (
     "calibrated",
     "equivalence",
     "figure10",
+    "figure10_bars",
+    "figure10_options",
     "baselines_cpu",
     "prediction",
     "convergence",
@@ -115,6 +117,8 @@ TABLES = (
     "plans",
     "equivalence",
     "figure10",
+    "figure10_bars",
+    "figure10_options",
     "baselines_cpu",
     "prediction_bars",
     "prediction_errors",
@@ -320,16 +324,23 @@ def test_steady_state_adds_causal_runs_where_they_are(full_experiments: Experime
 # --- every schedule ------------------------------------------------------------------------------------------
 
 
-def test_gains_are_rates_over_those_of_roundpipe_in_the_same_mode(full_experiments: Experiments) -> None:
+def test_gains_count_what_fits_once_and_losses_as_wins(full_experiments: Experiments) -> None:
     data = gains.numbers(full_experiments).set_index(["schedule", "model"])
-    assert data.loc[("gpipe", "qwen3_32b"), "slower"] == pytest.approx(100 / 80)
-    assert data.loc[("pipedream", "qwen3_32b"), "slower"] == pytest.approx(120 / 80)
-    assert not data.loc[("pipedream", "qwen3_32b"), "flushes"]
-    assert "roundpipe" not in data.index.get_level_values("schedule")
-    assert "Faster than RoundPipe: Vocabulary parallel" in gains.answer(data.reset_index())  # the last: 80 + 1.5 * 20
-    rows = full_experiments.cells(gains.ASYNCHRONOUS)
-    with pytest.raises(MissingRuns, match="experiment=gains_async: pipemare"):
-        gains.numbers(full_experiments.replaced(gains.ASYNCHRONOUS, rows[rows["schedule"] != "pipemare"]))
+    # The fixture's paces rise by 1 with the place of a schedule in its sweep; the late ones have a rival of their own.
+    names = swept("figure10", "schedule")
+    pace = {name: 1000.0 + place for place, name in enumerate(names)}
+    assert data.loc[("gpipe", "qwen3_32b"), "slower"] == pytest.approx(pace["roundpipe"] / pace["gpipe"])
+    late = data.loc[("pipedream", "qwen3_32b")]
+    assert late["late"]
+    assert late["slower"] == pytest.approx(pace["roundpipe_async"] / pace["pipedream"])
+    kept = set(data.index.get_level_values("schedule"))
+    assert kept.isdisjoint({"roundpipe", "roundpipe_async"})
+    assert "data_parallel" not in kept, "it does not fit"
+    assert "1f1b" not in kept, "it has the order of the faster dapple"
+    assert data.loc[("dapple", "qwen3_32b"), "names"] == ("dapple", "1f1b")
+    losses = (data["slower"] < 1).sum()
+    assert 0 < losses < len(data)
+    assert f"and slower than {losses} by up to" in gains.answer(data.reset_index())
 
 
 def test_a_thousand_devices_are_told_by_schedule_and_number(full_experiments: Experiments) -> None:

@@ -9,9 +9,9 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.exhibits.figures import convergence
+from analysis.exhibits.tables import contest
 from analysis.exhibits.time_to_loss import SHARE, Spread, token_multiples
-from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
-from rpbench.harness.config import swept
+from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 _COLUMNS = (
     "tokens/s",
@@ -35,39 +35,43 @@ Multiples = Mapping[str, Spread]
 
 
 def simulated(experiments: Experiments) -> Exhibit:
-    """All systems on eight devices and the published models.
+    """All systems on eight devices and the published models, at equal tuning.
 
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    rows, multiples, behind = _figure10(experiments), *_multiples(experiments)
-    columns = ("model", "system", *_COLUMNS, "why it cannot run")
+    rows, multiples, behind = contest.numbers(experiments), *_multiples(experiments)
+    columns = ("model", "system", *_COLUMNS, *contest.OPTIONS, "why it cannot run")
     cells = (
-        (label(style.model_name(row["model"])), *_system(row, multiples, behind), _why(row))
+        (label(style.model_name(row["model"])), *_system(row, multiples, behind), *contest.options(row), _why(row))
         for row in rows.to_dict("records")
     )
     return Exhibit(
         id="figure10",
-        title="Every system on eight RTX 4090",
+        title="Every system on eight RTX 4090, at equal tuning",
         caption=(
-            "Action by action, from the published layer timings: 16 microbatches of four sequences a step, four steps "
-            "in a row. Equal terms: the same search finds everybody's partition, and whatever moves takes the time of "
-            "its bytes. Without peer-to-peer copies boundary tensors go down to the host and up again, like weights, "
-            "gradients and kept inputs: each device at the 21 GB/s of the artifact's hops, all of them and the host's "
-            "Adam sharing 82 GB/s of its memory. Gathers and sums go at NCCL's pace on that machine, beside copies. "
-            "Adam reads and writes 40 bytes a parameter on the host, 28 on a device. RoundPipe runs a step as one "
-            "round, as its library does. The bubble is that of a step among others, memory the fullest device's, "
-            "bytes are sums over all devices. Steps are small, 131 thousand tokens where the paper's have up to a "
-            "million, so that what is paid once a step, the host's Adam above all, weighs up to eight times as much: "
-            "that is why synchronous RoundPipe stands behind pipelines whose Adam runs on the devices where those "
-            "fit, and why the late update that hides it gains so much. Chimera sums the gradients of its two copies "
-            f"at NCCL's pace. A bubble is good to a few tenths of a percent. {_LATE} Schedules that cut backward in "
-            f"two are left out: its halves have no published times. {answer(rows)}"
+            "Action by action, from the published layer timings: 64 sequences of 2,048 tokens a step, four steps in a "
+            "row. One search chooses for everybody the cut, the stages on a device, what is recomputed, the size of a "
+            "microbatch, the prefetch and the schedule's own options, under the memory of the devices and the host and "
+            f"within the same budget of {_budget(rows)} timelines. Whatever moves takes the time of its bytes: without "
+            "peer-to-peer copies boundary tensors go down to the host and up again, like weights, gradients and kept "
+            "inputs: each device at the 21 GB/s of the artifact's hops, all of them and the host's Adam sharing "
+            "82 GB/s of its memory. Gathers and sums go at NCCL's pace on that machine, beside copies. Adam reads and "
+            "writes 40 bytes a parameter on the host, 28 on a device. Halves of backward have the ratio of their "
+            "FLOPs, and microbatches of other sizes than the timed one scale as the count of operations says: both are "
+            "derived. Steps are small, 131 thousand tokens where the paper's have up to a million, so that what is "
+            "paid once a step, the host's Adam above all, weighs up to eight times as much. The bubble is that of a "
+            "step among others, memory the fullest device's, bytes are sums over all devices. "
+            f"{_LATE} {answer(rows)}"
         ),
-        evidence=("simulated",),
-        command="python -m rpbench -m experiment=figure10; python -m rpbench -m experiment=figure10_options",
+        evidence=("simulated", "derived"),
+        command="python -m rpbench -m experiment=figure10",
         table=table(columns, cells),
     )
+
+
+def _budget(rows: pd.DataFrame) -> str:
+    return " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique()))
 
 
 _LATE = (
@@ -120,14 +124,6 @@ def _fastest(rows: pd.DataFrame) -> str:
 
 def _name(row: Mapping) -> str:
     return style.method_name(row["schedule"])
-
-
-def _figure10(experiments: Experiments) -> pd.DataFrame:
-    """The experiments' rows, those that do not fit included."""
-    rows = pd.concat([experiments.cells(name) for name in ("figure10", "figure10_options")]).reset_index(drop=True)
-    systems = [*swept("figure10", "schedule"), *swept("figure10_options", "schedule")]
-    wanted = [(model, system) for model in swept("figure10", "model") for system in systems]
-    return index(rows, ("model", "schedule"), wanted, "figure10 and experiment=figure10_options")
 
 
 def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:

@@ -10,6 +10,7 @@ from rpbench.cost.model import Model
 from rpbench.harness.choices import ConfigError, CostConfig, Predict
 from rpbench.harness.collection import collection_paused
 from rpbench.harness.config import CONF
+from rpbench.harness.published_run import published_run_fields
 from rpbench.harness.record import Record
 from rpbench.harness.recording import Outcome, Work, recorded
 from rpbench.harness.request import Request
@@ -39,7 +40,8 @@ def records(request: Request) -> list[Record]:
 def _prepare(request: Request) -> Work:
     case = case_of(request)
     with collection_paused():
-        outcome = Outcome(fields_of(predict(case)))
+        by_action = _asked(request).by_action
+        outcome = Outcome(published_run_fields(case, request.cluster) if by_action else fields_of(predict(case)))
     return Work({}, lambda: outcome)
 
 

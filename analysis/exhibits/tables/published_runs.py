@@ -1,0 +1,199 @@
+"""Figure 10 as published: every bar beside the schedule of its system with the settings of its run script.
+
+Beside it stands the same system at equal tuning; where the two differ, the cause of a token's time that changed most
+says which setting makes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.tables import contest
+from analysis.records.experiments import Experiments, MissingRuns, index
+from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+from analysis.records.runs import MODELS
+from rpbench.harness.config import swept
+
+EXPERIMENT = "figure10_published"
+PLATFORM = "8x-rtx4090-24gb"
+# How far a simulated bar may be from the published one; how far simulator and predictor may be apart.
+NEAR, AGREE = 0.15, 0.05
+# What the contest has for a system.
+TUNED_AS = {
+    "roundpipe": "roundpipe_async",
+    "roundpipe-sync": "roundpipe",
+    "mobius": "mobius",
+    "megatron-pp": "1f1b",
+    "megatron-tp": "megatron_tp",
+    "zero-2": "zero_2",
+    "zero-infinity": "zero_infinity",
+    "fsdp": "zero_3",
+}
+# Cause of a step's time -> the setting that changes it.
+SETTING_OF = {
+    "computation": "kernels and uneven microbatches",
+    "recomputation": "what is recomputed",
+    "optimizer": "tokens of a step",
+    "collectives": "tokens between gathers and sums",
+    "transfers": "tokens that go with a transfer",
+    "bubble": "microbatches of a step and the cut",
+}
+_COLUMNS = (
+    "model",
+    "system",
+    "published (tokens/s)",
+    "simulated (tokens/s)",
+    "error (%)",
+    "verdict",
+    "predictor (tokens/s)",
+    "simulator against predictor",
+    "at equal tuning (tokens/s)",
+    "setting that makes the difference",
+)
+
+
+class Bar(NamedTuple):
+    """A published bar and our row of it."""
+
+    row: dict
+    published: Published
+    status: str
+
+    @property
+    def error(self) -> float | None:
+        """Our pace over the published one, less 1."""
+        ours, known = self.row["tokens_per_s"], self.published.value
+        return None if ours is None or ours != ours or known is None else ours / known - 1
+
+    @property
+    def verdict(self) -> str:
+        """Whether our bar is near the published one, and what it lacks if not."""
+        error = self.error
+        if error is None:
+            agrees = (self.row["status"] == "ok") == (self.status == "ok")
+            return "both do not fit" if agrees else f"differs: published {self.status}, ours {self.row['status']}"
+        if abs(error) <= NEAR:
+            return f"within {100 * NEAR:.0f} %"
+        return f"misses: {'; '.join(self.row['lacks']) or 'no term is known to be missing'}"
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The table.
+
+    Raises:
+        MissingRuns: if a run of the published settings is not there; those at equal tuning may be missing.
+    """
+    bars, tuned = numbers(experiments), _tuned(experiments)
+    return Exhibit(
+        id="figure10_bars",
+        title="Figure 10 as published, and at equal tuning",
+        caption=(
+            "Published bars of eight RTX 4090 beside the schedule that each system runs, with the batch, the "
+            "microbatches and the settings of its run script, simulated action by action with everything charged; "
+            "times of layers follow from the model's shape. The predictor of systems answers the same question by "
+            f"formulas. Verdict: a bar is near within {100 * NEAR:.0f} %; otherwise the terms that the "
+            "schedule lacks are named. At equal tuning everybody trains 64 sequences a step with published layer times (figure10), a step "
+            "that is smaller than most scripts'; the setting is that of the cause of a token's time that changed most. "
+            f"{answer(bars)}"
+        ),
+        evidence=("published", "predicted", "simulated"),
+        command=f"python -m rpbench -m experiment={EXPERIMENT}; python -m rpbench -m experiment={contest.EXPERIMENT}",
+        table=table(_COLUMNS, (_cells(bar, tuned) for bar in bars)),
+    )
+
+
+def numbers(experiments: Experiments) -> list[Bar]:
+    """Every bar that a schedule stands for.
+
+    Raises:
+        MissingRuns: if a run is not there.
+    """
+    wanted = [(model, system) for model in MODELS for system in swept(EXPERIMENT, "mode.system")]
+    rows = index(experiments.cells(EXPERIMENT), ("model", "system"), wanted, EXPERIMENT)
+    return [_bar(row) for row in rows.to_dict("records")]
+
+
+def _bar(row: dict) -> Bar:
+    keys = {"system": row["system"], "model": PUBLISHED_MODELS[row["model"]], "platform": PLATFORM}
+    return Bar(row, look_up("throughput", "tokens_per_s", **keys), look_up("throughput", "status", **keys).value)
+
+
+def _tuned(experiments: Experiments) -> Mapping[tuple[str, str], dict]:
+    """Rows at equal tuning by model and schedule; none before they are there."""
+    try:
+        rows: pd.DataFrame = contest.numbers(experiments)
+    except MissingRuns:
+        return {}
+    return {(row["model"], row["schedule"]): row for row in rows.to_dict("records")}
+
+
+def answer(bars: Sequence[Bar]) -> str:
+    """How many bars are near, which are not, and how the two models of ours agree."""
+    compared = [bar for bar in bars if bar.error is not None]
+    near = [bar for bar in compared if abs(bar.error or 0) <= NEAR]
+    others = [bar for bar in bars if bar.error is None]
+    same = [bar for bar in others if bar.verdict == "both do not fit"]
+    apart = [gap for bar in bars if (gap := _gap(bar.row)) is not None]
+    agree = sum(abs(gap) <= AGREE for gap in apart)
+    return (
+        f"{len(near)} of {len(compared)} bars are within {100 * NEAR:.0f} %; of {len(others)} others, {len(same)} fit "
+        f"neither there nor here. Simulator and predictor are within {100 * AGREE:.0f} % in {agree} of {len(apart)} "
+        "cells."
+    )
+
+
+def _gap(row: dict) -> float | None:
+    """The simulator's pace over the predictor's, less 1."""
+    one, other = row["tokens_per_s"], row["predicted_tokens_per_s"]
+    return None if not one or not other or one != one or other != other else one / other - 1
+
+
+def _cells(bar: Bar, tuned: Mapping[tuple[str, str], dict]) -> Sequence[Cell]:
+    row, run = bar.row, bar.row["run_id"]
+    known = bar.published
+    equal = tuned.get((row["model"], TUNED_AS[row["system"]]))
+    return (
+        label(style.model_name(row["model"])),
+        label(style.method_name(row["system"])),
+        label(bar.status) if known.value is None else theirs(known.value, ",.0f", known.source),
+        ours(row["tokens_per_s"], ",.0f", run),
+        ours(None if bar.error is None else 100 * bar.error, "+.1f", run),
+        label(bar.verdict),
+        ours(row["predicted_tokens_per_s"], ",.0f", run),
+        _apart(row),
+        NOTHING if equal is None else ours(equal["tokens_per_s"], ",.0f", equal["run_id"]),
+        NOTHING if equal is None else label(_setting(row, equal)),
+    )
+
+
+def _apart(row: dict) -> Cell:
+    """How far the simulator is from the predictor; beyond 5 %, the seconds that either has more of."""
+    gap = _gap(row)
+    if gap is None:
+        return NOTHING
+    if abs(gap) <= AGREE:
+        return label(f"{100 * gap:+.1f} %")
+    terms = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in _largest(row["predicted_terms_s"]))
+    own = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in _largest(row["step_terms_s"]))
+    return label(f"{100 * gap:+.1f} %: {own}; predictor: {terms}")
+
+
+def _largest(terms: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(terms.items(), key=lambda item: -item[1])[:3]
+
+
+def _setting(row: dict, equal: dict) -> str:
+    """The cause of a token's time that differs most between the two, in microseconds a token, and its setting."""
+    if row["status"] != "ok" or equal["status"] != "ok":
+        return "same verdict" if row["status"] == equal["status"] else "memory: what is kept and the microbatch"
+    times = [
+        {name: 1e6 * seconds / each["tokens_per_step"] for name, seconds in each["step_terms_s"].items()}
+        for each in (row, equal)
+    ]
+    changes = {name: times[1].get(name, 0.0) - seconds for name, seconds in times[0].items()}
+    name = max(changes, key=lambda cause: abs(changes[cause]))
+    return f"{SETTING_OF[name]} ({name} {changes[name]:+.2f} µs a token)"
