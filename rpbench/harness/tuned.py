@@ -29,7 +29,7 @@ from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.gains import order_key
 from rpbench.plan.contest.search import Budget, Tried, Tuned, tune
 from rpbench.plan.contest.space import Setting
-from rpbench.plan.contest.terms import Terms, terms_of
+from rpbench.plan.contest.terms import Source, Terms, terms_of
 from rpbench.sim.checked import checked_graph
 
 TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
@@ -99,7 +99,7 @@ def terms_of_request(request: Request) -> Terms:
     """
     _check(request)
     assert request.model is not None  # or it had been refused
-    source = "published" if request.cost.name == "published" else "analytic"
+    source: Source = "published" if request.cost.name == "published" else "analytic"
     found = terms_of(
         request.model,
         request.cluster,

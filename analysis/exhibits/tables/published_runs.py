@@ -95,9 +95,10 @@ def exhibit(experiments: Experiments) -> Exhibit:
             "Published bars of eight RTX 4090 beside the schedule that each system runs, with the batch, the "
             "microbatches and the settings of its run script, simulated action by action with everything charged; "
             "times of layers follow from the model's shape. The predictor of systems answers the same question by "
-            f"formulas. Verdict: a bar is near within {100 * NEAR:.0f} %; otherwise the terms that the "
-            "schedule lacks are named. At equal tuning everybody trains 64 sequences a step with published layer times (figure10), a step "
-            "that is smaller than most scripts'; the setting is that of the cause of a token's time that changed most. "
+            f"formulas. Verdict: a bar is near within {100 * NEAR:.0f} %; otherwise the terms that the schedule lacks "
+            "are named. At equal tuning everybody trains 64 sequences a step with published layer times (figure10), a "
+            "step that is smaller than most scripts'; the setting is that of the cause of a token's time that changed "
+            "most. "
             f"{answer(bars)}"
         ),
         evidence=("published", "predicted", "simulated"),

@@ -1,0 +1,32 @@
+"""No free lunch is left on the table: no single option makes a cell of figure 10 faster by more than one percent."""
+
+import pytest
+
+from rpbench.harness.config import swept
+from rpbench.harness.request import load
+from rpbench.harness.tuned import SKETCHED, contender_of, terms_of_request
+from rpbench.plan.contest.changes import improvements
+from rpbench.plan.contest.search import Budget, tune
+
+# A quick one of each kind; all others take minutes together.
+QUICK = [("zb_h1", "qwen3_1p7b"), ("pipedream_2bw", "qwen3_1p7b")]
+CELLS = [(schedule, model) for model in swept("figure10", "model") for schedule in swept("figure10", "schedule")]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "model"),
+    [*QUICK, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS if cell not in QUICK)],
+)
+def test_no_single_option_is_left_on_the_table(schedule: str, model: str) -> None:
+    request = load(["experiment=figure10", f"schedule={schedule}", f"model={model}"])
+    assert request.tuning_budget is not None
+    who, terms = contender_of(request), terms_of_request(request)
+    try:
+        plan = tune(who, terms, Budget(request.tuning_budget, SKETCHED * request.tuning_budget))
+    except ValueError as refused:
+        pytest.skip(f"no setting of it: {refused}")
+    if not plan.outcome.fits:
+        assert not any(change.outcome.fits for change in improvements(plan, terms, above=-1.0))
+        return
+    found = improvements(plan, terms)
+    assert found == [], [(each.dimension, each.gain) for each in found]
