@@ -16,7 +16,7 @@ from rpbench.engine.measure.calibration import Calibration, calibrate_cores
 from rpbench.engine.program import make_program
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings
-from rpbench.harness import record, tracker
+from rpbench.harness import record, tracking
 from rpbench.harness.choices import Duel
 from rpbench.harness.modes.duel.contenders import BASE, Contender, contenders
 from rpbench.harness.modes.duel.emulation import emulated_makespans
@@ -56,7 +56,7 @@ def records(request: Request) -> list[Record]:
         row |= {"run_id": ids[entrant.name], "config": dict(request.subject)}
         record.write_atomically(results / row["run_id"] / PROFILE, to_text(times))
         record.write(results / row["run_id"], row)
-        tracker.mirror(request, row, None)
+        tracking.mirror(request, row, None)
     if under_way.survey is not None:
         text = under_way.survey.first_file()
         record.write_atomically(results / ids[BASE] / CLUSTER, text)
