@@ -24,6 +24,9 @@ python -m rpbench calibrate [name=NAME] [device=cpu|cuda] [num_devices=N]
                                          measure this machine, for cluster=NAME cost=analytic
 python -m rpbench compare RUN RUN [...]  two or more runs side by side
 python -m rpbench report [results_dir=DIR] [out=FILE]   the report, from records
+python -m rpbench dashboard [results_dir=DIR] [port=N]  a page on loopback that follows the records
+python -m rpbench dashboard wandb [project=NAME] [entity=NAME] [--dry-run]   workspace and report at W&B
+python -m rpbench import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]   what was measured elsewhere
 Choices: schedule, model, cluster, workload, cost, backend, tracker, experiment; see conf/config.yaml."""
 
 
@@ -36,6 +39,8 @@ def dispatch(arguments: Sequence[str]) -> int:
         "profile": profile,
         "compare": compare,
         "report": report,
+        "dashboard": dashboard,
+        "import": import_,
     }
     try:
         if arguments and arguments[0] in ("-h", "--help", "help"):
@@ -133,4 +138,20 @@ def report(arguments: Sequence[str]) -> int:
     build = importlib.import_module("analysis.report").build
     path = build(Path(options.get("results_dir", "results")), Path(options.get("out", "report.html")))
     print(json.dumps({"report": str(path)}))
+    return 0
+
+
+def dashboard(arguments: Sequence[str]) -> int:
+    """A page on loopback over the records, or W&B's workspace and report."""
+    from rpbench.commands.dashboard import dashboard as show_dashboard
+
+    return show_dashboard(arguments)
+
+
+def import_(arguments: Sequence[str]) -> int:
+    """What was measured elsewhere, as records or a timeline; one JSON object for each."""
+    from rpbench.commands.importing import import_file
+
+    for row in import_file(arguments):
+        print(json.dumps(row, allow_nan=False))
     return 0

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpbench.harness import provenance, record, tracker
+from rpbench.harness import provenance, record, tracking
 from rpbench.harness.record import Events, Record
 from rpbench.harness.request import Request
+from rpbench.harness.tracking.feed import StepFeed
 from rpbench.ir.timeline import Timeline
 
 Fields = dict[str, Any]
@@ -33,12 +34,14 @@ class Work:
         carry_out: does it.
         files: what stands beside the record from the start, by name.
         is_out_of_memory: whether an error says that a device or the host had no memory left.
+        steps: what it tells while it is carried out, to a tracker if there is one.
     """
 
     opening: Fields
     carry_out: Callable[[], Outcome]
     files: Mapping[str, str] = field(default_factory=dict)
     is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError)
+    steps: StepFeed = field(default_factory=StepFeed)
 
 
 def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
@@ -54,24 +57,29 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     folder = request.results_dir / name
     record.check_writable(request.results_dir, "results_dir")
     if may_be_found(request) and (known := _finished(request, name)):
-        tracker.mirror(request, known, None)
+        tracking.mirror(request, known, None)
         return known
     work = prepare(request)
     opening = {"run_id": name, **names(request), **work.opening, "config": dict(request.subject), **origin()}
     events = Events(folder, opening["started_at"])
+    mirror = tracking.begun(request, opening)
     try:
         for file, text in work.files.items():
             record.write_atomically(folder / file, text)
-        outcome = _carried_out(work, events)
+        with work.steps.heard_by(mirror.step):
+            outcome = _carried_out(work, events)
         files = list(work.files)
         if outcome.timeline is not None and request.save_timeline:
             record.write_atomically(folder / TIMELINE, outcome.timeline.to_csv())
             files.append(TIMELINE)
+    except BaseException:
+        mirror.abandon()
+        raise
     finally:
         events.close()
     row = opening | {"files": files, "status": "ok", "reason": None} | outcome.fields
     record.write(folder, row)
-    tracker.mirror(request, row, outcome.timeline)
+    mirror.end(row, outcome.timeline)
     return row
 
 

@@ -36,6 +36,11 @@ def works_of(program: Program, costs: CostTable) -> list[Work]:
     return works_by_action(program.graph, costs)
 
 
+def known_clock(program: Program, costs: CostTable) -> Timeline:
+    """When each action is going to run by the virtual clock, before anything has."""
+    return run_clock(program, works_of(program, costs), lambda number, gate: None, costs.hop, costs.units_per_second)
+
+
 def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:
     """When each action would have run if it had taken exactly these times and hops none."""
     works = [Work(main, pre) for pre, main in zip(pre_s, main_s, strict=True)]

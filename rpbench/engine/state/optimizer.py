@@ -126,6 +126,7 @@ class HostOptimizer:
         if settings.clip_norm is not None or scaler is not None:
             self._sharing.update(self._places)
         self._clipping: dict[int, torch.Tensor] = {}
+        self.gradient_norms: dict[int, torch.Tensor] = {}  # by version, before clipping; empty without it
         self._skipped: set[int] = set()
         self._lock = Lock()
 
@@ -222,7 +223,7 @@ class HostOptimizer:
             source = tied if owner in tied else self._gradients.total(self._layout.stage_of(owner[0]), version)
             if owner in source:
                 found.append(self._plain(owner, source[owner], version))
-        norm = torch.nn.utils.get_total_norm(found)
+        norm = self.gradient_norms[version] = torch.nn.utils.get_total_norm(found)
         return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
 
     def _update(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int, pace: float = 1.0) -> None:

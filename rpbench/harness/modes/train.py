@@ -1,9 +1,9 @@
 """mode=train: a schedule on the engine, with tensors on a virtual clock or on threads, or with threads that sleep."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.cuda import CudaBackend, OnCurrentGpu, make_repeatable
 from rpbench.engine.backends.emulated import EmulatedBackend
-from rpbench.engine.backends.virtual import VirtualBackend, replay_clock
+from rpbench.engine.backends.virtual import VirtualBackend, known_clock, replay_clock
+from rpbench.engine.executor import Handler
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.measure.action_times import measured_costs
 from rpbench.engine.measure.other_load import ForeignLoad
@@ -39,6 +40,8 @@ from rpbench.harness.recording import Fields, Outcome, Work, recorded
 from rpbench.harness.request import Request
 from rpbench.harness.scheduled import assembled_of, scheduled
 from rpbench.harness.tensors import DTYPES, check_host_memory, one_thread, workload_of
+from rpbench.harness.tracking.feed import StepFeed
+from rpbench.harness.tracking.steps import StepWatch
 from rpbench.harness.validation import Validation
 from rpbench.ir.action import Kind
 from rpbench.ir.moved_objects import LINKS
@@ -69,11 +72,9 @@ def records(request: Request) -> list[Record]:
 def _prepare(request: Request) -> Work:
     assembled = assembled_of(request)
     check_request(request, assembled)
-    return scheduled(request, assembled, lambda: _executed(request, assembled), is_out_of_memory)
-
-
-def _executed(request: Request, assembled: Assembled) -> Outcome:
-    return Outcome(*execute(request, assembled))
+    feed = StepFeed()
+    work = scheduled(request, assembled, lambda: Outcome(*execute(request, assembled, feed)), is_out_of_memory)
+    return replace(work, steps=feed)
 
 
 def settings_of(request: Request, entry: Entry | None) -> Settings:
@@ -178,8 +179,11 @@ def _check_reads_are_known(schedule: Schedule) -> None:
         raise ConfigError(f"verify=true: {error}, or verify=false") from None
 
 
-def execute(request: Request, assembled: Assembled) -> tuple[Fields, Timeline]:
+def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None) -> tuple[Fields, Timeline]:
     """Run what is assembled on the configured backend.
+
+    Args:
+        feed: told of each batch as it is done, where somebody listens.
 
     Returns:
         Record fields (evidence, times, loss, every metric of the timeline) and the timeline.
@@ -193,14 +197,15 @@ def execute(request: Request, assembled: Assembled) -> tuple[Fields, Timeline]:
         return _emulate(backend, assembled)
     settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
     start = _start(request, assembled)
+    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_microbatch or 0)
     with one_thread():
         if backend.name == "virtual":
             validated = _validated(request, assembled)
-            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start, validated)
+            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start, told, validated)
         elif backend.name == "cuda":
-            fields, timeline, training = _on_gpus(workload, settings, assembled, start, backend.num_warmup_runs)
+            fields, timeline, training = _on_gpus(workload, settings, assembled, start, backend.num_warmup_runs, told)
         else:
-            fields, timeline, training = _on_cpu(workload, settings, assembled, start, backend)
+            fields, timeline, training = _on_cpu(workload, settings, assembled, start, backend, told)
         fields |= _scales(training) | _copied(training) | _sums(training)
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
@@ -211,6 +216,27 @@ def execute(request: Request, assembled: Assembled) -> tuple[Fields, Timeline]:
         if request.verify:
             fields |= gated(verified(training), DTYPES[request.dtype])
     return fields, timeline
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Who is told of each batch of a run, and how large one is."""
+
+    feed: StepFeed
+    num_microbatches: int
+    tokens_per_microbatch: int
+
+    def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
+        """The handlers of a training run, watched if somebody listens.
+
+        Args:
+            known: gives the timeline, where the clock is virtual.
+        """
+        if self.feed.listener is None:
+            return training.handlers
+        tokens = self.num_microbatches * self.tokens_per_microbatch
+        watch = StepWatch(training, self.feed, self.num_microbatches, tokens, known() if known else None)
+        return watch.watched(training.handlers)
 
 
 def _scales(training: Training) -> Fields:
@@ -238,12 +264,19 @@ def _sums(training: Training) -> Fields:
 
 
 def _on_virtual_clock(
-    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, validated: Validated
+    workload: Workload,
+    settings: Settings,
+    assembled: Assembled,
+    start: State | None,
+    told: _Told,
+    validated: Validated,
 ) -> tuple[Fields, Timeline, Training]:
     training = Training(workload, assembled.schedule, settings, start)
     program = training.program(assembled.costs)
     validation = validated(training)
-    handlers = validation.watching(training.handlers) if validation else training.handlers
+    handlers = told.handlers(training, lambda: known_clock(program, assembled.costs))
+    if validation:
+        handlers = validation.watching(handlers)
     timeline = run_program(program, handlers, VirtualBackend(assembled.costs))
     fields = {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}
     return fields | (validation.fields() if validation else {}), timeline, training
@@ -260,7 +293,12 @@ def _validated(request: Request, assembled: Assembled) -> Validated:
 
 
 def _on_cpu(
-    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, asked: BackendConfig
+    workload: Workload,
+    settings: Settings,
+    assembled: Assembled,
+    start: State | None,
+    asked: BackendConfig,
+    told: _Told,
 ) -> tuple[Fields, Timeline, Training]:
     with CpuBackend() as backend, ExitStack() as links:
         copy = links.enter_context(PacedCopies(assembled.cluster)).copy if asked.paced_links else copy_in_memory
@@ -269,8 +307,9 @@ def _on_cpu(
             run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)
         training = Training(workload, assembled.schedule, settings, start, copy)
         program = training.program(assembled.costs, real_time=True)
+        handlers = told.handlers(training)
         with ForeignLoad() as foreign:
-            timeline = run_program(program, training.handlers, backend)
+            timeline = run_program(program, handlers, backend)
         replayed = replay_clock(program, backend.pre_cpu_s, backend.main_cpu_s)
     costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
     replay = _metrics(program, replayed, costs, assembled)
@@ -287,18 +326,24 @@ def _on_cpu(
 
 
 def _on_gpus(
-    workload: Workload, settings: Settings, assembled: Assembled, start: State | None, num_warmup_runs: int
+    workload: Workload,
+    settings: Settings,
+    assembled: Assembled,
+    start: State | None,
+    num_warmup_runs: int,
+    told: _Told,
 ) -> tuple[Fields, Timeline, Training]:
     make_repeatable()
     workload = replace(workload, data=OnCurrentGpu(workload.data))
     gpus = range(torch.cuda.device_count())
     with CudaBackend() as backend:
-        for _ in range(num_warmup_runs + 1):
+        for number in range(num_warmup_runs + 1):
             for gpu in gpus:
                 torch.cuda.reset_peak_memory_stats(gpu)
             training = Training(workload, assembled.schedule, settings, start, backend.copy, pin_memory=True)
             program = training.program(assembled.costs, real_time=True)
-            timeline = run_program(program, training.handlers, backend)
+            handlers = told.handlers(training) if number == num_warmup_runs else training.handlers
+            timeline = run_program(program, handlers, backend)
     costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
     fields = {
         "evidence": "measured",

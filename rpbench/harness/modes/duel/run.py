@@ -9,7 +9,7 @@ from rpbench.cost.profiled import to_text
 from rpbench.engine.backends.cpu import usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores
 from rpbench.engine.state.optimizer import OptimizerSettings
-from rpbench.harness import record, tracker
+from rpbench.harness import record, tracking
 from rpbench.harness.choices import Duel
 from rpbench.harness.modes.duel.contenders import BASE, REFERENCES, Contender, contenders
 from rpbench.harness.modes.duel.emulation import emulated_makespans
@@ -52,7 +52,7 @@ def records(request: Request) -> list[Record]:
         row |= {"run_id": ids[entrant.name], "config": dict(request.subject)}
         record.write_atomically(results / row["run_id"] / PROFILE, to_text(times))
         record.write(results / row["run_id"], row)
-        tracker.mirror(request, row, None)
+        tracking.mirror(request, row, None)
     folder, found = results / ids[BASE], summary(rows)
     record.write_atomically(folder / PLANS, plans_text(times, plans))
     if under_way.survey is not None:

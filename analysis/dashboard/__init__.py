@@ -1,0 +1,1 @@
+"""The local dashboard: a page on loopback over a folder of records."""

@@ -1,0 +1,91 @@
+"""Rows: the records of a folder as the page takes them, read again only where a file changed."""
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+from rpbench.harness import record
+from rpbench.harness.recording import TIMELINE
+
+SHOWN = (
+    "run_id",
+    "schedule",
+    "model",
+    "cluster",
+    "workload",
+    "cost",
+    "mode",
+    "backend",
+    "experiment",
+    "contender",
+    "num_devices",
+    "num_microbatches",
+    "seed",
+    "status",
+    "reason",
+    "evidence",
+    "tokens_per_s",
+    "step_time_s",
+    "makespan_s",
+    "bubble_makespan",
+    "loss",
+)
+_RUN_ID = re.compile(r"[0-9a-f]{16}")
+_MOST_SPANS = 20_000
+
+
+class Rows:
+    """The records of a results folder.
+
+    Args:
+        results: the folder; it may be written to while this reads.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self._results = results
+        self._known: dict[str, tuple[int, dict[str, Any] | None]] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """A row for each sound record, by name; what is torn or not a record is left out."""
+        found = {}
+        for path in sorted(self._results.glob("*/record.json")):
+            name = path.parent.name
+            try:
+                stamp = path.stat().st_mtime_ns
+            except OSError:
+                continue
+            known = self._known.get(name)
+            found[name] = known if known and known[0] == stamp else (stamp, _row(path.parent))
+        self._known = found
+        return [row for _, row in found.values() if row is not None]
+
+    def timeline(self, run_id: str) -> list[list[Any]] | None:
+        """Device, lane, action, start and end in seconds of each action; None where no timeline was kept."""
+        if not _RUN_ID.fullmatch(run_id):
+            return None
+        try:
+            with (self._results / run_id / TIMELINE).open(encoding="utf-8", newline="") as source:
+                rows = [row for _, row in zip(range(_MOST_SPANS), csv.DictReader(source), strict=False)]
+            return [
+                [int(row["device"]), row["lane"], row["action"], float(row["start_s"]), float(row["end_s"])]
+                for row in rows
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _row(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = record.read(folder)
+    except RecursionError:
+        return None
+    if found is None:
+        return None
+    row = {key: found.get(key) for key in SHOWN}
+    peak = found.get("peak_memory_bytes")
+    numbers = [item for item in peak if isinstance(item, (int, float))] if isinstance(peak, list) else []
+    row["peak_memory_bytes"] = max(numbers, default=None)
+    row["command"] = " ".join(["python -m rpbench", *map(str, found.get("overrides") or ())])
+    row["has_timeline"] = (folder / TIMELINE).exists()
+    return row

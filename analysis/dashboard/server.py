@@ -1,0 +1,105 @@
+"""Server: the page and what it shows, on loopback only. It answers reads; nothing here writes."""
+
+import json
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from analysis.dashboard.rows import Rows
+
+_HERE = Path(__file__).parent
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Dashboard:
+    """The page, served until it is closed.
+
+    Args:
+        results: the folder of records.
+        port: of loopback; 0 takes a free one.
+    """
+
+    def __init__(self, results: Path, port: int = 0) -> None:
+        rows = Rows(results)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), lambda *given: _Answer(rows, *given))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def wait(self) -> None:
+        """Until interrupted."""
+        self._thread.join()
+
+    def __enter__(self) -> "Dashboard":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def serve(results: Path, port: int = 0) -> Dashboard:
+    """The page over a folder, to be entered.
+
+    Raises:
+        OSError: if the port is taken.
+    """
+    return Dashboard(results, port)
+
+
+class _Answer(BaseHTTPRequestHandler):
+    """One request. Reads only: every other method is answered 501 by the base class."""
+
+    def __init__(self, rows: Rows, *given: Any) -> None:
+        self._rows = rows
+        super().__init__(*given)
+
+    def do_GET(self) -> None:
+        port = self.server.server_address[1]  # type: ignore[index]  # of TCP
+        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            self._send(HTTPStatus.FORBIDDEN, b"ask 127.0.0.1\n", "text/plain")  # a page elsewhere asks under its name
+            return
+        path = urlsplit(self.path).path
+        if path in _FILES:
+            name, kind = _FILES[path]
+            self._send(HTTPStatus.OK, (_HERE / name).read_bytes(), kind)
+        elif path == "/rows.json":
+            self._send_json(self._rows.read())
+        elif path.startswith("/timeline/"):
+            self._send_json(self._rows.timeline(path.removeprefix("/timeline/")))
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"not here\n", "text/plain")
+
+    def _send_json(self, found: Any) -> None:
+        self._send(HTTPStatus.OK, json.dumps(found).encode(), "application/json")
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, "Content-Type": f"{kind}; charset=utf-8"}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: stderr is for people."""

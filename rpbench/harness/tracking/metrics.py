@@ -1,0 +1,58 @@
+"""Metrics: what a tracked run logs, with the unit and the better direction of each; dashboards name only these."""
+
+from dataclasses import dataclass
+
+STEP = "train/step"  # the axis of the history: batches that are done, counted from 0
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a run.
+
+    Args:
+        unit: as people write it; "1" for a fraction or a count.
+        goal: `minimize` or `maximize`; None where neither is better.
+    """
+
+    unit: str
+    goal: str | None = None
+
+
+HISTORY = {
+    "train/loss": Metric("nat", "minimize"),
+    "train/step_time_s": Metric("s", "minimize"),
+    "train/tokens_per_s": Metric("tokens/s", "maximize"),
+    "train/bubble": Metric("1", "minimize"),
+    "train/gradient_norm": Metric("1"),
+    "train/tokens": Metric("tokens"),
+    "train/time_s": Metric("s"),
+    "train/wall_s": Metric("s"),
+}
+MEMORY = "train/memory_bytes/device"  # followed by the device's number
+
+SUMMARY = {
+    "tokens_per_s": Metric("tokens/s", "maximize"),
+    "step_time_s": Metric("s", "minimize"),
+    "makespan_s": Metric("s", "minimize"),
+    "bubble_makespan": Metric("1", "minimize"),
+    "bubble_span": Metric("1", "minimize"),
+    "bubble_over_ideal": Metric("1", "minimize"),
+    "comm_exposed_s": Metric("s", "minimize"),
+    "peak_memory_bytes_max": Metric("B", "minimize"),
+    "peak_in_flight_max": Metric("1", "minimize"),
+    "staleness_steps": Metric("1", "minimize"),
+    "replay_makespan_s": Metric("s", "minimize"),
+    "loss": Metric("nat", "minimize"),
+}
+WORDS = ("status", "reason", "evidence")  # of the summary
+TIMELINE = "timeline"  # the picture of a run's timeline
+
+
+def units() -> dict[str, str]:
+    """The unit of every metric by name, as a run's configuration holds it."""
+    return {name: metric.unit for name, metric in (HISTORY | SUMMARY).items()} | {f"{MEMORY}*": "B"}
+
+
+def is_logged(name: str) -> bool:
+    """Whether runs log a metric of that name."""
+    return name in HISTORY or name in SUMMARY or name in WORDS or name in (STEP, TIMELINE) or name.startswith(MEMORY)
