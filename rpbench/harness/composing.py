@@ -1,12 +1,12 @@
 """Composer: the cells of a sweep, each as Hydra would compose it, from parts that are composed once.
 
-A configuration is a value for each key of `RunConfig`. What a key is depends on the option of the group of that name, on
-the primary file and the experiment, and on the overrides that begin with it: on no other override. So a sweep over 20
+A configuration is a value for each key of `RunConfig`. It depends on the option of the group of that name, on the
+primary file and the experiment, and on the overrides that begin with the key: on no other override. So a sweep over 20
 schedules and 25 sizes has 45 parts to compose and not 500 configurations. Where that does not hold - an option with a
 defaults list of its own, an interpolation, an override that adds or deletes a group - Hydra composes the cell.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, cast
 
@@ -168,9 +168,3 @@ def _is_plain(override: Override) -> bool:
     """`group=option`, and nothing added, deleted or put elsewhere."""
     special = (override.is_add(), override.is_force_add(), override.is_delete(), override.is_sweep_override())
     return not any(special) and override.package is None
-
-
-def compose_all(cells: Iterable[Sequence[str]]) -> list[Composed]:
-    """The configurations of cells, in order."""
-    composer = Composer()
-    return [composer.compose(cell) for cell in cells]
