@@ -73,6 +73,8 @@ class RunConfig:
     force: bool = False
 
 
+_FIELDS = frozenset(f.name for f in fields(RunConfig))
+
 # What a run is asked for besides its subject: these do not enter its identity.
 BESIDES = ("results_dir", "save_timeline", "force", "tracker")
 
@@ -82,12 +84,12 @@ class Composed:
     """A composed configuration, and how it was asked for.
 
     Args:
-        node: the values.
+        node: the values, as Hydra has them or typed already.
         choices: the option chosen in each of `GROUPS`; None for a group without one.
         overrides: what the command line, or a cell of a sweep, set, as `key=value`.
     """
 
-    node: DictConfig
+    node: "DictConfig | RunConfig"
     choices: Mapping[str, str | None]
     overrides: tuple[str, ...] = ()
 
@@ -124,8 +126,20 @@ def composed_of(node: DictConfig, hydra: DictConfig) -> Composed:
     """A composed node, with what Hydra knows of how it was asked for."""
     chosen = hydra.runtime.choices
     choices = {group: None if chosen.get(group) in (None, "null") else str(chosen[group]) for group in GROUPS}
-    asked = (str(item) for item in hydra.overrides.task)
-    return Composed(node, choices, tuple(item for item in asked if item.partition("=")[0].split(".")[0] not in BESIDES))
+    for key in node:
+        if key not in _FIELDS:
+            raise ConfigError(_unknown_key(str(key), ""))
+    return Composed(node, choices, asked_for([str(item) for item in hydra.overrides.task]))
+
+
+def asked_for(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that say what is run, not how or where it is kept."""
+    named = ((item, item.partition("=")[0]) for item in overrides)
+    return tuple(
+        item
+        for item, key in named
+        if key.split(".")[0] not in BESIDES and key.lstrip("+~").replace("/", ".").split(".")[0] != "hydra"
+    )
 
 
 def options_of(group: str) -> list[str]:

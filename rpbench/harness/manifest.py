@@ -10,17 +10,14 @@ is as if it had not been written: its cell is still to be run, and finds its rec
 import hashlib
 import json
 import os
-import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from rpbench.harness import provenance
-from rpbench.harness.record import Record, write_atomically
+from rpbench.harness import provenance, record
+from rpbench.harness.record import Record, append_line, write_atomically
 
 FOLDER = "manifests"
 PLAN = "plan.json"
@@ -49,6 +46,7 @@ class Cell:
         state: one of `STATES`.
         run_ids: the records it left; a duel leaves one for each contender.
         reason: why it did not end well.
+        machine: a word for the machine, where a record depends on its pace.
     """
 
     number: int
@@ -56,6 +54,7 @@ class Cell:
     state: str = PLANNED
     run_ids: tuple[str, ...] = ()
     reason: str = ""
+    machine: str | None = None
 
     def __str__(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.overrides.items())
@@ -100,6 +99,69 @@ def _is_beside(item: str) -> bool:
     return item.lstrip("+~").partition("=")[0].replace("/", ".").split(".")[0] in _BESIDES
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What the workers of a sweep call it."""
+
+    name: str
+    plan_id: str
+
+    def folder(self, results: Path) -> Path:
+        """Where it is written down."""
+        return results / FOLDER / self.name
+
+
+def recall(results: Path, plan: Plan) -> tuple[Cell, ...]:
+    """The cells of a plan as they stand now.
+
+    Raises:
+        ManifestError: if the plan is not there, or another has taken its place.
+    """
+    found = read_manifest(results, plan.name)
+    if found is None:
+        raise ManifestError(f"{plan.folder(results) / PLAN} is gone; run the sweep again")
+    return found.cells
+
+
+# What a cell's identity may hold besides its plan: files, by their bytes; and keys that ask for more than a record.
+_LOOKED_INTO = (
+    "schedule_file",
+    "path",
+    "profile",
+    "resume_from",
+    "save_to",
+    "save_timeline",
+    "force",
+    "tracker",
+    "text",
+)
+
+
+def is_settled(results: Path, cell: Cell, overrides: Sequence[str]) -> list[Record] | None:
+    """The records of a cell that came to a verdict, as far as the manifest alone can tell; None if it has to be asked.
+
+    The plan vouches for code, configuration and packages; what else can change a result, or asks for more than the
+    record, sends the cell through `recording`, which looks at everything.
+    """
+    if cell.state not in ENDED or not cell.run_ids or (cell.machine or machine_word()) != machine_word():
+        return None
+    text = " ".join(overrides)
+    name = cell.overrides.get("experiment") or next((o[11:] for o in overrides if o.startswith("experiment=")), None)
+    if name:
+        text += (provenance.ROOT / "conf" / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+    if any(word in text for word in _LOOKED_INTO):
+        return None
+    rows = [record.read(results / run_id) for run_id in cell.run_ids]
+    sound = [row for row in rows if row is not None]
+    return sound if len(sound) == len(rows) and _worst(sound) == cell.state else None
+
+
+def machine_word() -> str:
+    """A word for all that the pace of this machine depends on."""
+    text = json.dumps(provenance.surroundings(measured=True), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Write what a sweep is going to run, and return what its workers call it: name and plan."""
     name = manifest_name(experiment, arguments)
@@ -109,6 +171,8 @@ def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], 
         "code_version": provenance.code_version(),
         "conf_version": provenance.conf_version(),
         "git_commit": provenance.git_commit(),
+        "calibrated": provenance.calibrated_version(),
+        "surroundings": provenance.surroundings(measured=False),
         "cells": [_by_key(cell) for cell in cells],
     }
     plan_id = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:12]
@@ -122,20 +186,24 @@ def _by_key(overrides: Sequence[str]) -> dict[str, str]:
     return dict(pairs)
 
 
+def state_of(row: Record) -> str:
+    """The state of a cell that left this record."""
+    return _STATE_OF[row["status"]]
+
+
+def _worst(rows: Sequence[Record]) -> str:
+    """The state of a cell that left these records: failed if one is, done if one has numbers."""
+    states = [state_of(row) for row in rows]
+    return next((state for state in (FAILED, DONE) if state in states), states[0])
+
+
 class Journal:
     """How one cell tells its manifest what became of it."""
 
     def __init__(self, folder: Path | None, plan_id: str, number: int) -> None:
         self._folder, self._plan_id, self._number = folder, plan_id, number
         self._told = False
-
-    @classmethod
-    def of_job(cls, hydra: DictConfig) -> "Journal":
-        """The journal of the cell that Hydra runs."""
-        name, marked, plan_id = str(hydra.job.name).rpartition("@")
-        if not marked:  # a sweeper that writes no plan
-            return cls.of_none()
-        return cls(Path(hydra.sweep.dir) / FOLDER / name, plan_id, int(hydra.job.num))
+        self._machine: str | None = None
 
     @classmethod
     def of_none(cls) -> "Journal":
@@ -144,9 +212,10 @@ class Journal:
 
     def ended(self, rows: Sequence[Record]) -> None:
         """The cell has left its records."""
-        failed = next((row for row in rows if row["status"] == "failed"), None)
-        worst = failed or next((row for row in rows if row["status"] == "ok"), rows[0])
-        self._write(_STATE_OF[worst["status"]], worst.get("reason") or "", [row["run_id"] for row in rows])
+        measured = any(row.get("evidence") in ("measured", "emulated") for row in rows)
+        self._machine = machine_word() if measured else None
+        told = next((row for row in rows if state_of(row) == _worst(rows)), rows[0])
+        self._write(_worst(rows), told.get("reason") or "", [row["run_id"] for row in rows])
 
     def refused(self, reason: str) -> None:
         """The cell cannot be asked for."""
@@ -162,23 +231,14 @@ class Journal:
         if self._folder is None:
             return
         line = {"plan": self._plan_id, "cell": self._number, "state": state, "run_ids": run_ids, "reason": reason}
-        path = self._folder / f"{_host()}-{os.getpid()}.jsonl"
-        with path.open("a", encoding="utf-8") as journal:
-            journal.write("\n" * _is_torn(path) + json.dumps(line) + "\n")
+        if self._machine:
+            line["machine"] = self._machine
+        append_line(self._folder / f"{_host()}-{os.getpid()}.jsonl", json.dumps(line))
 
 
 def _host() -> str:
     """A word for this host that does not tell its name."""
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether the last line of a journal has no end: whoever wrote it was killed."""
-    if not path.stat().st_size:
-        return False
-    with path.open("rb") as journal:
-        journal.seek(-1, os.SEEK_END)
-        return journal.read(1) != b"\n"
+    return provenance.host_word()
 
 
 def read_manifest(results: Path, name: str) -> Manifest | None:
@@ -238,4 +298,4 @@ def _settled(cell: Cell, line: Mapping[str, Any]) -> Cell:
     if cell.state in ENDED and line["state"] not in ENDED:
         return cell
     run_ids = tuple(map(str, line.get("run_ids") or ()))
-    return Cell(cell.number, cell.overrides, line["state"], run_ids, str(line.get("reason") or ""))
+    return Cell(cell.number, cell.overrides, line["state"], run_ids, str(line.get("reason") or ""), line.get("machine"))

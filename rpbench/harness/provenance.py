@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import socket
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -52,6 +53,12 @@ def code_version() -> str:
 def conf_version() -> str:
     """Hash of every file of `conf/`, but for clusters that `calibrate` wrote: what named choices stand for."""
     return _digest_of(path for path in ROOT.glob("conf/**/*.yaml") if not path.read_bytes().startswith(CALIBRATED))
+
+
+@cache
+def calibrated_version() -> str:
+    """Hash of the clusters that `calibrate` wrote, which `conf_version` leaves out."""
+    return _digest_of(path for path in ROOT.glob("conf/**/*.yaml") if path.read_bytes().startswith(CALIBRATED))
 
 
 def _digest_of(paths: Iterable[Path]) -> str:
@@ -131,6 +138,12 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 0
+
+
+@cache
+def host_word() -> str:
+    """A word for this host that does not tell its name."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 
 def now() -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 Record = dict[str, Any]
 
@@ -108,6 +108,8 @@ def check_writable(folder: Path, key: str) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file, and is left alone; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -118,6 +120,20 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a journal; a line before it that a kill has torn ends there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as journal:
+        if journal.tell() and not _ends_a_line(journal):
+            line = "\n" + line
+        journal.write(line.encode() + b"\n")
+
+
+def _ends_a_line(journal: BinaryIO) -> bool:
+    journal.seek(-1, os.SEEK_END)
+    return journal.read(1) == b"\n"
 
 
 class Events:

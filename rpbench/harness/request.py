@@ -137,7 +137,7 @@ def request_of(found: Composed) -> Request:
     Raises:
         ValueError: as of `load`.
     """
-    config = typed(RunConfig, found.node)
+    config = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
     _check_sizes(config)
     mode = _mode(config)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)

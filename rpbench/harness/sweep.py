@@ -4,7 +4,8 @@ Hydra composes and launches; this module gives failures the words and exit statu
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from hydra import initialize_config_dir
@@ -13,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -27,10 +29,12 @@ from rpbench.harness.config import (
     refuse_old_spellings,
     register,
 )
-from rpbench.harness.manifest import Journal
+from rpbench.harness.manifest import Journal, Plan
 from rpbench.harness.request import load, request_of
 from rpbench.harness.run import emit, run
-from rpbench.harness.sweeper import ManifestSweeper, RunFailed
+from rpbench.harness.sweeper import ManifestSweeper
+from rpbench.harness.terms import split_terms
+from rpbench.harness.worker import RunFailed, Terms, Worker
 from rpbench.registry import unknown_name
 
 _MULTIRUN = ("-m", "--multirun")
@@ -45,13 +49,15 @@ def sweep(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: for a request that is wrong.
     """
-    overrides = [item for item in arguments if item not in _MULTIRUN]
+    overrides, terms, is_dry = split_terms([item for item in arguments if item not in _MULTIRUN])
     _check_flags(overrides)
     refuse_old_spellings(overrides)
     _check_choices(overrides)
     try:
-        if len(overrides) < len(arguments):
-            _multirun(overrides)
+        if any(item in _MULTIRUN for item in arguments):
+            _multirun(overrides, terms, is_dry=is_dry)
+        elif is_dry or terms != Terms():
+            raise ConfigError("--dry-run, --only, --retry and --fail-fast are of sweeps: put -m before the overrides")
         else:
             _single(overrides)
     except RunFailed as error:
@@ -86,7 +92,7 @@ def _carry_out(request: Any, journal: Journal) -> None:
         raise RunFailed(f"run failed: {which} (events.jsonl in its folder holds what is known)")
 
 
-def _multirun(overrides: Sequence[str]) -> None:
+def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
     """Hand all combinations of the swept values to Hydra's launcher.
 
     Raises:
@@ -100,35 +106,39 @@ def _multirun(overrides: Sequence[str]) -> None:
             assert hydra is not None
             config = hydra.compose_config("config", list(overrides), RunMode.MULTIRUN, with_log_configuration=False)
             context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
-            _sweep_with(config, context)
+            _sweep_with(config, context, terms, is_dry=is_dry)
     except (HydraException, OmegaConfBaseException) as error:
         raise explained(error, overrides) from None
 
 
-def _sweep_with(config: DictConfig, context: HydraContext) -> None:
+def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_dry: bool) -> None:
     """Our own sweeper in the place of Hydra's default; any other as it was asked for."""
     asked, arguments, plugins = config.hydra.sweeper, list(config.hydra.overrides.task), Plugins.instance()
-    if asked.get("_target_") == _DEFAULT_SWEEPER:
-        launcher = plugins.instantiate_launcher(hydra_context=context, task_function=_job, config=config)
-        ManifestSweeper(config, launcher, context.config_loader).sweep(arguments)
-    else:
+    if asked.get("_target_") != _DEFAULT_SWEEPER:
         plugins.instantiate_sweeper(hydra_context=context, task_function=_job, config=config).sweep(arguments)
+        return
+
+    def launch(work: Callable[[DictConfig], None]) -> Launcher:
+        return plugins.instantiate_launcher(hydra_context=context, task_function=work, config=config)
+
+    sweeper = ManifestSweeper(config, launch, context.config_loader, terms)
+    if is_dry:
+        sweeper.preview(arguments, sys.stdout)
+    else:
+        sweeper.sweep(arguments, _work)
+
+
+def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, _: DictConfig) -> None:
+    """What a worker of a sweep does, in whatever process the launcher runs it."""
+    job = cast(DictConfig, HydraConfig.get())
+    worker = Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit)
+    worker.work()
 
 
 def _job(node: DictConfig) -> None:
-    """One cell of a sweep, in whatever process the launcher runs it; an error is said at once, with the cell's name."""
+    """One run that a sweeper of somebody else's asks for."""
     job = cast(DictConfig, HydraConfig.get())
-    journal = Journal.of_job(job)
-    try:
-        _carry_out(request_of(composed_of(node, job)), journal)
-    except (ValueError, RunFailed) as error:
-        if isinstance(error, ValueError):
-            journal.refused(str(error))
-        else:
-            journal.failed(str(error))
-        cell = f"cell {job.job.num} ({' '.join(job.overrides.task)}): {error}"
-        print(f"rpbench: {cell}", file=sys.stderr)
-        raise (ConfigError if isinstance(error, ValueError) else RunFailed)(cell) from None
+    _carry_out(request_of(composed_of(node, job)), Journal.of_none())
 
 
 def _check_flags(overrides: Sequence[str]) -> None:

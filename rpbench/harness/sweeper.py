@@ -1,62 +1,80 @@
 """Sweeper: all combinations of the swept values, with a manifest of the cells, and an end that counts them."""
 
-import sys
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
 from rpbench.harness.choices import ConfigError
-from rpbench.harness.manifest import write_plan
+from rpbench.harness.manifest import Plan, manifest_name, write_plan
+from rpbench.harness.preview import preview
+from rpbench.harness.progress import Progress, conclude
+from rpbench.harness.provenance import usable_cores
 from rpbench.harness.record import check_writable
+from rpbench.harness.worker import Terms
 
-
-class RunFailed(RuntimeError):
-    """A run that broke through no fault of the request."""
+Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
 
 
 @dataclass(frozen=True)
 class ManifestSweeper:
     """Every combination of the swept values, written down before the first runs.
 
-    Each cell is composed once, by the process that runs it: what cannot be composed ends as a refused cell.
+    The launcher starts workers, which share the cells: Hydra composes a configuration a worker, not one a cell.
 
     Args:
         config: as Hydra composes it for a multirun.
-        launcher: runs the cells.
+        launch: the launcher of what a worker does.
         loader: what the ranges and globs of overrides are expanded with.
     """
 
     config: DictConfig
-    launcher: Launcher
+    launch: Callable[[Callable[[DictConfig], None]], Launcher] | None
     loader: ConfigLoader
+    terms: Terms = field(default_factory=Terms)
 
-    def sweep(self, arguments: Sequence[str]) -> Sequence[JobReturn]:
+    def sweep(self, arguments: Sequence[str], work: Work) -> None:
         """Run every cell of the command line, and of the experiment it names.
 
+        Args:
+            work: does a worker's part.
+
         Raises:
-            ConfigError: if there is no cell, or no place for records; or the first error of a cell that ended so.
+            ConfigError: if there is no cell, or no place for records; or what a cell that cannot be asked for said.
+            RunFailed: if a cell broke.
         """
+        assert self.launch is not None
         cells = self.cells(arguments)
         if not cells:
             raise ConfigError(f"nothing to sweep: {_empty(arguments)} gives no value; name at least one")
         results = Path(self.config.hydra.sweep.dir)
         check_writable(results, "results_dir")
         experiment = self.config.hydra.runtime.choices.get("experiment")
-        plan = write_plan(results, None if experiment in (None, "null") else str(experiment), arguments, cells)
-        batch = [[*cell, f"hydra.job.name='{plan}'"] for cell in cells]
-        ended = self.launcher.launch(batch, initial_job_idx=0)
-        _raise_first(ended)
-        return ended
+        name = None if experiment in (None, "null") else str(experiment)
+        plan = Plan(*write_plan(results, name, arguments, cells).split("@"))
+        launcher = self.launch(partial(work, plan, cells, self.terms))
+        number = _num_workers(self.config.hydra.launcher, len(cells))
+        common = [item for item in arguments if item.startswith(("experiment=", "results_dir="))]
+        batch = [[*common, f"hydra.job.name='{plan.name}'"] for _ in range(number)]
+        with Progress(results, plan):
+            ended = launcher.launch(batch, initial_job_idx=0)
+        conclude(results, plan, ended, self.terms)
+
+    def preview(self, arguments: Sequence[str], out: TextIO) -> None:
+        """A line of JSON for each cell of the command line: what would be run, and what is there."""
+        experiment = self.config.hydra.runtime.choices.get("experiment")
+        name = manifest_name(None if experiment in (None, "null") else str(experiment), arguments)
+        for row in preview(Path(self.config.hydra.sweep.dir), name, self.cells(arguments)):
+            print(json.dumps(row), file=out)
 
     def cells(self, arguments: Sequence[str]) -> list[tuple[str, ...]]:
         """The overrides of every cell: what is swept varies, the last key the fastest; an argument replaces a sweep."""
@@ -82,12 +100,13 @@ def _empty(arguments: Sequence[str]) -> str:
     return " ".join(found) or "the sweep"
 
 
-def _raise_first(ended: Sequence[JobReturn]) -> None:
-    """Raise the first error of a sweep that has some, behind a line that counts its cells."""
-    errors: list[Any] = [job._return_value for job in ended if job.status is JobStatus.FAILED]
-    if not errors:
-        return
-    kinds = Counter("refused" if isinstance(error, ValueError) else "failed" for error in errors)
-    counts = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-    print(f"rpbench: of {len(ended)} cells {len(ended) - len(errors)} ended, {counts}", file=sys.stderr)
-    raise next((error for error in errors if not isinstance(error, ValueError)), errors[0])
+def _num_workers(launcher: Any, num_cells: int) -> int:
+    """Workers that a launcher runs at once: one, or as many as it was told; here, no more than there are cores."""
+    target = str(launcher.get("_target_"))
+    if "joblib" in target:
+        asked = int(launcher.get("n_jobs", -1))
+        return max(1, min(num_cells, usable_cores() if asked < 1 else asked))
+    if "submitit" in target:
+        asked = int(launcher.get("array_parallelism", 1))
+        return max(1, min(num_cells, asked if "Slurm" in target else min(asked, usable_cores())))
+    return 1 if "basic" in target else max(1, min(num_cells, usable_cores()))
