@@ -1,55 +1,49 @@
-"""The verbs of the command line: run (Hydra), show, plan, profile, compare, report.
+"""The verbs of the command line: run (Hydra), advise, show, plan, profile, calibrate, compare, list,
+report, dashboard, import.
 
 stdout is data, one JSON object per finished run; everything for people goes to stderr.
 """
 
+import argparse
 import importlib
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
-USAGE = """\
-python -m rpbench [key=value ...]        run one configuration; the record goes to stdout
-python -m rpbench -m key=a,b [...]       run every combination; what has a record already is not run again
-python -m rpbench show [key=value ...]   print a schedule, checked; draw=FILE.svg draws it
-python -m rpbench plan [key=value ...]   compare partitions (published, even, greedy, pipedream, search)
-python -m rpbench plan plan=pipedream profile=NODES.csv edges=EDGES.csv num_machines=N bandwidth_bytes_per_s=B
-                                         stages and replicas of a profiled model by PipeDream's partitioner
-python -m rpbench profile [key=value ...] [out=PREFIX]   measure a model's layers; cost=NAME takes times from there
-python -m rpbench calibrate [name=NAME] [device=cpu|cuda] [num_devices=N]
-                                         measure this machine, for cluster=NAME cost=analytic
-python -m rpbench compare RUN RUN [...]  two or more runs side by side
-python -m rpbench report [results_dir=DIR] [out=FILE]   the report, from records
-python -m rpbench dashboard [results_dir=DIR] [port=N]  a page on loopback that follows the records
-python -m rpbench dashboard wandb [project=NAME] [entity=NAME] [--dry-run]   workspace and report at W&B
-python -m rpbench import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]   what was measured elsewhere
-Choices: schedule, model, cluster, workload, cost, backend, tracker, experiment; see conf/config.yaml."""
+
+@dataclass(frozen=True)
+class Verb:
+    """A subcommand.
+
+    Args:
+        call: takes the words behind the verb, returns the exit status.
+        says: what it does, one line.
+        takes: its words, for its help.
+    """
+
+    call: Callable[[Sequence[str]], int]
+    says: str
+    takes: str = "key=value ..."
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in our words, with our exit status."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the verb that the arguments ask for and return the exit status."""
-    verbs: dict[str, Callable[[Sequence[str]], int]] = {
-        "show": show,
-        "plan": plan,
-        "calibrate": calibrate,
-        "profile": profile,
-        "compare": compare,
-        "report": report,
-        "dashboard": dashboard,
-        "import": import_,
-    }
     try:
-        if arguments and arguments[0] in ("-h", "--help", "help"):
-            print(USAGE)
-            return 0
-        if arguments and arguments[0] in verbs:
-            return verbs[arguments[0]](arguments[1:])
-        _refuse_unknown_verb(arguments, list(verbs))
-        return run(arguments)
+        return _dispatch(list(arguments))
     except ValueError as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 2
@@ -61,11 +55,110 @@ def dispatch(arguments: Sequence[str]) -> int:
         return INTERRUPTED
 
 
+def _dispatch(arguments: list[str]) -> int:
+    verbs = _verbs()
+    first = arguments[0] if arguments else ""
+    if first in ("-h", "--help", "help"):
+        print(_main_parser(verbs).format_help(), end="")
+        return 0
+    if first == "--version":
+        print(f"rpbench {_version()}")
+        return 0
+    if first not in verbs:
+        _refuse_unknown_verb(arguments, list(verbs))
+        first, arguments = "run", ["run", *arguments]
+    rest = arguments[1:]
+    if {"-h", "--help"} & set(rest):
+        print(_verb_parser(first, verbs[first]).format_help(), end="")
+        return 0
+    if "--version" in rest:
+        print(f"rpbench {_version()}")
+        return 0
+    return verbs[first].call(rest)
+
+
+def _main_parser(verbs: dict[str, Verb]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="rpbench",
+        description="Which schedule trains a model fastest on these devices, why, and how do we know?",
+        epilog="Without a verb, key=value runs one configuration and -m a sweep. stdout is data, one JSON object a "
+        "finished run; what is for people goes to stderr.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    found = parser.add_subparsers(metavar="VERB", title="verbs")
+    for name, verb in verbs.items():
+        found.add_parser(name, help=verb.says)
+    return parser
+
+
+def _verb_parser(name: str, verb: Verb) -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"rpbench {name}", usage=f"rpbench {name} {verb.takes}", description=verb.says)
+    parser.add_argument("--version", action="version", version=_version())
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version("rpbench")
+    except PackageNotFoundError:
+        return "0 (not installed)"
+
+
+def _verbs() -> dict[str, Verb]:
+    from rpbench.commands.advise import USAGE as ADVISE
+
+    return {
+        "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] key=value ..."),
+        "advise": Verb(advise, "which schedule trains a model fastest on a machine, and why", ADVISE[7:]),
+        "show": Verb(show, "print, draw or export a schedule, checked", "key=value ... [format=FORM] [draw=FILE.svg]"),
+        "plan": Verb(plan, "search a partition; mesh=search a mesh; plan=pipedream stages of a profile"),
+        "profile": Verb(profile, "measure a model's layers", "key=value ... [out=PREFIX] [num_runs=N]"),
+        "calibrate": Verb(calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda]"),
+        "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
+        "list": Verb(list_options, "what can be chosen, a line each", "|".join(_LISTS) + " [--json]"),
+        "report": Verb(report, "the report, from records", "[results_dir=DIR] [out=FILE]"),
+        "dashboard": Verb(
+            dashboard,
+            "a page on loopback that follows the records, or W&B's workspace and report",
+            "[results_dir=DIR] [port=N] | wandb [project=NAME] [entity=NAME] [--dry-run]",
+        ),
+        "import": Verb(
+            import_, "what was measured elsewhere, as records", "kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
+        ),
+    }
+
+
+_LISTS = ("schedules", "models", "clusters", "experiments", "gpus")
+
+
 def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
     from rpbench.registry import unknown_name
 
     if arguments and not arguments[0].startswith("-") and "=" not in arguments[0] and "~" not in arguments[0]:
         raise ValueError(unknown_name("verb", arguments[0], verbs) + "; or write key=value")
+
+
+def advise(arguments: Sequence[str]) -> int:
+    """The ranking as one JSON object on stdout, its table on stderr."""
+    from rpbench.commands.advise import advise_on
+
+    print(json.dumps(advise_on(arguments, sys.stderr), allow_nan=False))
+    return 0
+
+
+def list_options(arguments: Sequence[str]) -> int:
+    """What can be chosen: a table on a terminal, JSON lines in a pipe or with --json."""
+    from rpbench.commands.listing import listed
+
+    parser = _Parser(prog="rpbench list", add_help=False)
+    parser.add_argument("what", choices=_LISTS)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(list(arguments))
+    as_json = asked.json or not sys.stdout.isatty()
+    for row in listed(asked.what):
+        print(json.dumps(row) if as_json else f"{row['name']:<28} {row['says']}")
+    return 0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -76,13 +169,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Print a schedule in its text form, after checking it; `draw=FILE` (svg, pdf, png) draws its timeline."""
+    """Print a schedule, checked, in its text form or `format=`; `draw=FILE` (svg, pdf, png) draws its timeline."""
     from rpbench.commands.show import draw_schedule, drawing_path, show_schedule
     from rpbench.harness.request import load
 
     drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]
-    config = load([item for item in arguments if not item.startswith("draw=")])
-    assembled = show_schedule(config, sys.stdout)
+    forms = [item.removeprefix("format=") for item in arguments if item.startswith("format=")]
+    config = load([item for item in arguments if not item.startswith(("draw=", "format="))])
+    assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
         draw_schedule(assembled, drawing[-1])
     return 0
@@ -94,6 +188,11 @@ def plan(arguments: Sequence[str]) -> int:
     from rpbench.commands.plan_pipedream import partition_profile
     from rpbench.harness.request import load
 
+    if "mesh=search" in arguments:
+        from rpbench.commands.advise import plan_meshes
+
+        print(json.dumps(plan_meshes([item for item in arguments if item != "mesh=search"]), allow_nan=False))
+        return 0
     of_profile = any(item.startswith("plan=") for item in arguments)
     print(json.dumps(partition_profile(arguments) if of_profile else compare_plans(load(arguments)), allow_nan=False))
     return 0

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ from rpbench.plan.contest.terms import Terms
 
 # Searched first, for they are quick to search: what is far behind the best of them is not searched to the end.
 FIRST = ("1f1b", "zb_h1", "pipedream_2bw", "interleaved_1f1b")
+# And then those that hold models the first do not, so that an advice that has to end early has a bit of everything.
+SECOND = ("roundpipe", "zero_3", "data_parallel", "zero_infinity", "combined_1f1b", "dapple", "looped_bfs", "gpipe")
+UNSEARCHED = "not searched: the time was over; give more seconds"
 QUICK = Budget(work=100, climb_work=300_000)
 
 
@@ -94,6 +98,7 @@ def advise(
     budget: Budget = QUICK,
     processes: int = 1,
     thorough: bool = False,
+    seconds: float | None = None,
 ) -> Advice:
     """Every schedule's best plan on equal terms, ranked, with its reasons.
 
@@ -102,6 +107,8 @@ def advise(
         names: schedules that take part; None: all, and those with a late update once more.
         processes: that search side by side.
         thorough: also search to the end what is far behind.
+        seconds: of a processor's time, on each of the processes, after which no further contender's search begins;
+            those are left out by name. None: no end. Wall time would make the answer depend on who else is busy.
 
     Raises:
         ValueError: for an unknown schedule, or if none takes the model and the devices.
@@ -109,7 +116,7 @@ def advise(
     asked = contenders(names)
     left_out = {each.name: reason for each in asked if (reason := why_not_charged(each))}
     taking_part = [each for each in asked if each.name not in left_out]
-    rows = _rows(taking_part, terms, basis, budget, processes, thorough)
+    rows = _rows(taking_part, terms, basis, budget, processes, thorough, seconds)
     left_out |= {each.name: row for each, row in zip(taking_part, rows, strict=True) if isinstance(row, str)}
     ranking = sorted(
         (row for row in rows if isinstance(row, Ranked)), key=lambda row: row.plan.outcome.tokens_per_s, reverse=True
@@ -137,6 +144,7 @@ class _Task(NamedTuple):
     basis: Basis
     budget: Budget
     to_beat: float | None
+    seconds: float | None = None  # of a processor, that the searches of this process may take
 
 
 _Row = Ranked | Misfit | str  # or why there is no plan
@@ -145,32 +153,47 @@ _tasks: list[_Task] = []  # of the processes that search: copied at the fork
 
 
 def _rows(
-    asked: Sequence[Contender], terms: Terms, basis: Basis, budget: Budget, processes: int, thorough: bool
+    asked: Sequence[Contender],
+    terms: Terms,
+    basis: Basis,
+    budget: Budget,
+    processes: int,
+    thorough: bool,
+    seconds: float | None,
 ) -> list[_Row]:
     """The row of each contender: the quick ones first, which the others are measured by."""
-    first = [each for each in asked if each.entry.name in FIRST]
-    found = _searched([_Task(each, terms, basis, budget, None) for each in first], processes)
+    before, first = sum(os.times()[:4]), [each for each in asked if each.entry.name in FIRST]
+    found = _searched([_Task(each, terms, basis, budget, None, seconds) for each in first], processes)
+    if seconds is not None:  # os.times counts processes that have ended, too
+        seconds -= (sum(os.times()[:4]) - before) / max(1, processes)
     paces = [row.plan.outcome.tokens_per_s for row in found if isinstance(row, Ranked)]
     to_beat = None if thorough or not paces else max(paces)
-    others = [each for each in asked if each not in first]
+    others = sorted((each for each in asked if each not in first), key=lambda each: each.entry.name not in SECOND)
     rows = dict(zip(first, found, strict=True))
-    rows |= zip(
-        others, _searched([_Task(each, terms, basis, budget, to_beat) for each in others], processes), strict=True
-    )
+    tasks = [_Task(each, terms, basis, budget, to_beat, seconds) for each in others]
+    rows |= zip(others, _searched(tasks, processes), strict=True)
     return [rows[each] for each in asked]
 
 
 def _searched(tasks: Sequence[_Task], processes: int) -> list[_Row]:
+    _start_clock()
     if processes < 2 or len(tasks) < 2 or not hasattr(os, "fork"):
         return [_row(task) for task in tasks]
     _tasks[:] = tasks
-    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+    with ProcessPoolExecutor(processes, get_context("fork"), initializer=_start_clock) as pool:
         rows = list(pool.map(_row_without_contender, range(len(tasks))))
     _tasks.clear()
     return [
         row if isinstance(row, str) else replace(row, plan=replace(row.plan, contender=task.contender))
         for task, row in zip(tasks, rows, strict=True)
     ]
+
+
+_began = [0.0]  # processor time of this process when its searches began
+
+
+def _start_clock() -> None:
+    _began[0] = time.process_time()
 
 
 def _row_without_contender(number: int) -> _Row:
@@ -182,6 +205,8 @@ def _row_without_contender(number: int) -> _Row:
 
 
 def _row(task: _Task) -> _Row:
+    if task.seconds is not None and time.process_time() - _began[0] > task.seconds:
+        return UNSEARCHED
     was_on = gc.isenabled()
     gc.disable()  # schedules are many small tuples in no circle
     try:
@@ -265,8 +290,7 @@ def command_of(plan: Tuned, terms: Terms) -> str:
         f"model={terms.model.name}",
         f"cluster={terms.cluster.name}",
         f"cost={terms.source}",
-        *(["cost.split_backward=true"] if terms.source == "published" else []),
-        "cost.fused_ahead=false",
+        *(["cost.split_backward=true", "cost.fused_ahead=false"] if terms.source == "published" else []),
         f"num_devices={terms.num_devices}",
         f"num_microbatches={terms.num_microbatches(plan.setting.microbatch_sequences)}",
         f"num_steps={terms.num_steps}",

@@ -21,15 +21,15 @@ def drawing_path(name: str) -> Path:
     return path
 
 
-def show_schedule(request: Request, out: TextIO) -> Assembled:
-    """Print a checked schedule in its text form to `out`, its sizes to stderr.
+def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assembled:
+    """Print a checked schedule in its text form, or another one, to `out`, its sizes to stderr.
 
     Raises:
-        ValueError: if the schedule cannot be built or does not hold.
+        ValueError: if the schedule cannot be built or does not hold, or the form cannot hold it.
     """
     assembled = assemble(request)
     schedule = assembled.schedule
-    out.write(to_text(schedule))
+    out.write(to_text(schedule) if form == "text" else _exported(assembled, form))
     out.flush()
     source = f" ({assembled.entry.source})" if assembled.entry else ""
     shape = schedule.shape
@@ -40,6 +40,13 @@ def show_schedule(request: Request, out: TextIO) -> Assembled:
         file=sys.stderr,
     )
     return assembled
+
+
+def _exported(assembled: Assembled, form: str) -> str:
+    from rpbench.sim.longest_path import simulate
+    from rpbench.torch_runtime.export import export  # torch's forms; text needs none of them
+
+    return export(assembled.schedule, form, lambda: simulate(assembled.schedule, assembled.costs))
 
 
 def draw_schedule(assembled: Assembled, path: Path) -> None:

@@ -262,6 +262,10 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
 
 def _read(file: SourceFile) -> Schedule:
     try:
+        if file.path.suffix == ".csv":
+            from rpbench.torch_runtime.torch_csv import read_schedule  # the form of torch's own runtime
+
+            return read_schedule(file.text, file.path.stem)
         return from_text(file.text)
     except ValueError as error:
         raise ConfigError(f"schedule_file={file.path}: {error}") from None

@@ -100,10 +100,17 @@ class BackendConfig:
     num_warmup_runs: int = 0
     time_scale: float = 1.0
     paced_links: bool = False
+    device: str = "cpu"
+    data_parallel: int = 1
+    data_mode: str = "plain"
+    tensor_parallel: int = 1
+    stall_s: float = 40.0
 
     def __post_init__(self) -> None:
         if not self.time_scale > 0:
             raise ConfigError(f"backend.time_scale={self.time_scale}: a factor above 0; 1 is real time")
+        if not self.stall_s > 0:
+            raise ConfigError(f"backend.stall_s={self.stall_s}: seconds above 0")
 
 
 @dataclass

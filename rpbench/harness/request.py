@@ -5,6 +5,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
 from rpbench import registry
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
@@ -23,6 +27,7 @@ from rpbench.harness.choices import (
     Train,
     WorkloadConfig,
     at_least_one,
+    first_line,
     typed,
 )
 from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain, composed
@@ -129,6 +134,24 @@ def load(overrides: Sequence[str]) -> Request:
         ValueError: for a model or a cluster that cannot be.
     """
     return request_of(composed(overrides))
+
+
+def cluster_file(path: Path) -> Cluster:
+    """The cluster of a YAML file of one's own.
+
+    Raises:
+        ConfigError: if it cannot be read, or has a key that a cluster does not have.
+        ValueError: for a number that cannot be.
+    """
+    source = read_source("cluster", str(path))
+    assert source is not None
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(source.text))
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"cluster={path}: {first_line(error)}; write key: value, one a line") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"cluster={path}: no keys; write key: value, one a line, such as num_devices: 8")
+    return _built(Cluster, "cluster", {"name": path.stem, **{str(key): value for key, value in values.items()}})
 
 
 def request_of(found: Composed) -> Request:

@@ -66,6 +66,10 @@ def records(request: Request) -> list[Record]:
     Raises:
         ValueError: if the request is wrong; nothing is written then.
     """
+    if _backend(request).name == "torch":
+        from rpbench.harness.torch_backend import torch_records  # processes of its own; torch.distributed
+
+        return torch_records(request)
     return [recorded(request, _prepare)]
 
 

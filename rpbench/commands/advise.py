@@ -1,0 +1,290 @@
+"""`advise`: which schedule trains a model fastest on a machine, why, and what would change that."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from rpbench.advice.machine_figures import FIGURES, Described, described
+from rpbench.advice.model_source import SIZES, architecture_of, config_path, model_of, model_of_sizes, read_config
+from rpbench.advice.ranking import Advice, advise
+from rpbench.commands.advise_nodes import advise_nodes
+from rpbench.cost.basis import make_basis
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.model import Model
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.config import options_of
+from rpbench.harness.request import cluster_file, load
+from rpbench.mesh.architecture import Architecture, architecture, from_model
+from rpbench.mesh.gpu import names
+from rpbench.mesh.machine import Machine, machine
+from rpbench.plan.contest.search import Budget
+from rpbench.plan.contest.terms import terms_of
+from rpbench.registry import unknown_name
+
+SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for
+SEQ_LEN = 2048
+NUM_STEPS = 3
+BUDGET = Budget(work=40, climb_work=100_000)
+SECONDS = 6.0  # for the searches; what they lead to takes the rest of ten
+
+OWN = ("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "seconds")
+USAGE = (
+    "advise model=CONFIG.json|NAME [seq_len=N] gpu=NAME num_devices=N [devices_per_node=N intra_bytes_per_s= "
+    "inter_bytes_per_s= host_link_bytes_per_s= device_memory_bytes= host_memory_bytes=] | cluster=NAME|FILE"
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The words of the command line: the verb's own, figures of a machine, and sizes of a model."""
+
+    own: Mapping[str, str]
+    figures: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+
+
+def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
+    """The advice as JSON-ready data; its table goes to `people`.
+
+    Raises:
+        ValueError: for whatever in the request cannot be.
+    """
+    asked = _asked(arguments)
+    found = _machine(asked)
+    if found.nodes is not None:
+        answer = plan_meshes([item for item in arguments if item.partition("=")[0] not in ("schedules", "seconds")])
+    else:
+        answer = _on_one_host(_model(asked), found.cluster, asked)
+    answer["assumed"] = dict(found.assumed)
+    _print(answer, people)
+    return answer
+
+
+def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
+    """`plan mesh=search`: the fastest meshes of a model on nodes, as JSON-ready data.
+
+    Raises:
+        ValueError: as of `advise_on`, and for a machine of one host that is no option of `conf/machine/`.
+    """
+    asked = _asked(arguments)
+    found = _machine(asked)
+    if found.nodes is None:
+        raise ConfigError(
+            "mesh=search: the search over meshes takes nodes: cluster=dgx_h100, or gpu= with num_devices= above "
+            "devices_per_node="
+        )
+    return advise_nodes(
+        _architecture(asked),
+        found.nodes,
+        seq_len=_count(asked, "seq_len", SEQ_LEN),
+        global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.nodes.num_devices),
+        words=arguments,
+    )
+
+
+def _asked(arguments: Sequence[str]) -> Asked:
+    own, figures, sizes = {}, {}, {}
+    for item in arguments:
+        key, equals, value = item.partition("=")
+        key = key.removeprefix("model.")
+        if not equals or not value:
+            raise ConfigError(f"cannot read {item!r}: write key=value, as in {USAGE}")
+        if key in OWN:
+            own[key] = value
+        elif key in FIGURES:
+            figures[key] = value
+        elif key in SIZES:
+            sizes[key] = value
+        else:
+            raise ConfigError(unknown_name("key", key, [*OWN, *FIGURES, *SIZES]))
+    if "model" not in own and not sizes:
+        raise ConfigError(f"model= is missing: {USAGE}")
+    if ("gpu" in own) == ("cluster" in own):
+        both = "gpu= and cluster= are two ways to say it; give one" if "gpu" in own else "gpu= or cluster= is missing"
+        raise ConfigError(f"{both}: {USAGE}")
+    return Asked(own, figures, sizes)
+
+
+def _count(asked: Asked, name: str, usual: int) -> int:
+    text = asked.own.get(name)
+    if text is None:
+        return usual
+    if not text.replace("_", "").isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name}={text}: a whole number of at least 1")
+    return int(text)
+
+
+# --- the machine ---------------------------------------------------------------------------------------------
+
+
+def _machine(asked: Asked) -> Described:
+    if "gpu" in asked.own:
+        return described(asked.own["gpu"], asked.figures)
+    name = asked.own["cluster"]
+    others = sorted(set(asked.figures) - {"num_devices"})
+    if others:
+        raise ConfigError(f"{others[0]}=: cluster={name} has it; describe a machine with gpu= to give figures")
+    count = int(asked.figures["num_devices"]) if asked.figures.get("num_devices", "").isdecimal() else 0
+    if "num_devices" in asked.figures and count < 1:
+        raise ConfigError(f"num_devices={asked.figures['num_devices']}: a whole number of at least 1")
+    if name in names("machine"):
+        return _of_nodes(machine(name), count)
+    cluster = cluster_file(Path(name)) if name.endswith((".yaml", ".yml")) else _shipped(name)
+    if count == 0 and cluster.num_devices is None:
+        raise ConfigError(f"num_devices= is missing: cluster={name} does not say how many devices it has")
+    return Described(_with(cluster, count or cluster.num_devices), None, {})
+
+
+def _of_nodes(found: Machine, count: int) -> Described:
+    found = found.with_devices(count) if count else found
+    return Described(Cluster(found.name), found, {})
+
+
+def _shipped(name: str) -> Cluster:
+    known = options_of("cluster")
+    if name not in known:
+        raise ConfigError(unknown_name("cluster", name, [*known, *names("machine")]))
+    return load([f"cluster={name}"]).cluster
+
+
+def _with(cluster: Cluster, count: int | None) -> Cluster:
+    if count is not None and cluster.num_devices is not None and count > cluster.num_devices:
+        raise ConfigError(f"num_devices={count}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer")
+    return replace(cluster, num_devices=count)
+
+
+# --- the model -----------------------------------------------------------------------------------------------
+
+
+def _model(asked: Asked) -> Model:
+    seq_len, name = _count(asked, "seq_len", SEQ_LEN), asked.own.get("model")
+    if name is None:
+        return model_of_sizes({"seq_len": str(seq_len), **asked.sizes})
+    path = config_path(name)
+    if path is not None:
+        _refuse_sizes(asked)
+        return model_of(architecture_of(path), str(read_config(path).get("model_type")), seq_len)
+    if name not in options_of("model"):
+        raise ConfigError(_no_model(name))
+    sizes = dict(asked.sizes) | ({"seq_len": str(seq_len)} if "seq_len" in asked.own else {})
+    found = load([f"model={name}", *(f"++model.{key}={value}" for key, value in sizes.items())]).model
+    if found is None:
+        raise ConfigError(f"model={name} has no shape; take one with a shape, such as model=qwen3_1p7b")
+    return found
+
+
+def _architecture(asked: Asked) -> Architecture:
+    name = asked.own.get("model")
+    path = None if name is None else config_path(name)
+    if path is not None:
+        return architecture_of(path)
+    if name in names("architecture"):
+        _refuse_sizes(asked)
+        return architecture(str(name))
+    return from_model(_model(asked))
+
+
+def _refuse_sizes(asked: Asked) -> None:
+    for key, value in asked.sizes.items():
+        raise ConfigError(f"{key}={value}: model={asked.own['model']} has its sizes; leave one of both out")
+
+
+def _no_model(name: str) -> str:
+    if "/" in name or name.endswith(".json"):
+        return f"model={name}: there is no such config.json or folder with one; nothing is downloaded, fetch it first"
+    return unknown_name("model", name, sorted({*options_of("model"), *names("architecture")}))
+
+
+# --- one host ------------------------------------------------------------------------------------------------
+
+
+def _on_one_host(model: Model, cluster: Cluster, asked: Asked) -> dict[str, Any]:
+    cost = load(["cost=analytic"]).cost
+    basis = make_basis(cluster, cost.constants, cost.declared)
+    num_devices = cluster.num_devices or 1
+    terms = terms_of(
+        model,
+        cluster,
+        basis,
+        num_devices=num_devices,
+        sequences_per_step=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * num_devices),
+        num_steps=NUM_STEPS,
+    )
+    chosen = asked.own.get("schedules")
+    found = advise(
+        terms,
+        basis,
+        names=chosen.split(",") if chosen else None,
+        budget=BUDGET,
+        processes=os.cpu_count() or 1,
+        seconds=float(_count(asked, "seconds", int(SECONDS))),
+    )
+    return _runnable(found, asked)
+
+
+def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
+    """The advice with commands that run where neither model nor cluster is one of ours."""
+    answer, model, cluster = found.plain(), found.terms.model, found.terms.cluster
+    own = asked.own
+    words = {}
+    if own.get("model") not in options_of("model") or asked.sizes or "seq_len" in own:
+        words[f"model={model.name}"] = _spelled("model", "transformer", vars(model))
+    if own.get("cluster") not in options_of("cluster"):
+        words[f"cluster={cluster.name}"] = _spelled("cluster", "local", vars(cluster))
+    for row in answer["ranking"]:
+        for short, long in words.items():
+            row["command"] = row["command"].replace(f" {short} ", f" {long} ")
+    if not answer["ranking"]:
+        answer["smallest_change"] = _smallest_change(found)
+    return answer
+
+
+def _spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
+    """A group's keys one by one, over an option that is there."""
+    plain = {key: value for key, value in values.items() if isinstance(value, str | int | float | bool)}
+    return " ".join([f"{group}={base}", *(f"++{group}.{key}={value}" for key, value in plain.items())])
+
+
+def _smallest_change(found: Advice) -> str:
+    """What makes the least of the misfits fit."""
+    least = min(found.does_not_fit, key=lambda row: row.device_lacks_bytes + row.host_lacks_bytes)
+    parts = []
+    for what, lacks in (("device", least.device_lacks_bytes), ("host", least.host_lacks_bytes)):
+        if lacks:
+            parts.append(f"{lacks / 1e9:.1f} GB more memory of {'each device' if what == 'device' else 'the host'}")
+    return f"{least.plan.contender.name} fits with {' and '.join(parts)}, or with shorter sequences or more devices"
+
+
+# --- the table -----------------------------------------------------------------------------------------------
+
+
+def _print(answer: Mapping[str, Any], people: TextIO) -> None:
+    """A table as wide as the terminal; no colours, so that there are none to switch off."""
+    width = shutil.get_terminal_size((120, 24)).columns
+    lines = [f"{answer['model']} on {answer['num_devices']} devices of {answer['cluster']} (predicted)"]
+    lines.append(f"{'tokens/s':>10} {'low':>9} {'high':>9} {'GB':>6} {'bubble':>7} {'late':>4}  schedule")
+    for row in answer["ranking"][:12]:
+        share = "-" if row.get("bubble") is None else f"{100 * row['bubble']:.0f} %"
+        lines.append(
+            f"{row['tokens_per_s']:>10,.0f} {row['tokens_per_s_low']:>9,.0f} {row['tokens_per_s_high']:>9,.0f} "
+            f"{row['peak_memory_bytes'] / 1e9:>6.1f} {share:>7} {row['staleness_steps']:>4}  {row['schedule']}"
+        )
+    for row in answer["ranking"][:2]:
+        parts = ", ".join(f"{name} {1000 * value:,.0f}" for name, value in row["why"].items() if value >= 0.0005)
+        lines.append(f"{row['schedule']}: ms of a step: {parts}")
+    lines += [
+        f"does not fit: {row['schedule']} lacks {row['device_lacks_bytes'] / 1e9:.1f} GB a device"
+        for row in answer["does_not_fit"][:3]
+    ]
+    lines += [f"{name}: {gain}" for name, gain in _gains(answer)]
+    lines += [answer["smallest_change"]] if "smallest_change" in answer else []
+    lines += [f"assumed {name}: {value}" for name, value in answer["assumed"].items()]
+    for line in lines:
+        print(line if len(line) <= width else line[: max(20, width - 1)] + "…", file=people)
+
+
+def _gains(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(lever["name"], f"{100 * lever['gain']:+.0f} %") for lever in answer["levers"] if lever["gain"]]

@@ -1,0 +1,85 @@
+"""`advise` over several nodes: the fastest meshes that fit, by the search over meshes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import exp
+from typing import Any
+
+from rpbench.mesh.architecture import Architecture
+from rpbench.mesh.machine import Machine
+from rpbench.mesh.prediction import Prediction
+from rpbench.mesh.search import search
+from rpbench.predict.prediction import NORMAL
+
+# Assumed: one standard deviation as of a pipeline's unmodelled terms (conf/cost/analytic.yaml), nine of ten errors.
+REACH = exp(0.2 * NORMAL)
+NUM_SIMULATED = 12
+
+
+def advise_nodes(
+    model: Architecture, machine: Machine, *, seq_len: int, global_batch: int, words: Sequence[str]
+) -> dict[str, Any]:
+    """The ranking of meshes, as JSON-ready data.
+
+    Args:
+        global_batch: sequences of a step.
+        words: of the command line that asks for it.
+
+    Raises:
+        ValueError: if nothing divides, or nothing fits.
+    """
+    found = search(model, machine, global_batch, seq_len=seq_len, num_simulated=NUM_SIMULATED)
+    best = found.best[0].tokens_per_s_per_device if found.best else 0.0
+    command = "python -m rpbench plan mesh=search " + " ".join(words)
+    levers = []
+    for name, change in _changes().items():
+        faster = search(model, change(machine), global_batch, seq_len=seq_len, num_simulated=1).best
+        pace = faster[0].tokens_per_s_per_device if faster else best
+        levers.append({"name": name, "tokens_per_s": pace * machine.num_devices, "gain": max(0.0, pace / best - 1)})
+    return {
+        "model": model.name,
+        "cluster": machine.name,
+        "num_devices": machine.num_devices,
+        "tokens_per_step": global_batch * seq_len,
+        "ranking": [_row(each, command) for each in found.best],
+        "does_not_fit": [],
+        "num_plans": found.num_plans,
+        "num_plans_that_fit": found.num_fitting,
+        "levers": sorted(levers, key=lambda lever: -lever["gain"]),
+    }
+
+
+def _changes() -> Mapping[str, Callable[[Machine], Machine]]:
+    return {
+        "links between nodes twice as fast": lambda m: replace(m, inter_bytes_per_s=2 * m.inter_bytes_per_s),
+        "links inside nodes twice as fast": lambda m: replace(m, intra_bytes_per_s=2 * m.intra_bytes_per_s),
+        "twice the device memory": lambda m: replace(m, gpu=replace(m.gpu, memory_bytes=2 * m.gpu.memory_bytes)),
+    }
+
+
+def _row(found: Prediction, command: str) -> dict[str, Any]:
+    job = found.job
+    pace = found.tokens_per_s_per_device * job.machine.num_devices
+    return {
+        "schedule": job.schedule,
+        "options": {
+            "data": job.mesh.data,
+            "pipeline": job.mesh.pipeline,
+            "tensor": job.mesh.tensor,
+            "context": job.mesh.context,
+            "expert": job.mesh.expert,
+            "shares": job.mesh.sharing.what,
+            "microbatch_sequences": job.sequences,
+            "num_microbatches": job.num_microbatches,
+            "chunks_per_device": job.chunks,
+            "recompute": job.recompute,
+        },
+        "tokens_per_s": pace,
+        "tokens_per_s_low": pace / REACH,
+        "tokens_per_s_high": pace * REACH,
+        "peak_memory_bytes": round(found.peak_memory_bytes),
+        "staleness_steps": 0,
+        "bubble": None,
+        "why": dict(found.terms),
+        "command": command,
+    }

@@ -1,0 +1,157 @@
+"""`advise`: the promised fields, what the figures of a machine and a config.json become, and what is refused."""
+
+import io
+import json
+import shlex
+
+import pytest
+
+from rpbench.advice.machine_figures import described
+from rpbench.advice.model_source import architecture_of, model_of
+from rpbench.cli import dispatch
+from rpbench.commands.advise import advise_on
+
+# Sizes of Llama-3.2-3B, from its public configuration.
+LLAMA_3B = {
+    "model_type": "llama",
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+FOUR_L40S = ("gpu=l40s", "num_devices=4", "host_link_bytes_per_s=32e9")
+SMALL = ("num_layers=4", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "schedules=1f1b,gpipe")
+
+
+@pytest.fixture
+def config(tmp_path):
+    folder = tmp_path / "Llama-3.2-3B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_3B))
+    return folder
+
+
+def test_a_config_is_counted_as_its_card_says(config):
+    """3.21 billion parameters, says the model's card."""
+    model = model_of(architecture_of(config / "config.json"), "llama", 2048)
+    assert model.total_parameters == pytest.approx(3.21e9, rel=2e-3)
+    assert (model.name, model.family, model.tied_embedding) == ("llama_3_2_3b", "llama", True)
+
+
+def test_what_is_not_said_of_a_machine_is_named():
+    found = described("l40s", {"num_devices": "4", "host_link_bytes_per_s": "32e9"})
+    assert found.cluster.num_devices == 4
+    assert found.cluster.device_memory_bytes == 51_539_607_552
+    assert found.cluster.host_to_device_bytes_per_s == 32e9
+    assert found.nodes is None
+    assert set(found.assumed) == {"host_bytes_per_s", "intra_bytes_per_s", "host_memory_bytes"}
+
+
+def test_several_nodes_are_a_machine_of_nodes():
+    found = described("h100_sxm5_80gb", {"num_devices": "32", "devices_per_node": "8", "inter_bytes_per_s": "50e9"})
+    assert found.nodes is not None
+    assert (found.nodes.nodes, found.nodes.devices_per_node, found.nodes.inter_bytes_per_s) == (4, 8, 50e9)
+
+
+def test_advice_is_json_on_stdout_and_a_table_on_stderr(capsys):
+    assert dispatch(("advise", *SMALL, "gpu=l40s", "num_devices=2")) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out.splitlines()[-1])
+    promised = {"schedule", "options", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "peak_memory_bytes"}
+    assert promised | {"staleness_steps", "why", "command"} <= answer["ranking"][0].keys()
+    assert {"ranking", "does_not_fit", "levers", "assumed"} <= answer.keys()
+    assert {row["schedule"] for row in answer["ranking"]} == {"1f1b", "gpipe"}
+    assert "tokens/s" in err
+    assert "assumed host_memory_bytes: no limit" in err
+
+
+def test_its_command_runs_and_says_the_same(rpbench):
+    answer = advise_on([*SMALL, "gpu=l40s", "num_devices=2"], io.StringIO())
+    row = answer["ranking"][0]
+    words = shlex.split(row["command"])[3:]
+    status, (record,), _ = rpbench(*words)
+    assert (status, record["status"], record["schedule"]) == (0, "ok", row["schedule"])
+    assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)  # of all steps, not of a middle one
+
+
+def test_what_fits_nowhere_says_the_smallest_change():
+    words = io.StringIO()
+    answer = advise_on([*SMALL, "gpu=l40s", "num_devices=2", "device_memory_bytes=1e7"], words)
+    assert answer["ranking"] == []
+    assert "more memory of each device" in answer["smallest_change"]
+    assert answer["smallest_change"][:60] in words.getvalue()
+
+
+def test_over_nodes_meshes_are_ranked():
+    sizes = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000", "seq_len=1024")
+    machine = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "sequences_per_step=16")
+    answer = advise_on([*sizes, *machine], io.StringIO())
+    paces = [row["tokens_per_s"] for row in answer["ranking"]]
+    assert paces == sorted(paces, reverse=True)
+    for row in answer["ranking"]:
+        options = row["options"]
+        assert options["data"] * options["pipeline"] * options["tensor"] * options["context"] == 8
+        assert sum(row["why"].values()) == pytest.approx(answer["tokens_per_step"] / row["tokens_per_s"])
+
+
+WRONG = [
+    (("model=nowhere/config.json", *FOUR_L40S), "nothing is downloaded"),
+    (("model=llama31_9b", *FOUR_L40S), "did you mean llama31_8b?"),
+    (("model=llama31_8b", "gpu=l40", "num_devices=4"), "did you mean l40s?"),
+    (("model=llama31_8b", "gpu=l40s"), "num_devices= is missing"),
+    (
+        ("model=llama31_8b", *FOUR_L40S[:2], "host_link_bytes_per_s=0"),
+        "host_link_bytes_per_s=0: bytes a second above 0",
+    ),
+    (("model=llama31_8b", "gpu=l40s", "num_devices=3.5"), "num_devices=3.5: a whole number"),
+    (("model=llama31_8b", "gpu=l40s", "num_devices=9", "devices_per_node=4"), "take 8 or 12"),
+    (("model=llama31_8b",), "gpu= or cluster= is missing"),
+    (("hidden=512", *FOUR_L40S), "num_layers=, heads=, vocab= missing"),
+    (("hiden=512", *FOUR_L40S), "did you mean hidden?"),
+    (("model=llama31_8b", "cluster=8x_h100", "intra_bytes_per_s=1e9"), "cluster=8x_h100 has it"),
+    (("model=llama31_8b", "cluster=8x_h100", "num_devices=9"), "cluster 8x_h100 has 8"),
+]
+
+
+@pytest.mark.parametrize(
+    "words, expected", WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_a_wrong_request_is_answered(words, expected, capsys):
+    assert dispatch(("advise", *words)) == 2
+    out, err = capsys.readouterr()
+    assert expected in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        ({"model_type": "mamba"}, "model_type='mamba' is not modelled"),
+        ({"num_attention_heads": 25, "head_dim": None}, "does not divide"),
+        ({"hidden_size": None}, "config.json has no hidden_size"),
+        ({"rotary_pct": 0.5}, "rotary_pct=0.5"),
+    ],
+)
+def test_a_config_that_is_not_modelled_says_which_field(change, expected, config, capsys):
+    (config / "config.json").write_text(json.dumps(LLAMA_3B | change))
+    assert dispatch(("advise", f"model={config}", *FOUR_L40S)) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_truncated_config_is_named(config, capsys):
+    (config / "config.json").write_text(json.dumps(LLAMA_3B)[:-20])
+    assert dispatch(("advise", f"model={config}/config.json", *FOUR_L40S)) == 2
+    assert "no complete JSON" in capsys.readouterr().err
+
+
+def test_a_cluster_of_ones_own_is_a_file(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("num_devices: 2\nbandwidth: 3\n")
+    assert dispatch(("advise", *SMALL, f"cluster={path}")) == 2
+    assert "unknown key of cluster 'bandwidth'" in capsys.readouterr().err
