@@ -1,4 +1,4 @@
-"""The verbs of the command line: run (Hydra), show, plan, profile, compare, report.
+"""The verbs of the command line: run (Hydra), show, plan, profile, compare, report, export, query, pivot.
 
 stdout is data, one JSON object per finished run; everything for people goes to stderr.
 """
@@ -23,6 +23,9 @@ python -m rpbench profile [key=value ...] [out=PREFIX]   measure a model's layer
 python -m rpbench calibrate [name=NAME] [device=cpu|cuda] [num_devices=N]
                                          measure this machine, for cluster=NAME cost=analytic
 python -m rpbench compare RUN RUN [...]  two or more runs side by side
+python -m rpbench export [--format csv|jsonl|latex|parquet] [results_dir=DIR] [out=FILE]   records as one table
+python -m rpbench query "select ..." [results_dir=DIR]   ask the table `runs` (DuckDB)
+python -m rpbench pivot --rows model --columns schedule --value tokens_per_s [--baseline 1f1b]
 python -m rpbench report [results_dir=DIR] [out=FILE]   the report, from records
 Choices: schedule, model, cluster, workload, cost, backend, tracker, experiment; see conf/config.yaml."""
 
@@ -36,6 +39,9 @@ def dispatch(arguments: Sequence[str]) -> int:
         "profile": profile,
         "compare": compare,
         "report": report,
+        "export": export,
+        "query": query,
+        "pivot": pivot,
     }
     try:
         if arguments and arguments[0] in ("-h", "--help", "help"):
@@ -65,6 +71,8 @@ def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """One run, or with -m a sweep."""
+    if "-m" in arguments or "--multirun" in arguments:
+        print("rpbench: planning a sweep", file=sys.stderr, flush=True)  # before imports, which take a second
     from rpbench.harness.sweep import sweep
 
     return sweep(arguments)
@@ -120,6 +128,32 @@ def compare(arguments: Sequence[str]) -> int:
     )
     names = [item for item in arguments if "=" not in item]
     print(json.dumps(compare_records(Path(folder), names, sys.stderr)))
+    return 0
+
+
+def export(arguments: Sequence[str]) -> int:
+    """The canonical table of a folder of records, to stdout or a file."""
+    from rpbench.commands.store import export as write
+
+    write(arguments, sys.stdout)
+    return 0
+
+
+def query(arguments: Sequence[str]) -> int:
+    """Rows that an SQL query finds, one JSON object a line."""
+    from rpbench.commands.store import query as ask
+
+    for row in ask(arguments):
+        print(json.dumps(row, default=str))
+    return 0
+
+
+def pivot(arguments: Sequence[str]) -> int:
+    """A metric by two choices: a table to stderr, its rows as JSON to stdout."""
+    from rpbench.commands.store import pivot as turn
+
+    for row in turn(arguments):
+        print(json.dumps(row))
     return 0
 
 
