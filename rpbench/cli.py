@@ -1,5 +1,5 @@
-"""The verbs of the command line: run (Hydra), advise, show, plan, profile, calibrate, compare, list,
-report, dashboard, import.
+"""The verbs of the command line: run (Hydra), advise, show, plan, profile, calibrate, compare, list, export,
+query, pivot, report, dashboard, import.
 
 stdout is data, one JSON object per finished run; everything for people goes to stderr.
 """
@@ -116,6 +116,15 @@ def _verbs() -> dict[str, Verb]:
         "profile": Verb(profile, "measure a model's layers", "key=value ... [out=PREFIX] [num_runs=N]"),
         "calibrate": Verb(calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda]"),
         "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
+        "export": Verb(
+            export, "records as one table", "[--format csv|jsonl|latex|parquet] [results_dir=DIR] [out=FILE]"
+        ),
+        "query": Verb(query, "rows that an SQL query finds in the table `runs`", '"select ..." [results_dir=DIR]'),
+        "pivot": Verb(
+            pivot,
+            "one value by two keys, against a baseline where asked",
+            "--rows KEY --columns KEY --value METRIC [--baseline NAME] [results_dir=DIR]",
+        ),
         "list": Verb(list_options, "what can be chosen, a line each", "|".join(_LISTS) + " [--json]"),
         "report": Verb(report, "the report, from records", "[results_dir=DIR] [out=FILE]"),
         "dashboard": Verb(
@@ -163,6 +172,8 @@ def list_options(arguments: Sequence[str]) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """One run, or with -m a sweep."""
+    if "-m" in arguments or "--multirun" in arguments:
+        print("rpbench: planning a sweep", file=sys.stderr, flush=True)  # before imports, which take a second
     from rpbench.harness.sweep import sweep
 
     return sweep(arguments)
@@ -224,6 +235,32 @@ def compare(arguments: Sequence[str]) -> int:
     )
     names = [item for item in arguments if "=" not in item]
     print(json.dumps(compare_records(Path(folder), names, sys.stderr)))
+    return 0
+
+
+def export(arguments: Sequence[str]) -> int:
+    """The canonical table of a folder of records, to stdout or a file."""
+    from rpbench.commands.store import export as write
+
+    write(arguments, sys.stdout)
+    return 0
+
+
+def query(arguments: Sequence[str]) -> int:
+    """Rows that an SQL query finds, one JSON object a line."""
+    from rpbench.commands.store import query as ask
+
+    for row in ask(arguments):
+        print(json.dumps(row, default=str))
+    return 0
+
+
+def pivot(arguments: Sequence[str]) -> int:
+    """A metric by two choices: a table to stderr, its rows as JSON to stdout."""
+    from rpbench.commands.store import pivot as turn
+
+    for row in turn(arguments):
+        print(json.dumps(row))
     return 0
 
 

@@ -1,5 +1,6 @@
 """Typed choices: what each group of `conf/` may say, one dataclass a group. A file of a group has the keys it reads."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -125,6 +126,11 @@ class OptimizerConfig:
     clip_norm: float | None = None
     loss_scale: float = 65536.0
     loss_scale_growth_steps: int = 2000
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay", "momentum", "loss_scale"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)}: a finite number")
 
 
 @dataclass

@@ -36,6 +36,10 @@ REQUIRED = (
 STATUSES = ("ok", "oom", "infeasible", "failed")
 
 
+SCHEMA = 2  # 2: what surrounds a run is in its record, and its run_id is verified when it is read
+METRICS = ("makespan_s", "step_time_s", "tokens_per_s", "bubble_makespan", "bubble_span", "bubble_over_ideal")
+
+
 def run_id(identity: dict[str, Any]) -> str:
     """Name of a run: 16 hex digits that follow from its identity (`rpbench.harness.recording.identity`)."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), default=str)
@@ -46,10 +50,12 @@ def read(folder: Path) -> Record | None:
     """The record of a run folder; None if there is none or it is torn, which is said on stderr."""
     path = folder / "record.json"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise OSError("no regular file")
+        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         print(f"rpbench: skipping {path}: not a readable record ({error})", file=sys.stderr)
         return None
     problem = defect(record, folder.name)
@@ -59,6 +65,10 @@ def read(folder: Path) -> Record | None:
     return dict(record)
 
 
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
+
+
 def defect(record: Any, name: str) -> str | None:
     """What keeps a parsed file from being the record of the run `name`; None for a sound one."""
     if not isinstance(record, dict):
@@ -66,11 +76,30 @@ def defect(record: Any, name: str) -> str | None:
     missing = [key for key in REQUIRED if key not in record]
     if missing:
         return f"no {', '.join(missing)}"
+    if record.get("schema", 1) not in (1, SCHEMA):
+        return f"schema {record['schema']!r} is not known here; versions 1 to {SCHEMA} are"
     if record["run_id"] != name:
         return f"run_id {record['run_id']!r} does not match its folder"
     if record["status"] not in STATUSES:
         return f"status {record['status']!r} is none of {', '.join(STATUSES)}"
+    if not isinstance(record["config"], dict | None) or not isinstance(record.get("surroundings", {}), dict):
+        return "config and surroundings are objects"
+    for key in METRICS:
+        if isinstance(record.get(key), bool) or not isinstance(record.get(key), int | float | None):
+            return f"{key} {record[key]!r} is no number"
+    if "surroundings" in record and run_id(identity_of(record)) != name:
+        return "its configuration is not the one that its run_id was made of"
     return None
+
+
+def identity_of(record: Record) -> dict[str, Any]:
+    """What the run_id of a record was made of (`rpbench.harness.recording.identity`), as the record says it."""
+    return {
+        "subject": record["config"],
+        "choices": record["choices"],
+        "code_version": record.get("code_version"),
+        **dict(record["surroundings"]),
+    }
 
 
 def read_all(results: Path) -> Iterator[Record]:
@@ -106,20 +135,39 @@ def check_writable(folder: Path, key: str) -> None:
         raise ValueError(f"{key}={folder}: {existing} is no folder that can be written; name another")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
+def check_target(path: Path) -> None:
+    """Refuse to put a file in the place of a device, a pipe or a folder.
+
+    Raises:
+        ValueError: naming it.
+    """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no regular file, and is left alone; name a file")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
+    check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        boundary()
         with temporary.open("w", encoding="utf-8") as target:
-            target.write(text)
+            target.write(text[: len(text) // 2])
+            target.flush()
+            boundary()
+            target.write(text[len(text) // 2 :])
             target.flush()
             os.fsync(target.fileno())
+        boundary()
         os.replace(temporary, path)
+        boundary()
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def boundary() -> None:
+    """Between two steps of a write. Nothing happens here; tests pull the plug."""
 
 
 def append_line(path: Path, line: str) -> None:
@@ -128,7 +176,12 @@ def append_line(path: Path, line: str) -> None:
     with path.open("a+b") as journal:
         if journal.tell() and not _ends_a_line(journal):
             line = "\n" + line
-        journal.write(line.encode() + b"\n")
+        boundary()
+        journal.write(line.encode())
+        journal.flush()
+        boundary()
+        journal.write(b"\n")
+    boundary()
 
 
 def _ends_a_line(journal: BinaryIO) -> bool:

@@ -61,6 +61,7 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
         return known
     work = prepare(request)
     opening = {"run_id": name, **names(request), **work.opening, "config": dict(request.subject), **origin()}
+    opening |= {"schema": record.SCHEMA, "surroundings": provenance.surroundings(measured=request.measures)}
     events = Events(folder, opening["started_at"])
     mirror = tracking.begun(request, opening)
     try:

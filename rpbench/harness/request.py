@@ -38,6 +38,8 @@ from rpbench.registry import Entry, unknown_name
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
 
+_LARGEST = 10**6
+_MOST_CELLS = 2**26  # forwards of a schedule: some 20 GB of actions
 T = TypeVar("T")
 
 
@@ -276,6 +278,14 @@ def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
 
 def _check_sizes(config: RunConfig) -> None:
     at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget")
+    for name in ("num_devices", "num_microbatches", "num_steps", "chunks_per_device"):
+        if (getattr(config, name) or 1) > _LARGEST:
+            raise ConfigError(f"{name}={getattr(config, name)}: at most {_LARGEST:,}; a schedule is a table in memory")
+    if (cells := config.num_devices * config.num_microbatches * config.num_steps) > _MOST_CELLS:
+        raise ConfigError(
+            f"num_devices={config.num_devices} num_microbatches={config.num_microbatches} "
+            f"num_steps={config.num_steps}: {cells:,} forwards; at most {_MOST_CELLS:,} fit a table in memory"
+        )
     if config.recompute not in RECOMPUTES:
         raise ConfigError(f"recompute={config.recompute}: one of {', '.join(RECOMPUTES)}")
 

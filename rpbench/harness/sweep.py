@@ -29,6 +29,7 @@ from rpbench.harness.config import (
     refuse_old_spellings,
     register,
 )
+from rpbench.harness.machine_lock import machine_alone
 from rpbench.harness.manifest import Journal, Plan
 from rpbench.harness.request import load, request_of
 from rpbench.harness.run import emit, run
@@ -78,7 +79,8 @@ def _carry_out(request: Any, journal: Journal) -> None:
         RunFailed: if a run broke through no fault of the request.
     """
     try:
-        rows = run(request)
+        with machine_alone(wanted=request.measures):
+            rows = run(request)
     except ValueError:
         raise
     except Exception as error:

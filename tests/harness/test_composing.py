@@ -1,0 +1,87 @@
+"""Composer: every cell of every experiment is what Hydra composes, and what it cannot prove it leaves to Hydra."""
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from rpbench.harness import composing
+from rpbench.harness.choices import ConfigError, typed
+from rpbench.harness.composing import Composer
+from rpbench.harness.config import CONF, Composed, RunConfig, composed, register
+from rpbench.harness.sweeper import ManifestSweeper
+
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+
+def cells_of(*arguments):
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        config = hydra.compose_config("config", list(arguments), RunMode.MULTIRUN, with_log_configuration=False)
+        return ManifestSweeper(config, None, hydra.config_loader).cells(arguments)
+
+
+def assert_same(found: Composed, overrides):
+    expected = composed(overrides)
+    values = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
+    assert repr(values) == repr(typed(RunConfig, expected.node)), "also types and the order of keys"
+    assert (dict(found.choices), found.overrides) == (dict(expected.choices), expected.overrides)
+
+
+@pytest.mark.parametrize("experiment", ["atlas", "convergence", "figure10"])
+def test_the_last_cell_of_an_experiment_is_hydras(experiment):
+    cell = cells_of(f"experiment={experiment}")[-1]
+    assert_same(Composer().compose(cell), cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_cell_of_every_experiment_is_hydras(experiment):
+    composer = Composer()
+    for cell in cells_of(f"experiment={experiment}"):
+        assert_same(composer.compose(cell), cell)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("schedule=1f1b", "num_microbatches=4", "cost=constant", "cost.hop_ms=0.5", "model=qwen3_1p7b"),
+        ("backend=virtual", "backend.recompute_grain=layer", "checkpoint.save_to=a.pt", "model=tiny_gpt"),
+        ("schedule=null", "mode=null"),
+        ("seed=${num_devices}", "num_devices=3"),  # an interpolation
+        ("+cost.constants.a=1", "cost=analytic"),  # an added key
+        ("cluster=8x_rtx4090", "cluster.device_speeds=[1,0.5]", "~cost.hop_ms", "cost=constant"),
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_overrides_of_every_kind_are_hydras(overrides):
+    assert_same(Composer().compose(overrides), overrides)
+
+
+def test_a_part_is_composed_once_and_hydra_is_not_asked(monkeypatch):
+    monkeypatch.setattr(composing, "composed", None)
+    made, real = [], composing.Overlays.part
+
+    def part(self, key, option, values):
+        made.append((key, option))
+        return real(self, key, option, values)
+
+    monkeypatch.setattr(composing.Overlays, "part", part)
+    composer = Composer()
+    for schedule in ("gpipe", "1f1b"):
+        for number in range(4, 24):
+            assert (
+                composer.compose((f"schedule={schedule}", f"num_microbatches={number}")).node.num_microbatches == number
+            )
+    assert sum(key == "schedule" for key, _ in made) == 2
+    assert sum(key == "num_microbatches" for key, _ in made) == 20
+    assert len(made) == 2 + 20 + len(RunConfig.__dataclass_fields__) - 2
+
+
+@pytest.mark.parametrize("override", ["+seeed=7", "seeed=7", "schedule=gpip", "num_devices=four", "cost.hop=1"])
+def test_what_is_wrong_is_said_in_hydras_place(override):
+    with pytest.raises(ConfigError) as said:
+        Composer().compose((override,))
+    assert len(str(said.value).splitlines()) <= 2
