@@ -5,7 +5,6 @@ the rows around it with the action marked, and a way out where there is one.
 """
 
 from collections.abc import Sequence
-from operator import itemgetter
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis, analysed
@@ -216,11 +215,7 @@ def _check_window(index: Index, stage: int, version: int) -> None:
 def check_versions(analysis: Analysis, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
     index, versions = analysis.index, analysis.versions
-    written = enumerate(map(itemgetter(4), index.actions))
-    named = [number for number, version in written if version is not None]
-    if Kind.OVERLAP in index.schedule.kinds:
-        named += [number for number, action in enumerate(index.actions) if action.sub]
-    for number in named:
+    for number in index.marked:
         for part in parts_of(index.actions[number]):
             read = versions.of(number, part)
             if read is not None and part.version not in (None, read):

@@ -10,7 +10,7 @@ OVERLAP   holds computations: what changes or moves weights stands in a place of
 from collections.abc import Iterator
 from operator import itemgetter
 
-from rpbench.ir.action import COMPUTE, RECV, SEND, Action, Kind
+from rpbench.ir.action import COMPUTE, MOVES, RECV, SEND, Action, Kind
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 
@@ -24,10 +24,13 @@ def check_fields(index: Index) -> None:
     Raises:
         ScheduleError: naming the first action with one that does not.
     """
-    distinct = set(map(_NAMES, index.actions))  # few, where the actions are many
+    # A LOAD, STORE or FREE may lack an object; others that name nothing break no rule.
+    moves = not MOVES.isdisjoint(index.schedule.kinds)
+    numbers = range(len(index.actions)) if moves else index.marked
+    distinct = set(map(_NAMES, map(index.actions.__getitem__, numbers)))  # few, where the actions are many
     wrong = {names for names in distinct if any(_rules(index, names))}
     if wrong:
-        number = next(number for number, action in enumerate(index.actions) if _NAMES(action) in wrong)
+        number = next(number for number in numbers if _NAMES(index.actions[number]) in wrong)
         rule = next(_rules(index, _NAMES(index.actions[number])))
         raise broken(index.schedule, f"{index.actions[number]}: {rule}", [number])
     if any(what == "A" and isinstance(peer, int) for _, _, what, peer, _ in distinct):

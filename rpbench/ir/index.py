@@ -36,6 +36,7 @@ class Index:
         lanes: every lane of the schedule.
         lane_of: number of an action -> its place in `lanes`.
         steps: (backward stage, version) -> number of the STEP that publishes it.
+        marked: numbers of the actions that name a version, an object, a peer or parts; most name none.
 
     Raises:
         ScheduleError: if an index is out of range, or an action stands twice.
@@ -48,6 +49,7 @@ class Index:
         self.lanes: list[Lane] = []
         self.lane_of: list[int] = []
         self.steps: dict[tuple[int, int], int] = {}
+        self.marked: list[int] = []
         for place, (device, name, row) in enumerate(schedule.items()):
             start = len(self.actions)
             self.lanes.append(Lane(device, name, start, start + len(row)))
@@ -61,7 +63,9 @@ class Index:
         self._numbers: dict[Kind, list[int]] = {}
         self._rules: dict[tuple[Kind, int, int, bool], list[tuple[str, _Options]]] = {}
         for number, action in enumerate(self.actions):
-            kind, stage, microbatch, part, _, _, _, sub = action
+            kind, stage, microbatch, part, version, what, peer, sub = action
+            if version is not None or what is not None or peer is not None or sub:
+                self.marked.append(number)
             numbers = self._numbers.get(kind)
             if numbers is not None and not sub and microbatch is not None and stage in self._stages[kind]:
                 place = (stage * self._microbatches + microbatch) * self._parts + part
