@@ -117,7 +117,7 @@ def _verbs() -> dict[str, Verb]:
         "calibrate": Verb(calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda]"),
         "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
         "export": Verb(
-            export, "records as one table", "[--format csv|jsonl|latex|parquet] [results_dir=DIR] [out=FILE]"
+            export, "records as one table", "[--format csv|jsonl|latex|parquet] [out=FILE]"
         ),
         "query": Verb(query, "rows that an SQL query finds in the table `runs`", '"select ..." [results_dir=DIR]'),
         "pivot": Verb(

@@ -18,7 +18,7 @@ def _schedule(row: Record) -> str:
 
 
 def _timed(row: Record) -> str:
-    unit = "slots" if row["cost"] == "unit" else "s"
+    unit = "slots" if row["cost"] == "unit" and row["evidence"] == "simulated" else "s"
     text = f": makespan {row['makespan_s']:.6g} {unit}, bubble {100 * row['bubble_makespan']:.2f} %"
     if "grad_max_abs_diff" in row:
         text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"

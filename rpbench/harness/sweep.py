@@ -3,6 +3,7 @@
 Hydra composes and launches; this module gives failures the words and exit statuses of the command line.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ def sweep(arguments: Sequence[str]) -> int:
     _check_choices(overrides)
     try:
         if any(item in _MULTIRUN for item in arguments):
+            _refuse_ranks(overrides)
             _multirun(overrides, terms, is_dry=is_dry)
         elif is_dry or terms != Terms():
             raise ConfigError("--dry-run, --only, --retry and --fail-fast are of sweeps: put -m before the overrides")
@@ -65,6 +67,14 @@ def sweep(arguments: Sequence[str]) -> int:
         print(f"rpbench: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _refuse_ranks(overrides: Sequence[str]) -> None:
+    if "backend=torch" in overrides and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "-m under torchrun: every rank would sweep for itself; leave torchrun out, so that each run starts its "
+            "ranks, or start torchrun once for each run"
+        )
 
 
 def _single(overrides: Sequence[str]) -> None:
@@ -87,7 +97,8 @@ def _carry_out(request: Any, journal: Journal) -> None:
         raise RunFailed(f"run failed: {type(error).__name__}: {error}") from error
     for row in rows:
         emit(row)
-    journal.ended(rows)
+    if rows:  # none on ranks that torchrun has started beside rank 0
+        journal.ended(rows)
     failed = [row for row in rows if row["status"] == "failed"]
     if failed:
         which = "; ".join(f"{row['run_id']}: {row['reason']}" for row in failed)

@@ -1,0 +1,86 @@
+"""Verbs: help and version of each, what can be listed, the forms of a schedule, torch's table read again."""
+
+import json
+
+import pytest
+
+from rpbench.cli import _verbs, dispatch
+
+SIZES = ("schedule=zb_v", "num_devices=2", "num_microbatches=4")
+
+
+@pytest.mark.parametrize("verb", sorted(_verbs()))
+@pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
+def test_every_verb_answers_for_itself(verb, flag, capsys):
+    assert dispatch((verb, flag)) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("rpbench " if flag == "--version" else f"usage: rpbench {verb} ")
+    assert "ydra" not in out + err
+
+
+def test_the_version_is_ours(capsys):
+    assert dispatch(("--version",)) == 0
+    assert capsys.readouterr().out.split()[0] == "rpbench"
+
+
+def test_help_has_every_verb(capsys):
+    assert dispatch(("--help",)) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n    {verb} " in out for verb in _verbs())
+
+
+@pytest.mark.parametrize(
+    "what, name",
+    [
+        ("schedules", "1f1b"),
+        ("models", "llama31_8b"),
+        ("clusters", "8x_h100"),
+        ("experiments", "figure10"),
+        ("gpus", "l40s"),
+    ],
+)
+def test_a_list_has_a_line_each(what, name, capsys):
+    assert dispatch(("list", what)) == 0
+    rows = {row["name"]: row["says"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows[name]
+    assert all(len(says) < 400 for says in rows.values())
+
+
+@pytest.mark.parametrize("words, expected", [((), "what"), (("modles",), "modles"), (("models", "--jsn"), "--jsn")])
+def test_a_wrong_list_is_answered(words, expected, capsys):
+    assert dispatch(("list", *words)) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "form, expected",
+    [
+        ("text", "# rpbench-schedule 1"),
+        ("torch_csv", "0F0,"),
+        ("chrome_trace", "traceEvents"),
+        ("megatron_layout", "--pipeline-model-parallel-layout"),
+        ("torchtitan", "pipeline_parallel_schedule"),
+    ],
+)
+def test_a_schedule_in_another_form(form, expected, capsys):
+    assert dispatch(("show", *SIZES, "model=tiny_gpt", f"format={form}")) == 0
+    out, err = capsys.readouterr()
+    assert expected in out
+    assert "free of deadlock" in err
+
+
+def test_an_unknown_form_has_the_known_ones(capsys):
+    assert dispatch(("show", *SIZES, "format=csv")) == 2
+    assert "torch_csv" in capsys.readouterr().err
+
+
+def test_torchs_table_runs_like_the_schedule_it_is_of(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert dispatch(("show", *SIZES, "format=torch_csv")) == 0
+    (tmp_path / "order.csv").write_text(capsys.readouterr().out)
+    assert dispatch(("schedule_file=order.csv",)) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert dispatch(SIZES) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert read["makespan_s"] == made["makespan_s"]
+    assert (read["schedule"], read["num_devices"], read["num_microbatches"]) == ("order", 2, 4)
