@@ -144,5 +144,6 @@ def _timeline_media(wandb: Any, row: Record, timeline: Timeline) -> dict[str, An
             span.end / second,
         )
     picture = BytesIO()
-    draw_timeline(timeline, f"{row['schedule']}, {row['model']}").savefig(picture, format="png", dpi=150)
+    unit = "slots" if row["cost"] == "unit" else "s"
+    draw_timeline(timeline, f"{row['schedule']}, {row['model']}", unit=unit).savefig(picture, format="png", dpi=150)
     return {"timeline": table, "timeline_figure": wandb.Image(Image.open(picture))}

@@ -191,5 +191,14 @@ def _legend() -> list[Line2D]:
         Line2D([], [], color=style.BLUE, marker="o", linestyle="", label=f"fits {DEVICE_GIB} GiB a device"),
         Line2D([], [], color=style.BLUE, marker="o", markerfacecolor="white", linestyle="", label="needs more"),
         Line2D([], [], color=style.VERMILION, marker="o", linestyle="", label="faster than RoundPipe"),
+        Line2D(
+            [],
+            [],
+            color=style.VERMILION,
+            marker="o",
+            markerfacecolor="white",
+            linestyle="",
+            label="faster, but needs more",
+        ),
         Line2D([], [], color=style.VERMILION, label="RoundPipe (below the dashed line: asynchronous)"),
     ]
