@@ -116,9 +116,7 @@ def _verbs() -> dict[str, Verb]:
         "profile": Verb(profile, "measure a model's layers", "key=value ... [out=PREFIX] [num_runs=N]"),
         "calibrate": Verb(calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda]"),
         "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
-        "export": Verb(
-            export, "records as one table", "[--format csv|jsonl|latex|parquet] [out=FILE]"
-        ),
+        "export": Verb(export, "records as one table", "[--format csv|jsonl|latex|parquet] [out=FILE]"),
         "query": Verb(query, "rows that an SQL query finds in the table `runs`", '"select ..." [results_dir=DIR]'),
         "pivot": Verb(
             pivot,
@@ -189,7 +187,7 @@ def show(arguments: Sequence[str]) -> int:
     config = load([item for item in arguments if not item.startswith(("draw=", "format="))])
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
-        draw_schedule(assembled, drawing[-1])
+        draw_schedule(assembled, drawing[-1], "slots" if config.cost == "unit" else "s")
     return 0
 
 

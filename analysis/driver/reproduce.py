@@ -25,8 +25,9 @@ from analysis.exhibits.tables.files import save_table
 from analysis.mutate.check import LEAST_SCALED, check
 from analysis.mutate.mutants import mutants, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
+from analysis.report.content import Content
 from analysis.report.images import draw_all, drawings_of
-from analysis.report.page import Content, gather, write
+from analysis.report.page import gather, write
 
 MUTANTS = 500  # falsified records, of all that could be, that a reproduction looks at
 
@@ -90,7 +91,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         problems += [f"exhibit {name} was not made: {why}" for name, why in content.missing]
     problems += _run_notebooks(results, folder / "notebooks", progress, lacking_is_a_fault=scope is ALL)
     content.images = _draw(content, folder, progress)
-    for exhibit in content.exhibits:
+    for exhibit in content.shown:
         if exhibit.table is not None:
             save_table(exhibit.table, exhibit.id, folder)
     problems += _mutation_sample(experiments, progress)
@@ -123,14 +124,14 @@ def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:
 
 
 def _draw(content: Content, folder: Path, progress: "_Progress") -> dict[str, str]:
-    total = sum(len(drawings_of(exhibit)) for exhibit in content.exhibits)
+    total = sum(len(drawings_of(exhibit)) for exhibit in content.shown)
     drawn: list[str] = []
 
     def count(stem: str) -> None:
         drawn.append(stem)
         progress.tick(f"figures: {len(drawn)} of {total}")
 
-    images = draw_all(content.exhibits, folder, count)
+    images = draw_all(content.shown, folder, count)
     progress.say(f"figures: {total} drawn")
     return images
 

@@ -94,6 +94,20 @@ _NAMES = {
     "roundpipe_call_async": "RoundPipe, one round, one step late",
 }
 
+# Colours of schedules that have none of their own: darker and lighter kin of the palette's.
+_FURTHER = (
+    "#003A5C",
+    "#7B3F61",
+    "#8C6D1F",
+    "#004D38",
+    "#7A2E00",
+    "#5A5A5A",
+    "#9BD3F5",
+    "#C9A400",
+    "#B48EC7",
+    "#66C2A5",
+)
+
 # Kinds of schedules, for figures that show them all.
 FAMILIES = {
     "one stage a device": Look("one stage a device", BLUE, "^"),
@@ -193,6 +207,15 @@ def model_name(model: str) -> str:
 def method_name(method: str) -> str:
     """A schedule's or system's name for people; one that is not known here keeps its own."""
     return METHODS[method].name if method in METHODS else _NAMES.get(method, method)
+
+
+def look_of(schedule: str) -> Look:
+    """A schedule's look: its own, or one made of what its neighbours do not use, the same in every figure."""
+    if schedule in METHODS:
+        return METHODS[schedule]
+    known = sorted(_NAMES)
+    place = known.index(schedule) if schedule in known else len(known)
+    return Look(method_name(schedule), _FURTHER[place % len(_FURTHER)], "<>XPdhH8"[place % 8])
 
 
 def family_of(schedule: str) -> str:

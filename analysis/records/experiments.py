@@ -107,7 +107,7 @@ class Experiments:
         sweeps = (Sweep(experiment), *(sweep for sweep in self.narrowed if sweep.experiment == experiment))
         read = (read_manifest(self.results, sweep.manifest) for sweep in sweeps)
         found = [manifest for manifest in read if manifest is not None]
-        return next(filter(_is_current, found), next(iter(found), None))
+        return next(filter(is_current, found), next(iter(found), None))
 
     def names(self) -> list[str]:
         """The experiments of `conf/experiment/` that this code and configuration have run here."""
@@ -198,7 +198,7 @@ class Experiments:
                 yield row | {"cell": cell.number}
 
 
-def _is_current(manifest: Manifest) -> bool:
+def is_current(manifest: Manifest) -> bool:
     """Whether a sweep was run by this code and configuration."""
     versions = (manifest.code_version, manifest.conf_version)
     return versions == (provenance.code_version(), provenance.conf_version())
@@ -271,9 +271,19 @@ def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bo
         manifest = read_manifest(results, sweep.manifest)
     except ManifestError:
         return False
-    if manifest is None or not _is_current(manifest):
+    if manifest is None or not is_current(manifest):
         return False
     return all(cell.state in ENDED and all(map(holds, cell.run_ids)) for cell in manifest.cells)
 
 
-__all__ = ["FAILED", "NOT_APPLICABLE", "Experiments", "MissingRuns", "Sweep", "index", "is_complete", "succeeded"]
+__all__ = [
+    "FAILED",
+    "NOT_APPLICABLE",
+    "Experiments",
+    "MissingRuns",
+    "Sweep",
+    "index",
+    "is_complete",
+    "is_current",
+    "succeeded",
+]

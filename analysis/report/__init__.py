@@ -1,3 +1,3 @@
-"""The report: one self-contained HTML page with every exhibit, claim and record."""
+"""The report: a first page with the answers, and beside it a page for every exhibit, section of claims and sweep."""
 
 from analysis.report.page import build

@@ -4,12 +4,11 @@
 function filtered(form, items, noun) {
   const update = () => {
     const words = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const section = form.elements.section ? form.elements.section.value : "";
     const kind = form.elements.kind ? form.elements.kind.value : "";
     let shown = 0;
     for (const item of items) {
       const fits = words.every((word) => item.dataset.search.includes(word))
-        && (!section || item.dataset.section === section) && (!kind || item.dataset.kind === kind);
+        && (!kind || item.dataset.kind === kind);
       item.hidden = !fits;
       shown += fits ? 1 : 0;
     }
@@ -21,32 +20,36 @@ function filtered(form, items, noun) {
   return update;
 }
 
-const claimForm = document.getElementById("claim-filter");
-const updateClaims = filtered(claimForm, [...document.querySelectorAll("#claim-table tbody tr")], "claims");
-const recordForm = document.getElementById("record-filter");
-const updateRecords = filtered(recordForm, [...document.querySelectorAll("#record-list > details")], "records");
-
-// Tiles and sections of the summary choose what the table of claims shows.
-for (const link of document.querySelectorAll("[data-show-verdict], [data-show-section]")) {
-  link.addEventListener("click", () => {
-    claimForm.reset();
-    claimForm.elements.kind.value = link.dataset.showVerdict || "";
-    claimForm.elements.section.value = link.dataset.showSection || "";
-    setTimeout(updateClaims);
-  });
+for (const form of document.querySelectorAll("form[data-filters]")) {
+  filtered(form, [...document.querySelectorAll(form.dataset.filters)], form.dataset.noun);
 }
 
 // A link into something folded or filtered away shows it first.
 function reveal() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target) return;
-  if (target.hidden && target.closest("#claim-table")) { claimForm.reset(); }
-  if (target.hidden && target.closest("#record-list")) { recordForm.reset(); }
+  if (target.hidden) for (const form of document.querySelectorAll("form[data-filters]")) form.reset();
   for (let at = target; at; at = at.parentElement) { if (at.tagName === "DETAILS") at.open = true; }
   setTimeout(() => target.scrollIntoView({ block: target.tagName === "TR" ? "center" : "start" }));
 }
 window.addEventListener("hashchange", reveal);
 reveal();
+
+// A figure opens in a window of its own size; Escape closes it, arrows scroll it.
+const large = document.getElementById("large");
+document.addEventListener("click", (event) => {
+  const figure = event.target.closest("button.enlarge");
+  if (!figure) return;
+  const image = figure.querySelector("img");
+  const shown = large.querySelector("img");
+  shown.src = image.src;
+  shown.alt = image.alt;
+  shown.style.width = `${Math.max(1.6 * image.naturalWidth, innerWidth - 80)}px`;
+  large.showModal();
+});
+
+// The list of exhibits is folded where it would stand before the text.
+if (innerWidth < 1080) for (const list of document.querySelectorAll("nav details")) list.open = false;
 
 async function copy(text) {
   if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);

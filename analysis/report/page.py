@@ -1,58 +1,40 @@
-"""From records to the page: gather what there is, judge the claims, render, write."""
+"""From records to pages: gather what there is, judge the claims, render, write."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from analysis.claims import Need, Verdict, all_claims, evaluate, tally
+from analysis.claims import Need, all_claims, evaluate
 from analysis.exhibits.catalogue import exhibits as make_exhibits
-from analysis.exhibits.exhibit import Exhibit
-from analysis.records.experiments import Experiments
-from analysis.report import findings, views
+from analysis.exhibits.own_sweep import exhibit as compare
+from analysis.records.experiments import Experiments, is_current
+from analysis.report import views
+from analysis.report.content import Content
 from analysis.report.images import draw_all
-from rpbench.harness.provenance import now
+from analysis.report.pages import render_all
+from rpbench.harness.config import options_of
+from rpbench.harness.manifest import Manifest
 from rpbench.harness.record import write_atomically
-
-_HERE = Path(__file__).parent
-
-
-@dataclass
-class Content:
-    """What a report shows.
-
-    Args:
-        rows: the records that manifests of the folder name, as they stand in their files.
-        missing: exhibits that could not be made, and why.
-        scope: what was run, in a word: `full`, `quick`.
-        images: data URI of every figure by its file stem.
-    """
-
-    rows: list[dict[str, Any]]
-    verdicts: list[Verdict]
-    exhibits: list[Exhibit]
-    missing: list[tuple[str, str]]
-    scope: str = "full"
-    images: dict[str, str] = field(default_factory=dict)
 
 
 def build(results: Path, out: Path) -> Path:
-    """Write the report of a results folder as one HTML page and say where it is.
+    """Write the report of a results folder, a first page and a folder of pages, and say where the first is.
+
+    Claims and exhibits are those of the sweeps that are there; sweeps that none of them is about are compared.
 
     Raises:
         ValueError: if the folder holds no record.
     """
-    content = gather(Experiments(results))
-    content.images = draw_all(content.exhibits)
+    experiments = Experiments(results)
+    judged = {each.experiment for each in experiments.manifests if is_ours(experiments, each)}
+    content = gather(experiments, lambda need: need.experiment in judged, "these runs")
+    content.images = draw_all(content.shown)
     return write(content, out)
 
 
 def gather(
     experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True, scope: str = "full"
 ) -> Content:
-    """Exhibits and verdicts of a results folder.
+    """Exhibits and verdicts of a results folder, and comparisons of the sweeps that are nobody's but the user's.
 
     Args:
         planned: which runs were to be made; claims that need others are no fault.
@@ -60,49 +42,52 @@ def gather(
     Raises:
         ValueError: if no sweep of the folder left a record.
     """
-    if not experiments.rows:
+    if not experiments.manifests or not (experiments.rows or any(each.cells for each in experiments.manifests)):
         raise ValueError(
             f"results_dir={experiments.results}: no finished sweep in it; make one first, as in: "
             f"python -m rpbench -m experiment=figure17 results_dir={experiments.results}"
         )
-    made, missing = make_exhibits(experiments)
-    verdicts = evaluate(all_claims(), experiments, planned)
     rows = sorted(experiments.rows, key=views.order_of)
-    return Content(rows, verdicts, list(made), list(missing), scope)
+    content = Content(rows, [], [], [], scope, sweep_of=_sweeps(experiments))
+    ours = [each for each in experiments.manifests if is_ours(experiments, each)]
+    content.own = [compare(each, rows) for each in experiments.manifests if each not in ours]
+    if ours:
+        made, missing = make_exhibits(experiments)
+        content.exhibits, content.missing = list(made), list(missing)
+        content.verdicts = evaluate(all_claims(), experiments, planned)
+    return content
+
+
+def is_ours(experiments: Experiments, manifest: Manifest) -> bool:
+    """Whether exhibits and claims can read a sweep: it stands for an experiment of this code and configuration."""
+    if manifest.experiment not in options_of("experiment"):
+        return False
+    stands = experiments.manifest(manifest.experiment)
+    return stands is not None and stands.name == manifest.name and is_current(stands)
+
+
+def _sweeps(experiments: Experiments) -> dict[str, str]:
+    """The first sweep that names a record, by the record's id."""
+    found: dict[str, str] = {}
+    for manifest in experiments.manifests:
+        for cell in manifest.cells:
+            for name in cell.run_ids:
+                found.setdefault(name, manifest.name)
+    return found
 
 
 def write(content: Content, out: Path) -> Path:
-    """Render the page and put it in its place, whole or not at all."""
-    write_atomically(out, render(content))
+    """Render all pages, then put them in their places: those of the folder first, each whole or not at all."""
+    pages = render_all(content, out.name, folder_of(out))
+    folder = out.parent / folder_of(out)
+    for old in folder.glob("*.html"):
+        if old.name not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        write_atomically(out if name == out.name else folder / name, text)
     return out
 
 
-def render(content: Content) -> str:
-    """The page."""
-    page = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    sources = views.Sources()
-    return page.get_template("page.html").render(
-        style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        script=(_HERE / "page.js").read_text(encoding="utf-8"),
-        made_at=now(),
-        scope=content.scope,
-        headline=views.headline(content.rows, content.verdicts),
-        tallies=tally(content.verdicts),
-        kinds=views.kinds_present(content.verdicts),
-        red=[verdict for verdict in content.verdicts if verdict.red],
-        findings=findings.findings(content.verdicts),
-        exhibits=[views.exhibit(each, content.images, sources) for each in content.exhibits],
-        claims=[views.claim(verdict, sources) for verdict in content.verdicts],
-        discrepancies=views.discrepancies(content.verdicts, sources),
-        missing=content.missing,
-        records=views.records(content.rows, content.exhibits, content.verdicts),
-        machines=views.distinct(content.rows, "hardware"),
-        versions=views.distinct(content.rows, "versions"),
-        sources=sources,
-    )
+def folder_of(out: Path) -> str:
+    """The folder beside the first page, for the others."""
+    return f"{out.stem}_pages"

@@ -1,4 +1,4 @@
-"""What the page's template reads: exhibits, claims, records and sources as plain values with their links."""
+"""What the templates read: exhibits, claims, records and sources as plain values with their links."""
 
 import json
 import shlex
@@ -65,14 +65,14 @@ _PARTITIONS = ("published", "even", "greedy", "search")
 def order_of(row: Row) -> tuple[Any, ...]:
     """Where a record stands in the list: simulations first, then by cut, schedule and model."""
     return (
-        row["mode"] != "simulate",
-        row.get("num_steps", 1),
+        row.get("mode") != "simulate",
+        row.get("num_steps") or 1,
         _place(row.get("partition"), _PARTITIONS),
-        _place(row["schedule"], SCHEDULES),
-        _place(row["model"], MODELS),
-        row["num_microbatches"],
-        row.get("convention", ""),
-        row["cluster"],
+        _place(row.get("schedule"), SCHEDULES),
+        _place(row.get("model"), MODELS),
+        row.get("num_microbatches") or 0,
+        str(row.get("convention") or ""),
+        str(row.get("cluster") or ""),
     )
 
 
@@ -86,7 +86,7 @@ def _place(name: Any, order: Sequence[str]) -> int:
 def headline(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> View:
     """What was run, when and with which code, and how the claims came out."""
     counts = Counter(verdict.kind for verdict in verdicts)
-    times = sorted(row["started_at"] for row in rows)
+    times = sorted(row.get("started_at") or "" for row in rows)
     return {
         "num_records": len(rows),
         "num_claims": len(verdicts),
@@ -170,6 +170,41 @@ def claim(verdict: Verdict, sources: Sources) -> View:
     }
 
 
+def by_statement(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+    """Verdicts of one section, those that are cells of one statement together."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        found.setdefault(verdict.claim.statement_id or verdict.claim.id, []).append(verdict)
+    return list(found.values())
+
+
+def statements(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
+    """Statements of a section, each with the lines of its claims."""
+    return [
+        {
+            "id": group[0].claim.statement_id or group[0].claim.id,
+            "statement": common_words([verdict.claim.statement for verdict in group]),
+            "claims": [claim(verdict, sources) for verdict in group],
+        }
+        for group in by_statement(verdicts)
+    ]
+
+
+def common_words(texts: Sequence[str]) -> str:
+    """What texts begin with, in whole words; the first of them where that is nothing."""
+    split = [text.split() for text in texts]
+    same = 0
+    while all(len(words) > same for words in split) and len({words[same] for words in split}) == 1:
+        same += 1
+    return " ".join(split[0][:same]).rstrip(":,") or texts[0]
+
+
+def outcome(group: Sequence[Verdict]) -> str:
+    """How the claims of a statement came out, such as `12 reproduced, 1 contradicted`."""
+    counts = Counter(verdict.kind for verdict in group)
+    return ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+
+
 def _searched(verdict: Verdict) -> str:
     """What the search field looks through; nearly every source begins with the name of the paper."""
     claim = verdict.claim
@@ -215,7 +250,7 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
     return [
         {
             "run_id": row["run_id"],
-            "summary": describe(row),
+            "summary": _summary(row),
             "evidence": row["evidence"],
             "status": row["status"],
             "reason": row.get("reason") or "",
@@ -231,6 +266,14 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
         }
         for row in rows
     ]
+
+
+def _summary(row: Row) -> str:
+    """One line about a record; a run that failed early may lack what the line is made of."""
+    try:
+        return describe(row)
+    except (KeyError, TypeError, ValueError):
+        return f"{row.get('schedule') or row.get('mode')} {row.get('model') or ''}: {row['status']}"
 
 
 def _chosen(config: dict[str, Any]) -> dict[str, Any]:

@@ -49,11 +49,11 @@ def _exported(assembled: Assembled, form: str) -> str:
     return export(assembled.schedule, form, lambda: simulate(assembled.schedule, assembled.costs))
 
 
-def draw_schedule(assembled: Assembled, path: Path) -> None:
-    """Draw the simulated timeline of a schedule to a file; its ending decides the format."""
+def draw_schedule(assembled: Assembled, path: Path, unit: str) -> None:
+    """Draw the simulated timeline of a schedule, in `unit`, to a file; its ending decides the format."""
     from rpbench.harness.drawing import draw_timeline
     from rpbench.sim.longest_path import simulate
 
     timeline = simulate(assembled.schedule, assembled.costs)
-    draw_timeline(timeline, assembled.schedule.name).savefig(path, dpi=200)
+    draw_timeline(timeline, assembled.schedule.name, unit=unit).savefig(path, dpi=200)
     print(f"drawn to {path}", file=sys.stderr)

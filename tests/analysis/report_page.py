@@ -22,7 +22,7 @@ class Page(HTMLParser):
         if tag == "a":
             self.links.append(given["href"])
         elif tag == "img":
-            self.images.append(given["src"])
+            self.images.append(given.get("src", ""))
         elif given.get("http-equiv") == "Content-Security-Policy":
             self.policy = given["content"]
         else:

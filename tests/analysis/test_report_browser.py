@@ -4,14 +4,17 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
-from report_page import Page
 
 from analysis.records.experiments import Experiments
+from analysis.report.content import Content
 from analysis.report.images import draw_all
-from analysis.report.page import Content, gather, render
+from analysis.report.page import gather
+from analysis.report.pages import render_all
 from analysis.report.views import Sources, claim
 
 CHROMIUM = next(
@@ -23,34 +26,38 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install one (Debian: chromium) to open the report"),
 ]
 
-# Steps a reader takes; what the page then shows is written where the dump of it can be read.
-STEPS = """
+# What a page says of itself once it has loaded; written where the dump of it can be read.
+LOOK = """
 <script>
 addEventListener("load", async () => {
   const seen = {};
   const settle = () => new Promise((done) => setTimeout(done, 60));
-  const claims = () => [...document.querySelectorAll("#claim-table tbody tr")].filter((row) => !row.hidden);
-  seen.claims = claims().length;
-  const search = document.querySelector("#claim-filter input");
-  search.value = "WORDS";
-  search.dispatchEvent(new Event("input", { bubbles: true }));
-  seen.found = claims().map((row) => row.id);
-  seen.count = document.querySelector("#claim-filter output").value;
-  document.querySelector("[data-show-verdict='not testable here']").click();
-  await settle();
-  seen.kinds = [...new Set(claims().map((row) => row.dataset.kind))];
-  location.hash = "#claim-RECORDED";
-  await settle();
-  seen.target_shown = !document.getElementById("claim-RECORDED").hidden;
-  const run = document.getElementById("claim-RECORDED").querySelector("a.run").getAttribute("href");
-  seen.record_open = [document.querySelector(run).open];
-  location.hash = run;
-  await settle();
-  seen.record_open.push(document.querySelector(run).open);
-  seen.images = [...document.images].map((image) => { image.loading = "eager"; return image; }).length;
-  await Promise.all([...document.images].map((image) => image.decode().catch(() => {})));
-  seen.broken = [...document.images].filter((image) => image.naturalWidth === 0).length;
+  const shown = () => [...document.querySelectorAll("tr.claim")].filter((row) => !row.hidden);
+  const search = document.querySelector("form[data-filters] input");
+  if (search) {
+    search.value = "WORDS";
+    search.dispatchEvent(new Event("input", { bubbles: true }));
+    seen.found = shown().map((row) => row.id);
+    seen.count = document.querySelector("form[data-filters] output").value;
+    location.hash = "#" + [...document.querySelectorAll("tr.claim")].find((row) => row.hidden)?.id;
+    await settle();
+    seen.hidden_left = shown().length;
+  }
+  const figure = document.querySelector("button.enlarge");
+  if (figure) {
+    figure.focus();
+    seen.focus = document.activeElement === figure;
+    figure.click();
+    seen.large = document.getElementById("large").open;
+    document.querySelector("#large button").click();
+    seen.closed = !document.getElementById("large").open;
+  }
+  const images = [...document.images].filter((image) => image.src);
+  await Promise.all(images.map((image) => image.decode().catch(() => {})));
+  seen.images = images.length;
+  seen.broken = images.filter((image) => image.naturalWidth === 0).length;
   seen.wide = document.documentElement.scrollWidth > innerWidth;
+  seen.dark = getComputedStyle(document.body).backgroundColor;
   seen.requested = performance.getEntriesByType("resource").map((e) => e.name).filter((n) => !n.startsWith("data:"));
   document.body.dataset.seen = JSON.stringify(seen);
 });
@@ -59,7 +66,7 @@ addEventListener("securitypolicyviolation", (event) => { document.body.dataset.e
 </script>
 """
 WORDS = "RoundPipe llama 8b makespan"
-RECORDED = "figure17/gpipe/qwen3_1p7b/makespan_ms"
+PAGES = ("report.html", "exhibit-figure17.html", "claims-figure-17-the-simulated-bubbles.html", "records.html")
 
 
 @pytest.fixture(scope="module")
@@ -70,49 +77,108 @@ def content(full_experiments: Experiments) -> Content:
     return found
 
 
-def _steps() -> str:
-    return STEPS.replace("RECORDED", RECORDED).replace("WORDS", WORDS)
+@pytest.fixture(scope="module")
+def folder(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, each with what reads it; no link to a page of the folder leaves it."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "report_pages").mkdir()
+    for name, text in render_all(content, "report.html", "report_pages").items():
+        watched = text.replace("</body>", LOOK.replace("WORDS", WORDS) + "</body>")
+        (folder if name == "report.html" else folder / "report_pages").joinpath(name).write_text(watched)
+    return folder
 
 
-def browse(page: Path, profile: Path, *options: str) -> str:
-    """What a headless browser made of a page."""
+def browse(page: Path, profile: Path, *options: str) -> dict[str, Any]:
+    """What a headless browser saw on a page."""
     command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     command += ["--disable-sync", "--no-first-run", "--disable-component-update", f"--user-data-dir={profile}"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", *options, "--virtual-time-budget=20000", "--dump-dom"]
     done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
-
-
-@pytest.mark.parametrize("width", [1400, 900])
-def test_a_reader_can_search_and_follow_links(content: Content, tmp_path: Path, width: int) -> None:
-    page = tmp_path / "report.html"
-    page.write_text(render(content).replace("</body>", _steps() + "</body>"))
-    dump = browse(page, tmp_path / "profile", f"--window-size={width},900")
-    body = re.search(r"<body[^>]*>", dump)
+    body = re.search(r"<body[^>]*>", done.stdout)
     assert body is not None
     assert "data-error" not in body[0], body[0]
     found = re.search(r'data-seen="([^"]*)"', body[0])
     assert found is not None, body[0]
-    seen = json.loads(found[1].replace("&quot;", '"').replace("&amp;", "&"))
+    return dict(json.loads(unescape(found[1])))
 
-    assert seen["claims"] == len(content.verdicts)
-    searched = {f"claim-{each.claim.id}": claim(each, Sources())["search"] for each in content.verdicts}
-    assert seen["found"] == [
-        name for name, text in searched.items() if all(word in text for word in WORDS.lower().split())
-    ]
-    assert 2 <= len(seen["found"]) <= 10
-    assert seen["count"] == f"{len(seen['found'])} of {len(content.verdicts)} claims"
-    assert seen["kinds"] == ["not testable here"]
-    assert seen["target_shown"]
-    assert seen["record_open"] == [False, True]
-    assert (seen["images"], seen["broken"]) == (2, 0)
-    assert not seen["wide"]  # tables scroll inside, the page does not sideways
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / name if name == "report.html" else folder / "report_pages" / name
+
+
+@pytest.mark.parametrize("width", [1400, 500])  # the least that a headless window takes; the phone's is emulated below
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_whole_asks_for_nothing_and_does_not_scroll_sideways(
+    folder: Path, tmp_path: Path, name: str, width: int
+) -> None:
+    seen = browse(_path(folder, name), tmp_path / "profile", f"--window-size={width},900")
+    assert seen["broken"] == 0
+    assert not seen["wide"]  # tables scroll inside, the page does not
     assert seen["requested"] == []
+    if name in PAGES[:2]:
+        assert seen["images"] > 0
+        assert (seen["focus"], seen["large"], seen["closed"]) == (True, True, True)
 
 
-def test_links_still_resolve_once_scripts_have_run(content: Content, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    page.write_text(render(content))
-    loaded = Page(browse(page, tmp_path / "profile"))
-    assert {link[1:] for link in loaded.links} - set(loaded.ids) == set()
-    assert loaded.fetched == []
+def test_a_phone_shows_every_page_without_scrolling_sideways(folder: Path, tmp_path: Path) -> None:
+    """A frame of 390 pixels has the layout of a phone of that width."""
+    for name in PAGES:
+        frame = tmp_path / "frame.html"
+        address = _path(folder, name).as_uri()
+        frame.write_text(
+            f'<body><iframe width="390" height="844" src="{address}"></iframe><script>'
+            "addEventListener('message', (e) => { document.body.dataset.seen = JSON.stringify(e.data); });</script>"
+        )
+        text = (
+            _path(folder, name)
+            .read_text()
+            .replace("document.body.dataset.seen =", "parent.postMessage(seen, '*'); document.body.dataset.seen =")
+        )
+        _path(folder, name).write_text(text)
+        seen = browse(frame, tmp_path / "profile", "--allow-file-access-from-files")
+        assert not seen["wide"], name
+
+
+def test_a_dark_screen_gets_a_dark_page(folder: Path, tmp_path: Path) -> None:
+    light = browse(folder / "report.html", tmp_path / "light")["dark"]
+    dark = browse(folder / "report.html", tmp_path / "dark", "--blink-settings=preferredColorScheme=0")["dark"]
+    assert light == "rgb(255, 255, 255)"
+    assert dark == "rgb(20, 24, 29)"
+
+
+def test_a_reader_can_search_the_claims(content: Content, folder: Path, tmp_path: Path) -> None:
+    seen = browse(_path(folder, PAGES[2]), tmp_path / "profile")
+    claims = [each for each in content.verdicts if each.claim.section == "Figure 17: the simulated bubbles"]
+    searched = {f"claim-{each.claim.id}": claim(each, Sources())["search"] for each in claims}
+    assert set(seen["found"]) == {
+        name for name, text in searched.items() if all(word in text for word in WORDS.lower().split())
+    }
+    assert 1 <= len(seen["found"]) <= 10
+    assert seen["count"] == f"{len(seen['found'])} of {len(claims)} claims"
+    assert seen["hidden_left"] == len(claims)  # a link into what is filtered away shows it
+
+
+def test_a_printed_page_holds_its_tables(folder: Path, tmp_path: Path) -> None:
+    """On A4 the tables are as wide as the text: nothing stands beyond the page's edge."""
+    path = _path(folder, PAGES[1])
+    printed = tmp_path / "printed.html"
+    style = re.search(r"@media print \{(.*)\n\}\n", path.read_text(), re.DOTALL)
+    assert style is not None
+    printed.write_text(path.read_text().replace("</style>", style[1] + "\nhtml { width: 186mm; }</style>"))
+    printed.write_text(printed.read_text().replace("</body>", LOOK_WIDE + "</body>"))
+    seen = browse(printed, tmp_path / "profile", "--window-size=720,1000")
+    assert seen["beyond"] == []
+
+
+# Tables that stand out of the page's width.
+LOOK_WIDE = """
+<script>
+addEventListener("load", () => setTimeout(() => {
+  const width = document.documentElement.getBoundingClientRect().right + 1;
+  const seen = JSON.parse(document.body.dataset.seen || "{}");
+  const right = (table) => table.getBoundingClientRect().right;
+  seen.beyond = [...document.querySelectorAll("table")].map(right).filter((at) => at > width);
+  document.body.dataset.seen = JSON.stringify(seen);
+}, 600));
+</script>
+"""

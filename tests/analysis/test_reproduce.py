@@ -250,7 +250,8 @@ def test_all_is_well(
     assert "not in this scope" in out
     assert "RED" not in out
     assert "quick: 2 experiments" in err
-    assert (tmp_path / "report.html").stat().st_size > 100_000
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "report_pages" / "exhibit-published-cells.html").exists()
     assert (tmp_path / "figures" / "published_cells.csv").exists()
 
 

@@ -1,4 +1,4 @@
-"""Pull the plug: a sweep broken at a write boundary, by a kill or by the disk, and started again ends as if it had not."""
+"""Pull the plug: a sweep broken at a write boundary, by a kill or the disk, and started again ends as if unbroken."""
 
 import errno
 import io

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
@@ -13,12 +12,11 @@ from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.exhibits.figures.timelines import draw_small, lacking_timelines, read_timeline
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.harness.config import swept
-from rpbench.harness.drawing import COLOURS, NAMES, draw_timeline
-from rpbench.ir.action import Kind
+from rpbench.harness.drawing import Bars, draw_timeline, handles
 
 EXPERIMENT = "atlas"
 _ACROSS = 4
-_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
+_FORWARDS_PER_S = 1000.0  # a forward of a device takes 1 ms in this experiment
 
 
 def exhibit(experiments: Experiments) -> Exhibit:
@@ -61,7 +59,7 @@ def tabulate(rows: pd.DataFrame) -> Table:
         (
             (
                 label(style.method_name(row.schedule)),
-                ours(1000 * row.makespan_s, ".4g", row.run_id),  # a forward takes 1 ms
+                ours(_FORWARDS_PER_S * row.makespan_s, ".4g", row.run_id),
                 ours(100 * row.bubble_makespan, ".2f", row.run_id),
                 ours(100 * row.bubble_span, ".2f", row.run_id),
                 ours(100 * row.bubble_over_ideal, ".2f", row.run_id),
@@ -76,7 +74,7 @@ def tabulate(rows: pd.DataFrame) -> Table:
 def draw_one(row: dict, results: Path) -> Figure:
     """One schedule at full size, with names on its bars."""
     title = f"{style.method_name(row['schedule'])}: bubble {100 * row['bubble_makespan']:.2f} %"
-    return draw_timeline(read_timeline(row, results), title)
+    return draw_timeline(read_timeline(row, results), title, unit="forwards", per_second=_FORWARDS_PER_S)
 
 
 def draw(rows: pd.DataFrame, results: Path) -> Figure:
@@ -85,15 +83,17 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
         down = -(-len(rows) // _ACROSS)
         figure = Figure(figsize=(13, 1.05 * down + 0.6), layout="constrained")
         panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).ravel()
+        drawn: list[Bars] = []
         for axes, row in zip(panels, rows.to_dict("records"), strict=False):
             text = f"{style.method_name(row['schedule'])}, {100 * row['bubble_makespan']:.1f} %"
-            draw_small(axes, read_timeline(row, results), text)
-            axes.tick_params(labelbottom=False)
+            drawn.append(draw_small(axes, read_timeline(row, results), text, _FORWARDS_PER_S))
         for axes in panels[len(rows) :]:
             axes.remove()
-        panels[0].set_xlim(0, rows["makespan_s"].max())
+        panels[0].set_xlim(0, _FORWARDS_PER_S * rows["makespan_s"].max())
+        figure.supxlabel("time (forwards)", fontsize=8.5)
+        figure.supylabel("device", fontsize=8.5)
         panels[0].set_yticks([0, 3])
         panels[0].set_ylim(3.5, -0.5)
-        handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in _KINDS]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+        kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
+        figure.legend(handles=handles(kinds, heads), loc="outside lower center", ncols=6)
         return figure

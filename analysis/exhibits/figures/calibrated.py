@@ -143,7 +143,9 @@ def _panel(axes: Axes, model: str, rows: Mapping[str, Row]) -> None:
     for shift, (clock, name, colour, marker) in zip((-0.12, 0.12), _MARKS, strict=True):
         found = [(place + shift, over_predicted(row, clock)) for place, row in enumerate(rows.values())]
         shown = [(place, ratio) for place, ratio in found if ratio.median <= TOP]
-        outside += len(found) - len(shown)
+        beyond = [place for place, ratio in found if ratio.median > TOP]
+        outside += len(beyond)
+        axes.plot(beyond, [TOP] * len(beyond), "^", color=colour, clip_on=False, zorder=4)
         places = [place for place, _ in shown]
         errors = [[r.median - r.low for _, r in shown], [r.high - r.median for _, r in shown]]
         axes.errorbar(places, [r.median for _, r in shown], errors, fmt=marker, color=colour, capsize=2, label=name)
@@ -152,5 +154,5 @@ def _panel(axes: Axes, model: str, rows: Mapping[str, Row]) -> None:
     axes.set_ylabel("measured / predicted")
     axes.set_title(MODELS[model])
     if outside:
-        words = f"{outside} above {TOP:g}: other programs had the processor"
+        words = f"▲ {outside} above {TOP:g}: other programs had the processor"
         axes.annotate(words, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7)

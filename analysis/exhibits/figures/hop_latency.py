@@ -101,6 +101,8 @@ def draw(data: pd.DataFrame) -> Figure:
             axes.set_xlabel("hop time / forward time")
             axes.set_ylabel("bubble (%)")
             axes.legend(title=None, fontsize=6.4)
-        for axes in panels[len(families) :]:
+        for number, axes in enumerate(panels[len(families) :], start=len(families)):
             axes.remove()
+            panels[number - 4].tick_params(labelbottom=True)  # what stands above an empty place
+            panels[number - 4].xaxis.label.set_visible(True)
         return figure

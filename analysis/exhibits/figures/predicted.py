@@ -167,9 +167,10 @@ def draw(data: pd.DataFrame, quantity: str) -> Figure:
             axes.set_title(style.model_name(model))
         panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])
         panels[0].set_ylim(len(systems) - 0.4, -0.6)
-        figure.supxlabel(
-            f"{quantity}; hatched upper bar: published, lower bar: predicted, with its interval", fontsize=8.5
-        )
+        bars = "bar: predicted, with its interval"
+        if data["known"].notna().any():
+            bars = "hatched upper bar: published, lower bar: predicted, with its interval"
+        figure.supxlabel(f"{quantity}; {bars}", fontsize=8.5)
         return figure
 
 

@@ -121,7 +121,7 @@ def draw_cost(rows: pd.DataFrame) -> Figure:
             names = [f"{style.method_name(row.system)}\n{_PLATFORMS[row.platform]}" for row in own.itertuples()]
             axes.set_yticks(range(len(own)), names, fontsize=6)
             axes.set_ylim(len(own) - 0.4, -0.6)
-            axes.set_xlim(0, 1.3 * own["usd_per_1e9_tokens_high"].max())
+            axes.set_xlim(0, 1.6 * own["usd_per_1e9_tokens_high"].max())
             axes.set_title(style.model_name(model))
         figure.supxlabel("US dollars for 10⁹ tokens, predicted", fontsize=8.5)
         return figure
@@ -161,7 +161,7 @@ def draw_scaling(data: pd.DataFrame) -> Figure:
     """One panel a model, a curve a machine."""
     measured = _measured("scaling")
     with style.applied():
-        figure = Figure(figsize=(11.5, 2.6), layout="constrained")
+        figure = Figure(figsize=(11.5, 2.9), layout="constrained")
         for axes, (model, name) in zip(
             figure.subplots(1, len(PUBLISHED_MODELS)), PUBLISHED_MODELS.items(), strict=True
         ):
@@ -170,16 +170,21 @@ def draw_scaling(data: pd.DataFrame) -> Figure:
                 _curve(axes, rows, "num_gpus", look, title.removeprefix("8 "))
                 first = rows.loc[rows["num_gpus"] == 1, "tokens_per_s"]
                 if len(first):
-                    axes.plot([1, 8], [first.iloc[0], 8 * first.iloc[0]], "--", color=look[0], linewidth=0.8)
+                    ideal = [first.iloc[0], 8 * first.iloc[0]]
+                    words = f"as many times one {title.removeprefix('8 ')}"
+                    axes.plot([1, 8], ideal, "--", color=look[0], linewidth=0.8, label=words)
                 known = measured[(measured["model"] == name) & (measured["platform"] == platform)]
-                axes.plot(known["num_gpus"], known["tokens_per_s"], "k*")
+                axes.plot(known["num_gpus"], known["tokens_per_s"], "k*", label="measured" if len(known) else None)
             axes.set_title(style.model_name(model))
             axes.set_xticks([1, 2, 4, 8])
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter("{x:,.0f}")
         figure.supxlabel("devices", fontsize=8.5)
         figure.supylabel("tokens/s, predicted", fontsize=8.5)
-        figure.axes[0].legend(fontsize=6.5)
+        named = {
+            name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), fontsize=7)
         return figure
 
 

@@ -122,7 +122,7 @@ def draw(data: pd.DataFrame) -> Figure:
     """One group of bars a model: the label, then N = 8, 9, 10, 16."""
     causal = data["bubble_causal"].notna().any()
     with style.applied():
-        figure = Figure(figsize=(8.6, 3.3), layout="constrained")
+        figure = Figure(figsize=(12.0, 3.6), layout="constrained")
         axes = figure.subplots()
         for place, model in enumerate(runs.MODELS):
             _bar(axes, place - 0.34, _label(model), "white", style.HATCHES["published"])
@@ -131,6 +131,7 @@ def draw(data: pd.DataFrame) -> Figure:
                 _bar(axes, x, row.bubble, _SHADES[row.num_microbatches], "", row.bubble_causal)
         axes.set_xticks(range(len(runs.MODELS)), [style.model_name(model) for model in runs.MODELS])
         axes.set_ylabel("bubble (% of devices × time)")
+        axes.margins(x=0.02, y=0.12)
         figure.legend(handles=_legend(data), loc="outside lower center", ncols=3 if causal else 5)
         return figure
 
@@ -145,7 +146,7 @@ def _bar(axes: Axes, x: float, value: float, colour: str, hatch: str, causal: fl
     if pd.notna(causal):
         axes.bar(x, causal, 0.16, fill=False, edgecolor="black", linestyle="--", linewidth=0.9)
         top, text = max(value, causal), f"({causal:.2f})\n{text}"
-    axes.annotate(text, (x, top), (0, 2), textcoords="offset points", ha="center", fontsize=6.2)
+    axes.annotate(text, (x, top), (0, 2), textcoords="offset points", ha="center", fontsize=5.8)
 
 
 def _legend(data: pd.DataFrame) -> list[Patch]:

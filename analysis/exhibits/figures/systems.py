@@ -252,6 +252,8 @@ def draw_cost(data: pd.DataFrame) -> Figure:
                     va="center",
                     fontsize=7.5,
                 )
+            if best is None:
+                axes.text(0, 0, " no other system of the figure runs it", va="center", fontsize=6.5)
             axes.set_yticks(range(2 - len(bars), 2), [style.method_name(system) for system in bars], fontsize=7)
             axes.set_ylim(1.6, -0.6)
             axes.set_xlim(0, 1.35 * max(bars.values()))

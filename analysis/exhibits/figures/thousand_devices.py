@@ -21,10 +21,10 @@ EXPERIMENTS = ("thousand_devices", "thousand_devices_v")
 _LOOKS = {
     "gpipe": style.METHODS["gpipe"],
     "1f1b": style.METHODS["1f1b"],
-    "dapple": style.Look("DAPPLE", style.BLUE, "D"),
+    "dapple": style.Look("DAPPLE", "#003A5C", "D"),
     "interleaved_1f1b": style.METHODS["interleaved_1f1b"],
     "zb_h1": style.Look("ZB-H1", style.PURPLE, "<"),
-    "zb_h2": style.Look("ZB-H2", style.PURPLE, ">"),
+    "zb_h2": style.Look("ZB-H2", "#7B3F61", ">"),
     "zb_v": style.Look("ZB-V", style.BLACK, "X"),
     "dualpipe_v": style.Look("DualPipeV", style.ORANGE, "P"),
     "roundpipe": style.METHODS["roundpipe"],
@@ -137,7 +137,7 @@ def draw(data: pd.DataFrame) -> Figure:
         right.yaxis.set_major_formatter(lambda value, position: f"{value:,g}")
         for axes in (left, right):
             axes.minorticks_off()
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=5)
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=5, handlelength=4)
         return figure
 
 

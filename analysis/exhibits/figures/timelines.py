@@ -6,20 +6,17 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, index
-from rpbench.harness.drawing import COLOURS, NAMES, draw_timeline
-from rpbench.ir.action import Action, Kind, parse, parts_of
+from rpbench.harness.drawing import Bars, bars_of, draw_timeline, handles, put_bars
+from rpbench.ir.action import Action, parse
 from rpbench.ir.partition import parse as parse_partition
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.timeline import Timeline
@@ -124,12 +121,13 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
     with style.applied():
         figure = Figure(figsize=(13, 7.6), layout="constrained")
         panels = figure.subplots(len(runs.SCHEDULES), len(runs.MODELS), sharex="col", sharey=True)
+        drawn: list[Bars] = []
         by_name = rows.set_index(["schedule", "model"], drop=False)
         for down, schedule in enumerate(runs.SCHEDULES):
             for across, model in enumerate(runs.MODELS):
                 row = by_name.loc[(schedule, model)]
                 text = f"{row['makespan_s']:.2f} s, bubble {100 * row['bubble_makespan']:.2f} %"
-                draw_small(panels[down, across], read_timeline(row.to_dict(), results), text)
+                drawn.append(draw_small(panels[down, across], read_timeline(row.to_dict(), results), text))
             panels[down, 0].set_ylabel(f"{style.method_name(schedule)}\ndevice")
         for across, model in enumerate(runs.MODELS):
             panels[0, across].annotate(
@@ -145,34 +143,15 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
             panels[-1, across].set_xlim(0, rows.loc[rows["model"] == model, "makespan_s"].max())
         panels[0, 0].set_yticks([0, 7])
         panels[0, 0].set_ylim(7.5, -0.5)
-        kinds = (Kind.F, Kind.B, Kind.FB)
-        handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds]
-        handles.append(Patch(facecolor="#F3E3C3", label="pale: recompute, or forward of FB"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=4)
+        kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
+        figure.legend(handles=handles(kinds, heads), loc="outside lower center", ncols=5)
         return figure
 
 
-def draw_small(axes: Axes, timeline: Timeline, title: str) -> None:
+def draw_small(axes: Axes, timeline: Timeline, title: str, per_second: float = 1.0) -> Bars:
     """The compute lanes of a timeline as bars without names; they are rasterised, or the file would be large."""
     axes.grid(visible=False)
-    boxes = defaultdict(list)
-    heads = []
-    for span in timeline.spans():
-        if span.lane == "compute" and span.end > span.start:
-            parts = parts_of(span.action)  # what runs together shares the height
-            for number, part in enumerate(parts):
-                boxes[part.kind].append(_box(span.start, span.end, span.device, number, len(parts)))
-            if span.main > span.start:
-                heads.append(_box(span.start, span.main, span.device))
-    for kind, corners in boxes.items():
-        axes.add_collection(
-            PolyCollection(corners, facecolors=COLOURS[kind], edgecolors="white", linewidths=0.12, rasterized=True)
-        )
-    axes.add_collection(PolyCollection(heads, facecolors="white", alpha=0.45, linewidths=0, rasterized=True))
+    bars = bars_of(timeline, 0.9, per_second)
+    put_bars(axes, bars, 0.0, rasterized=True)
     axes.set_title(title, fontsize=7.5, fontweight="normal")
-
-
-def _box(start: float, end: float, device: int, number: int = 0, count: int = 1) -> np.ndarray:
-    low = device - 0.45 + 0.9 * number / count
-    high = low + 0.9 / count
-    return np.array([(start, low), (start, high), (end, high), (end, low)])
+    return bars

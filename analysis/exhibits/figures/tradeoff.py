@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.figures.labels import name_points
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.harness.config import swept
 
@@ -110,11 +111,12 @@ def draw(data: pd.DataFrame) -> Figure:
         for count, axes in zip(counts, panels, strict=True):
             _draw_panel(axes, data[data["num_microbatches"] == count], legend=count == counts[0])
             axes.set_title(f"{count} microbatches")
-        for count, axes in zip(counts, panels, strict=True):  # once all axes have their limits
-            _name_points(axes, data[data["num_microbatches"] == count])
         handles, names = panels[0].get_legend_handles_labels()
         panels[0].get_legend().remove()
         figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+        for count, axes in zip(counts, panels, strict=True):  # once all axes have their limits and places
+            rows = data[data["num_microbatches"] == count]
+            name_points(axes, [(row.peak, row.span, style.method_name(row.schedule)) for row in rows.itertuples()])
         return figure
 
 
@@ -144,23 +146,3 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, *, legend: bool) -> None:
     axes.set_ylabel("bubble of the longest span (%)")
     axes.margins(x=0.14, y=0.08)
     axes.autoscale_view()
-
-
-def _name_points(axes: Axes, rows: pd.DataFrame) -> None:
-    """A name beside every point; names of points that lie close go up in a stack, tied to their point."""
-    taken: list[tuple[float, float]] = []
-    for row in rows.sort_values(["span", "peak"]).itertuples():
-        x, y = axes.transAxes.inverted().transform(axes.transData.transform((row.peak, row.span)))
-        height = y
-        while any(abs(x - other_x) < 0.3 and abs(height - other_y) < 0.032 for other_x, other_y in taken):
-            height += 0.008
-        taken.append((x, height))
-        axes.annotate(
-            style.method_name(row.schedule),
-            (row.peak, row.span),
-            (x + 0.02, height),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=6.4,
-            arrowprops={"arrowstyle": "-", "linewidth": 0.3, "color": style.GREY} if height - y > 0.015 else None,
-        )

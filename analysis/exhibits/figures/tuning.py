@@ -25,9 +25,9 @@ NUM_MICROBATCHES = 16
 _LEADS = {
     "published": style.Look("both with published cuts", style.BLACK, "s"),
     "search": style.Look("both with searched cuts", style.VERMILION, "o"),
-    AHEAD: style.Look("searched, baselines recompute ahead", style.BLUE, "^"),
+    AHEAD: style.Look("searched, baselines recompute ahead", style.BLUE, "x"),
     ONE_ROUND: style.Look("the same, RoundPipe in one round", style.PURPLE, "p"),
-    BACK_TO_BACK: style.Look("baselines searched, RoundPipe back to back", style.GREEN, "D"),
+    BACK_TO_BACK: style.Look("baselines searched, RoundPipe back to back", style.GREEN, "*"),
 }
 
 
@@ -206,10 +206,12 @@ def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
     for height, schedule in enumerate(runs.SCHEDULES):
         for row in data[(data["schedule"] == schedule) & (data["cut"] != BACK_TO_BACK)].itertuples():
             look = _LOOKS[row.cut]
-            shift = {"published": -0.24, "even": -0.12, "greedy": 0, "search": 0.12}.get(row.cut, 0.24)
+            shift = 0.7 * (list(_LOOKS).index(row.cut) / (len(_LOOKS) - 1) - 0.5)
             axes.plot(row.bubble, height + shift, look.marker, color=look.colour, markersize=5)
     axes.set_yticks(range(len(runs.SCHEDULES)), [""] * len(runs.SCHEDULES))
     axes.set_ylim(len(runs.SCHEDULES) - 0.5, -0.5)
+    for border in range(1, len(runs.SCHEDULES)):  # which row a marker belongs to
+        axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
     axes.set_xlim(0)
     axes.set_xlabel("bubble (%)")
 
@@ -234,6 +236,8 @@ def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
     axes.axvline(1, color=style.GREY, linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(runs.MODELS)), [style.model_name(model).replace(" ", "\n") for model in runs.MODELS])
     axes.set_ylim(len(runs.MODELS) - 0.5, -0.5)
+    for border in range(1, len(runs.MODELS)):
+        axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
     axes.margins(x=0.2)
     axes.set(title="RoundPipe's lead", xlabel="time, best baseline / RoundPipe")
 

@@ -99,12 +99,22 @@ def _row(found: dict, schedule: str, heads: list[float]) -> list[Cell]:
 def draw(data: pd.DataFrame) -> Figure:
     """Bubble on the left, step time over RoundPipe's on the right; a curve a schedule."""
     shown = data.assign(name=data["schedule"].map(style.method_name))
+    looks = [style.look_of(name) for name in data["schedule"].unique()]
     with style.applied():
         figure = Figure(figsize=(9.6, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         for axes, column, text in ((left, "bubble", "bubble (%)"), (right, "slower", "step time / RoundPipe's")):
             sns.lineplot(
-                shown, x="head", y=column, hue="name", style="name", markers=True, dashes=False, legend="full", ax=axes
+                shown,
+                x="head",
+                y=column,
+                hue="name",
+                style="name",
+                palette={look.name: look.colour for look in looks},
+                markers={look.name: look.marker for look in looks},
+                dashes=False,
+                legend="full",
+                ax=axes,
             )
             axes.set_xlabel("work of the head / work of a device's layers")
             axes.set_ylabel(text)

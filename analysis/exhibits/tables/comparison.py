@@ -1,9 +1,13 @@
 """Every system on the same work: simulated on eight devices, and measured on two cores."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import isinf
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
@@ -66,6 +70,7 @@ def simulated(experiments: Experiments) -> Exhibit:
         ),
         evidence=("simulated", "derived"),
         command="python -m rpbench -m experiment=figure10",
+        draw=partial(draw, rows),
         table=table(columns, cells),
     )
 
@@ -199,3 +204,54 @@ def _training(row: dict) -> Sequence[Cell]:
         ours(row["loss"], ".4f", run),
         ours(largest, ".1e" if largest else ".0f", run),
     )
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """One panel a model, a bar a system, the fastest on top; late systems are hatched, what cannot run has a word."""
+    models = list(dict.fromkeys(rows["model"]))
+    with style.applied():
+        most = max(len(rows[rows["model"] == model]) for model in models)
+        figure = Figure(figsize=(2.75 * len(models), 0.9 + 0.2 * most), layout="constrained")
+        panels = figure.subplots(1, len(models), squeeze=False)[0]
+        for axes, model in zip(panels, models, strict=True):
+            _draw_model(axes, rows[rows["model"] == model])
+            axes.set_title(style.model_name(model))
+        figure.supxlabel("tokens/s, simulated on equal terms", fontsize=8.5)
+        drawn = rows[rows["status"] == "ok"]
+        late = drawn["staleness_steps"] > 0
+        looks = {"flushed": (~late, ""), "reads late weights": (late, _LATE_HATCH)}
+        handles = [
+            Patch(facecolor="white", edgecolor="black", hatch=hatch, label=name)
+            for name, (found, hatch) in looks.items()
+            if found.any()
+        ]
+        figure.legend(handles=handles, loc="outside lower right", ncols=2)
+        return figure
+
+
+_LATE_HATCH = "////"
+
+
+def _draw_model(axes: Axes, rows: pd.DataFrame) -> None:
+    ordered = rows.assign(pace=rows["tokens_per_s"].where(rows["status"] == "ok", -1.0))
+    ordered = ordered.sort_values("pace", ascending=False, kind="stable")
+    room = 1.3 * max(ordered["pace"].max(), 1.0)
+    for height, row in enumerate(ordered.to_dict("records")):
+        if row["status"] != "ok":
+            axes.text(0.01 * room, height, _SHORT.get(row["status"], row["status"]), va="center", fontsize=6)
+            continue
+        colour = style.look_of(row["schedule"]).colour
+        hatch = _LATE_HATCH if row["staleness_steps"] else ""
+        axes.barh(height, row["pace"], 0.74, color=colour, edgecolor="black", linewidth=0.4, hatch=hatch)
+        axes.text(row["pace"] + 0.01 * room, height, f"{row['pace']:,.0f}", va="center", fontsize=6)
+    names = [_name(row) for row in ordered.to_dict("records")]
+    axes.set_yticks(range(len(names)), names, fontsize=6)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, room)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.locator_params(axis="x", nbins=3)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+_SHORT = {"oom": "does not fit", "infeasible": "cannot run", "failed": "failed"}

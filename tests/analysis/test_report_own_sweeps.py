@@ -1,0 +1,102 @@
+"""The report of somebody's own sweeps: their runs compared, and not a word about the paper's claims."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.exhibits.own_sweep import exhibit
+from analysis.records.experiments import Experiments
+from analysis.report.page import build, gather
+from rpbench.harness.manifest import Journal, write_plan
+
+CELLS = (
+    ("schedule=1f1b", "num_microbatches=8"),
+    ("schedule=roundpipe", "num_microbatches=8"),
+    ("schedule=gpipe", "num_microbatches=8"),
+    ("schedule=mobius", "num_microbatches=8"),
+    ("schedule=dualpipe", "num_microbatches=8"),
+    ("schedule=pipemare", "num_microbatches=8"),
+)
+
+
+def _record(run_id: str, **fields: object) -> dict:
+    base = {
+        "run_id": run_id,
+        "status": "ok",
+        "mode": "simulate",
+        "cost": "unit",
+        "schedule": "1f1b",
+        "model": "transformer",
+        "num_devices": 4,
+        "num_microbatches": 8,
+        "partition": "even",
+        "cluster": "none",
+        "workload": "none",
+        "backend": "sim",
+        "choices": {},
+        "seed": 0,
+        "evidence": "simulated",
+        "config": {},
+        "overrides": ["schedule=1f1b"],
+        "makespan_s": 100.0,
+        "bubble_makespan": 0.1,
+        "started_at": "2026-01-01T00:00:00Z",
+    }
+    return base | fields
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A sweep with runs that ended in every way there is."""
+    results = tmp_path / "results"
+    name, _, plan = write_plan(results, None, ["schedule=1f1b,roundpipe"], CELLS).partition("@")
+    rows: list[dict] = [
+        _record("a" * 16),
+        _record("b" * 16, schedule="roundpipe", makespan_s=90.0, bubble_makespan=0.05),
+        _record("c" * 16, schedule="gpipe", status="failed", reason="RuntimeError: no ink", evidence=None),
+        _record("d" * 16, status="oom", reason="needs 40 GB; of 24", makespan_s=None, evidence=None),
+    ]
+    for key in ("partition", "makespan_s", "bubble_makespan"):  # it failed before it had them
+        del rows[2][key]
+    for number, row in enumerate(rows):
+        (results / row["run_id"]).mkdir()
+        (results / row["run_id"] / "record.json").write_text(json.dumps(row))
+        Journal(results / "manifests" / name, plan, number).ended([row])
+    Journal(results / "manifests" / name, plan, 4).refused("dualpipe needs an even number")
+    return results
+
+
+def test_the_report_speaks_of_these_runs_alone(own: Path, tmp_path: Path) -> None:
+    path = build(own, tmp_path / "mine.html")
+    pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "mine_pages").iterdir()}
+    text = "".join(pages.values()) + path.read_text(encoding="utf-8")
+    assert "nobody planned for" not in text
+    assert "arXiv" not in text
+    assert "claim" not in path.read_text(encoding="utf-8").split("<main")[1].split("</main>")[0]
+    assert not [name for name in pages if name.startswith("claims")]
+    for words in ("RuntimeError: no ink", "needs 40 GB; of 24", "dualpipe needs an even number", "planned"):
+        assert words in text
+
+
+def test_the_best_of_every_column_bears_a_star(own: Path) -> None:
+    experiments = Experiments(own)
+    found = exhibit(experiments.manifests[0], experiments.rows)
+    assert found.table is not None
+    rows = {row[0].text: [cell.text for cell in row] for row in found.table.rows}
+    assert found.table.columns[:3] == ("schedule", "makespan (slots)", "bubble (%)")
+    assert rows["roundpipe"][1:3] == ["90 ★", "5.00 ★"]
+    assert rows["1f1b"][1:3] == ["100", "10.00"]
+    assert rows["gpipe"][1:] == ["–", "–", "failed: RuntimeError: no ink"]
+    assert rows["pipemare"][-1] == "planned"
+    assert found.caption.endswith("Best makespan (slots): roundpipe with 90, then 1f1b with 100.")
+    assert "num_microbatches=8" in found.caption
+
+
+def test_a_sweep_without_a_single_number_is_still_told(own: Path) -> None:
+    for name in ("a" * 16, "b" * 16):
+        path = own / name / "record.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "reason": "gone"}))
+    content = gather(Experiments(own))
+    assert content.own[0].draw is None
+    assert "No run of this sweep ended with numbers." in content.own[0].caption
