@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mkdocs.structure.files import File
 
-from analysis.site import fences, links, methods
+from analysis.site import fences, generated, links, methods
 
 _LOG = logging.getLogger("mkdocs.plugins.rpbench")
 
@@ -25,17 +26,17 @@ def on_files(files: Any, config: Any) -> Any:
     """Add documents of the repository, and the drawings."""
     for path, uri in links.PROJECT.items():
         files.append(File.generated(config, uri, abs_src_path=str(links.ROOT / path)))
-    for name, path in _drawings(Path(config["site_dir"]).parent / "rpbench_drawings"):
-        files.append(File.generated(config, f"methods/{name}.svg", abs_src_path=str(path)))
+    for name, drawing in _drawings():
+        files.append(File.generated(config, f"methods/{name}.svg", content=drawing))
     return files
 
 
-def _drawings(folder: Path) -> Iterator[tuple[str, Path]]:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in methods.pages():
-        path = folder / f"{name}.svg"
-        methods.draw(name, path)
-        yield name, path
+def _drawings() -> Iterator[tuple[str, bytes]]:
+    with TemporaryDirectory() as scratch:
+        for name in methods.pages():
+            path = Path(scratch) / f"{name}.svg"
+            methods.draw(name, path)
+            yield name, path.read_bytes()
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -44,4 +45,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     name = uri.removeprefix("methods/").removesuffix(".md")
     if uri.startswith("methods/") and name in methods.pages():
         markdown = methods.with_facts(markdown, name)
-    return fences.shown(links.relinked(markdown, uri, _LOG.warning))
+    return fences.shown(generated.filled(links.relinked(markdown, uri, _LOG.warning)))

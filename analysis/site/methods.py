@@ -1,6 +1,8 @@
 """Pages of methods: what the registry knows of a schedule, and its drawing, for the page that people wrote about it."""
 
 import inspect
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 from rpbench.commands.show import draw_schedule
@@ -30,7 +32,8 @@ def words_of(name: str) -> tuple[str, ...]:
 
 def draw(name: str, path: Path) -> None:
     """Draw a schedule, in slots, as `python -m rpbench show ... draw=` does."""
-    draw_schedule(assemble(load(list(words_of(name)))), path, "slots")
+    with redirect_stderr(StringIO()):  # its word on where it drew to
+        draw_schedule(assemble(load(list(words_of(name)))), path, "slots")
 
 
 def with_facts(text: str, name: str) -> str:
