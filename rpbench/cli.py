@@ -257,7 +257,7 @@ def pivot(arguments: Sequence[str]) -> int:
     """A metric by two choices: a table to stderr, its rows as JSON to stdout."""
     from rpbench.commands.store import pivot as turn
 
-    for row in turn(arguments):
+    for row in turn(arguments, sys.stderr):
         print(json.dumps(row))
     return 0
 

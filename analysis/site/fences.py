@@ -1,9 +1,9 @@
 """Fences: the blocks of commands and files on a page, and what a test does with each.
 
-    ```bash                        runs in the default suite, inside the test's process
-    ```bash slow: REASON           runs under the marker `slow`, in a copy of the clone
-    ```bash no-run: REASON         is not run; the reason begins with one of `GROUNDS`
-    ```yaml title="NAME"           a file that the commands below it read
+```bash                        runs in the default suite, inside the test's process
+```bash slow: REASON           runs under the marker `slow`, in a copy of the clone
+```bash no-run: REASON         is not run; the reason begins with one of `GROUNDS`
+```yaml title="NAME"           a file that the commands below it read
 """
 
 import re

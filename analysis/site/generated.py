@@ -51,7 +51,8 @@ def _settings() -> str:
     config = (CONF / "config.yaml").read_text(encoding="utf-8")
     groups = [f"| `{group}` | {_options(group)} |" for group in _groups()]
     table = "\n".join(["| group | options |", "| --- | --- |", *groups])
-    return f"```yaml\n{config}```\n\n## Groups\n\n`GROUP=OPTION` takes a file of `conf/`, `GROUP.KEY=` changes a key of it.\n\n{table}"
+    says = "`GROUP=OPTION` takes a file of `conf/`, `GROUP.KEY=` changes a key of it."
+    return f"```yaml\n{config}```\n\n## Groups\n\n{says}\n\n{table}"
 
 
 def _groups() -> Iterator[str]:

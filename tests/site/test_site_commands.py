@@ -1,4 +1,4 @@
-"""Every command of the documentation: the cheap ones in this process, all others in a copy of the clone under `slow`."""
+"""Every command of the documentation: cheap ones in this process, all others in a copy of the clone under `slow`."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from analysis.site.fences import GROUNDS, commands, fences
 from rpbench.cli import dispatch
 from tests.site.site_pages import PAGES, ROOT, blocks, name_of, write_file
 
-COMMANDS = ("python -m", "torchrun", "./reproduce.sh", "rpbench ", "pip install", "wandb ", "jupyter", "pytest ", "git clone")
+COMMANDS = tuple("python -m|torchrun|./reproduce.sh|rpbench |pip install|wandb |jupyter|pytest |git clone".split("|"))
 CHEAP = [page for page in PAGES if any(b.language == "bash" and not b.mark for b in blocks(page))]
 SLOW = [page for page in PAGES if any(b.language == "bash" and b.mark == "slow" for b in blocks(page))]
 MARGIN_S = 600
@@ -24,7 +24,7 @@ def test_every_block_says_what_is_done_with_it(page):
     for block in blocks(page):
         assert not block.mark or block.language == "bash", f"line {block.line}: only commands bear a mark"
         if block.mark == "no-run":
-            assert block.reason.startswith(GROUNDS), f"line {block.line}: {block.reason!r} begins with none of {GROUNDS}"
+            assert block.reason.startswith(GROUNDS), f"line {block.line}: {block.reason!r}: none of {GROUNDS}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
