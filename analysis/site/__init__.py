@@ -1,1 +1,1 @@
-"""The documentation site: pages from `docs/`, facts and drawings of methods from the registry, built by mkdocs."""
+"""The documentation site: pages of `docs/`, with facts and drawings of methods from the registry, built by mkdocs."""
