@@ -17,8 +17,6 @@ from tests.site.site_pages import PAGES, ROOT, blocks, name_of, write_file
 COMMANDS = re.compile(
     r"\s*(python -m|torchrun |\./reproduce|rpbench (-m|\w+=)|pip install|wandb (login|sync)|jupyter |pytest |git clone)"
 )
-    r"\s*(python -m|torchrun|\./reproduce|rpbench [a-z]+[ =]|pip install|wandb (login|sync)|jupyter|pytest |git clone)"
-)
 CHEAP = [page for page in PAGES if any(b.language == "bash" and not b.mark for b in blocks(page))]
 SLOW = [page for page in PAGES if any(b.language == "bash" and b.mark == "slow" for b in blocks(page))]
 MARGIN_S = 600
