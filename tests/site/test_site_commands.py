@@ -16,8 +16,8 @@ from tests.site.site_pages import PAGES, ROOT, blocks, name_of, write_file
 
 OURS = "|".join(_verbs())
 COMMANDS = re.compile(
-    rf"\s*(python -m|torchrun |\./reproduce|rpbench (-m|\w+=|({OURS})\b)|pip install|wandb (login|sync)|jupyter |pytest |"
-    "git clone)"
+    rf"\s*(python -m|torchrun |\./reproduce|rpbench (-m|\w+=|({OURS})\b)|pip install|wandb (login|sync)"
+    r"|jupyter |pytest |git clone)"
 )
 CHEAP = [page for page in PAGES if any(b.language == "bash" and not b.mark for b in blocks(page))]
 SLOW = [page for page in PAGES if any(b.language == "bash" and b.mark == "slow" for b in blocks(page))]
