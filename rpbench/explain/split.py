@@ -1,0 +1,185 @@
+"""Split: the difference of two numbers as a sum of causes and a rest, exact and without an order.
+
+The difference is a logarithm, ln(pace of B / pace of A). A side's device-seconds are P = G + sum of s_i: G is computation
+C = FLOPs / (peak x dtype x kernels) with what is a multiple of it, recomputation, partition and bubble: G = C (1 + sum
+of r_i); the s_i are seconds of their own: transfers, collectives, optimizer, overheads. With the logarithmic mean
+L(x, y) = (x - y) / ln(x / y) and w = L(G_A, G_B) / L(P_A, P_B),
+
+    seconds of their own    (s_A - s_B) / L(P_A, P_B)
+    multiples of C          w (r_A - r_B) / L(1 + r_A..., 1 + r_B...)
+    factors of C            w ln(factor of A / factor of B)
+
+add up to ln(P_A / P_B). No order is chosen, B against A gives the negatives, and a cause that is on one side alone needs
+no special case. A Shapley mean over orders would need each cause switched on alone, which runs do not allow: a mesh
+fills its devices, a cut its stages. The rest is what is left of the two numbers, ln(number / prediction) of A less that
+of B: an error that both share explains nothing of their difference.
+
+Source: Ang, "The LMDI approach to decomposition analysis: a practical guide", Energy Policy 33 (2005), LMDI-I.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any, Literal
+
+from rpbench.explain.side import CAUSES, COMPUTATION, MULTIPLES, Rate, Side, Work
+
+Metric = Literal["pace", "tflops", "mfu"]
+METRICS: Mapping[str, str] = {
+    "pace": "tokens/s of a device",
+    "tflops": "FLOP/s of a device, as each side counts them",
+    "mfu": "share of the peak, as each side counts and divides",
+}
+NOTHING = 1e-9  # logarithms below it are rounding
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why B is not A.
+
+    Args:
+        total: ln(B / A) of the metric.
+        parts: logarithm by cause; with `rest` they add up to the total.
+    """
+
+    a: Side
+    b: Side
+    metric: Metric
+    total: float
+    parts: Mapping[str, float]
+    rest: float
+
+    @property
+    def unexplained(self) -> float | None:
+        """The rest over the difference; None where there is no difference."""
+        return abs(self.rest / self.total) if abs(self.total) > NOTHING else None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "metric": self.metric,
+            "metric_is": METRICS[self.metric],
+            "ratio": exp(self.total),
+            "log_ratio": self.total,
+            "causes": [self._row(name, part) for name, part in self.parts.items()],
+            "unexplained": {
+                "log": self.rest,
+                "factor": exp(self.rest),
+                "share_of_difference": self.unexplained,
+            },
+            "a": _plain(self.a),
+            "b": _plain(self.b),
+        }
+
+    def _row(self, name: str, part: float) -> dict[str, Any]:
+        of_model = name not in ("FLOP convention", "peak definition")
+        evidence = [side.model if of_model else "derived" for side in (self.a, self.b)]
+        return {
+            "cause": name,
+            "is": CAUSES[name],
+            "log": part,
+            "factor": exp(part),
+            "share_of_difference": part / self.total if abs(self.total) > NOTHING else None,
+            "a_seconds": self.a.causes.get(name),
+            "b_seconds": self.b.causes.get(name),
+            "evidence": evidence[0] if evidence[0] == evidence[1] else " and ".join(evidence),
+        }
+
+
+def _plain(side: Side) -> dict[str, Any]:
+    return {
+        "label": side.label,
+        "device_seconds": side.seconds,
+        "per": side.unit,
+        "clock": side.clock,
+        "evidence": side.evidence,
+        "predicted_device_seconds": side.predicted,
+        "model": side.model,
+        "settings": dict(side.settings),
+        "notes": list(side.notes),
+    }
+
+
+def explain(a: Side, b: Side, metric: Metric = "pace") -> Explanation:
+    """The difference of two numbers by causes.
+
+    Raises:
+        ValueError: for sides of different units, or a metric that one of them does not have.
+    """
+    for what, of_a, of_b in (("unit", a.unit, b.unit), ("clock", a.clock, b.clock)):
+        if of_a != of_b:
+            raise ValueError(
+                f"{a.label} and {b.label} cannot be compared: {what} of the first is {of_a}, of the second {of_b}; "
+                + ("take models with a shape, or none, on both sides" if what == "unit" else "take costs in seconds")
+            )
+    parts = _pace_parts(a, b)
+    total = log(a.seconds / b.seconds)
+    rest = total - sum(parts.values())
+    if metric != "pace":
+        more = _rate_parts(a, b, metric)
+        total += sum(more.values())
+        parts = {name: parts.get(name, 0.0) + more.get(name, 0.0) for name in (*parts, *more)}
+    shown = {name: parts[name] for name in CAUSES if abs(parts.get(name, 0.0)) > NOTHING}
+    return Explanation(a, b, metric, total, shown, rest)
+
+
+def log_mean(x: float, y: float) -> float:
+    """The logarithmic mean of two positive numbers."""
+    return x if abs(x - y) <= 1e-12 * x else (x - y) / log(x / y)
+
+
+def _pace_parts(a: Side, b: Side) -> dict[str, float]:
+    whole = log_mean(a.predicted, b.predicted)
+    multiples_a, multiples_b = _multiples(a), _multiples(b)
+    stretch_a, stretch_b = 1 + sum(multiples_a.values()), 1 + sum(multiples_b.values())
+    computed = [side.causes[COMPUTATION] * stretch for side, stretch in ((a, stretch_a), (b, stretch_b))]
+    weight = log_mean(*computed) / whole
+    stretch = log_mean(stretch_a, stretch_b)
+    own = [name for name in {**a.causes, **b.causes} if name not in (COMPUTATION, *MULTIPLES)]
+    return (
+        _factors(a, b, weight)
+        | {name: weight * (multiples_a[name] - multiples_b[name]) / stretch for name in MULTIPLES}
+        | {name: (a.causes.get(name, 0.0) - b.causes.get(name, 0.0)) / whole for name in own}
+    )
+
+
+def _multiples(side: Side) -> dict[str, float]:
+    return {name: side.causes.get(name, 0.0) / side.causes[COMPUTATION] for name in MULTIPLES}
+
+
+def _factors(a: Side, b: Side, weight: float) -> dict[str, float]:
+    """Parts of computation, by factor where both sides know their work."""
+    whole = weight * log(a.causes[COMPUTATION] / b.causes[COMPUTATION])
+    if a.work is None or b.work is None:
+        return {COMPUTATION: whole}
+    found = {
+        "shape": weight * log(a.work.flops / b.work.flops),
+        "device": weight * log(b.work.peak / a.work.peak),
+        "dtype": weight * log(b.work.dtype_gain / a.work.dtype_gain),
+    }
+    return found | {"kernels": whole - sum(found.values())}
+
+
+def _rate_parts(a: Side, b: Side, metric: Metric) -> dict[str, float]:
+    """What a FLOP rate holds besides the pace: FLOPs of a token that are counted, and the peak."""
+    (work_a, rate_a), (work_b, rate_b) = _counted(a, metric), _counted(b, metric)
+    found = {
+        "shape": log(work_b.flops / work_a.flops),
+        "FLOP convention": log(rate_b.flops / work_b.flops) - log(rate_a.flops / work_a.flops),
+    }
+    if metric == "tflops":
+        return found
+    assert rate_a.peak
+    assert rate_b.peak
+    return found | {
+        "device": log(work_a.peak / work_b.peak),
+        "peak definition": log(rate_a.peak / work_a.peak) - log(rate_b.peak / work_b.peak),
+    }
+
+
+def _counted(side: Side, metric: Metric) -> tuple[Work, Rate]:
+    if side.work is None or side.rate is None or (metric == "mfu" and not side.rate.peak):
+        raise ValueError(
+            f"metric={metric}: {side.label} prints no such rate; leave metric out to compare tokens/s of a device"
+        )
+    return side.work, side.rate
