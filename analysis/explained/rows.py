@@ -1,35 +1,53 @@
 """Rows of published tables as sides: `NAME:ROW`, the folder's name apart.
 
-    bloom_a100_topologies:35              a run under a mesh: its number in `analysis/published/measured/`
-    throughput:roundpipe/qwen3-1.7b       a bar of figure 10 (`throughput_a800`: 12; `scaling`: 15, behind a third /,
-                                          the devices)
+bloom_a100_topologies:35              a run under a mesh: its number in `analysis/published/measured/`
+throughput:roundpipe/qwen3-1.7b       a bar of figure 10 (`throughput_a800`: 12; `scaling`: 15, behind a third /,
+                                      the devices)
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from analysis.predictions.cases import PLATFORMS, case_of
 from analysis.predictions.clusters.case import Case, Row, rows_of
 from analysis.predictions.clusters.problems import SOURCES
 from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
+from rpbench.explain.number import Number, counted_flops
 from rpbench.explain.of_case import side_of_case
-from rpbench.explain.of_job import rated, side_of_job
-from rpbench.explain.side import Side
+from rpbench.explain.of_job import side_of_job, with_settings
+from rpbench.explain.side import Rate, Side
 from rpbench.harness.choices import ConfigError
 from rpbench.mesh.job import Job
 from rpbench.registry import unknown_name
 
 SYSTEM_TABLES = ("throughput", "throughput_a800", "scaling")
-# How a table counts the rate that it prints: its column, FLOPs of a token, and the peak it divides by.
+
+
+class Printed(NamedTuple):
+    """The rate that a table prints: its column, and how it counts FLOPs (`rpbench.explain.number.CONVENTIONS`)."""
+
+    column: str
+    flops: str
+
+
 RATES = {
-    "llm_foundry_fsdp": ("mfu_pct", "palm"),
-    "bloom_a100_topologies": ("tflops_reported", "megatron_recompute"),
+    "llm_foundry_fsdp": Printed("mfu_pct", "palm"),
+    "bloom_a100_topologies": Printed("tflops_reported", "megatron_recompute"),
 }
 
 
 def names() -> list[str]:
     """The tables that have sides."""
     return [*SYSTEM_TABLES, *SOURCES]
+
+
+def row_names(name: str) -> list[str]:
+    """The rows of a table, as `side_of` takes them."""
+    if name in SYSTEM_TABLES:
+        return ["/".join(_key(name, row)) for row in published_rows(f"{name}.csv")]
+    return [case.id.split("/")[1] for row in rows_of("measured", name) for case in SOURCES[name].read(row)]
 
 
 def side_of(word: str) -> Side:
@@ -87,10 +105,9 @@ def _of_job(case: Case, job: Job) -> Side:
         slower=slower,
         notes=(case.note,) if case.note else (),
     )
-    column, convention = RATES.get(case.set_name, ("", ""))
-    if column:
-        peak = job.machine.gpu.flops_16 if column.startswith("mfu") else None
-        side = rated(job, side, convention, peak)
+    if case.set_name in RATES:
+        flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name].flops)
+        side = replace(side, rate=Rate(flops, job.machine.gpu.flops_16))
     return replace(side, notes=(*side.notes, _source(case.set_name)))
 
 
@@ -118,3 +135,28 @@ def _of_system(table: str, row: str) -> Side:
 def _key(table: str, row: Row) -> tuple[str, ...]:
     more = (row["num_gpus"],) if table == "scaling" else ()
     return (row["system"], row["model"], *more)
+
+
+def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Side:
+    """A typed number of a run that is like that of a row but for some settings.
+
+    Raises:
+        ConfigError: as of `side_of`, and for a setting that a row cannot take.
+        ValueError: for a rate without a peak.
+    """
+    name, _, row = word.partition(":")
+    words = " ".join(f"{key}={value}" for key, value in settings.items())
+    if name in SYSTEM_TABLES:
+        raise ConfigError(
+            f"{words or number.unit}: settings stand beside rows of {', '.join(SOURCES)}, or beside a run"
+        )
+    if name not in SOURCES:
+        side_of(word)  # says what is wrong
+    like = case_of_row(name, row).job
+    assert like is not None
+    job = with_settings(like, settings)
+    own = side_of_job(job, None, f"{number.unit}={number.value:g} {words}".strip())
+    rate = number.rate(job.architecture, job.seq_len, own.work)
+    seconds = number.device_seconds(job.machine.num_devices, job.tokens, rate)
+    notes = (f"what is not typed is as in {word}",)
+    return replace(own, seconds=seconds, evidence="given", rate=rate, notes=notes)

@@ -14,6 +14,7 @@ from typing import Any
 
 from rpbench.cost.analytic import Kernels, analytic_times, seconds
 from rpbench.cost.basis import Basis
+from rpbench.cost.model import Model
 from rpbench.cost.operators import layer_forward
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.ir.schedule import Shape
@@ -56,7 +57,7 @@ def side_of_case(case: Case, tokens_per_s: float | None, label: str, *, evidence
         evidence if tokens_per_s else "predicted",
         causes,
         "predicted",
-        work=_work(case, causes[COMPUTATION] / each),
+        work=work_of(case.model, case.microbatch_tokens, case.basis, _kernels(case)),
         settings=_settings(case),
         notes=(case.settings.source,),
     )
@@ -163,24 +164,25 @@ _FINER: Mapping[str, Callable[[Case], dict[str, float]]] = {
 # --- what is computed ------------------------------------------------------------------------------------------
 
 
-def _work(case: Case, computation_s: float) -> Work:
-    """FLOPs of a token, and what products summed in fp16 bring over sums in fp32."""
-    model, basis = case.model, case.basis
-    tokens = model.seq_len
-    flops = 3 * model.forward_flops(tokens, "causal") / tokens
+def work_of(model: Model, num_tokens: float, basis: Basis, kernels: Kernels) -> Work:
+    """FLOPs of a token, and what products summed in fp16 bring over sums in fp32.
+
+    Args:
+        num_tokens: of a microbatch.
+    """
+    flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len
     wide = basis["wide_matmul_flops_per_s"]
-    if _kernels(case) == "fused":
+    if kernels == "fused":
         return Work(flops, wide)
     efficiencies = basis["wide_matmul_efficiency"] / basis["matmul_efficiency"]
-    slower = basis.scaled("matmul_flops_per_s", wide / basis["matmul_flops_per_s"]).scaled(
-        "matmul_efficiency", efficiencies
-    )
-    paces = [_forward_backward_s(case, each) for each in (slower, basis)]
+    slower = basis.scaled("matmul_flops_per_s", wide / basis["matmul_flops_per_s"])
+    slower = slower.scaled("matmul_efficiency", efficiencies)
+    paces = [_forward_backward_s(model, num_tokens, each) for each in (slower, basis)]
     return Work(flops, wide, paces[0] / paces[1])
 
 
-def _forward_backward_s(case: Case, basis: Basis) -> float:
-    times = analytic_times(case.model, case.microbatch_tokens, basis, _kernels(case))
+def _forward_backward_s(model: Model, num_tokens: float, basis: Basis) -> float:
+    times = analytic_times(model, num_tokens, basis, "eager")
     return sum(times.forward) + sum(times.backward) + times.head_forward + times.head_backward
 
 

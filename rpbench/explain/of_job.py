@@ -1,12 +1,20 @@
-"""The side of a run under a mesh: its seconds by cause, from the closed forms of `rpbench.mesh`. Evidence: predicted."""
+"""The side of a run under a mesh: its seconds by cause, from the closed forms of `rpbench.mesh`; predicted."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rpbench.explain.side import COMPUTATION, Rate, Side, Work
+from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Seconds
+from rpbench.mesh.machine import machine
+from rpbench.mesh.software import software
 from rpbench.mesh.step import stages_of_step, step_terms
+from rpbench.registry import unknown_name
+
+MESH = ("data", "pipeline", "tensor", "context", "expert")
+COUNTS = ("seq_len", "sequences", "num_microbatches", "chunks")
+WORDS = ("schedule", "recompute", "precision")
 
 
 def side_of_job(
@@ -97,32 +105,27 @@ def settings_of(job: Job) -> dict[str, Any]:
     }
 
 
-CONVENTIONS = {
-    "causal": "products and causal attention, as this project counts",
-    "6n": "6 N of all N parameters",
-    "palm": "6 N + 12 L a d s: the whole square of attention (PaLM, arXiv 2204.02311, appendix B)",
-    "megatron": "72 L h^2 (1 + s / 6h + V / 12Lh) (Megatron-LM, SC'21, without recomputation)",
-    "megatron_recompute": "96 L h^2 (1 + s / 6h + V / 16Lh): full recomputation counts (Megatron-LM, SC'21)",
-}
+def with_settings(job: Job, typed: Mapping[str, str]) -> Job:
+    """The same run with some settings as typed in; a mesh of other sizes takes as many devices as it needs.
 
-
-def counted_flops(job: Job, convention: str) -> float:
-    """FLOPs of a token as a published rate counts them.
-
-    Args:
-        convention: one of `CONVENTIONS`.
+    Raises:
+        ValueError: for an unknown key or a value that cannot be.
     """
-    own, s = job.architecture, job.seq_len
-    layers, h = own.num_layers, own.hidden
-    if convention == "causal":
-        return own.flops_per_token(s)
-    if convention in ("6n", "palm"):
-        squares = 12.0 * layers * own.heads * own.head_dim * s if convention == "palm" else 0.0
-        return 6.0 * own.total_parameters + squares
-    passes, head = (96.0, 16.0) if convention == "megatron_recompute" else (72.0, 12.0)
-    return passes * layers * h * h * (1 + s / (6 * h) + own.vocab / (head * layers * h))
+    mesh_sizes: dict[str, Any] = {key: _count(key, value) for key, value in typed.items() if key in MESH}
+    counts = {key: _count(key, value) for key, value in typed.items() if key in COUNTS}
+    words: dict[str, Any] = {key: value for key, value in typed.items() if key in WORDS}
+    for key in typed:
+        if key not in (*MESH, *COUNTS, *WORDS, "machine", "software"):
+            raise ValueError(unknown_name("key", key, [*MESH, *COUNTS, *WORDS, "machine", "software"]))
+    mesh = replace(job.mesh, **mesh_sizes)
+    place = machine(typed["machine"]) if "machine" in typed else job.machine
+    framework = software(typed["software"]) if "software" in typed else job.software
+    cut = () if {"pipeline", "chunks"} & set(typed) else job.cut
+    changed: dict[str, Any] = {**counts, **words}
+    return replace(job, mesh=mesh, machine=place.with_devices(mesh.num_devices), software=framework, cut=cut, **changed)
 
 
-def rated(job: Job, side: Side, convention: str, peak: float | None) -> Side:
-    """The side with the rate that its source prints."""
-    return replace(side, rate=Rate(counted_flops(job, convention), peak))
+def _count(key: str, text: str) -> int:
+    if not text.replace("_", "").isdecimal() or int(text) < 1:
+        raise ValueError(f"{key}={text}: a whole number of at least 1")
+    return int(text)

@@ -32,25 +32,25 @@ class Work(NamedTuple):
 
     Args:
         flops: of a token, forward and backward: products and causal attention, nothing recomputed.
-        peak: 16-bit FLOP/s of the device, dense, sums in fp32.
+        peak: 16-bit FLOP/s of the device, dense, sums in fp32; None where the costs are not of a device.
         dtype_gain: seconds of the computation in 16 bits with sums in fp32 over those in the number's precision.
     """
 
     flops: float
-    peak: float
+    peak: float | None
     dtype_gain: float = 1.0
 
 
 class Rate(NamedTuple):
-    """How a printed FLOP rate counts.
+    """How a FLOP rate counts.
 
     Args:
         flops: of a token that it counts.
-        peak: FLOP/s that it is divided by; None for a rate that is not divided.
+        peak: FLOP/s that it is divided by.
     """
 
     flops: float
-    peak: float | None = None
+    peak: float
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Side:
         model: how the causes are known.
         unit: what is produced: a token, or a microbatch of a model without sequences.
         clock: what time is counted in: `s`, or `slots` of `cost=unit`.
+        rate: how a FLOP rate of it counts, where that is not as `work` does.
         settings: what is known of the run, for people.
         notes: what had to be assumed.
     """

@@ -1,18 +1,18 @@
 """Split: the difference of two numbers as a sum of causes and a rest, exact and without an order.
 
-The difference is a logarithm, ln(pace of B / pace of A). A side's device-seconds are P = G + sum of s_i: G is computation
-C = FLOPs / (peak x dtype x kernels) with what is a multiple of it, recomputation, partition and bubble: G = C (1 + sum
-of r_i); the s_i are seconds of their own: transfers, collectives, optimizer, overheads. With the logarithmic mean
-L(x, y) = (x - y) / ln(x / y) and w = L(G_A, G_B) / L(P_A, P_B),
+The difference is a logarithm, ln(pace of B / pace of A). A side's device-seconds are P = G + sum of s_i. In it
+G = C (1 + sum of r_i) is computation C = FLOPs / (peak x dtype x kernels) with what is a multiple of it: recomputation,
+partition, bubble; the s_i are seconds of their own: transfers, collectives, optimizer, overheads. With the logarithmic
+mean L(x, y) = (x - y) / ln(x / y) and w = L(G_A, G_B) / L(P_A, P_B),
 
     seconds of their own    (s_A - s_B) / L(P_A, P_B)
     multiples of C          w (r_A - r_B) / L(1 + r_A..., 1 + r_B...)
     factors of C            w ln(factor of A / factor of B)
 
-add up to ln(P_A / P_B). No order is chosen, B against A gives the negatives, and a cause that is on one side alone needs
-no special case. A Shapley mean over orders would need each cause switched on alone, which runs do not allow: a mesh
-fills its devices, a cut its stages. The rest is what is left of the two numbers, ln(number / prediction) of A less that
-of B: an error that both share explains nothing of their difference.
+add up to ln(P_A / P_B). No order is chosen, B against A gives the negatives, and a cause that is on one side alone
+needs no special case. A Shapley mean over orders would need each cause switched on alone, which runs do not allow: a
+mesh fills its devices, a cut its stages. The rest is what is left of the two numbers, ln(number / prediction) of A less
+that of B: an error that both share explains nothing of their difference.
 
 Source: Ang, "The LMDI approach to decomposition analysis: a practical guide", Energy Policy 33 (2005), LMDI-I.
 """
@@ -22,13 +22,17 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any, Literal
 
-from rpbench.explain.side import CAUSES, COMPUTATION, MULTIPLES, Rate, Side, Work
+from rpbench.explain.side import CAUSES, COMPUTATION, MULTIPLES, Rate, Side
 
 Metric = Literal["pace", "tflops", "mfu"]
 METRICS: Mapping[str, str] = {
     "pace": "tokens/s of a device",
     "tflops": "FLOP/s of a device, as each side counts them",
     "mfu": "share of the peak, as each side counts and divides",
+}
+COMPARABLE: Mapping[str, str] = {  # what both sides have in common, and the way out
+    "unit": "take models with a shape on both sides, or on neither",
+    "clock": "take costs in seconds on both sides, as in cost=analytic",
 }
 NOTHING = 1e-9  # logarithms below it are rounding
 
@@ -65,7 +69,7 @@ class Explanation:
             "unexplained": {
                 "log": self.rest,
                 "factor": exp(self.rest),
-                "share_of_difference": self.unexplained,
+                "share_of_difference": self.rest / self.total if abs(self.total) > NOTHING else None,
             },
             "a": _plain(self.a),
             "b": _plain(self.b),
@@ -106,11 +110,12 @@ def explain(a: Side, b: Side, metric: Metric = "pace") -> Explanation:
     Raises:
         ValueError: for sides of different units, or a metric that one of them does not have.
     """
-    for what, of_a, of_b in (("unit", a.unit, b.unit), ("clock", a.clock, b.clock)):
+    for what, way_out in COMPARABLE.items():
+        of_a, of_b = getattr(a, what), getattr(b, what)
         if of_a != of_b:
             raise ValueError(
-                f"{a.label} and {b.label} cannot be compared: {what} of the first is {of_a}, of the second {of_b}; "
-                + ("take models with a shape, or none, on both sides" if what == "unit" else "take costs in seconds")
+                f"{a.label} and {b.label} cannot be compared: the {what} of the first is {of_a}, of the second "
+                f"{of_b}; {way_out}"
             )
     parts = _pace_parts(a, b)
     total = log(a.seconds / b.seconds)
@@ -154,7 +159,7 @@ def _factors(a: Side, b: Side, weight: float) -> dict[str, float]:
         return {COMPUTATION: whole}
     found = {
         "shape": weight * log(a.work.flops / b.work.flops),
-        "device": weight * log(b.work.peak / a.work.peak),
+        "device": weight * log(b.work.peak / a.work.peak) if a.work.peak and b.work.peak else 0.0,
         "dtype": weight * log(b.work.dtype_gain / a.work.dtype_gain),
     }
     return found | {"kernels": whole - sum(found.values())}
@@ -162,24 +167,22 @@ def _factors(a: Side, b: Side, weight: float) -> dict[str, float]:
 
 def _rate_parts(a: Side, b: Side, metric: Metric) -> dict[str, float]:
     """What a FLOP rate holds besides the pace: FLOPs of a token that are counted, and the peak."""
-    (work_a, rate_a), (work_b, rate_b) = _counted(a, metric), _counted(b, metric)
+    (flops_a, peak_a, rate_a), (flops_b, peak_b, rate_b) = _counted(a, metric), _counted(b, metric)
     found = {
-        "shape": log(work_b.flops / work_a.flops),
-        "FLOP convention": log(rate_b.flops / work_b.flops) - log(rate_a.flops / work_a.flops),
+        "shape": log(flops_b / flops_a),
+        "FLOP convention": log(rate_b.flops / flops_b) - log(rate_a.flops / flops_a),
     }
     if metric == "tflops":
         return found
-    assert rate_a.peak
-    assert rate_b.peak
-    return found | {
-        "device": log(work_a.peak / work_b.peak),
-        "peak definition": log(rate_a.peak / work_a.peak) - log(rate_b.peak / work_b.peak),
-    }
+    peaks = {"device": log(peak_a / peak_b), "peak definition": log(rate_a.peak / peak_a) - log(rate_b.peak / peak_b)}
+    return found | peaks
 
 
-def _counted(side: Side, metric: Metric) -> tuple[Work, Rate]:
-    if side.work is None or side.rate is None or (metric == "mfu" and not side.rate.peak):
+def _counted(side: Side, metric: Metric) -> tuple[float, float, Rate]:
+    """FLOPs of a token and the peak as this project counts them, and as the side's rate does."""
+    work = side.work
+    if work is None or not work.peak:
         raise ValueError(
-            f"metric={metric}: {side.label} prints no such rate; leave metric out to compare tokens/s of a device"
+            f"metric={metric}: of {side.label} no device with a peak is known; leave metric out, to compare tokens/s"
         )
-    return side.work, side.rate
+    return work.flops, work.peak, side.rate or Rate(work.flops, work.peak)
