@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 # What a device's seconds go to. Computation is split further where both sides know their work (`Work`).
 COMPUTATION = "computation"
-MULTIPLES = ("recomputation", "partition", "bubble")  # of computation: they grow with it
+AGAIN = "recomputation"
+WAITS = ("partition", "bubble")  # they grow with the work
 CAUSES: Mapping[str, str] = {
     "shape": "FLOPs of a token: products and causal attention, nothing recomputed",
     "FLOP convention": "FLOPs that the printed rate counts, over those",

@@ -1,13 +1,15 @@
 """Split: the difference of two numbers as a sum of causes and a rest, exact and without an order.
 
 The difference is a logarithm, ln(pace of B / pace of A). A side's device-seconds are P = G + sum of s_i. In it
-G = C (1 + sum of r_i) is computation C = FLOPs / (peak x dtype x kernels) with what is a multiple of it: recomputation,
-partition, bubble; the s_i are seconds of their own: transfers, collectives, optimizer, overheads. With the logarithmic
-mean L(x, y) = (x - y) / ln(x / y) and w = L(G_A, G_B) / L(P_A, P_B),
+G = C (1 + r) (1 + u + v) is computation C = FLOPs / (peak x dtype x kernels), recomputation as a multiple r of it,
+partition and bubble as multiples u and v of both, for they grow with the work; the s_i are seconds of their own:
+transfers, collectives, optimizer, overheads. With the logarithmic mean L(x, y) = (x - y) / ln(x / y) and
+w = L(G_A, G_B) / L(P_A, P_B),
 
     seconds of their own    (s_A - s_B) / L(P_A, P_B)
-    multiples of C          w (r_A - r_B) / L(1 + r_A..., 1 + r_B...)
     factors of C            w ln(factor of A / factor of B)
+    recomputation           w ln((1 + r_A) / (1 + r_B))
+    partition               w (u_A - u_B) / L(1 + u_A + v_A, 1 + u_B + v_B), and bubble likewise
 
 add up to ln(P_A / P_B). No order is chosen, B against A gives the negatives, and a cause that is on one side alone
 needs no special case. A Shapley mean over orders would need each cause switched on alone, which runs do not allow: a
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any, Literal
 
-from rpbench.explain.side import CAUSES, COMPUTATION, MULTIPLES, Rate, Side
+from rpbench.explain.side import AGAIN, CAUSES, COMPUTATION, WAITS, Rate, Side
 
 Metric = Literal["pace", "tflops", "mfu"]
 METRICS: Mapping[str, str] = {
@@ -135,21 +137,28 @@ def log_mean(x: float, y: float) -> float:
 
 def _pace_parts(a: Side, b: Side) -> dict[str, float]:
     whole = log_mean(a.predicted, b.predicted)
-    multiples_a, multiples_b = _multiples(a), _multiples(b)
-    stretch_a, stretch_b = 1 + sum(multiples_a.values()), 1 + sum(multiples_b.values())
-    computed = [side.causes[COMPUTATION] * stretch for side, stretch in ((a, stretch_a), (b, stretch_b))]
-    weight = log_mean(*computed) / whole
+    waits_a, waits_b = _waits(a), _waits(b)
+    stretch_a, stretch_b = 1 + sum(waits_a.values()), 1 + sum(waits_b.values())
+    weight = log_mean(_worked(a) * stretch_a, _worked(b) * stretch_b) / whole
     stretch = log_mean(stretch_a, stretch_b)
-    own = [name for name in {**a.causes, **b.causes} if name not in (COMPUTATION, *MULTIPLES)]
+    again = log(_worked(a) / a.causes[COMPUTATION]) - log(_worked(b) / b.causes[COMPUTATION])
+    own = [name for name in {**a.causes, **b.causes} if name not in (COMPUTATION, AGAIN, *WAITS)]
     return (
         _factors(a, b, weight)
-        | {name: weight * (multiples_a[name] - multiples_b[name]) / stretch for name in MULTIPLES}
+        | {AGAIN: weight * again}
+        | {name: weight * (waits_a[name] - waits_b[name]) / stretch for name in WAITS}
         | {name: (a.causes.get(name, 0.0) - b.causes.get(name, 0.0)) / whole for name in own}
     )
 
 
-def _multiples(side: Side) -> dict[str, float]:
-    return {name: side.causes.get(name, 0.0) / side.causes[COMPUTATION] for name in MULTIPLES}
+def _worked(side: Side) -> float:
+    """Computation, and forwards that run once more."""
+    return side.causes[COMPUTATION] + side.causes.get(AGAIN, 0.0)
+
+
+def _waits(side: Side) -> dict[str, float]:
+    """Partition and bubble as multiples of the work."""
+    return {name: side.causes.get(name, 0.0) / _worked(side) for name in WAITS}
 
 
 def _factors(a: Side, b: Side, weight: float) -> dict[str, float]:
