@@ -54,7 +54,7 @@ def side_of_record(row: Record) -> Side:
     if row["evidence"] == "measured":
         causes, model = _replayed(row), "measured"
     else:
-        causes, model = step_causes(request), row["evidence"]
+        causes, model = step_causes(request), _model(request)
     each = row["num_devices"] / units
     return Side(
         name,
@@ -104,7 +104,7 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
         number.device_seconds(request.num_devices, tokens, rate),
         "given",
         {cause: each * seconds for cause, seconds in step_causes(request).items()},
-        "predicted" if request.cost.name == "analytic" else "simulated",
+        _model(request),
         clock="slots" if request.cost.name == "unit" else "s",
         work=work,
         rate=rate,
@@ -112,6 +112,10 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
         | {"num_devices": request.num_devices, "num_microbatches": request.num_microbatches},
         notes=(f"what is not typed is as in run {row['run_id'][:8]}",),
     )
+
+
+def _model(request: Request) -> str:
+    return "predicted" if request.cost.name == "analytic" else "simulated"
 
 
 def _predicted(request: Request, tokens_per_s: float, label: str, evidence: str) -> Side:

@@ -36,6 +36,13 @@ COMPARABLE: Mapping[str, str] = {  # what both sides have in common, and the way
     "unit": "take models with a shape on both sides, or on neither",
     "clock": "take costs in seconds on both sides, as in cost=analytic",
 }
+# How causes are known that are not of a side's model: counted FLOPs, and peaks of vendors or of a source.
+OF_CAUSE: Mapping[str, str] = {
+    "shape": "derived",
+    "FLOP convention": "derived",
+    "device": "published",
+    "peak definition": "published",
+}
 NOTHING = 1e-9  # logarithms below it are rounding
 
 
@@ -78,8 +85,7 @@ class Explanation:
         }
 
     def _row(self, name: str, part: float) -> dict[str, Any]:
-        of_model = name not in ("FLOP convention", "peak definition")
-        evidence = [side.model if of_model else "derived" for side in (self.a, self.b)]
+        evidence = [OF_CAUSE.get(name, side.model) for side in (self.a, self.b)]
         return {
             "cause": name,
             "is": CAUSES[name],
@@ -162,13 +168,15 @@ def _waits(side: Side) -> dict[str, float]:
 
 
 def _factors(a: Side, b: Side, weight: float) -> dict[str, float]:
-    """Parts of computation, by factor where both sides know their work."""
+    """Parts of computation, by factor as far as both sides know their work."""
     whole = weight * log(a.causes[COMPUTATION] / b.causes[COMPUTATION])
     if a.work is None or b.work is None:
         return {COMPUTATION: whole}
-    found = {
-        "shape": weight * log(a.work.flops / b.work.flops),
-        "device": weight * log(b.work.peak / a.work.peak) if a.work.peak and b.work.peak else 0.0,
+    found = {"shape": weight * log(a.work.flops / b.work.flops)}
+    if not (a.work.peak and b.work.peak):
+        return found | {COMPUTATION: whole - found["shape"]}
+    found |= {
+        "device": weight * log(b.work.peak / a.work.peak),
         "dtype": weight * log(b.work.dtype_gain / a.work.dtype_gain),
     }
     return found | {"kernels": whole - sum(found.values())}

@@ -337,7 +337,10 @@ def test_a_typed_utilization_is_read_with_its_convention(ask):
 def test_rows_of_tables_on_the_command_line(ask):
     answer, table = ask("table=vocab_stage_times:1", "table=vocab_stage_times:2")
     assert answer["ratio"] == pytest.approx(11722.2 / 7599.2)
-    assert {row["evidence"] for row in answer["causes"]} == {"predicted"}
+    assert {row["cause"]: row["evidence"] for row in answer["causes"]} == {
+        "partition": "predicted",
+        "bubble": "predicted",
+    }
     assert answer["a"]["evidence"] == "published"
     total = sum(row["log"] for row in answer["causes"]) + answer["unexplained"]["log"]
     assert exp(total) == pytest.approx(answer["ratio"])
