@@ -8,6 +8,7 @@ mode=predict                     the system, as `rpbench.explain.of_case` has it
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from rpbench.advice.causes import causes_at
@@ -45,7 +46,7 @@ def side_of_record(row: Record) -> Side:
             f"{name} is of mode={row['mode']}, evidence {row.get('evidence')}: it says no choices whose step could be "
             f"timed again; name a run of mode {', '.join(MODES)}, or type its number: tokens_per_s=..."
         )
-    request = load(row["overrides"])
+    request = _request(*row["overrides"])
     notes = _notes(row, request)
     if isinstance(request.mode, Predict):
         return replace(_predicted(request, row["tokens_per_s"], name, row["evidence"]), notes=notes)
@@ -70,6 +71,11 @@ def side_of_record(row: Record) -> Side:
     )
 
 
+@lru_cache(maxsize=8)
+def _request(*overrides: str) -> Request:
+    return load(overrides)
+
+
 def _notes(row: Record, request: Request) -> tuple[str, ...]:
     found = [] if _plain(request.subject) == row["config"] else ["its choices no longer say what they did when it ran"]
     if row.get("staleness_steps") and _prompt(request) is None:
@@ -87,7 +93,7 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
     if "overrides" not in row:
         raise ConfigError(f"run {row['run_id'][:8]} says no choices that typed settings could stand beside")
     words = [f"{key}={value}" for key, value in settings.items()]
-    request = load([*row["overrides"], *words])
+    request = _request(*row["overrides"], *words)
     label = " ".join([f"{number.unit}={number.value:g}", *words])
     work, own = _work(request), _architecture(request)
     rate = number.rate(own, request.model.seq_len if request.model else 0, work)

@@ -127,11 +127,16 @@ def test_causes_add_up_to_the_predicted_step_of_every_given_run():
         assert min(causes.values()) >= -1e-12
 
 
+@cache
+def causes_of_system(name):
+    return case_causes(case_of(name, "8x_rtx4090", "qwen3_1p7b"))
+
+
 @pytest.mark.parametrize("system", sorted(SYSTEMS))
 def test_causes_add_up_to_the_predicted_step_of_every_system(system):
     case = case_of(system, "8x_rtx4090", "qwen3_1p7b")
     found = predict(case, with_interval=False)
-    causes = case_causes(case)
+    causes = causes_of_system(system)
     assert sum(causes.values()) == pytest.approx(sum(found.terms.values()), rel=1e-9)
     assert set(causes) <= set(CAUSES)
     assert causes["recomputation"] > 0
@@ -165,7 +170,7 @@ def test_an_uneven_cut_is_partition():
 
 
 def test_asynchronous_steps_are_late_updates():
-    found = [case_causes(case_of(name, "8x_rtx4090", "qwen3_32b")) for name in ("roundpipe-sync", "roundpipe")]
+    found = [causes_of_system(name) for name in ("roundpipe-sync", "roundpipe")]
     assert "late updates" not in found[0]
     assert found[1]["late updates"] < 0
 
@@ -388,21 +393,26 @@ def test_what_cannot_be_is_answered(words, said, ask):
 def test_a_run_of_another_kind_is_refused(recorded, ask):
     with_tokens, without = recorded("schedule=1f1b", *SIMPLE), recorded("schedule=1f1b", "num_devices=4")
     assert "microbatch" in ask(with_tokens, without, status=2)
-    in_slots = recorded("schedule=1f1b", "model=tiny_gpt", "num_devices=4")
-    assert "slots" in ask(with_tokens, in_slots, status=2)
+    in_slots = Side("slots", 1.0, "simulated", {COMPUTATION: 1.0}, "simulated", clock="slots")
+    with pytest.raises(ValueError, match="clock of the first is s, of the second slots; take costs in seconds"):
+        explain(side(computation=1.0), in_slots)
 
 
-def test_a_failed_run_is_refused(recorded, ask, results):
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"status": "failed", "reason": "it broke"}, "failed, it broke"),
+        ({"status": "infeasible", "reason": "it needs 33 GB"}, "infeasible, it needs 33 GB"),
+        ({"mode": "roofline"}, "mode=roofline"),
+        ({"mode": "import", "evidence": "measured elsewhere"}, "type its number"),
+    ],
+)
+def test_a_run_without_a_step_is_refused(fields, said, recorded, ask, results):
     name = recorded("schedule=1f1b", *SIMPLE)
-    broken = record.read(results / name) | {"run_id": "f" * 16, "status": "failed", "reason": "it broke"}
-    del broken["surroundings"]
-    record.write(results / broken["run_id"], broken)
-    assert "failed, it broke" in ask(broken["run_id"], name, status=2)
-
-
-def test_a_run_that_takes_no_step_is_refused(recorded, ask):
-    roofline = recorded("mode=roofline", "model=qwen3_1p7b", "cluster=8x_rtx4090")
-    assert "mode=roofline" in ask(roofline, "table=vocab_stage_times:1", status=2)
+    other = record.read(results / name) | {"run_id": "f" * 16, **fields}
+    del other["surroundings"]
+    record.write(results / other["run_id"], other)
+    assert said in ask(other["run_id"], name, status=2)
 
 
 def test_numbers_are_in_the_units_of_their_names():
