@@ -33,7 +33,7 @@ TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(2, timeout_s=90) as found:
+    with Ranks(2, timeout_s=300) as found:
         yield found
 
 
