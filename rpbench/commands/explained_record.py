@@ -53,7 +53,7 @@ def side_of_record(row: Record) -> Side:
     tokens = row.get("tokens_per_step")
     units = tokens or row["num_microbatches"]
     if row["evidence"] == "measured":
-        causes, model = _replayed(row), "measured"
+        causes, model = _replayed(row, step_causes(request)), "measured"
     else:
         causes, model = step_causes(request), _model(request)
     each = row["num_devices"] / units
@@ -174,13 +174,23 @@ def _unevenness(assembled: Assembled) -> float:
     return float(max(busy) - sum(busy) / len(busy)) / assembled.schedule.shape.num_steps
 
 
-def _replayed(row: Record) -> dict[str, float]:
-    """Seconds of a measured step by cause: the same order with the processor time of its own actions."""
+def _replayed(row: Record, simulated: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a measured step by cause: the same order with the processor time of its own actions.
+
+    Args:
+        simulated: seconds by cause at given costs, which say what part of the work is recomputation.
+    """
     makespan = row.get("replay_makespan_s") or row["makespan_s"]
     busy = row.get("replay_busy_s") or row["busy_s"]
     steps = row["makespan_s"] / row["step_time_s"]
     mean = sum(busy) / len(busy)
-    parts = {COMPUTATION: mean, "partition": max(busy) - mean, "bubble": makespan - max(busy)}
+    again = simulated["recomputation"] / (simulated[COMPUTATION] + simulated["recomputation"])
+    parts = {
+        COMPUTATION: mean * (1 - again),
+        "recomputation": mean * again,
+        "partition": max(busy) - mean,
+        "bubble": makespan - max(busy),
+    }
     return {name: seconds / steps for name, seconds in parts.items()}
 
 

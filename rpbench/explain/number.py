@@ -53,7 +53,10 @@ class Number:
         if self.unit == "step_time_s":
             return num_devices * self.value / tokens_per_step
         if rate is None:
-            raise ValueError(f"{self.unit}={self.value:g}: no device with a peak is known; type tokens_per_s= instead")
+            raise ValueError(
+                f"{self.unit}={self.value:g}: FLOPs of the run or the peak of its device are not known; type "
+                "tokens_per_s= instead"
+            )
         return rate.flops / (self.value * (1e12 if self.unit == "tflops_per_device" else rate.peak))
 
     def rate(self, own: Architecture | None, seq_len: int, work: Work | None) -> Rate | None:

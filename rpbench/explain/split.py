@@ -200,6 +200,6 @@ def _counted(side: Side, metric: Metric) -> tuple[float, float, Rate]:
     work = side.work
     if work is None or not work.peak:
         raise ValueError(
-            f"metric={metric}: of {side.label} no device with a peak is known; leave metric out, to compare tokens/s"
+            f"metric={metric}: of {side.label} no device with a peak is known; take metric=pace, to compare tokens/s"
         )
     return work.flops, work.peak, side.rate or Rate(work.flops, work.peak)

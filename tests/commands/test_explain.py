@@ -313,6 +313,26 @@ def test_late_updates_of_a_record(recorded, ask):
     assert answer["log_ratio"] > 0
 
 
+def test_what_other_load_took_of_a_measured_run_is_the_rest(recorded, ask, results):
+    """A replay of 1.6 s whose devices compute 1.2, 1, 1 and 0.8 s, on the clock of a free machine and of a busy one."""
+    plain = record.read(results / recorded("schedule=1f1b", *SIMPLE))
+    replay = {"evidence": "measured", "replay_makespan_s": 1.6, "replay_busy_s": [1.2, 1.0, 1.0, 0.8]}
+    for name, measured_s in (("d" * 16, 1.6), ("e" * 16, 2.0)):
+        row = plain | replay | {"run_id": name, "makespan_s": measured_s, "step_time_s": measured_s}
+        del row["surroundings"]
+        record.write(results / name, row)
+    busy, _ = ask("d" * 16, "e" * 16)
+    assert busy["causes"] == []
+    assert busy["unexplained"]["factor"] == pytest.approx(0.8)
+    devices = 4 / plain["tokens_per_step"]
+    assert busy["a"]["predicted_device_seconds"] == pytest.approx(1.6 * devices)
+    against, _ = ask(plain["run_id"], "d" * 16)
+    seconds = {row["cause"]: row["b_seconds"] for row in against["causes"]}
+    assert seconds["partition"] == pytest.approx(0.2 * devices)
+    assert seconds["bubble"] == pytest.approx(0.4 * devices)
+    assert "recomputation" not in seconds  # both recompute a quarter of their work
+
+
 def test_a_late_schedule_without_a_prompt_one_says_so(recorded, ask):
     flushed = recorded("schedule=1f1b", *SIMPLE)
     answer, _ = ask(flushed, recorded("schedule=pipedream", *SIMPLE))
