@@ -25,6 +25,7 @@ PACKAGES = (
     "rpbench/mesh",
     "rpbench/predict",
     "rpbench/advice",
+    "rpbench/explain",
     "rpbench/harness",
     "rpbench/commands",
     "analysis",

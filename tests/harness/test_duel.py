@@ -155,7 +155,7 @@ def test_what_is_the_same_work_is_the_same_plan(rows):
     assert schedules[LIMIT]["partition_layers"] in {row["partition_layers"] for row in streamed}
     assert schedules[TWINS[2]]["recompute"] == schedules[BASE]["recompute"] == "except_last"
     assert schedules["gpipe"]["recompute"] == schedules["looped_bfs"]["recompute"] == "all"
-    for row in rows:
+    for row in (row for row in streamed if row["partition_layers"] == schedules[LIMIT]["partition_layers"]):
         assert row["simulated_makespan_s"] >= schedules[LIMIT]["simulated_makespan_s"] * (1 - 1e-9)
 
 
