@@ -14,7 +14,7 @@ from tests.site.site_pages import DOCS, PAGES, ROOT, name_of
 
 _PATH = re.compile(r"`((?:rpbench|analysis|tests|conf|baselines|docs|\.ci)/[\w./-]*\w/?)`")
 # What runs make, and what readers write.
-_MADE = ("analysis/figures", "conf/cluster/this_machine.yaml", "docs/methods/<name>")
+_MADE = ("analysis/figures", "conf/cluster/this_machine.yaml", "analysis/published/measured/NAME.csv")
 
 
 def test_every_schedule_has_a_page_and_every_page_a_schedule():
