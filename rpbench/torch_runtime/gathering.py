@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Mapping
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,8 +24,12 @@ ROUND_TRIPS = 20
 Answer = dict[str, Any]
 
 
-def gather(member: Member) -> Answer | None:
-    """What a run came to, on rank 0; None on the others, all of which must ask."""
+def gather(member: Member, more: Mapping[str, Any] = MappingProxyType({})) -> Answer | None:
+    """What a run came to, on rank 0; None on the others, all of which must ask.
+
+    Args:
+        more: what else is gathered of this rank.
+    """
     offset_s, error_s = clock_offset(member.device)
     hop_s = measure_hop(member)
     own = {
@@ -35,6 +40,7 @@ def gather(member: Member) -> Answer | None:
         "steps": [_on_common_clock(step, offset_s) for step in member.steps],
         "losses": member.losses,
         "peak_memory_bytes": _peak_memory(member.device),
+        **more,
     }
     ranks = _to_first(own)
     answer: Answer = {"ranks": ranks, "versions": versions(), "hop_s": hop_s} if ranks is not None else {}
