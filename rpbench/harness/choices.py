@@ -218,7 +218,7 @@ class TorchDuel:
     name: str = "torch_duel"
     schedules: list[str] = field(default_factory=lambda: ["1f1b", "zb_v"])
     num_starts: int = 2
-    budget_s: float = 126.0
+    budget_s: float = 122.0
     half_width: float = 0.02
     parity_seq_len: int = 16
     stall_s: float = 40.0

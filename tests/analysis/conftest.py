@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch_duel_rows
 from manifests import Cells, put
 
 from analysis.exhibits.figures import convergence, thousand_devices, what_if
@@ -136,6 +137,7 @@ def _made_up(rows: list[Record]) -> dict[str, Cells]:
         **_what_if(first),
         **_of_unit_work(first),
         "cpu_duel": _duels(first),
+        "torch_duel": [({}, list(torch_duel_rows.rows(row=first).values()))],
         "equivalence": _verified_runs(first),
         **_compared(by_cell),
     }

@@ -33,7 +33,8 @@ class Interval:
     def fields(self, name: str) -> dict[str, float | None]:
         """The same as record fields; what is not finite becomes None."""
         values = {name: self.ratio, f"{name}_low": self.low, f"{name}_high": self.high}
-        return {key: value if math.isfinite(value) else None for key, value in values.items()}
+        is_known = math.isfinite(self.ratio)
+        return {key: value if is_known and math.isfinite(value) else None for key, value in values.items()}
 
 
 def interval_of(finding: Finding) -> Interval:
@@ -81,7 +82,9 @@ def findings(rows: Mapping[str, Record], clock: str, *, undisturbed: bool = True
     ]  # fmt: skip
     found = judge({name: [start[name] for start in starts] for name in starts[0]}, len(REFERENCES), rules)
     reason = why_none(first) or ("" if undisturbed else "other programs' load was not looked at")
-    return {name: replace(each, verdict="no verdict", reason=reason) if reason else each for name, each in found.items()}
+    return {
+        name: replace(each, verdict="no verdict", reason=reason) if reason else each for name, each in found.items()
+    }
 
 
 def rules_of(rows: Mapping[str, Record]) -> Rules:
@@ -100,23 +103,24 @@ def why_none(row: Record) -> str:
     return ""
 
 
-def over_wall(row: Record, key: str, rules: Rules) -> Interval:
-    """A column of an entrant's runs over the step by the clock, over all starts.
+def over_wall(rows: Mapping[str, Record], key: str) -> dict[str, Interval]:
+    """A column of every entrant's runs over the step by the clock; what differs between starts is known of all.
 
     Args:
         key: `replay` or `predicted`.
     """
-    starts = []
-    for start in row["runs"]:
-        pairs = [
-            (at, math.log(value / wall))
-            for at, value, wall in zip(start["at_s"], start[f"{key}_s"], start["wall_s"], strict=True)
-            if value
-        ]
-        at, logs = (np.array(column) for column in zip(*pairs, strict=True)) if pairs else (np.array([]),) * 2
-        starts.append(find_start(Comparisons(logs, at, np.zeros(len(logs))), rules))
-    found = judge({key: starts}, 1, rules)[key]
-    return Interval(found.ratio, found.low, found.high)
+    rules = rules_of(rows)
+    table = {name: [find_start(_over_wall(start, key), rules) for start in row["runs"]] for name, row in rows.items()}
+    # Entrants of a start share the machine: as if each had been compared with one run that all had in common.
+    found = judge(table, 1, rules)
+    return {name: Interval(each.ratio, each.low, each.high) for name, each in found.items()}
+
+
+def _over_wall(start: Columns, key: str) -> Comparisons:
+    runs = zip(start["at_s"], start[f"{key}_s"], start["wall_s"], strict=True)
+    pairs = [(at, math.log(value / wall)) for at, value, wall in runs if value]
+    at, logs = (np.array(column) for column in zip(*pairs, strict=True)) if pairs else (np.array([]),) * 2
+    return Comparisons(logs, at, np.zeros(len(logs)))
 
 
 def missing_parts(row: Record) -> dict[str, float]:
@@ -141,13 +145,14 @@ def overhead_per_action(row: Record) -> float:
 def derived_fields(rows: Mapping[str, Record]) -> dict[str, dict[str, Any]]:
     """Contender -> the fields of its record that follow from everybody's runs."""
     fit = {name: row for name, row in rows.items() if row["status"] == "ok"}
+    if not fit:
+        return {}
     clean = findings(fit, "wall")
+    replays, predictions = over_wall(fit, "replay"), over_wall(fit, "predicted")
     by_clock = {clock: findings(fit, clock, undisturbed=False) for clock in CLOCKS}
     found: dict[str, dict[str, Any]] = {}
     for name, row in fit.items():
-        rules = rules_of(fit)
-        own = over_wall(row, "replay", rules).fields("replay_over_wall")
-        own |= over_wall(row, "predicted", rules).fields("predicted_over_wall")
+        own = replays[name].fields("replay_over_wall") | predictions[name].fields("predicted_over_wall")
         if name in clean:
             own |= interval_of(clean[name]).fields("over_own")
             own |= interval_of(by_clock["wall"][name]).fields("over_own_disturbed")

@@ -1,4 +1,4 @@
-"""A torch duel from configuration to records: cut, check, play each start in a process of its own, write all records."""
+"""A torch duel from configuration to records: cut, check, play each start in its own process, write all records."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -69,7 +69,7 @@ class RankTeam:
         self._costs = profiled_costs(timeline, found.hop_s)
         parts = time_parts(found)
         if self._asked.request.order_of in ONE_STAGE:  # whose messages are not recorded apart
-            parts = replace(parts, waiting=parts.waiting + parts.between, between=0.0)
+            parts = _all_late(parts, wall_s, len(self._ranks.pids))
         return StepSample(
             wall_s,
             replay_s,
@@ -131,10 +131,12 @@ class ThreadTeam:
 def _of_threads(timeline: Timeline, wall_s: float, replay_s: float) -> dict[str, float]:
     """What a step on threads took longer than its replay: they have no messages, and wait between actions."""
     num_ranks = timeline.schedule.shape.num_ranks
-    computing = waiting = 0.0
-    for rank in range(num_ranks):
-        own = [span for span in timeline.spans() if span.device == rank]
-        computing += sum(float(span.end - span.start) for span in own)
-        waiting += float(max(span.end for span in own) - min(span.start for span in own))
-    parts = TimeParts(computing, waiting - computing, 0.0, 0.0, 0.0, timeline.schedule.num_actions)
-    return unexplained(wall_s, replay_s, parts, num_ranks)
+    computing = sum(float(span.end - span.start) for span in timeline.spans())
+    parts = TimeParts(computing, 0.0, 0.0, 0.0, 0.0, timeline.schedule.num_actions)
+    return unexplained(wall_s, replay_s, _all_late(parts, wall_s, num_ranks), num_ranks)
+
+
+def _all_late(parts: TimeParts, wall_s: float, num_ranks: int) -> TimeParts:
+    """The parts of a step in which computations alone are recorded: whatever else there is, is waiting."""
+    waiting = num_ranks * wall_s - parts.computing - parts.after
+    return replace(parts, waiting=waiting, messages=0.0, between=0.0)
