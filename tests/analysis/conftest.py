@@ -137,7 +137,7 @@ def _made_up(rows: list[Record]) -> dict[str, Cells]:
         **_what_if(first),
         **_of_unit_work(first),
         "cpu_duel": _duels(first),
-        "torch_duel": [({}, list(torch_duel_rows.rows(row=first).values()))],
+        "torch_duel": [({}, _torch_duel(first))],
         "equivalence": _verified_runs(first),
         **_compared(by_cell),
     }
@@ -307,6 +307,16 @@ def _duels(row: Record) -> Cells:
     for model in DUEL_MODELS:
         made = [_contender(row, model, contender, 2 - 0.1 * number) for number, contender in enumerate(NAMES)]
         yield {"model": model}, made
+
+
+def _torch_duel(row: Record) -> list[Record]:
+    found = []
+    for fields in torch_duel_rows.rows().values():
+        own = {key: value for key, value in fields.items() if key not in ("run_id", "config")}
+        made = _edited(row, fields["run_id"], **own)
+        made["config"]["mode"] = fields["config"]["mode"]
+        found.append(made)
+    return found
 
 
 def _verified_runs(row: Record) -> Cells:
