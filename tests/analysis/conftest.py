@@ -454,4 +454,5 @@ def _verified(row: Record, backend: str, dtype: str) -> Record:
 
 def _edited(row: Record, why: str, **fields: object) -> Record:
     other = copy.deepcopy(row) | fields
+    other.pop("surroundings", None)  # with them a record's name is held to what it was made of
     return other | {"run_id": record.run_id({"copy of": row["run_id"], "why": why}), "files": []}
