@@ -17,6 +17,7 @@ from analysis.claims import (
     regression,
     statements,
     steady_state,
+    torch_duel,
     tuning,
 )
 from analysis.claims.claim import Claim, Verdict, judge
@@ -36,6 +37,7 @@ _SECTIONS = (
     discrepancies,
     predicted,
     figure10,
+    torch_duel,
     regression,
     statements,
 )

@@ -42,7 +42,7 @@ class Scope:
 
 
 # What measures time needs the machine for itself.
-_ALONE = ("cpu_duel", "aa_duel", "baselines_cpu")
+_ALONE = ("cpu_duel", "aa_duel", "torch_duel", "baselines_cpu")
 
 # What takes longest, first; experiments that are not named here follow.
 _LONGEST = (

@@ -37,6 +37,7 @@ from analysis.exhibits.tables import (
     prediction_score,
     published_cells,
     published_runs,
+    torch_duel,
 )
 from analysis.records.experiments import Experiments, MissingRuns
 
@@ -58,6 +59,7 @@ _MAKERS: dict[str, Callable[[Experiments], Exhibit]] = {
     "uneven_head": uneven_head.exhibit,
     "duel": duel.exhibit,
     "calibrated": calibrated.exhibit,
+    "torch_duel": torch_duel.exhibit,
     "equivalence": equivalence.exhibit,
     "figure10": comparison.simulated,
     "figure10_bars": published_runs.exhibit,

@@ -43,6 +43,7 @@ _QUESTIONS = {
     "uneven_head": "Who suffers from a large vocabulary?",
     "duel": "Who is faster when all train for real on this machine?",
     "calibrated": "Can a run on this machine be predicted from a minute of measuring?",
+    "torch_duel": "What does a table of ours cost on torch's own pipeline runtime?",
     "equivalence": "Do all schedules compute the same gradients?",
     "figure10": "Which system trains fastest on eight RTX 4090, on equal terms?",
     "baselines_cpu": "What do all systems do when they train for real on two cores?",

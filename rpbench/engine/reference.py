@@ -94,11 +94,13 @@ def train_reference(
     compensation: Compensation | None = None,
     delays: Delays | None = None,
     start: State | None = None,
+    num_replicas: int = 1,
 ) -> Trajectory:
     """Train for some steps.
 
     Args:
         groups: (backward stage, version) -> microbatches in the order their gradients are added up.
+        num_replicas: whose groups stand one after another; each adds up its own before they meet.
         num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
         reads: the versions the modules have for a microbatch; None: the newest.
@@ -125,7 +127,7 @@ def train_reference(
         past.reads = reads or Reads(newest, newest)
         read = past.reads.backward(workload.chain[-1], step * workload.num_microbatches)
         scale = scales[read].value if rule else None
-        losses, gradients = _gradients(workload, layout, groups, past, step, num_parts, scale)
+        losses, gradients = _gradients(workload, layout, groups, past, step, num_parts, scale, num_replicas)
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
@@ -258,10 +260,11 @@ def _gradients(
     step: int,
     num_parts: int,
     scale: float | None,
+    num_replicas: int,
 ) -> tuple[float, Tensors]:
     """Loss and gradients of a step, added up stage by stage as soon as their turn comes."""
     window = range(step * workload.num_microbatches, (step + 1) * workload.num_microbatches)
-    sums = [_OrderedSum(groups[stage, step + 1]) for stage in range(len(layout.backward))]
+    sums = [_OrderedSum(groups[stage, step + 1], num_replicas) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
         run = _Microbatch(workload, past, microbatch, num_parts, scale)
@@ -403,9 +406,10 @@ def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
 
 
 class _OrderedSum:
-    """Adds gradients in the order of the groups, whatever order they come in."""
+    """Adds gradients in the order of the groups, whatever order they come in, and every replica's groups first."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, num_replicas: int) -> None:
+        self.num_replicas = num_replicas
         self.groups = [list(group) for group in groups]
         self.waiting: dict[int, list[Tensors]] = {}
         self.sums: list[Tensors] = [{} for _ in groups]
@@ -428,8 +432,12 @@ class _OrderedSum:
         if missing or left:
             raise RuntimeError(f"a step's gradient is added up without microbatches {left}, and waits for {missing}")
         total: Tensors = {}
-        for part in self.sums:
-            _add(total, part)
+        per_replica = len(self.sums) // self.num_replicas
+        for replica in range(self.num_replicas):
+            own: Tensors = {}
+            for part in self.sums[replica * per_replica : (replica + 1) * per_replica]:
+                _add(own, part)
+            _add(total, own)
         return total
 
 

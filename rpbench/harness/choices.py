@@ -211,11 +211,31 @@ class Duel:
             raise ConfigError(f"mode.recompute={self.recompute}: all or except_last")
 
 
-Mode = Simulate | Train | Predict | Roofline | Duel
+@dataclass
+class TorchDuel:
+    """`mode=torch_duel`: torch's runtime with our table, torch's own schedules and our threads, in real time."""
+
+    name: str = "torch_duel"
+    schedules: list[str] = field(default_factory=lambda: ["1f1b", "zb_v"])
+    num_starts: int = 2
+    budget_s: float = 122.0
+    half_width: float = 0.02
+    parity_seq_len: int = 16
+    stall_s: float = 40.0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mode.", "num_starts", "parity_seq_len")
+        for name in ("budget_s", "half_width", "stall_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
+
+
+Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel
 MODES: dict[str, type[Mode]] = {
     "simulate": Simulate,
     "train": Train,
     "predict": Predict,
     "roofline": Roofline,
     "duel": Duel,
+    "torch_duel": TorchDuel,
 }

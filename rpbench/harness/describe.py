@@ -53,8 +53,17 @@ def _clocked(row: Record) -> str:
     return f": {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['partition_layers']}"
 
 
+def _entrant(row: Record) -> str:
+    return f"torch duel {row['model']} {row['contender']}"
+
+
+def _over_own(row: Record) -> str:
+    return f": {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['verdict']}"
+
+
 _DESCRIBED: dict[str, tuple[Callable[[Record], str], Callable[[Record], str]]] = {
     "predict": (_system, _pace),
     "roofline": (_formulas, _convention),
     "duel": (_contender, _clocked),
+    "torch_duel": (_entrant, _over_own),
 }

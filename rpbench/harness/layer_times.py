@@ -56,8 +56,12 @@ def _constant(request: Request, num_layers: int) -> LayerTimes:
 
 def _published(request: Request, num_layers: int) -> LayerTimes:
     model = request.model
-    times = published_times((model.published_name if model else None) or "")
-    return with_halves(times, model) if request.cost.split_backward and model else times
+    return _halved(request, published_times((model.published_name if model else None) or ""))
+
+
+def _halved(request: Request, times: LayerTimes) -> LayerTimes:
+    """The same times with both halves of every backward, if they are asked for."""
+    return with_halves(times, request.model) if request.cost.split_backward and request.model else times
 
 
 def _analytic(request: Request, num_layers: int) -> LayerTimes:
@@ -81,11 +85,11 @@ def _profiled(request: Request, num_layers: int) -> LayerTimes:
                 f"cost.profile={profile} is of {times.num_layers} layers, model={model.name} has "
                 f"{model.num_layers}; leave cost.profile null to measure this one"
             )
-        return times
+        return _halved(request, times)
     # More threads than cores would only wait for each other.
     threads = min(request.num_devices, os.cpu_count() or 1)
     sequences, per_device = request.workload.microbatch_sequences, request.cost.microbatches_per_device
-    return _measured(model, sequences, request.dtype, request.seed, threads, per_device)
+    return _halved(request, _measured(model, sequences, request.dtype, request.seed, threads, per_device))
 
 
 @cache

@@ -23,6 +23,7 @@ from rpbench.harness.choices import (
     Predict,
     Roofline,
     Simulate,
+    TorchDuel,
     TrackerConfig,
     Train,
     WorkloadConfig,
@@ -125,7 +126,7 @@ class Request:
         """Whether what comes out depends on this machine's pace."""
         on_clock = self.backend is not None and self.backend.name in ("cpu", "cuda", "emulated", "torch")
         measured_costs = self.cost.name == "profiled" and self.cost.profile is None
-        return isinstance(self.mode, Duel) or on_clock or measured_costs
+        return isinstance(self.mode, Duel | TorchDuel) or on_clock or measured_costs
 
 
 def load(overrides: Sequence[str]) -> Request:
@@ -309,7 +310,7 @@ def _check_mode(request: Request) -> None:
     if asked and (backend is None or backend.name not in ("virtual", "cpu")):
         where = f"backend={backend.name}" if backend else f"mode={mode.name}"
         raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
-    if isinstance(mode, Predict | Roofline | Duel) and request.model is None:
+    if isinstance(mode, Predict | Roofline | Duel | TorchDuel) and request.model is None:
         raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
     if request.tuning_budget is not None and not isinstance(mode, Simulate):
         raise ConfigError(

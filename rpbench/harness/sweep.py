@@ -6,6 +6,7 @@ Hydra composes and launches; this module gives failures the words and exit statu
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +15,10 @@ from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
-from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rpbench.harness.choices import ConfigError
@@ -34,6 +35,7 @@ from rpbench.harness.machine_lock import machine_alone
 from rpbench.harness.manifest import Journal, Plan
 from rpbench.harness.request import load, request_of
 from rpbench.harness.run import emit, run
+from rpbench.harness.slurm import Slurm, asked_for
 from rpbench.harness.sweeper import ManifestSweeper
 from rpbench.harness.terms import split_terms
 from rpbench.harness.worker import RunFailed, Terms, Worker
@@ -81,17 +83,20 @@ def _single(overrides: Sequence[str]) -> None:
     _carry_out(load(overrides), Journal.of_none())
 
 
-def _carry_out(request: Any, journal: Journal) -> None:
+def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None) -> None:
     """Run a request; its records go to stdout, its end to the journal of its sweep.
+
+    Args:
+        slurm: runs it elsewhere.
 
     Raises:
         ConfigError: if the request is wrong.
         RunFailed: if a run broke through no fault of the request.
     """
     try:
-        with machine_alone(wanted=request.measures):
-            rows = run(request)
-    except ValueError:
+        with machine_alone(wanted=request.measures and slurm is None):
+            rows = run(request) if slurm is None else slurm.run(request)
+    except (ValueError, RunFailed):
         raise
     except Exception as error:
         raise RunFailed(f"run failed: {type(error).__name__}: {error}") from error
@@ -131,14 +136,32 @@ def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_d
         plugins.instantiate_sweeper(hydra_context=context, task_function=_job, config=config).sweep(arguments)
         return
 
-    def launch(work: Callable[[DictConfig], None]) -> Launcher:
+    slurm = asked_for(OmegaConf.to_container(config.hydra.launcher, resolve=True))  # type: ignore[arg-type]  # keys
+
+    def launch(work: Callable[[DictConfig], None]) -> Any:
+        if slurm is not None:
+            return _Here(work, config)
         return plugins.instantiate_launcher(hydra_context=context, task_function=work, config=config)
 
     sweeper = ManifestSweeper(config, launch, context.config_loader, terms)
     if is_dry:
         sweeper.preview(arguments, sys.stdout)
     else:
-        sweeper.sweep(arguments, _work)
+        if slurm is not None:
+            slurm.executor_here()
+        sweeper.sweep(arguments, _work if slurm is None else partial(_work_by_jobs, slurm))
+
+
+class _Here:
+    """A launcher of one worker, in this process: what it hands out runs elsewhere."""
+
+    def __init__(self, work: Callable[[DictConfig], None], config: DictConfig) -> None:
+        self._work, self._config = work, config
+
+    def launch(self, batch: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        """The worker's end."""
+        self._work(self._config)
+        return [JobReturn(status=JobStatus.COMPLETED)]
 
 
 def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, _: DictConfig) -> None:
@@ -146,6 +169,12 @@ def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, _: DictConfi
     job = cast(DictConfig, HydraConfig.get())
     worker = Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit)
     worker.work()
+
+
+def _work_by_jobs(slurm: Slurm, plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, config: DictConfig) -> None:
+    """The same with a job for each cell."""
+    run_by_job = partial(_carry_out, slurm=slurm)
+    Worker(Path(config.hydra.sweep.dir), plan, cells, terms, run_by_job, emit).work()
 
 
 def _job(node: DictConfig) -> None:

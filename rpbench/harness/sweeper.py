@@ -20,6 +20,7 @@ from rpbench.harness.preview import preview
 from rpbench.harness.progress import Progress, conclude
 from rpbench.harness.provenance import usable_cores
 from rpbench.harness.record import check_writable
+from rpbench.harness.slurm import TARGET as SLURM
 from rpbench.harness.worker import Terms
 
 Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
@@ -109,4 +110,4 @@ def _num_workers(launcher: Any, num_cells: int) -> int:
     if "submitit" in target:
         asked = int(launcher.get("array_parallelism", 1))
         return max(1, min(num_cells, asked if "Slurm" in target else min(asked, usable_cores())))
-    return 1 if "basic" in target else max(1, min(num_cells, usable_cores()))
+    return 1 if "basic" in target or target == SLURM else max(1, min(num_cells, usable_cores()))

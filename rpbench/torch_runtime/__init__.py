@@ -7,5 +7,7 @@ worker, member, stages, shards one rank of it
 recording, gathering, outcome  what it measured, as timelines and record fields
 board, sentinel, diagnosis     which rank is at fault when a run stops
 nodes, node_run                hosts with an engine each, for schedules that stream weights
-replay, measuring, dry_run     where time goes, rounds of contenders, requests for GPUs that are not here
+resident                       contenders side by side, a step each
+replay, dry_run                where time goes, requests for GPUs that are not here
+split_sums                     plain training that adds up the parts of tensor-parallel ranks
 """

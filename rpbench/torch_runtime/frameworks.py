@@ -101,8 +101,8 @@ def table_lines(
         notes = [f"local_batch_size / pipeline_parallel_microbatch_size must be the table's {m} microbatches"]
     else:
         options = {"pp_size": table.shape.num_ranks, "pp_schedule": name, "pp_schedule_csv": csv_path}
-        options |= {"pp_microbatch_size": 1}
-        notes = [f"pp_batch_size / pp_microbatch_size must be the table's {m} microbatches"]
+        options |= {"pp_microbatch_size": 1, "pp_batch_size": m}
+        notes = [f"pp_batch_size / pp_microbatch_size must stay the table's {m} microbatches"]
     if table.partition is not None:
         parts = module_names_per_stage(table.partition, names or NAMES[framework])
         options["module_fqns_per_model_part"] = parts

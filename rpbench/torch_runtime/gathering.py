@@ -6,25 +6,37 @@ import socket
 import time
 from collections.abc import Mapping
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rpbench.engine.layout import layout_of
-from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
+from rpbench.engine.reference import (
+    Trajectory,
+    largest_difference,
+    largest_relative_difference,
+    train_reference,
+)
 from rpbench.engine.state.accumulation import Groups, gradient_groups
 from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.workload import Workload
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule
 from rpbench.torch_runtime.member import Member
+from rpbench.torch_runtime.split_sums import with_split_sums
 
 ROUND_TRIPS = 20
 Answer = dict[str, Any]
 
 
-def gather(member: Member) -> Answer | None:
-    """What a run came to, on rank 0; None on the others, all of which must ask."""
+def gather(member: Member, more: Mapping[str, Any] = MappingProxyType({})) -> Answer | None:
+    """What a run came to, on rank 0; None on the others, all of which must ask.
+
+    Args:
+        more: what else is gathered of this rank.
+    """
     offset_s, error_s = clock_offset(member.device)
     hop_s = measure_hop(member)
     own = {
@@ -35,6 +47,7 @@ def gather(member: Member) -> Answer | None:
         "steps": [_on_common_clock(step, offset_s) for step in member.steps],
         "losses": member.losses,
         "peak_memory_bytes": _peak_memory(member.device),
+        **more,
     }
     ranks = _to_first(own)
     answer: Answer = {"ranks": ranks, "versions": versions(), "hop_s": hop_s} if ranks is not None else {}
@@ -157,26 +170,42 @@ def _together(by_rank: list[Tensors]) -> tuple[Tensors, float]:
 
 
 def compare(member: Member, gradients: Tensors, weights: Tensors) -> Answer:
-    """The largest differences of gradients and weights from plain training, absolute and relative."""
-    request, table = member.request, member.lowered.table
-    assert table.partition is not None
-    workload = request.workload()
-    reference = train_reference(
-        workload,
-        layout_of(table.partition),
-        summation_order(table, request.num_steps, request.data_parallel),
-        request.settings(),
-        num_steps=request.num_steps,
-        updates=request.optimizer is not None,
-    )
+    """The largest differences of gradients and weights from plain training, absolute and relative.
+
+    Tensor-parallel ranks are also compared with plain training that adds up the same parts of every matrix product.
+    """
+    request = member.request
+    reference = _reference(member, request.workload())
     expected = reference.gradients[-1]
-    return {
+    split: Answer = {}
+    if request.tensor_parallel > 1:
+        same = _reference(member, with_split_sums(request.workload(), request.tensor_parallel))
+        split = {
+            "same_sums_grad_max_abs_diff": largest_difference(gradients, same.gradients[-1]),
+            "same_sums_weight_max_abs_diff": largest_difference(weights, same.masters),
+        }
+    return split | {
         "grad_max_abs_diff": largest_difference(gradients, expected),
         "grad_max_rel_diff": largest_relative_difference(gradients, expected),
         "weight_max_abs_diff": largest_difference(weights, reference.masters),
         "reference_losses": reference.losses,
         "num_microbatches_verified": request.num_steps * request.num_microbatches,
     }
+
+
+def _reference(member: Member, workload: Workload) -> Trajectory:
+    """The same steps as one plain loop."""
+    request, table = member.request, member.lowered.table
+    assert table.partition is not None
+    return train_reference(
+        workload,
+        layout_of(table.partition),
+        summation_order(table, request.num_steps, request.data_parallel),
+        request.settings(),
+        num_steps=request.num_steps,
+        updates=request.optimizer is not None,
+        num_replicas=request.data_parallel,
+    )
 
 
 def summation_order(table: Schedule, num_steps: int, num_replicas: int) -> Mapping[tuple[int, int], Groups]:

@@ -123,6 +123,13 @@ class Member:
             self._update(step + 1)
         self.recorder.place.write(Phase.DONE)
 
+    def run_once(self) -> None:
+        """One step on the first step's microbatches; weights stay, and only this step is remembered."""
+        self.steps.clear()
+        self.losses.clear()
+        self._step(0)
+        self.recorder.place.write(Phase.DONE)
+
     def _step(self, step: int) -> None:
         batch = self._batch(step)
         for parameter in self.parameters.values():

@@ -208,6 +208,7 @@ def _verified(request: NodeRequest, workload: Workload, training: Training, gath
         training.settings.optimizer,
         num_steps=schedule.shape.num_steps,
         reads=Reads(read(local.forward), read(local.backward), local.grain),
+        num_replicas=request.num_nodes,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]
     shapes = {place: master.shape for place, master in training.optimizer.masters.items()}

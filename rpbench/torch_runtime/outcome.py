@@ -141,6 +141,8 @@ class Outcome:
             "grad_max_abs_diff",
             "grad_max_rel_diff",
             "weight_max_abs_diff",
+            "same_sums_grad_max_abs_diff",
+            "same_sums_weight_max_abs_diff",
             "copies_max_abs_diff",
             "num_microbatches_verified",
         )

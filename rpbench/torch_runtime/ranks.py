@@ -23,6 +23,7 @@ from rpbench.torch_runtime.diagnosis import Evidence, RunFailed, diagnose
 from rpbench.torch_runtime.node_run import NodeRequest
 from rpbench.torch_runtime.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
+from rpbench.torch_runtime.resident import StepRequest
 from rpbench.torch_runtime.worker import AnyRequest
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +91,15 @@ class Ranks:
         """
         check_request(request)
         return Outcome(request, self._ask(request))
+
+    def step(self, request: StepRequest) -> Outcome:
+        """What one step of a resident came to.
+
+        Raises:
+            ValueError: as of `run`.
+            RunFailed: as of `run`.
+        """
+        return Outcome(request.request, self._ask(request))
 
     def run_nodes(self, request: NodeRequest) -> Answer:
         """The same of processes that are nodes: what node 0 answers (`rpbench.torch_runtime.node_run`)."""
@@ -166,8 +176,9 @@ class Ranks:
             {},
             frozenset(rank for rank, pid in enumerate(self.pids) if exits[rank] is None and is_stopped(pid)),
         )
-        if isinstance(request, TorchRequest):
-            error = diagnose(request.lowered, evidence, request.data_parallel * request.tensor_parallel)
+        run = request.request if isinstance(request, StepRequest) else request
+        if isinstance(run, TorchRequest):
+            error = diagnose(run.lowered, evidence, run.data_parallel * run.tensor_parallel)
         else:
             error = diagnose(None, evidence)
         words = answers.get(error.rank, {}).get("traceback") or self._last_words(error.rank)

@@ -73,6 +73,27 @@ def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
     return TimeParts(computing, waiting, messages, after, between, num_actions)
 
 
+def unexplained(wall_s: float, replay_s: float, parts: TimeParts, num_ranks: int) -> dict[str, float]:
+    """What a step took longer than its replay, by name, in rank-seconds: they sum to `num_ranks` * (wall - replay).
+
+    Args:
+        wall_s: from the first rank's start of the step to the last one's end.
+
+    Returns:
+        late: waiting beyond what the replay waits - messages under way, and what a delay of another rank passes on;
+        messages, after, between: as in `TimeParts`; outside: before a rank's first action and after its last.
+    """
+    idle_in_replay = num_ranks * replay_s - parts.computing
+    inside = parts.computing + parts.waiting + parts.messages + parts.after + parts.between
+    return {
+        "late": parts.waiting - idle_in_replay,
+        "messages": parts.messages,
+        "after": parts.after,
+        "between": parts.between,
+        "outside": num_ranks * wall_s - inside,
+    }
+
+
 def profiled_costs(profile: Timeline, hop_s: float) -> CostTable:
     """Median times of every kind and stage, as torch's own split functions took them in a run.
 

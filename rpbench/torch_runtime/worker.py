@@ -24,12 +24,13 @@ from rpbench.torch_runtime.gathering import Answer, gather
 from rpbench.torch_runtime.member import Member
 from rpbench.torch_runtime.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.resident import MARK, Residents, StepRequest
 from rpbench.torch_runtime.versions import load_runtime
 
 COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
 
 
-AnyRequest = TorchRequest | NodeRequest
+AnyRequest = TorchRequest | NodeRequest | StepRequest
 
 
 class Refused(ValueError):
@@ -82,15 +83,19 @@ def run_request(request: TorchRequest, place: Place, change: Callable[[Member], 
 
 
 def read_request(line: str) -> AnyRequest:
-    """The request of either kind that a line holds."""
+    """The request of any kind that a line holds."""
+    if line.startswith(MARK):
+        return StepRequest.from_json(line)
     return NodeRequest.from_json(line) if line.startswith('{"nodes"') else TorchRequest.from_json(line)
 
 
-def _run(request: AnyRequest, place: Place, change: Callable[[Member], None] | None) -> Answer | None:
+def _run(
+    request: AnyRequest, place: Place, residents: Residents, change: Callable[[Member], None] | None
+) -> Answer | None:
     if isinstance(request, TorchRequest):
         return run_request(request, place, change)
     try:
-        return run_node(request, place)
+        return residents.step(request) if isinstance(request, StepRequest) else run_node(request, place)
     except ValueError as error:
         raise Refused(str(error)) from None
 
@@ -101,6 +106,7 @@ def main(board: str, change: Callable[[Member], None] | None = None) -> int:
     lines: SimpleQueue[str | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     place = Place(Path(board))
+    residents = Residents(place)
     started = False
     for line in iter(lines.get, None):
         try:
@@ -108,7 +114,7 @@ def main(board: str, change: Callable[[Member], None] | None = None) -> int:
             if not started:
                 start_group(request.device)
                 started = True
-            answer = _run(request, place, change)
+            answer = _run(request, place, residents, change)
             place.write(Phase.DONE)
             _say(out, {"answer": answer})
         except Refused as error:  # every rank sees it alike

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch_duel_rows
 from manifests import Cells, put
 
 from analysis.exhibits.figures import convergence, thousand_devices, what_if
@@ -137,6 +138,7 @@ def _made_up(rows: list[Record]) -> dict[str, Cells]:
         **_what_if(first),
         **_of_unit_work(first),
         "cpu_duel": _duels(first),
+        "torch_duel": [({}, _torch_duel(first))],
         "equivalence": _verified_runs(first),
         **_compared(by_cell),
     }
@@ -308,6 +310,16 @@ def _duels(row: Record) -> Cells:
         yield {"model": model}, made
 
 
+def _torch_duel(row: Record) -> list[Record]:
+    found = []
+    for fields in torch_duel_rows.rows().values():
+        own = {key: value for key, value in fields.items() if key not in ("run_id", "config")}
+        made = _edited(row, fields["run_id"], **own)
+        made["config"]["mode"] = fields["config"]["mode"]
+        found.append(made)
+    return found
+
+
 def _verified_runs(row: Record) -> Cells:
     for backend, dtype in product(("virtual", "cpu"), ("float64", "float32", "bfloat16")):
         yield {"backend": backend, "dtype": dtype}, [_verified(row, backend, dtype)]
@@ -443,4 +455,5 @@ def _verified(row: Record, backend: str, dtype: str) -> Record:
 
 def _edited(row: Record, why: str, **fields: object) -> Record:
     other = copy.deepcopy(row) | fields
+    other.pop("surroundings", None)  # with them a record's name is held to what it was made of
     return other | {"run_id": record.run_id({"copy of": row["run_id"], "why": why}), "files": []}

@@ -55,6 +55,7 @@ ALL = (
     "uneven_head",
     "duel",
     "calibrated",
+    "torch_duel",
     "equivalence",
     "figure10",
     "figure10_bars",

@@ -20,6 +20,7 @@ DEVICES = {
     "cpu_duel": 2,
     "equivalence": 4,
     "gpu_single": 1,
+    "torch_duel": 2,
 }
 
 

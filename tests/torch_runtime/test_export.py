@@ -153,6 +153,46 @@ def test_torchtitans_own_config_takes_the_options():
     assert found.pipeline_parallel_schedule_csv == "schedule.csv"
 
 
+def of_automodel(text):
+    """AutoModel's options, which stand as comments behind torchtitan's."""
+    lines = text.partition("# --- automodel\n")[2].splitlines()
+    return tomllib.loads("\n".join(line.removeprefix("# ") for line in lines))
+
+
+def test_automodels_options_fit_together():
+    schedule, text = exported("interleaved_1f1b", "torchtitan")
+    options = of_automodel(text)
+    assert options["pp_size"] == schedule.shape.num_ranks
+    assert options["pp_schedule"] == "Interleaved1F1B"
+    assert options["pp_batch_size"] // options["pp_microbatch_size"] == schedule.shape.num_microbatches
+    assert len(options["module_fqns_per_model_part"]) == schedule.shape.num_stages
+
+
+def test_automodels_own_config_takes_the_options():
+    config = pytest.importorskip("nemo_automodel.components.distributed.pipelining.config")
+    options = of_automodel(exported("zb_v", "torchtitan")[1])
+    del options["pp_size"]  # of its mesh
+    found = config.PipelineConfig(**options).to_dict()
+    assert {key: found[key] for key in options} == options
+
+
+def test_deepspeeds_own_module_runs_the_layers_between_the_boundaries():
+    """A subclass that sets `parts` is how DeepSpeed takes them; it then says itself which layers are a stage's."""
+    pipe = pytest.importorskip("deepspeed.pipe")
+    topology = pytest.importorskip("deepspeed.runtime.pipe.topology").PipeModelDataParallelTopology(3, 1, 1)
+    parts = deepspeed_parts(symmetric((2, 3, 2)))
+
+    class Cut(pipe.PipelineModule):
+        def __init__(self, rank):
+            self._topo, self.parts, self._num_layers = topology, parts, parts[-1]
+            self.num_stages, self.stage_id, self._local_start, self._local_stop = 3, rank, 0, None
+            self._set_bounds(start=self.parts[rank], stop=self.parts[rank + 1])
+
+    found = [Cut(rank) for rank in range(3)]
+    assert [range(own._local_start, own._local_stop) for own in found] == [range(3), range(3, 6), range(6, 9)]
+    assert [found[0].stage_owner(layer) for layer in range(9)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
 def test_waves_have_no_name_there():
     wave = entries()["hanayo"].build(Shape(2, 8, 8))
     with pytest.raises(

@@ -39,8 +39,8 @@ def nodes():
 @pytest.mark.parametrize("backend", ["virtual", "cpu"])
 def test_two_nodes_train_as_one_plain_loop(nodes, asynchronous, backend):
     answer = nodes.run_nodes(request_of(roundpipe(asynchronous=asynchronous), backend=backend))
-    assert answer["grad_max_abs_diff"] <= 1e-15
-    assert answer["weight_max_abs_diff"] <= 1e-15
+    assert answer["grad_max_abs_diff"] == 0.0  # the loop adds up each node's rounds before the nodes, too
+    assert answer["weight_max_abs_diff"] == 0.0
     assert answer["copies_max_abs_diff"] == 0.0
     assert answer["sent_bytes"] == answer["expected_bytes"] > 0
     assert answer["losses"] == pytest.approx(answer["reference_losses"], rel=1e-14)
@@ -51,7 +51,7 @@ def test_a_flushed_schedule_of_bound_weights_takes_nodes_too(nodes):
     shape = Shape(2, 2, 4, num_steps=2)
     schedule = add_steps(entries()["1f1b"].build(shape).with_partition(symmetric((2, 4))))
     answer = nodes.run_nodes(request_of(schedule))
-    assert max(answer["grad_max_abs_diff"], answer["weight_max_abs_diff"]) <= 1e-15
+    assert max(answer["grad_max_abs_diff"], answer["weight_max_abs_diff"]) == 0.0
 
 
 @pytest.mark.slow

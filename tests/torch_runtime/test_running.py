@@ -8,18 +8,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch_cases import FAITHFUL, LATER, TINY, TWO_WAY, request_for, schedule_near
 
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import train_reference
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import ScheduleError
+from rpbench.models.linear import Linear
 from rpbench.registry import entries
 from rpbench.torch_runtime import launch
 from rpbench.torch_runtime.diagnosis import RunFailed
 from rpbench.torch_runtime.gathering import compare, summation_order
 from rpbench.torch_runtime.ranks import Ranks
 from rpbench.torch_runtime.request import check_request, make_request, with_schedule
+from rpbench.torch_runtime.split_sums import SplitLinear
 
 BAR = 1e-15
 FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
@@ -105,10 +108,27 @@ def test_pipeline_times_data(four, name, mode):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_v", "dualpipe_v"])
 def test_pipeline_times_tensor(four, name):
-    """Sums over halves of a matrix round differently: that is 5e-15 of a parameter's largest gradient, 8e-17 of one."""
+    """Sums over halves of a matrix round otherwise, and that is all: no bit differs where plain training halves too."""
     outcome = four.run(request_for(name, 2, 4, num_steps=2, tensor_parallel=2))
     assert_as_plain_training(outcome, relative=False)
-    assert outcome.fields()["grad_max_rel_diff"] < 1e-13
+    fields = outcome.fields()
+    assert 0 < fields["grad_max_rel_diff"] < 1e-13
+    assert fields["same_sums_grad_max_abs_diff"] == fields["same_sums_weight_max_abs_diff"] == 0.0
+
+
+@pytest.mark.parametrize("by_inputs", [False, True])
+def test_a_product_in_parts_is_the_product(by_inputs):
+    """Small whole numbers: sums are exact in any order, so that parts and whole agree in every bit."""
+    linear = Linear(6, 4, bias=True)
+    for number, parameter in enumerate(linear.parameters()):
+        parameter.data = torch.arange(parameter.numel()).reshape(parameter.shape) % 5 - 2.0 + number
+    x = (torch.arange(30).reshape(5, 6) % 7 - 3.0).requires_grad_()
+    found = []
+    for module in (linear, SplitLinear(linear, 2, by_inputs=by_inputs)):
+        y = module(x)
+        found.append((y, *torch.autograd.grad((y * torch.arange(4.0)).sum(), (x, *linear.parameters()))))
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+    assert [name for name, _ in SplitLinear(linear, 2, by_inputs=by_inputs).named_parameters()] == ["weight", "bias"]
 
 
 @pytest.mark.slow

@@ -11,11 +11,10 @@ from rpbench.ir.timeline import Timeline
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.dry_run import dry_run, rank_memory
-from rpbench.torch_runtime.measuring import Measured, TorchDuel, contenders_of, measure_rounds
 from rpbench.torch_runtime.outcome import Outcome
 from rpbench.torch_runtime.own_schedules import SAME_NAME
 from rpbench.torch_runtime.recording import Moment, Recorder
-from rpbench.torch_runtime.replay import predicted_makespan, profiled_costs, replay_makespan, time_parts
+from rpbench.torch_runtime.replay import predicted_makespan, profiled_costs, replay_makespan, time_parts, unexplained
 from rpbench.torch_runtime.request import check_request
 from rpbench.torch_runtime.versions import load_runtime
 
@@ -94,36 +93,22 @@ def test_other_rows_than_ours_are_seen():
         outcome_of((BY_HAND[0], BY_HAND[1][2:])).timeline()
 
 
-def test_contenders_have_the_same_stages():
-    assert set(contenders_of(request_for("1f1b"))) == {"table", "own"}
-    assert contenders_of(request_for("zb_v"))["own"].order_of == "ZBVZeroBubble"
-    assert set(contenders_of(request_for("v_half"))) == {"table"}
+def test_torch_has_the_schedules_that_it_is_said_to_have():
     schedules = load_runtime().schedules
     assert all(schedules.get_schedule_class(name) for name in SAME_NAME.values())
 
 
-def test_ratios_are_made_within_rounds():
-    duel = TorchDuel(
-        {"table": Measured("table", [2.0, 3.0]), "own": Measured("own", [1.0, 3.0])}, [0.9], [1e-4], [], [{}]
-    )
-    assert duel.ratios("table", "own") == [2.0, 1.0]
-    assert duel.fields()["table_over_own"] == 1.5
-    assert duel.fields()["predicted_over_measured"] is None
-
-
-def test_a_duel_needs_rounds_and_steps():
-    with pytest.raises(ValueError, match="num_steps=1, rounds=3: at least 2 of each"):
-        measure_rounds(request_for("1f1b", num_steps=1), 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["1f1b", "zb_v"])
-def test_rounds_of_all_contenders(name):
-    fields = measure_rounds(request_for(name, verify=False, num_steps=2, optimizer=None), 2).fields()
-    for contender in ("table", "own", "threads"):
-        assert len(fields[f"{contender}_walls_s"]) == 2
-    assert 0 < fields["replay_over_measured"] <= 1.0
-    assert fields["overhead_per_action_s"] > 0
+def test_what_a_step_took_longer_than_its_replay_has_names():
+    """By hand: 9 s of two ranks; the replay takes 6.4 s, so that 5.2 rank-seconds are to be explained."""
+    outcome = outcome_of(BY_HAND)
+    replay_s = replay_makespan(outcome.timeline())
+    assert replay_s == pytest.approx(1.0 + 0.5 + 1.9 + 2.0)
+    found = unexplained(9.0, replay_s, time_parts(outcome), 2)
+    assert found["messages"] == pytest.approx(0.5)
+    assert found["after"] == found["between"] == pytest.approx(0.1)
+    assert found["late"] == pytest.approx(4.2 - (2 * 5.4 - 5.4))
+    assert found["outside"] == pytest.approx(2 * 9.0 - 6.2 - 4.1)
+    assert sum(found.values()) == pytest.approx(2 * (9.0 - replay_s))
 
 
 @pytest.mark.slow

@@ -1,0 +1,142 @@
+"""Our table on torch's own runtime: what it may cost, what our graph must explain, and that gradients are plain ones.
+
+A measured claim is refuted when its whole interval lies beyond the bound: a shared machine widens intervals, and a run
+beside other programs refutes nothing that it cannot tell.
+"""
+
+from collections.abc import Callable, Iterator
+
+from analysis.claims.claim import Claim, Record, Value
+from analysis.claims.evidence import Need
+from analysis.claims.printed import Printed
+from rpbench.harness.modes.torch_duel.entrants import ENGINES, TABLE, entrants
+from rpbench.harness.modes.torch_duel.findings import derived_fields
+
+SECTION = "Our tables on torch's runtime"
+SCHEDULES = ("1f1b", "zb_v")
+EXPERIMENT = "torch_duel"
+MOST_OVER_OWN = 1.02
+LEAST_EXPLAINED = 0.9
+_SOURCE = "docs/torch_runtime.md"
+AGREE = "as its runs say"
+
+
+def claims() -> Iterator[Claim]:
+    """What a table costs, what its replay explains, parity, and that the figures follow from the runs."""
+    for schedule in SCHEDULES:
+        needs = tuple(Need(EXPERIMENT, contender=f"{schedule}/{role}") for role in ENGINES)
+        yield _claim(
+            schedule,
+            "cost",
+            "a step of our table takes at most 1.02 of torch's own schedule of the same name",
+            "least ratio that the interval holds",
+            Printed(f"{MOST_OVER_OWN}", _SOURCE),
+            needs,
+            _least_over_own,
+            relation="<=",
+        )
+        yield _claim(
+            schedule,
+            "replay",
+            "our action graph with a step's own durations explains at least 0.9 of that step",
+            "least share unexplained that the interval holds",
+            Printed(f"{1 - LEAST_EXPLAINED:.1f}", _SOURCE),
+            needs,
+            _least_unexplained,
+            relation="<=",
+        )
+        yield _claim(
+            schedule,
+            "parity",
+            "our table and our threads train as plain training does, bit for bit",
+            "largest difference of gradients and weights",
+            Printed("0", _SOURCE),
+            needs,
+            _largest_difference,
+        )
+        yield _claim(
+            schedule,
+            "figures",
+            "every ratio in a record is what its runs give",
+            "fields that differ",
+            Printed(AGREE, _SOURCE),
+            tuple(Need(EXPERIMENT, contender=each.name) for each in entrants(SCHEDULES)),
+            lambda *rows, schedule=schedule: _recomputed(schedule, rows),
+        )
+
+
+def _claim(
+    schedule: str,
+    what: str,
+    statement: str,
+    metric: str,
+    bound: Printed,
+    needs: tuple[Need, ...],
+    value: Callable[..., Value],
+    **more: str,
+) -> Claim:
+    return Claim(
+        id=f"torch_duel/{schedule}/{what}",
+        statement_id=f"torch_duel/{what}",
+        section=SECTION,
+        source=_SOURCE,
+        statement=f"{schedule} on torch's runtime: {statement}",
+        metric=metric,
+        unit="",
+        published=bound,
+        tolerance=0.0,
+        evidence="measured",
+        needs=needs,
+        value=value,
+        whose="ours",
+        **more,  # type: ignore[arg-type]  # relation
+    )
+
+
+def _of(role: str, rows: tuple[Record, ...]) -> Record:
+    return next(row for row in rows if row["role"] == role)
+
+
+def _end(row: Record, name: str, end: str) -> float:
+    """An end of an interval; without one nothing has been compared, which is no pass."""
+    value = row.get(f"{name}_{end}")
+    if row["status"] != "ok" or value is None:
+        raise ValueError(f"{row['contender']}: no interval of {name}: {row.get('verdict_reason') or row['reason']}")
+    return float(value)
+
+
+def _least_over_own(*rows: Record) -> float:
+    """From clean comparisons if there are enough, and from all otherwise."""
+    table = _of(TABLE, rows)
+    clean = table.get("over_own") is not None
+    return _end(table, "over_own" if clean else "over_own_disturbed", "low")
+
+
+def _least_unexplained(*rows: Record) -> float:
+    return 1 - _end(_of(TABLE, rows), "replay_over_wall", "high")
+
+
+def _largest_difference(*rows: Record) -> float:
+    ours = [row for row in rows if row["engine"] != "torch's schedule"]
+    return max(float(row[key]) for row in ours for key in ("grad_max_abs_diff", "weight_max_abs_diff"))
+
+
+def _recomputed(schedule: str, rows: tuple[Record, ...]) -> str:
+    """The fields of a schedule's records that do not follow from the runs in the records."""
+    due = derived_fields({row["contender"]: row for row in rows})
+    wrong = [
+        f"{row['contender']} {name}"
+        for row in rows
+        if row["schedule"] == schedule
+        for name, value in due.get(row["contender"], {}).items()
+        if not _same(row.get(name), value)
+    ]
+    return ", ".join(wrong) or AGREE
+
+
+def _same(found: object, due: object) -> bool:
+    if isinstance(found, dict) and isinstance(due, dict):
+        return found.keys() == due.keys() and all(_same(found[key], due[key]) for key in due)
+    if isinstance(found, float) and isinstance(due, float):
+        return abs(found - due) <= 1e-9 * max(1.0, abs(due))
+    return found == due

@@ -1,0 +1,140 @@
+"""On torch's runtime: what our table costs beside torch's own schedule, and what the graph explains of a step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.style import method_name
+from analysis.records.experiments import Experiments, MissingRuns
+from rpbench.harness.modes.torch_duel.entrants import OWN, TABLE, THREADS, TWIN
+from rpbench.harness.modes.torch_duel.sample import MISSING
+
+Row = dict[str, Any]
+NAMES = {
+    OWN: "torch's schedule",
+    TWIN: "torch's schedule, once more",
+    TABLE: "torch with our table",
+    THREADS: "our threads",
+}
+COLUMNS = (
+    "schedule",
+    "who",
+    "cut",
+    "verdict by the clock",
+    "time over torch's schedule (95 % interval)",
+    "with disturbed runs (95 % interval)",
+    "processor time over torch's schedule (95 % interval)",
+    "replay over step (95 % interval)",
+    "predicted over step (95 % interval)",
+    "unexplained per action (ms)",
+    "late (%)",
+    "messages (%)",
+    "after (%)",
+    "between (%)",
+    "outside (%)",
+    "step (s)",
+    "comparisons in each start",
+    "foreign load (cores)",
+)
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The table.
+
+    Raises:
+        MissingRuns: if there was no torch duel.
+    """
+    rows = found_rows(experiments.cells("torch_duel"))
+    return Exhibit(
+        id="torch_duel",
+        title="On torch's runtime: our table beside torch's own schedule",
+        caption=(
+            "Two processes hold torch's own schedule twice and the same schedule as a table of ours; they and our "
+            "threads run a step each, in random order, on the same cut, after their gradients have been compared with "
+            "plain training. Nobody recomputes, and a step has no optimizer in it. Times over torch's schedule come "
+            "from neighbours and have verdicts by the rules of the duel. The replay times the action graph with the "
+            "durations of that very step; the prediction takes those of the step before, as torch's own functions "
+            "took them - the first stage's I does nothing there and its W is the whole backward - and the time of a "
+            "message by itself. What the replay leaves unexplained is a share of the ranks' time: late, waiting "
+            "beyond the graph's; messages, handing them to the transport; after, from a computation's end to its "
+            "action's; between actions; outside, before the first and after the last. torch's 1F1B and our threads "
+            f"record computations alone, so that there late holds it all. {answer(rows)}"
+        ),
+        evidence=("measured",),
+        command="python -m rpbench -m experiment=torch_duel",
+        table=tabulate(rows),
+    )
+
+
+def found_rows(cells: pd.DataFrame) -> list[Row]:
+    """The records, as they were written.
+
+    Raises:
+        MissingRuns: if there are none.
+    """
+    rows = [{str(key): value for key, value in row.items()} for row in cells.to_dict("records")]
+    if not rows:
+        raise MissingRuns("all runs of experiment=torch_duel")
+    return rows
+
+
+def answer(rows: list[Row]) -> str:
+    """What a table costs on torch's runtime and what a replay explains, in a sentence."""
+    return "; ".join(_answer(row) for row in rows if row["role"] == TABLE) + "."
+
+
+def _answer(row: Row) -> str:
+    name = method_name(row["schedule"])
+    if row["status"] != "ok":
+        return f"{name}: failed, {row['reason']}"
+    over, kind = ("over_own", "") if _is_there(row["over_own"]) else ("over_own_disturbed", ", disturbed runs included")
+    if not _is_there(row[over]):
+        return f"{name}: too few runs for a ratio"
+    return (
+        f"{name} as a table takes {_text(row, over)} times torch's own{kind} ({row['verdict']}), its replay explains "
+        f"{_text(row, 'replay_over_wall')} of a step"
+    )
+
+
+def tabulate(rows: list[Row]) -> Table:
+    """A row for each of them, those that failed included."""
+    return table(COLUMNS, (_row(row) for row in rows))
+
+
+def _row(row: Row) -> list[Cell]:
+    own = row["run_id"]
+    opening = [
+        label(method_name(row["schedule"])),
+        label(NAMES[row["role"]]),
+        Cell(row["partition_layers"], short_cut(row["partition_layers"]), (own,)),
+    ]
+    if row["status"] != "ok":
+        return [*opening, label(f"failed: {row['reason']}"), *[NOTHING] * (len(COLUMNS) - 4)]
+    reason = row["verdict_reason"]
+    ratios = ("over_own", "over_own_disturbed", "cpu_over_own_disturbed", "replay_over_wall", "predicted_over_wall")
+    return [
+        *opening,
+        label(f"{row['verdict']}: {reason}" if reason else row["verdict"]),
+        *(_interval(row, name) for name in ratios),
+        ours(1e3 * row["overhead_per_action_s"], ".2f", own),
+        *(ours(100 * row["missing_shares"][part], ".1f", own) for part in MISSING),
+        ours(row["makespan_s"], ".3f", own),
+        label(", ".join(f"{len(start['at_s'])}" for start in row["runs"])),
+        ours(row["foreign_cpu_share"], ".2f", own),
+    ]
+
+
+def _interval(row: Mapping[str, Any], name: str) -> Cell:
+    return Cell(row[name], _text(row, name), (row["run_id"],)) if _is_there(row.get(name)) else NOTHING
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return f"{value:.3f} ({low:.3f}–{high:.3f})" if _is_there(low) and _is_there(high) else f"{value:.3f}"
+
+
+def _is_there(value: Any) -> bool:
+    return value is not None and value == value
