@@ -9,6 +9,7 @@ from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.harness.choices import ConfigError, Simulate
+from rpbench.harness.keys import MOVES, check_figures
 from rpbench.harness.request import Request
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.schedule import Schedule, Weights
@@ -71,12 +72,7 @@ def traffic_of(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traf
     cost, cluster = request.cost, request.cluster
     if request.charge == "hops":
         return Traffic(sizes, cluster, boundaries)
-    for name in ("memory_bytes_per_s", "memory_efficiency", "host_bytes_per_s"):
-        if getattr(cluster, name) is None:
-            raise ConfigError(
-                f"charge=bytes: cluster={cluster.name} has no {name}; give cluster.{name}=NUMBER, take "
-                "cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
-            )
+    check_figures(cluster, MOVES, "charge=bytes")
     for name in ("optimizer_bytes", "adam_bytes"):
         if name not in cost.constants:
             raise ConfigError(
