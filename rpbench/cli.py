@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rpbench.harness.request import Request
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+BROKEN_PIPE = 141  # after SIGPIPE, likewise
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ def dispatch(arguments: Sequence[str]) -> int:
     except ValueError as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who read stdout has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except OSError as error:
         print(f"rpbench: {error.strerror or error}: {error.filename or ''}; nothing was run", file=sys.stderr)
         return 2

@@ -67,6 +67,6 @@ def test_the_setting_is_that_of_the_cause_that_changed_most() -> None:
 
 def test_claims_on_bars_are_predicted_or_missed(full_experiments: Experiments) -> None:
     found = {claim.id: judge(claim, full_experiments) for claim in figure10.claims()}
-    assert found["throughput/roundpipe/qwen3_32b"].kind == PREDICTED
-    assert found["throughput/megatron-pp/qwen3_1p7b"].kind == MISSED
-    assert found["throughput/megatron-pp/qwen3_32b"].kind == PREDICTED, "neither fits"
+    assert found["by_action/roundpipe/qwen3_32b"].kind == PREDICTED
+    assert found["by_action/megatron-pp/qwen3_1p7b"].kind == MISSED
+    assert found["by_action/megatron-pp/qwen3_32b"].kind == PREDICTED, "neither fits"

@@ -17,7 +17,14 @@ HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title
 
 def record_of(number, **fields):
     row = dict.fromkeys(REQUIRED, "x") | {"run_id": f"{number:016x}", "status": "ok", "evidence": "simulated"}
-    row |= {"num_devices": 2, "num_microbatches": 4, "seed": number, "overrides": ["schedule=1f1b"], "reason": None}
+    row |= {
+        "config": {},
+        "num_devices": 2,
+        "num_microbatches": 4,
+        "seed": number,
+        "overrides": ["schedule=1f1b"],
+        "reason": None,
+    }
     return row | fields
 
 

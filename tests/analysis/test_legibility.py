@@ -12,9 +12,10 @@ from analysis.exhibits.figures.labels import name_points
 from analysis.exhibits.figures.legibility import defects
 from analysis.records.experiments import Experiments
 from baselines.dualpipe import dualpipe
+from rpbench.cost.constant import unit_times
 from rpbench.harness.drawing import bars_of, draw_timeline
 from rpbench.ir.action import Kind
-from rpbench.ir.costs import unit_costs
+from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.sim.longest_path import simulate
 
@@ -34,7 +35,7 @@ _JUDGED = (
 
 
 def _figure(change: Callable[..., object]) -> Figure:
-    figure = Figure(figsize=(4, 3))
+    figure = Figure(figsize=(4, 3), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="black", label="line")
     axes.set(xlabel="time (s)", ylabel="loss (nats)")
@@ -54,8 +55,11 @@ def test_a_clean_figure_has_no_defect() -> None:
     ("kind", "change"),
     [
         ("overlap", lambda axes: [axes.text(0.5, 0.5, "one name"), axes.text(0.51, 0.5, "another")]),
-        ("outside", lambda axes: axes.text(0.9, 0.5, "a name that leaves the page on the right of it")),
-        ("clipped", lambda axes: axes.text(0.9, 0.2, "a name that its axes cut off", clip_on=True)),
+        (
+            "outside",
+            lambda axes: axes.text(0.9, 0.5, "a name that leaves the page on the right of it").set_in_layout(False),
+        ),
+        ("clipped", lambda axes: axes.text(0.62, 0.2, "a name its axes cut", clip_on=True).set_in_layout(False)),
         ("unlabelled", lambda axes: axes.set_ylabel("")),
         (
             "legend",
@@ -80,11 +84,13 @@ def test_names_beside_points_are_apart_and_inside() -> None:
 
 
 def test_overlapped_pairs_are_drawn_as_pairs() -> None:
-    timeline = simulate(dualpipe(Shape(4, 8, 8)), unit_costs(Shape(4, 8, 8)))
+    schedule = dualpipe(Shape(4, 4, 8))
+    partition = schedule.partition or symmetric((1,) * 4)
+    timeline = simulate(schedule, unit_times(4).table(partition))
     bars = bars_of(timeline)
     pairs = sum(span.action.kind is Kind.OVERLAP for span in timeline.spans())
     assert pairs
-    num_backwards = sum(text[1] in "BI" for *_, text in bars.labels)
+    num_backwards = sum(text[0] in "BI" for *_, text in bars.labels)
     assert num_backwards == 4 * 8  # every stage runs the backward of every microbatch
     heights = {round(float(box[1, 1] - box[0, 1]), 3) for boxes in bars.boxes.values() for box in boxes}
     assert heights == {0.84, 0.42}

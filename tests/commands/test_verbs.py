@@ -26,7 +26,7 @@ def test_the_version_is_ours(capsys):
 def test_help_has_every_verb(capsys):
     assert dispatch(("--help",)) == 0
     out = capsys.readouterr().out
-    assert all(f"\n    {verb} " in out for verb in _verbs())
+    assert all(f"\n    {verb}" in out for verb in _verbs())
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,8 @@ def test_a_wrong_list_is_answered(words, expected, capsys):
     ],
 )
 def test_a_schedule_in_another_form(form, expected, capsys):
-    assert dispatch(("show", *SIZES, "model=tiny_gpt", f"format={form}")) == 0
+    schedule = "schedule=interleaved_1f1b" if form == "megatron_layout" else SIZES[0]  # Megatron has no V
+    assert dispatch(("show", *SIZES[1:], schedule, "model=tiny_gpt", f"format={form}")) == 0
     out, err = capsys.readouterr()
     assert expected in out
     assert "free of deadlock" in err

@@ -49,7 +49,6 @@ def test_every_cell_of_every_experiment_is_hydras(experiment):
     [
         ("schedule=1f1b", "num_microbatches=4", "cost=constant", "cost.hop_ms=0.5", "model=qwen3_1p7b"),
         ("backend=virtual", "backend.recompute_grain=layer", "checkpoint.save_to=a.pt", "model=tiny_gpt"),
-        ("schedule=null", "mode=null"),
         ("seed=${num_devices}", "num_devices=3"),  # an interpolation
         ("+cost.constants.a=1", "cost=analytic"),  # an added key
         ("cluster=8x_rtx4090", "cluster.device_speeds=[1,0.5]", "~cost.hop_ms", "cost=constant"),

@@ -95,5 +95,5 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
         panels[0].set_yticks([0, 3])
         panels[0].set_ylim(3.5, -0.5)
         kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
-        figure.legend(handles=handles(kinds, heads), loc="outside lower center", ncols=6)
+        figure.legend(handles=handles(kinds, heads), loc="outside upper center", ncols=6)
         return figure

@@ -169,6 +169,7 @@ def draw(data: pd.DataFrame) -> Figure:
         right.set_xlabel("simulated time (s)")
         left.set_ylabel("training loss (nats per byte)")
         right.set_xscale("log")  # a flush after every microbatch takes many times as long
+        right.minorticks_off()
         handles, names = left.get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=4)
         return figure

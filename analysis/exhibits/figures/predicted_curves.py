@@ -177,9 +177,9 @@ def draw_scaling(data: pd.DataFrame) -> Figure:
                 axes.plot(known["num_gpus"], known["tokens_per_s"], "k*", label="measured" if len(known) else None)
             axes.set_title(style.model_name(model))
             axes.set_xticks([1, 2, 4, 8])
+            axes.set_xlabel("devices", fontsize=8.5)
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter("{x:,.0f}")
-        figure.supxlabel("devices", fontsize=8.5)
         figure.supylabel("tokens/s, predicted", fontsize=8.5)
         named = {
             name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
