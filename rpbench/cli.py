@@ -94,6 +94,7 @@ def _main_parser(verbs: dict[str, Verb]) -> argparse.ArgumentParser:
         epilog="Without a verb, key=value runs one configuration and -m a sweep. stdout is data, one JSON object a "
         "finished run (on a terminal a short table, and JSON with --json); what is for people goes to stderr. "
         f"{FLAG} DIR, beside any verb: a folder with models, clusters, schedules and experiments of your own.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=20),
     )
     parser.add_argument("--version", action="version", version=_version())
     found = parser.add_subparsers(metavar="VERB", title="verbs")

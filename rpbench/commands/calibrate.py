@@ -25,7 +25,8 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
 
     Args:
         arguments: `name=`, `device=cpu|cuda`, `num_devices=` (cores that work at the same time; default: all this
-            process may use), `out=FOLDER` (default: where `cluster=` looks, in the user's nearest place if there is one).
+            process may use), `out=FOLDER` (default: where `cluster=` looks, in the
+            user's nearest place if there is one).
 
     Raises:
         ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.

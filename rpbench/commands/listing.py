@@ -18,7 +18,8 @@ def listed(what: str) -> Iterator[dict[str, str]]:
     """Name and one line about each option of schedules, models, clusters, experiments or gpus; `path` of the user's."""
     if what == "schedules":
         for name, entry in registry.entries().items():
-            yield {"name": name, "says": entry.source} | {"path": str(path) for path in registry.sources(entry)[:1]}
+            found = registry.sources(entry)
+            yield {"name": name, "says": entry.source} | ({"path": str(found[0])} if found else {})
         return
     for path in files_of(FOLDERS[what]):
         own = {} if path.is_relative_to(CONF) else {"path": str(path)}

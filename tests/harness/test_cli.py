@@ -95,7 +95,7 @@ WRONG = [
     (["-m", "schedule=gpipe,2f2b"], "unknown schedule '2f2b'"),
     (["num_devices=0"], "num_devices=0: a whole number of at least 1"),
     (["num_microbatches=-3"], "num_microbatches=-3"),
-    (["num_devices=three"], "could not be converted to Integer"),
+    (["num_devices=three"], "num_devices=three: a whole number"),
     (["cost=constant", "cost.forward_ms=-1"], "cost.forward_ms=-1.0"),
     (["cost=constant", "cost.forward_ms=nan"], "cost.forward_ms=nan"),
     (["cost=constant", "cost.hop_ms=inf"], "cost.hop_ms=inf"),
