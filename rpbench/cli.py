@@ -225,7 +225,9 @@ def show(arguments: Sequence[str]) -> int:
 
     drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]
     forms = [item.removeprefix("format=") for item in arguments if item.startswith("format=")]
-    config = _loaded([item for item in arguments if not item.startswith(("draw=", "format="))])
+    words = [item for item in arguments if not item.startswith(("draw=", "format="))]
+    is_open = not any(item.startswith(("charge=", "offload=")) for item in words)
+    config = _loaded([*words, "charge=hops"] if is_open else words)  # an order; its transfers where they are asked for
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
         draw_schedule(assembled, drawing[-1], "slots" if config.cost.name == "unit" else "s")

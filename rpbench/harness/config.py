@@ -60,9 +60,9 @@ class RunConfig:
     chunks_per_device: int | None = None
     partition: str = MISSING
     dispatch: str = MISSING
-    offload: str = "none"
+    offload: str | None = None
     prefetch: int = 1
-    charge: str = "hops"
+    charge: str | None = None
     recompute: str = "all"
     tuning_budget: int | None = None
     schedule_file: str | None = None

@@ -35,6 +35,7 @@ from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as
 from rpbench.harness.keys import missing_text
 from rpbench.harness.schedule_options import check_options
 from rpbench.harness.source_file import SourceFile, read_source
+from rpbench.harness.usual_charge import charged_as
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
@@ -179,6 +180,7 @@ def request_of(found: Composed) -> Request:
     mode = _mode(config)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
     schedule = _schedule(config, found.choices)
+    config = replace(config, **charged_as(config, mode, schedule.entry, cluster, cost))  # type: ignore[arg-type]
     files = {
         ("schedule_file", ""): schedule.file,
         ("schedule", "generator"): _own_generator(schedule.entry),

@@ -39,7 +39,7 @@ TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
 SKETCHED = QUICK.climb_work // QUICK.work
 # What the search chooses; a request leaves it as it is by default.
 CHOSEN = {"partition": "even", "chunks_per_device": None, "recompute": "all", "prefetch": RunConfig.prefetch}
-CHARGED = {"offload": RunConfig.offload, "charge": RunConfig.charge, "dispatch": "round_robin"}
+CHARGED = {"offload": "none", "charge": "hops", "dispatch": "round_robin"}
 
 
 def tuned(request: Request) -> Assembled:

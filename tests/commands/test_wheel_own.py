@@ -40,7 +40,9 @@ def installed(tmp_path_factory):
     source, target = folder / "source", folder / "environment"
     source.mkdir()
     files = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, check=True).stdout
-    packed = subprocess.run(["tar", "-C", str(ROOT), "--null", "-cT", "-"], input=files, capture_output=True, check=True)
+    packed = subprocess.run(
+        ["tar", "-C", str(ROOT), "--null", "-cT", "-"], input=files, capture_output=True, check=True
+    )
     subprocess.run(["tar", "-C", str(source), "-x"], input=packed.stdout, check=True)
     build = "from setuptools.build_meta import build_wheel; build_wheel('..')"
     subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, check=True)

@@ -115,7 +115,10 @@ WRONG = [
     (["charge=bytes", "model=qwen3_1p7b"], "cluster=local has no memory_bytes_per_s"),
     (["charge=bytes", "model=qwen3_1p7b", "cluster=8x_rtx4090"], "cost=unit has no constants.optimizer_bytes"),
     (["charge=bytes", "model=tiny_gpt", "backend=cpu"], "use mode=simulate"),
-    (["charge=bytes", "schedule=roundpipe", "model=qwen3_1p7b"], "the weights of roundpipe follow its work"),
+    (
+        ["charge=bytes", "offload=none", "schedule=roundpipe", "model=qwen3_1p7b"],
+        "the weights of roundpipe follow its work",
+    ),
     (["offload=some", "schedule=roundpipe"], "offload=some: one of none, weights, all, auto"),
     (["schedule=interleaved_1f1b", "num_devices=4", "num_microbatches=9"], "take num_microbatches=8"),
     (["num_device=3"], "did you mean num_devices?"),
