@@ -8,6 +8,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -177,8 +178,9 @@ def list_options(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(list(arguments))
     as_json = asked.json or not sys.stdout.isatty()
+    width = shutil.get_terminal_size((120, 24)).columns
     for row in listed(asked.what):
-        print(json.dumps(row) if as_json else f"{row['name']:<28} {row['says']}")
+        print(json.dumps(row) if as_json else f"{row['name']:<28} {row['says']}"[:width])
     return 0
 
 
