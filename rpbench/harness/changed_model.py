@@ -34,7 +34,7 @@ def told_apart(
     as_shipped: Any = OmegaConf.to_container(OmegaConf.load(file))
     touched = [key for key in values if f"model.{key}" in given and key not in NAMES]
     changed = {key: values[key] for key in touched if values[key] != as_shipped.get(key)}
-    if not changed or option == "abstract":
+    if not changed or option == "abstract" or set(NAMES) <= {key.removeprefix("model.") for key in given}:
         return dict(values), ()
     found, what = dict(values), " ".join(f"{key}={value}" for key, value in changed.items())
     if "model.name" not in given:
