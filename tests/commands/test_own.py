@@ -9,6 +9,7 @@ import pytest
 
 from rpbench import registry
 from rpbench.cli import dispatch
+from rpbench.commands.completion import completion
 from rpbench.harness.describe import label
 from rpbench.harness.request import load
 
@@ -53,6 +54,13 @@ def test_the_schedule_that_new_writes_is_drawn_in_it(capsys, tmp_path, monkeypat
     rows = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
     drawn = [line.split(maxsplit=2)[2] for line in (tmp_path / "schedule" / "deeper.py").read_text().splitlines()[5:8]]
     assert rows == drawn
+
+
+@pytest.mark.slow
+def test_the_schedule_that_new_writes_trains_like_plain_training(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dispatch(("new", "schedule", "deeper"))
+    capsys.readouterr()
     status = dispatch(("schedule=deeper", "backend=virtual", "model=tiny_gpt", "verify=true", "dtype=float64", *SMALL))
     assert status == 0
     assert json.loads(capsys.readouterr().out)["grad_max_abs_diff"] == 0
@@ -283,13 +291,20 @@ ODD = [
 LEAKS = ("Traceback", "omegaconf", "defaults list", "Interpolation", "merging", "Optional", "converted", "viable")
 
 
-@pytest.mark.parametrize("words", ODD)
+@pytest.mark.parametrize(
+    "words", [word if n % 3 == 0 else pytest.param(word, marks=pytest.mark.slow) for n, word in enumerate(ODD)]
+)
 def test_no_words_of_what_is_underneath_leak(words, rpbench, tmp_path):
     status, rows, err = rpbench(*words.split())
     assert (status, rows) == (2, [])
     assert not [leak for leak in LEAKS if leak in err], err
     assert len(err.splitlines()) <= 8
     assert not list(tmp_path.rglob("record.json"))
+
+
+@pytest.fixture(scope="module")
+def script():
+    return completion(["bash"], ["run", "list", "show", "calibrate"], ["schedules", "models"])
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
@@ -306,9 +321,7 @@ def test_no_words_of_what_is_underneath_leak(words, rpbench, tmp_path):
         ("rpbench model=zzz", []),
     ],
 )
-def test_bash_completes(line, expected, capsys):
-    assert dispatch(("completion", "bash")) == 0
-    script = capsys.readouterr().out
+def test_bash_completes(line, expected, script):
     words = line.split()
     place = f"COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}"
     call = f"{place}\n_rpbench; printf '%s\\n' " + '"${COMPREPLY[@]}"'
