@@ -1,5 +1,5 @@
-"""The verbs of the command line: run (Hydra), advise, show, plan, profile, calibrate, compare, list, new, export,
-query, pivot, report, dashboard, import, completion.
+"""The verbs of the command line: run (Hydra), advise, show, plan, profile, calibrate, compare, explain, list, new,
+export, query, pivot, report, dashboard, import, completion.
 
 stdout is data, one JSON object per finished run; everything for people goes to stderr.
 """
@@ -129,6 +129,12 @@ def _verbs() -> dict[str, Verb]:
         "profile": Verb(profile, "measure a model's layers", "key=value ... [out=PREFIX] [num_runs=N]"),
         "calibrate": Verb(calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda]"),
         "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
+        "explain": Verb(
+            explain,
+            "why two numbers differ: causes, and what no cause explains",
+            "A B [metric=pace|tflops|mfu] [results_dir=DIR], each a RUN or table=NAME:ROW; B may be tokens_per_s=N "
+            "key=value ...",
+        ),
         "export": Verb(export, "records as one table", "[--format csv|jsonl|latex|parquet] [out=FILE]"),
         "query": Verb(query, "rows that an SQL query finds in the table `runs`", '"select ..." [results_dir=DIR]'),
         "pivot": Verb(
@@ -282,6 +288,14 @@ def compare(arguments: Sequence[str]) -> int:
     return 0
 
 
+def explain(arguments: Sequence[str]) -> int:
+    """The difference of two numbers by causes: one JSON object on stdout, its table on stderr."""
+    from rpbench.commands.explain import explain_numbers
+
+    print(json.dumps(explain_numbers(arguments, sys.stderr), allow_nan=False))
+    return 0
+
+
 def export(arguments: Sequence[str]) -> int:
     """The canonical table of a folder of records, to stdout or a file."""
     from rpbench.commands.store import export as write
@@ -303,7 +317,7 @@ def pivot(arguments: Sequence[str]) -> int:
     """A metric by two choices: a table to stderr, its rows as JSON to stdout."""
     from rpbench.commands.store import pivot as turn
 
-    for row in turn(arguments):
+    for row in turn(arguments, sys.stderr):
         print(json.dumps(row))
     return 0
 

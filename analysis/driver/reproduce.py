@@ -104,7 +104,10 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
 
 def _mutation_sample(experiments: Experiments, progress: "_Progress") -> list[str]:
     """Falsify some of the records, and say if the claims did not see it."""
-    made = [mutant for name in experiments.names() for mutant in mutants(experiments, name)]
+    try:
+        made = [mutant for name in experiments.names() for mutant in mutants(experiments, name)]
+    except MissingRuns as error:
+        return [f"mutation sample: {error}"]
     outcome = check(experiments, all_claims(), sampled(made, MUTANTS, seed=0))
     progress.say(f"mutation sample: {outcome.seen:.1%} of {outcome.num_mutants} falsified records are seen")
     if outcome.seen >= LEAST_SCALED:

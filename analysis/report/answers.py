@@ -50,6 +50,7 @@ _QUESTIONS = {
     "convergence": "What do late weights cost in learning?",
     "figure2": "Recompute, or reload?",
     "figure5": "How many sequences an upload make a device compute-bound?",
+    "figure10_bars": "How far are simulated systems from the published bars of figure 10?",
     "figure10_published": "How fast is every system, as published?",
     "figure11_published": "How long a sequence does every system train on, as published?",
     "cost": "What do a billion tokens cost on an RTX 4090 server?",

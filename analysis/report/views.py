@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.claims.claim import CONTRADICTED, EVALUATED, KINDS, Verdict
+from analysis.claims.claim import CONTRADICTED, EVALUATED, KINDS, MISSED, Verdict
 from analysis.claims.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
 from analysis.exhibits.exhibit import Cell, Exhibit
@@ -91,7 +91,7 @@ def headline(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> View:
         "num_records": len(rows),
         "num_claims": len(verdicts),
         "num_evaluated": sum(counts[kind] for kind in EVALUATED),
-        "num_declared": sum(verdict.kind == CONTRADICTED and not verdict.red for verdict in verdicts),
+        "num_declared": sum(verdict.kind in (CONTRADICTED, MISSED) and not verdict.red for verdict in verdicts),
         "counts": counts,
         "first": times[0] if times else "",
         "last": times[-1] if times else "",

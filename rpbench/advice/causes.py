@@ -11,7 +11,7 @@ Work is read off the costs. What moves counts with the time that it holds up: th
 class after another free, collectives first, then the host's steps, then all transfers. The causes add up to the step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.frame import Frame
+from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import works_by_action
 
 CAUSES = ("computation", "recomputation", "optimizer", "collectives", "transfers", "bubble")
@@ -47,13 +48,21 @@ def class_of(cargo: Cargo) -> str:
 
 def causes_of(frame: Frame, partition: Partition, keeps: tuple[int, ...]) -> Mapping[str, float]:
     """Seconds of a step by cause; they add up to it."""
-    costs = frame.costs(partition, keeps)
-    step_s = frame.paced(costs)
-    found = _work(frame, costs)
+    return causes_at(frame.graph, frame.costs(partition, keeps), frame.paced)
+
+
+def causes_at(graph: Graph, costs: CostTable, paced: Callable[[CostTable], float]) -> Mapping[str, float]:
+    """Seconds of a step by cause; they add up to it.
+
+    Args:
+        paced: seconds from step to step at some costs.
+    """
+    step_s = paced(costs)
+    found = _work(graph, costs)
     before, free = step_s, frozenset[str]()
     for name in ("collectives", "optimizer", "transfers"):
         free |= {name}
-        after = min(before, frame.paced(_freed(costs, free, hops=name != "transfers")))
+        after = min(before, paced(_freed(costs, free, hops=name != "transfers")))
         found[name] = found.get(name, 0.0) + before - after
         before = after
     found["bubble"] = step_s - sum(found.values())
@@ -67,12 +76,12 @@ def _freed(costs: CostTable, free: frozenset[str], *, hops: bool) -> CostTable:
     return replace(costs, transfer_time=times, hop=costs.hop if hops else 0)
 
 
-def _work(frame: Frame, costs: CostTable) -> dict[str, float]:
+def _work(graph: Graph, costs: CostTable) -> dict[str, float]:
     """Seconds of a step that a device computes, recomputes and updates, as a mean over devices and steps."""
-    graph, shape = frame.graph, frame.schedule.shape
+    schedule, shape = graph.schedule, graph.schedule.shape
     works = works_by_action(graph, costs)
     kind = graph.columns.kind
-    lanes = np.repeat([lane == "compute" for _, lane, _ in frame.schedule.items()], np.diff(graph.columns.lane_start))
+    lanes = np.repeat([lane == "compute" for _, lane, _ in schedule.items()], np.diff(graph.columns.lane_start))
     main = np.array([float(work.main) for work in works]) * lanes
     pre = np.array([float(work.pre) for work in works]) * lanes
     step = kind == Kind.STEP

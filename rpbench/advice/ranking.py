@@ -21,8 +21,9 @@ from rpbench.plan.contest.terms import Terms
 
 # Searched first, for they are quick to search: what is far behind the best of them is not searched to the end.
 FIRST = ("1f1b", "zb_h1", "pipedream_2bw", "interleaved_1f1b")
-# And then those that hold models the first do not, so that an advice that has to end early has a bit of everything.
-SECOND = ("roundpipe", "zero_3", "data_parallel", "zero_infinity", "combined_1f1b", "dapple", "looped_bfs", "gpipe")
+# Then these, in this order, late ones too, so that an advice that has to end early has a bit of everything: what
+# streams, what shards, what splits backward.
+SECOND = ("roundpipe", "zero_3", "zb_v", "zero_infinity", "interleaved_zb", "xpipe", "dualpipe_v", "v_half", "zero_2")
 UNSEARCHED = "not searched: the time was over; give more seconds"
 QUICK = Budget(work=100, climb_work=300_000)
 
@@ -168,11 +169,15 @@ def _rows(
         seconds -= (sum(os.times()[:4]) - before) / max(1, processes)
     paces = [row.plan.outcome.tokens_per_s for row in found if isinstance(row, Ranked)]
     to_beat = None if thorough or not paces else max(paces)
-    others = sorted((each for each in asked if each not in first), key=lambda each: each.entry.name not in SECOND)
+    others = sorted((each for each in asked if each not in first), key=_place)
     rows = dict(zip(first, found, strict=True))
     tasks = [_Task(each, terms, basis, budget, to_beat, seconds) for each in others]
     rows |= zip(others, _searched(tasks, processes), strict=True)
     return [rows[each] for each in asked]
+
+
+def _place(each: Contender) -> int:
+    return SECOND.index(each.entry.name) if each.entry.name in SECOND else len(SECOND)
 
 
 def _searched(tasks: Sequence[_Task], processes: int) -> list[_Row]:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from rpbench.advice.machine_figures import FIGURES, Described, described
 from rpbench.advice.model_source import SIZES, architecture_of, config_path, model_of, model_of_sizes, read_config
-from rpbench.advice.ranking import Advice, advise
+from rpbench.advice.ranking import UNSEARCHED, Advice, advise
 from rpbench.commands.advise_nodes import advise_nodes
 from rpbench.cost.basis import make_basis
 from rpbench.cost.hardware import Cluster
@@ -272,6 +272,9 @@ def _print(answer: Mapping[str, Any], people: TextIO) -> None:
             f"{row['tokens_per_s']:>10,.0f} {row['tokens_per_s_low']:>9,.0f} {row['tokens_per_s_high']:>9,.0f} "
             f"{row['peak_memory_bytes'] / 1e9:>6.1f} {share:>7} {row['staleness_steps']:>4}  {row['schedule']}"
         )
+    unsearched = sorted(name for name, why in answer.get("left_out", {}).items() if why == UNSEARCHED)
+    if unsearched:
+        lines.append(f"NOT SEARCHED, {len(unsearched)} schedules; seconds=60 has time for all: {', '.join(unsearched)}")
     for row in answer["ranking"][:2]:
         parts = ", ".join(f"{name} {1000 * value:,.0f}" for name, value in row["why"].items() if value >= 0.0005)
         lines.append(f"{row['schedule']}: ms of a step: {parts}")

@@ -79,6 +79,8 @@ def _system(row: Record) -> str:
 
 
 def _pace(row: Record) -> str:
+    if "tokens_per_s_low" not in row:  # the published run, action by action
+        return f": {row['tokens_per_s']:,.0f} tokens/s"
     rate, low, high = (row[f"tokens_per_s{end}"] for end in ("", "_low", "_high"))
     return f": {rate:,.0f} tokens/s ({low:,.0f} to {high:,.0f}), {row['memory_margin']:.0%} of memory left"
 

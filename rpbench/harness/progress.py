@@ -61,13 +61,14 @@ def conclude(results: Path, plan: Plan, workers: Sequence[JobReturn], terms: Ter
     """Count the cells of a sweep that is over.
 
     Raises:
-        RunFailed: if one broke, or did not end.
+        RunFailed: if one did not end.
+        Exception: what broke a worker.
         ConfigError: if one cannot be asked for.
     """
     for worker in workers:
         if worker.status is JobStatus.FAILED:
             error: Any = worker._return_value
-            raise error if isinstance(error, RunFailed | ValueError) else RunFailed(f"a worker broke: {error}")
+            raise error if isinstance(error, Exception) else RunFailed(f"a worker broke: {error}")
     cells = recall(results, plan)
     print(f"rpbench: {len(cells)} cells: {_counts(cells)}", file=sys.stderr)
     for state, kind in ((FAILED, RunFailed), (NOT_APPLICABLE, ConfigError)):

@@ -78,7 +78,7 @@ def test_no_row_of_a_published_table_is_left_out(name: str) -> None:
 
 def test_measurements_of_other_machines_are_predicted_or_missed_by_a_declared_value() -> None:
     found = [judge(each, NOTHING) for each in CLAIMS.values() if each.predicts and not each.needs]
-    assert len(found) > 200
+    assert len(found) > 180
     assert {verdict.kind for verdict in found} == {"predicted", "our model misses"}
     assert [verdict.claim.id for verdict in found if verdict.red] == []
     missed = next(verdict for verdict in found if verdict.kind == "our model misses" and verdict.difference)

@@ -69,6 +69,7 @@ def rows(folder):
         return records(load([*SMALL, f"results_dir={folder}"]))
 
 
+@pytest.mark.slow
 def test_every_contender_has_a_record_with_its_runs(rows, folder):
     assert [row["contender"] for row in rows] == [contender.name for contender in OURS]
     for row in rows:
@@ -89,6 +90,7 @@ def test_every_contender_has_a_record_with_its_runs(rows, folder):
             assert about["is_malloc_tuned"] is is_tuned()
 
 
+@pytest.mark.slow
 def test_starts_have_an_order_of_their_own(rows):
     ok = [row for row in rows if row["status"] == "ok"]
     one, two = ok[0]["starts"]
@@ -98,6 +100,7 @@ def test_starts_have_an_order_of_their_own(rows):
     assert all(row["starts"] == ok[0]["starts"] for row in ok), "what is true of all is in every record"
 
 
+@pytest.mark.slow
 def test_every_plan_is_predicted_by_every_calibration(rows, folder):
     """The machine is calibrated before the first of two starts and after each."""
     by_name = {row["contender"]: row for row in rows if row["status"] == "ok"}
@@ -120,6 +123,7 @@ def test_every_plan_is_predicted_by_every_calibration(rows, folder):
     assert set(written["measured"]) == set(MEASURED)
 
 
+@pytest.mark.slow
 def test_who_does_not_want_calibrations_has_none(rows):
     without = [{key: value for key, value in row.items() if not key.startswith("calibrat")} for row in rows]
     assert "replay_over_predicted" not in summary(without)["contenders"][BASE]
@@ -127,6 +131,7 @@ def test_who_does_not_want_calibrations_has_none(rows):
     assert any("wall/predicted" in line for line in lines(summary(rows)))
 
 
+@pytest.mark.slow
 def test_who_does_not_train_as_plain_training_does_is_not_timed_and_stays_in_the_table(rows):
     (out,) = (row for row in rows if row["contender"] == "gpipe")
     assert out["status"] == "failed"
@@ -137,6 +142,7 @@ def test_who_does_not_train_as_plain_training_does_is_not_timed_and_stays_in_the
     assert any("gpipe" in line and "failed: it does not train" in line for line in lines(summary(rows)))
 
 
+@pytest.mark.slow
 def test_too_short_a_duel_has_no_verdict_and_says_why(rows, folder):
     (base,) = (row for row in rows if row["contender"] == BASE)
     found = json.loads((folder / base["run_id"] / SUMMARY).read_text())
@@ -147,6 +153,7 @@ def test_too_short_a_duel_has_no_verdict_and_says_why(rows, folder):
     assert found["false_alarms"]["same_plan"] == 4, "1F1B and its three twins"
 
 
+@pytest.mark.slow
 def test_what_is_the_same_work_is_the_same_plan(rows):
     schedules = {row["contender"]: row for row in rows}
     for name in TWINS:
@@ -155,10 +162,11 @@ def test_what_is_the_same_work_is_the_same_plan(rows):
     assert schedules[LIMIT]["partition_layers"] in {row["partition_layers"] for row in streamed}
     assert schedules[TWINS[2]]["recompute"] == schedules[BASE]["recompute"] == "except_last"
     assert schedules["gpipe"]["recompute"] == schedules["looped_bfs"]["recompute"] == "all"
-    for row in rows:
+    for row in (row for row in streamed if row["partition_layers"] == schedules[LIMIT]["partition_layers"]):
         assert row["simulated_makespan_s"] >= schedules[LIMIT]["simulated_makespan_s"] * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_plans_are_read_back_as_they_were_and_nothing_is_profiled(rows, folder, monkeypatch):
     by_name = {row["contender"]: row for row in rows}
     path = folder / by_name[BASE]["run_id"] / PLANS
@@ -177,6 +185,7 @@ def test_plans_are_read_back_as_they_were_and_nothing_is_profiled(rows, folder, 
         make_plans(load([*SMALL, f"mode.plans={path}", f"results_dir={folder}"]), OURS)
 
 
+@pytest.mark.slow
 def test_what_has_its_records_is_not_run_again_unless_one_failed(rows, folder, monkeypatch):
     def refuse(*_):
         raise AssertionError("ran again")

@@ -33,11 +33,16 @@ TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(2, timeout_s=90) as found:
+    with Ranks(2, timeout_s=300) as found:
         yield found
 
 
-@pytest.mark.parametrize("name", CASES)
+_SPARED = ("GPipe", "1F1B, float32", "1F1B, last stage kept", "LoopedBFS", "InterleavedZeroBubble")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in _SPARED else name for name in CASES]
+)
 def test_gradients_and_weights_are_those_of_plain_training(ranks, name):
     answers = ranks.run(CASES[name])
     assert len(answers) == 2

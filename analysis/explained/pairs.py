@@ -1,0 +1,139 @@
+"""Pairs: what is explained of the difference of two published runs, and what is not.
+
+`pairs.csv` names pairs by what they differ in; it was committed before anything was computed. `explained.csv` holds
+what came out, misses included; `all_pairs.csv` the same for every pair of a table whose numbers differ by a factor of
+`APART` or more, so that nobody chose them.
+"""
+
+import csv
+from collections.abc import Iterator
+from itertools import combinations
+from math import log
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from analysis.explained.rows import PLATFORMS, SYSTEM_TABLES, row_names, side_of
+from analysis.predictions.cases import declared_basis
+from rpbench.cost.published import published_rows
+from rpbench.explain.side import Side
+from rpbench.explain.split import Explanation, explain
+from rpbench.harness.choices import ConfigError
+
+FOLDER = Path(__file__).parent
+HELD_OUT = FOLDER.parent / "predictions" / "clusters_holdout.csv"
+BAR = 0.10  # of a difference, that may be left unexplained
+APART = 1.5
+COLUMNS = ("a", "b", "why", "log_ratio", "unexplained_log", "unexplained", "besides_shape", "held_out", "fitted_on")
+SUMMARY = ("table", "pairs", "explained", "median_unexplained", "p90_unexplained")
+Row = dict[str, str]
+
+
+class Pair(NamedTuple):
+    """Two published runs, as `rpbench explain` names them, and how they differ."""
+
+    a: str
+    b: str
+    why: str
+
+
+def pairs() -> list[Pair]:
+    """The pairs of `pairs.csv`."""
+    with (FOLDER / "pairs.csv").open(newline="") as file:
+        return [Pair(**row) for row in csv.DictReader(file)]
+
+
+def explained(pair: Pair) -> Explanation:
+    """Why the second run of a pair is not the first."""
+    return explain(side_of(pair.a), side_of(pair.b))
+
+
+def rows() -> Iterator[Row]:
+    """The rows of `explained.csv`."""
+    known = _held_out()
+    for pair in pairs():
+        found = explained(pair)
+        besides = found.total - found.parts.get("shape", 0.0)
+        unseen = [known.get(name) for name in (pair.a, pair.b)]
+        yield {
+            **pair._asdict(),
+            "log_ratio": f"{found.total:.4f}",
+            "unexplained_log": f"{found.rest:.4f}",
+            "unexplained": f"{_share(found):.4f}",
+            "besides_shape": f"{abs(found.rest / besides):.4f}",
+            "held_out": "" if None in unseen else f"{abs((unseen[0] - unseen[1]) / found.total):.4f}",  # type: ignore[operator]
+            "fitted_on": "".join(side for side, name in zip("ab", (pair.a, pair.b), strict=True) if name in fitted()),
+        }
+
+
+def summary() -> Iterator[Row]:
+    """The rows of `all_pairs.csv`."""
+    for table in (*SYSTEM_TABLES, "bloom_a100_topologies", "vtrain_multi", "llm_foundry_fsdp", "internevo", *MORE):
+        sides = list(_sides(table))
+        shares = sorted(
+            _share(found)
+            for a, b in combinations(sides, 2)
+            if abs(log(a.seconds / b.seconds)) >= log(APART)
+            for found in [explain(a, b)]
+        )
+        if shares:
+            yield {
+                "table": table,
+                "pairs": str(len(shares)),
+                "explained": str(sum(share <= BAR for share in shares)),
+                "median_unexplained": f"{median(shares):.4f}",
+                "p90_unexplained": f"{shares[round(0.9 * (len(shares) - 1))]:.4f}",
+            }
+
+
+MORE = ("torchtitan", "simumax_b200", "megatron_bridge", "vocab_stage_times")
+
+
+def _sides(table: str) -> Iterator[Side]:
+    for row in row_names(table):
+        try:
+            yield side_of(f"{table}:{row}")
+        except ConfigError:  # out of memory, not modelled, or without a time
+            continue
+
+
+def _share(found: Explanation) -> float:
+    assert found.unexplained is not None  # the numbers differ
+    return found.unexplained
+
+
+def _held_out() -> dict[str, float]:
+    """ln(number / prediction) of given rows whose group no constant has seen, by `NAME:ROW`."""
+    with HELD_OUT.open(newline="") as file:
+        found = {row["id"].replace("/", ":"): row for row in csv.DictReader(file)}
+    return {name: log(float(row["step_time_s"]) / float(row["predicted_s"])) for name, row in found.items()}
+
+
+def fitted() -> set[str]:
+    """Rows that constants were fitted on: all given runs under a mesh, and cells that a constant names."""
+    cells = {
+        cell for place in PLATFORMS for each in declared_basis(place).declared.values() for cell in (each.cells or ())
+    }
+    own = {f"{table}:{row['system']}/{row['model']}" for table, row in _system_rows() if _cell(row) in cells}
+    return own | {name for pair in pairs() for name in pair[:2] if name.partition(":")[0] not in SYSTEM_TABLES}
+
+
+def _system_rows() -> Iterator[tuple[str, Row]]:
+    for table in SYSTEM_TABLES:
+        for row in published_rows(f"{table}.csv"):
+            yield table, row
+
+
+def _cell(row: Row) -> str:
+    return f"throughput/{row['system']}/{row['platform']}/{row['model']}"
+
+
+def write() -> dict[str, int]:
+    """Write both files; returns their numbers of rows."""
+    made = {"explained": (COLUMNS, list(rows())), "all_pairs": (SUMMARY, list(summary()))}
+    for name, (columns, lines) in made.items():
+        with (FOLDER / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+    return {name: len(lines) for name, (_, lines) in made.items()}

@@ -1,0 +1,162 @@
+"""Rows of published tables as sides: `NAME:ROW`, the folder's name apart.
+
+bloom_a100_topologies:35              a run under a mesh: its number in `analysis/published/measured/`
+throughput:roundpipe/qwen3-1.7b       a bar of figure 10 (`throughput_a800`: 12; `scaling`: 15, behind a third /,
+                                      the devices)
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from analysis.predictions.cases import PLATFORMS, case_of
+from analysis.predictions.clusters.case import Case, Row, rows_of
+from analysis.predictions.clusters.problems import SOURCES
+from analysis.records.paper import PUBLISHED_MODELS
+from rpbench.cost.published import published_rows
+from rpbench.explain.number import Number, counted_flops
+from rpbench.explain.of_case import side_of_case
+from rpbench.explain.of_job import side_of_job, with_settings
+from rpbench.explain.side import Rate, Side
+from rpbench.harness.choices import ConfigError
+from rpbench.mesh.job import Job
+from rpbench.registry import unknown_name
+
+SYSTEM_TABLES = ("throughput", "throughput_a800", "scaling")
+
+
+class Printed(NamedTuple):
+    """The rate that a table prints: its column, and how it counts FLOPs (`rpbench.explain.number.CONVENTIONS`)."""
+
+    column: str
+    flops: str
+
+
+RATES = {
+    "llm_foundry_fsdp": Printed("mfu_pct", "palm"),
+    "bloom_a100_topologies": Printed("tflops_reported", "megatron_recompute"),
+}
+
+
+def names() -> list[str]:
+    """The tables that have sides."""
+    return [*SYSTEM_TABLES, *SOURCES]
+
+
+def row_names(name: str) -> list[str]:
+    """The rows of a table, as `side_of` takes them."""
+    if name in SYSTEM_TABLES:
+        return ["/".join(_key(name, row)) for row in published_rows(f"{name}.csv")]
+    return [case.id.split("/")[1] for row in rows_of("measured", name) for case in SOURCES[name].read(row)]
+
+
+def side_of(word: str) -> Side:
+    """The side of `NAME:ROW`.
+
+    Raises:
+        ConfigError: for a table or row that is not there, that prints no time, or that is not modelled.
+    """
+    name, _, row = word.partition(":")
+    if name not in names():
+        raise ConfigError(f"table={word}: {unknown_name('table', name, names())}")
+    if name in SYSTEM_TABLES:
+        return _of_system(name, row)
+    case = case_of_row(name, row)
+    assert case.job is not None
+    assert case.step_time_s is not None
+    return _of_job(case, case.job)
+
+
+def job_of(word: str) -> Job | None:
+    """What ran in a row under a mesh; None for rows of systems."""
+    name, _, row = word.partition(":")
+    return case_of_row(name, row).job if name in SOURCES else None
+
+
+def case_of_row(name: str, row: str) -> Case:
+    """The run of a row under a mesh, modelled and timed.
+
+    Raises:
+        ConfigError: as of `side_of`.
+    """
+    found = {each["id"].split("/")[1]: each for each in rows_of("measured", name)}
+    number = row.rstrip("b")  # of a row with two configurations, the one in brackets
+    if number not in found:
+        raise ConfigError(f"table={name}:{row}: {unknown_name('row', row, list(found))}")
+    cases = {case.id.split("/")[1]: case for case in SOURCES[name].read(found[number])}
+    case = cases.get(row)
+    if case is None:
+        raise ConfigError(f"table={name}:{row}: the row has one configuration; write table={name}:{number}")
+    if case.job is None:
+        raise ConfigError(f"table={name}:{row} is not modelled: {case.note}; take another row")
+    if not case.step_time_s:
+        why = "it ran out of memory" if case.verdict == "oom" else "it prints no time"
+        raise ConfigError(f"table={name}:{row} has no pace to explain: {why}; take another row")
+    return case
+
+
+def _of_job(case: Case, job: Job) -> Side:
+    assert case.step_time_s is not None
+    slower = job.software.constants["session"] if case.early else 1.0
+    side = side_of_job(
+        job,
+        case.step_time_s / case.repeats,
+        case.id.replace("/", ":"),
+        slower=slower,
+        notes=(case.note,) if case.note else (),
+    )
+    if case.set_name in RATES:
+        flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name].flops)
+        side = replace(side, rate=Rate(flops, job.machine.gpu.flops_16))
+    return replace(side, notes=(*side.notes, _source(case.set_name)))
+
+
+def _source(name: str) -> str:
+    return f"analysis/published/measured/{name}.csv, whose README names source and licence"
+
+
+def _of_system(table: str, row: str) -> Side:
+    wanted = tuple(row.split("/"))
+    rows = {_key(table, each): each for each in published_rows(f"{table}.csv")}
+    if wanted not in rows:
+        raise ConfigError(f"table={table}:{row}: {unknown_name('row', row, ['/'.join(key) for key in rows])}")
+    found = rows[wanted]
+    if found["status"] != "ok":
+        raise ConfigError(f"table={table}:{row} has no pace to explain: it is {found['status']}; take another row")
+    models = {published: name for name, published in PUBLISHED_MODELS.items()}
+    clusters = {published: name for name, published in PLATFORMS.items()}
+    try:
+        case = case_of(found["system"], clusters[found["platform"]], models[found["model"]], int(found["num_gpus"]))
+        return side_of_case(case, float(found["tokens_per_s"]), f"{table}:{row}")
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"table={table}:{row} is not modelled: {error}; take another row") from None
+
+
+def _key(table: str, row: Row) -> tuple[str, ...]:
+    more = (row["num_gpus"],) if table == "scaling" else ()
+    return (row["system"], row["model"], *more)
+
+
+def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Side:
+    """A typed number of a run that is like that of a row but for some settings.
+
+    Raises:
+        ConfigError: as of `side_of`, and for a setting that a row cannot take.
+        ValueError: for a rate without a peak.
+    """
+    name, _, row = word.partition(":")
+    words = " ".join(f"{key}={value}" for key, value in settings.items())
+    if name in SYSTEM_TABLES:
+        raise ConfigError(
+            f"{words or number.unit}: settings stand beside rows of {', '.join(SOURCES)}, or beside a run"
+        )
+    if name not in SOURCES:
+        side_of(word)  # says what is wrong
+    like = case_of_row(name, row).job
+    assert like is not None
+    job = with_settings(like, settings)
+    own = side_of_job(job, None, f"{number.unit}={number.value:g} {words}".strip())
+    rate = number.rate(job.architecture, job.seq_len, own.work)
+    seconds = number.device_seconds(job.machine.num_devices, job.tokens, rate)
+    notes = (f"what is not typed is as in {word}",)
+    return replace(own, seconds=seconds, evidence="given", rate=rate, notes=notes)

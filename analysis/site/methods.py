@@ -1,0 +1,91 @@
+"""Pages of methods: what the registry knows of a schedule, and its drawing, for the page that people wrote about it."""
+
+import inspect
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+
+from rpbench.commands.show import draw_schedule
+from rpbench.harness.assemble import assemble
+from rpbench.harness.request import load
+from rpbench.registry import Entry, entries, entry
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "methods"
+SECTIONS = ("Idea", "What is faithful", "What differs", "The paper's number and ours")
+_SIZES = ("num_devices=4", "num_microbatches=8")
+# Where a method does not take the sizes of the others, or shows nothing of itself there.
+_OTHER_SIZES = {
+    "adaptis": ("num_devices=4", "num_microbatches=8", "chunks_per_device=2"),
+    "mario": (*_SIZES, "chunks_per_device=1"),
+    "megatron_tp": ("num_devices=4", "num_microbatches=4", "chunks_per_device=1"),
+    "pipedream": ("num_devices=4", "num_microbatches=8"),
+    "stp": ("num_devices=4", "num_microbatches=12"),
+}
+_PLACE = "<!-- facts of the registry -->"
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """The overrides with which a schedule is drawn."""
+    return (f"schedule={name}", *_OTHER_SIZES.get(name, _SIZES))
+
+
+def draw(name: str, path: Path) -> None:
+    """Draw a schedule, in slots, as `python -m rpbench show ... draw=` does."""
+    with redirect_stderr(StringIO()):  # its word on where it drew to
+        draw_schedule(assemble(load(list(words_of(name)))), path, "slots")
+
+
+def with_facts(text: str, name: str) -> str:
+    """A page of a method with its drawing and the facts of the registry in their place.
+
+    Raises:
+        ValueError: if the page has no place for them.
+    """
+    if _PLACE not in text:
+        raise ValueError(f"docs/methods/{name}.md has no line {_PLACE!r}; the drawing goes there")
+    return text.replace(_PLACE, _facts(entry(name)))
+
+
+def _facts(found: Entry) -> str:
+    module = inspect.getmodule(found.generate)
+    assert module is not None  # a generator is a function of a file
+    rows = [
+        ("name", f"`schedule={found.name}`"),
+        ("source", found.source),
+        ("file", f"`{module.__name__.replace('.', '/')}.py`"),
+        ("options", _options(found)),
+        ("updates", _updates(found)),
+        ("stages a device", "one" if not found.looped else str(found.chunks or "several, `chunks_per_device=`")),
+        ("order", "depends on the stages' times" if found.needs_costs else "depends on sizes alone"),
+    ]
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows)
+    return (
+        f"![The order of {found.name}, a row a device]({found.name}.svg)\n\n"
+        f"```bash\npython -m rpbench show {' '.join(words_of(found.name))} draw={found.name}.svg\n```\n\n"
+        f"| | |\n| --- | --- |\n{table}\n"
+    )
+
+
+def _options(found: Entry) -> str:
+    told = [f"`schedule.{key}={_as_typed(value)}`" for key, value in found.options.items()]
+    return ", ".join(told) or "none"
+
+
+def _as_typed(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _updates(found: Entry) -> str:
+    if found.steps_each_microbatch:
+        return "after every microbatch"
+    if found.late:
+        return "after all microbatches; one step late with " + ", ".join(
+            f"`schedule.{key}={_as_typed(value)}`" for key, value in found.late.items()
+        )
+    return "after all microbatches of a step"
+
+
+def pages() -> dict[str, str]:
+    """The pages of all methods by name, as the site finds them."""
+    return {name: f"methods/{name}.md" for name in entries()}

@@ -1,0 +1,105 @@
+"""Pages of the site: one for each method, paths that are there, and the site itself where mkdocs is installed."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from analysis.site import generated, links, methods
+from analysis.site.fences import shown
+from rpbench.registry import entries
+from tests.site.site_pages import DOCS, PAGES, ROOT, name_of
+
+_PATH = re.compile(r"`((?:rpbench|analysis|tests|conf|baselines|docs|\.ci)/[\w./-]*\w/?)`")
+# What runs make, and what readers write.
+_MADE = ("analysis/figures", "conf/cluster/this_machine.yaml", "analysis/published/measured/NAME.csv")
+
+
+def test_every_schedule_has_a_page_and_every_page_a_schedule():
+    assert {path.stem for path in methods.FOLDER.glob("*.md")} == set(entries())
+
+
+@pytest.mark.parametrize("name", sorted(entries()))
+def test_a_page_of_a_method_has_its_parts_in_order(name):
+    text = (methods.FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert text.startswith(f"# {name}\n")
+    assert headings[: len(methods.SECTIONS)] == list(methods.SECTIONS)
+    assert "**Paper.** " in text
+    assert "**Ours.** " in text
+    facts = methods.with_facts(text, name)
+    assert f"python -m rpbench show {' '.join(methods.words_of(name))}" in facts
+    assert all(f"`schedule.{option}=" in facts for option in entries()[name].options)
+
+
+def test_a_page_without_a_place_for_the_drawing_is_refused():
+    with pytest.raises(ValueError, match="facts"):
+        methods.with_facts("# gpipe\n", "gpipe")
+
+
+def test_the_table_of_methods_has_all():
+    text = (DOCS / "methods.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\(methods/(\w+)\.md\)", text)) == set(entries())
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=name_of)
+def test_paths_on_a_page_are_there(page):
+    for path in _PATH.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists() or path.startswith(_MADE), f"{path} is not there"
+
+
+def test_links_become_those_of_the_site(tmp_path):
+    missing = []
+    text = "[a](../CONTRIBUTING.md#x) [b](../rpbench/cli.py) [c](nowhere.md) [d](https://example.org)\n```\n[e](f.md)\n```\n"
+    assert links.relinked(text, "bubbles.md", missing.append) == (
+        "[a](project/contributing.md#x) b (`rpbench/cli.py`) [c](nowhere.md) [d](https://example.org)\n"
+        "```\n[e](f.md)\n```\n"
+    )
+    assert missing == ["docs/bubbles.md: nowhere.md is not there"]
+
+
+def test_a_mark_becomes_a_line_below_its_block():
+    page = "```bash no-run: needs a GPU\ntrue\n```\nNext.\n"
+    assert shown(page) == "```bash\ntrue\n```\n\n*No test runs this: needs a GPU.*\n\nNext.\n"
+
+
+def test_generated_parts_name_what_the_program_has(monkeypatch):
+    monkeypatch.setattr(generated, "PACKAGES", ("rpbench/ir",))
+    pages = {
+        path.stem: generated.filled(path.read_text(encoding="utf-8")) for path in (DOCS / "reference").glob("*.md")
+    }
+    assert "| `advise` |" in pages["verbs"]
+    assert "num_microbatches: 16" in pages["settings"]
+    assert "`8x_rtx4090`" in pages["settings"]
+    assert "| `rpbench/ir/schedule.py` | Shape and Schedule" in pages["code"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mkdocs") is None or find_spec("material") is None, reason="no mkdocs: the extra docs")
+def test_the_site_is_built_and_asks_nobody(tmp_path):
+    """--strict: a link, a heading or a page that is not there ends it."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", "analysis/site/mkdocs.yml", "-d"]
+    ended = subprocess.run([*build, str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    built = tmp_path / "site"
+    assert all((built / "methods" / f"{name}.svg").stat().st_size > 1000 for name in entries())
+    for page in built.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "no-run:" not in text, page
+        for asked in _requests(text):
+            assert not re.match(r"(?:[a-z]+:)?//", asked), f"{page.relative_to(built)} asks for {asked}"
+            local = asked.partition("#")[0].partition("?")[0]
+            assert page.name == "404.html" or (page.parent / local).exists(), f"{page.relative_to(built)}: {asked}"
+    for sheet in built.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+def _requests(text: str) -> list[str]:
+    """What a page loads of itself: scripts, sheets, images, frames."""
+    found = re.findall(r"<(?:script|img|iframe)\b[^>]*?\bsrc=\"?([^\"\s>]+)", text)
+    sheets = re.findall(r"<link\b[^>]*>", text)
+    return found + [
+        match[1] for each in sheets if "canonical" not in each and (match := re.search(r"href=\"?([^\"\s>]+)", each))
+    ]
