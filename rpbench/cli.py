@@ -1,5 +1,5 @@
-"""The verbs of the command line: run (Hydra), advise, show, plan, profile, calibrate, compare, explain, list,
-export, query, pivot, report, dashboard, import.
+"""The verbs of the command line: run (Hydra), advise, show, plan, profile, calibrate, compare, explain, list, new,
+export, query, pivot, report, dashboard, import, completion.
 
 stdout is data, one JSON object per finished run; everything for people goes to stderr.
 """
@@ -8,12 +8,18 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from rpbench.places import FLAG, with_dirs
+
+if TYPE_CHECKING:
+    from rpbench.harness.request import Request
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 BROKEN_PIPE = 141  # after SIGPIPE, likewise
@@ -44,7 +50,8 @@ class _Parser(argparse.ArgumentParser):
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the verb that the arguments ask for and return the exit status."""
     try:
-        return _dispatch(list(arguments))
+        with with_dirs(arguments) as rest:
+            return _dispatch(rest)
     except ValueError as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 2
@@ -86,8 +93,9 @@ def _main_parser(verbs: dict[str, Verb]) -> argparse.ArgumentParser:
         prog="rpbench",
         description="Which schedule trains a model fastest on these devices, why, and how do we know?",
         epilog="Without a verb, key=value runs one configuration and -m a sweep. stdout is data, one JSON object a "
-        "finished run; what is for people goes to stderr.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "finished run (on a terminal a short table, and JSON with --json); what is for people goes to stderr. "
+        f"{FLAG} DIR, beside any verb: a folder with models, clusters, schedules and experiments of your own.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=20),
     )
     parser.add_argument("--version", action="version", version=_version())
     found = parser.add_subparsers(metavar="VERB", title="verbs")
@@ -111,9 +119,10 @@ def _version() -> str:
 
 def _verbs() -> dict[str, Verb]:
     from rpbench.commands.advise import USAGE as ADVISE
+    from rpbench.commands.new import USAGE as NEW
 
     return {
-        "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] key=value ..."),
+        "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),
         "advise": Verb(advise, "which schedule trains a model fastest on a machine, and why", ADVISE[7:]),
         "show": Verb(show, "print, draw or export a schedule, checked", "key=value ... [format=FORM] [draw=FILE.svg]"),
         "plan": Verb(plan, "search a partition; mesh=search a mesh; plan=pipedream stages of a profile"),
@@ -134,6 +143,7 @@ def _verbs() -> dict[str, Verb]:
             "--rows KEY --columns KEY --value METRIC [--baseline NAME] [results_dir=DIR]",
         ),
         "list": Verb(list_options, "what can be chosen, a line each", "|".join(_LISTS) + " [--json]"),
+        "new": Verb(new, "a model, cluster or schedule of your own: a commented file that runs", NEW[4:]),
         "report": Verb(report, "the report, from records", "[results_dir=DIR] [out=FILE]"),
         "dashboard": Verb(
             dashboard,
@@ -143,6 +153,7 @@ def _verbs() -> dict[str, Verb]:
         "import": Verb(
             import_, "what was measured elsewhere, as records", "kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
         ),
+        "completion": Verb(completion, "a script that completes rpbench in a shell", "bash|zsh"),
     }
 
 
@@ -173,31 +184,61 @@ def list_options(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(list(arguments))
     as_json = asked.json or not sys.stdout.isatty()
+    width = shutil.get_terminal_size((120, 24)).columns
     for row in listed(asked.what):
-        print(json.dumps(row) if as_json else f"{row['name']:<28} {row['says']}")
+        print(json.dumps(row) if as_json else f"{row['name']:<28} {row['says']}"[:width])
+    return 0
+
+
+def new(arguments: Sequence[str]) -> int:
+    """Write a file of one's own; where it is, and what runs it, as one JSON object."""
+    from rpbench.commands.new import new as write
+
+    print(json.dumps(write(arguments)))
+    return 0
+
+
+def completion(arguments: Sequence[str]) -> int:
+    """The completion of a shell, on stdout."""
+    from rpbench.commands.completion import completion as script
+
+    print(script(arguments, list(_verbs()), _LISTS), end="")
     return 0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """One run, or with -m a sweep."""
+    """One run, or with -m a sweep; `--json` prints records on a terminal too."""
     if "-m" in arguments or "--multirun" in arguments:
         print("rpbench: planning a sweep", file=sys.stderr, flush=True)  # before imports, which take a second
+    from rpbench.harness.run import json_if
     from rpbench.harness.sweep import sweep
 
-    return sweep(arguments)
+    with json_if("--json" in arguments):
+        return sweep([item for item in arguments if item != "--json"])
+
+
+def _loaded(arguments: Sequence[str]) -> "Request":
+    """The request of a command line; what there is to tell about it goes to stderr."""
+    from rpbench.harness.request import load
+
+    found = load(arguments)
+    for note in found.notes:
+        print(f"rpbench: {note}", file=sys.stderr)
+    return found
 
 
 def show(arguments: Sequence[str]) -> int:
     """Print a schedule, checked, in its text form or `format=`; `draw=FILE` (svg, pdf, png) draws its timeline."""
     from rpbench.commands.show import draw_schedule, drawing_path, show_schedule
-    from rpbench.harness.request import load
 
     drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]
     forms = [item.removeprefix("format=") for item in arguments if item.startswith("format=")]
-    config = load([item for item in arguments if not item.startswith(("draw=", "format="))])
+    words = [item for item in arguments if not item.startswith(("draw=", "format="))]
+    is_open = not any(item.startswith(("charge=", "offload=")) for item in words)
+    config = _loaded([*words, "charge=hops"] if is_open else words)  # an order; its transfers where they are asked for
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
-        draw_schedule(assembled, drawing[-1], "slots" if config.cost == "unit" else "s")
+        draw_schedule(assembled, drawing[-1], "slots" if config.cost.name == "unit" else "s")
     return 0
 
 
@@ -205,7 +246,6 @@ def plan(arguments: Sequence[str]) -> int:
     """Partitions side by side, or with `plan=pipedream` what that makes of a profile; one JSON object."""
     from rpbench.commands.plan import compare_plans
     from rpbench.commands.plan_pipedream import partition_profile
-    from rpbench.harness.request import load
 
     if "mesh=search" in arguments:
         from rpbench.commands.advise import plan_meshes
@@ -213,7 +253,9 @@ def plan(arguments: Sequence[str]) -> int:
         print(json.dumps(plan_meshes([item for item in arguments if item != "mesh=search"]), allow_nan=False))
         return 0
     of_profile = any(item.startswith("plan=") for item in arguments)
-    print(json.dumps(partition_profile(arguments) if of_profile else compare_plans(load(arguments)), allow_nan=False))
+    print(
+        json.dumps(partition_profile(arguments) if of_profile else compare_plans(_loaded(arguments)), allow_nan=False)
+    )
     return 0
 
 

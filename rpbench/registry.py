@@ -1,24 +1,33 @@
 """Registry: the name of every schedule and the function that builds it.
 
 A module of `rpbench.schedules` or `baselines` registers its generator by a decorator, and nothing else has to
-know of it: the command line, the property tests and the figures iterate over `entries()`.
+know of it: the command line, the property tests and the figures iterate over `entries()`. So does a module
+schedule/NAME.py of a user's place (`rpbench.places`), and one that an installed package names as an entry point.
 """
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import math
 import pkgutil
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.places import places
 
 PACKAGES = ("rpbench.schedules", "baselines")
+GROUP = "rpbench.schedules"  # entry points of installed packages: a module that registers schedules
 
 Values = Sequence[Any] | Callable[[int, int], Sequence[Any]]  # of an option that is searched
 
@@ -139,15 +148,74 @@ def schedule(name: str, *, source: str, **traits: Any) -> Callable[[Callable[...
     return register
 
 
-@cache
 def entries() -> Mapping[str, Entry]:
-    """Every registered schedule by name; imports the packages that hold them."""
+    """Every registered schedule by name, the user's as well; imports the modules that hold them.
+
+    Raises:
+        ValueError: for a module of the user's that cannot be imported.
+    """
+    return _entries_of(tuple(path for place in places() for path in sorted((place / "schedule").glob("*.py"))))
+
+
+@cache
+def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
+    """The project's schedules, and those of some files and of installed packages."""
+    modules = set()
     for package_name in PACKAGES:
         package = importlib.import_module(package_name)
         for module in pkgutil.iter_modules(package.__path__):
             if not module.ispkg:
-                importlib.import_module(f"{package_name}.{module.name}")
-    return MappingProxyType(dict(sorted(_entries.items())))
+                modules.add(importlib.import_module(f"{package_name}.{module.name}").__name__)
+    modules |= {_imported(path) for path in files}
+    for point in entry_points(group=GROUP):
+        modules.add(_checked(f"entry point {point.name} of {GROUP}", lambda name=point.value: _loaded(name)))  # type: ignore[misc]
+    found = {name: each for name, each in _entries.items() if each.generate.__module__ in modules}
+    return MappingProxyType(dict(sorted(found.items())))
+
+
+def _loaded(name: str) -> str:
+    return importlib.import_module(name).__name__
+
+
+def _imported(path: Path) -> str:
+    """Import a schedule file of the user's; the name of its module, which no other file has."""
+    name = f"rpbench_own_{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}_{path.stem}"
+
+    def load() -> str:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return name
+
+    return _checked(str(path), load)
+
+
+def _checked(what: str, load: Callable[[], str]) -> str:
+    """What `load` gives; an error in the user's code with the place of it."""
+    try:
+        return load()
+    except Exception as error:
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
+        line = getattr(error, "lineno", None) or (lines[-1].lineno if lines else None)
+        where = f"{what}, line {line}" if line else what
+        raise ValueError(f"{where}: {type(error).__name__}: {error}; mend the file or move it away") from None
+
+
+def sources(found: Entry) -> list[Path]:
+    """The files of a generator that is not the project's own: its module, of a package all modules; else none."""
+    module = found.generate.__module__
+    if module.startswith(tuple(f"{package}." for package in PACKAGES)):
+        return []
+    file = Path(inspect.getfile(found.generate))
+    root = sys.modules[module.partition(".")[0]]
+    folders = [Path(folder) for folder in getattr(root, "__path__", ())]
+    return sorted(path for folder in folders for path in folder.rglob("*.py")) or [file]
 
 
 def entry(name: str) -> Entry:

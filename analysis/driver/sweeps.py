@@ -96,6 +96,7 @@ PAPER = Scope("paper", tuple(Sweep(experiment) for experiment in _OF_THE_PAPER))
 _SMALL_DUEL = (
     "model=half_mid_gpt",
     "model.seq_len=32",
+    "model.name=half_mid_gpt",  # as the figure of the duel knows it
     "num_steps=2",
     "mode.num_starts=1",
     "mode.budget_s=5",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import CONF
 from rpbench.harness.provenance import now
 from rpbench.harness.record import check_writable, write_atomically
+from rpbench.places import CONF, home
 
 DEFAULT_NAME = "this_machine"
 OPTIONS = "name=NAME, device=cpu|cuda, num_devices=NUMBER and out=FOLDER"
@@ -25,14 +25,15 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
 
     Args:
         arguments: `name=`, `device=cpu|cuda`, `num_devices=` (cores that work at the same time; default: all this
-            process may use), `out=FOLDER` (default: where `cluster=` looks).
+            process may use), `out=FOLDER` (default: where `cluster=` looks, in the
+            user's nearest place if there is one).
 
     Raises:
         ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
         ValueError: for a device that is not there.
     """
     options = _options(arguments)
-    name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", CONF / "cluster"))
+    name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", (home() or CONF) / "cluster"))
     device, path = options.get("device", "cpu"), folder / f"{name}.yaml"
     _check_name(name, path)
     from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device  # torch

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rpbench import registry
-from rpbench.harness.config import CONF
+from rpbench.places import CONF, files_of
 
 FOLDERS: Mapping[str, str] = {
     "models": "model",
@@ -15,13 +15,15 @@ FOLDERS: Mapping[str, str] = {
 
 
 def listed(what: str) -> Iterator[dict[str, str]]:
-    """Name and one line about each option of schedules, models, clusters, experiments or gpus."""
+    """Name and one line about each option of schedules, models, clusters, experiments or gpus; `path` of the user's."""
     if what == "schedules":
         for name, entry in registry.entries().items():
-            yield {"name": name, "says": entry.source}
+            found = registry.sources(entry)
+            yield {"name": name, "says": entry.source} | ({"path": str(found[0])} if found else {})
         return
-    for path in sorted((CONF / FOLDERS[what]).glob("*.yaml")):
-        yield {"name": path.stem, "says": first_comment(path)}
+    for path in files_of(FOLDERS[what]):
+        own = {} if path.is_relative_to(CONF) else {"path": str(path)}
+        yield {"name": path.stem, "says": first_comment(path)} | own
 
 
 def first_comment(path: Path) -> str:

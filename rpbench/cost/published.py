@@ -12,6 +12,7 @@ from pathlib import Path
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, symmetric
 
+TIMED_ON = "8x-rtx4090-24gb"  # the machine of the timings, as the artifact's tables name it
 DATA = Path(__file__).parents[2] / "analysis" / "published"
 
 

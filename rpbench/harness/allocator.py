@@ -12,12 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rpbench.places import CONF, places, split_dirs
+
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES = (
     "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456"
 )
 REAL_TIME = frozenset({"cpu", "duel", "torch_duel"})  # a backend, and modes
-_EXPERIMENTS = Path(__file__).parents[2] / "conf" / "experiment"
 # `backend: cpu` or `mode: duel` of a defaults list (with "override /" before it) or of a sweep; the head of a section
 # has no value.
 _CHOICE = re.compile(r"^[ \t]*(?:- override /)?(?:backend|mode):[ \t]*([^\s#][^\n#]*)", re.MULTILINE)
@@ -45,13 +46,23 @@ def measures(arguments: Sequence[str]) -> bool:
 
     Told from the text, because reading a configuration takes longer than starting again.
     """
+    arguments, folders = split_dirs(arguments)
     if arguments and arguments[0] == "calibrate":
         return "device=cuda" not in arguments
     chosen = dict(argument.lstrip("+").split("=", 1) for argument in arguments if "=" in argument)
     if "backend" in chosen or "mode" in chosen:
         return _is_real(chosen.get("backend", "")) or _is_real(chosen.get("mode", ""))
-    files = (_EXPERIMENTS / f"{name}.yaml" for name in re.findall(r"\w+", chosen.get("experiment", "")))
+    names = re.findall(r"\w+", chosen.get("experiment", ""))
+    homes = (CONF, *map(Path, folders), *_places()) if names else ()
+    files = (home / "experiment" / f"{name}.yaml" for home in homes for name in names)
     return any(_is_real(found) for file in files if file.is_file() for found in _CHOICE.findall(file.read_text()))
+
+
+def _places() -> tuple[Path, ...]:
+    try:
+        return places()
+    except ValueError:  # said once the command is read
+        return ()
 
 
 def _is_real(choice: str) -> bool:

@@ -1,5 +1,7 @@
 """Charging: what takes time beside computing, and the schedule with everything in its lanes that does.
 
+Where a request leaves it open, `rpbench.harness.usual_charge` takes bytes if they are known.
+
 charge=hops    a boundary tensor takes a hop of the costs, the optimizer nothing, transfers what their bytes take
 charge=bytes   all of it takes what its bytes take: boundary tensors over the links of the devices, sums over copies
                of a stage, the optimizer over the memory where it works
@@ -9,9 +11,11 @@ from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.harness.choices import ConfigError, Simulate
+from rpbench.harness.keys import MOVES, check_figures
 from rpbench.harness.request import Request
+from rpbench.harness.usual_charge import CONSTANTS
 from rpbench.ir.moves import has_transfers
-from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.offload import shard
 
@@ -50,13 +54,16 @@ def with_charges(schedule: Schedule, cluster: Cluster) -> Schedule:
     Streamed schedules, and methods that say themselves what they move, have everything already.
 
     Raises:
-        ScheduleError: if the devices exchange boundary tensors and sums over the same link.
+        ConfigError: if the devices exchange boundary tensors and sums over the same link.
     """
     if has_transfers(schedule) or schedule.weights is Weights.STREAMED:
         return schedule
     if schedule.placement and any(len(holders) > 1 for holders in schedule.placement):
         schedule = shard(schedule, parameters=None, gradients="step")
-    return send_over_links(schedule, direct=cluster.device_to_device_bytes_per_s is not None)
+    try:
+        return send_over_links(schedule, direct=cluster.device_to_device_bytes_per_s is not None)
+    except ScheduleError as error:
+        raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
 
 
 def traffic_of(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
@@ -71,13 +78,8 @@ def traffic_of(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traf
     cost, cluster = request.cost, request.cluster
     if request.charge == "hops":
         return Traffic(sizes, cluster, boundaries)
-    for name in ("memory_bytes_per_s", "memory_efficiency", "host_bytes_per_s"):
-        if getattr(cluster, name) is None:
-            raise ConfigError(
-                f"charge=bytes: cluster={cluster.name} has no {name}; give cluster.{name}=NUMBER, take "
-                "cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
-            )
-    for name in ("optimizer_bytes", "adam_bytes"):
+    check_figures(cluster, MOVES, "charge=bytes")
+    for name in CONSTANTS:
         if name not in cost.constants:
             raise ConfigError(
                 f"charge=bytes: cost={cost.name} has no constants.{name}, the optimizer's traffic for one parameter; "

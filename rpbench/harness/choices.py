@@ -7,7 +7,19 @@ from typing import Any, TypeVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rpbench.harness.hydra_words import reworded
+
 T = TypeVar("T")
+
+# How the keys of a group begin on the command line, by its dataclass.
+_PREFIXES = {
+    "CostConfig": "cost.",
+    "WorkloadConfig": "workload.",
+    "BackendConfig": "backend.",
+    "OptimizerConfig": "optimizer.",
+    "TrackerConfig": "tracker.",
+    **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel"), "mode."),
+}
 
 
 class ConfigError(ValueError):
@@ -24,7 +36,7 @@ def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
         merged = OmegaConf.merge(OmegaConf.structured(schema), node)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise ConfigError(first_line(error)) from None
+        raise ConfigError(reworded(_PREFIXES.get(schema.__name__, "") + first_line(error))) from None
 
 
 def first_line(error: BaseException) -> str:

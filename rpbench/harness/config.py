@@ -4,26 +4,28 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
     MissingConfigException,
     OverrideParseException,
 )
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rpbench import registry
 from rpbench.harness.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
+from rpbench.harness.hydra_words import reworded
+from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
-
-CONF = Path(__file__).parents[2] / "conf"
 
 GROUPS = (
     "mode",
@@ -52,15 +54,15 @@ class RunConfig:
     backend: dict[str, Any] | None = None
     optimizer: dict[str, Any] = field(default_factory=dict)
     tracker: dict[str, Any] = field(default_factory=dict)
-    num_devices: int = MISSING
+    num_devices: int | None = None
     num_microbatches: int = MISSING
     num_steps: int = MISSING
     chunks_per_device: int | None = None
     partition: str = MISSING
     dispatch: str = MISSING
-    offload: str = "none"
+    offload: str | None = None
     prefetch: int = 1
-    charge: str = "hops"
+    charge: str | None = None
     recompute: str = "all"
     tuning_budget: int | None = None
     schedule_file: str | None = None
@@ -94,8 +96,17 @@ class Composed:
     overrides: tuple[str, ...] = ()
 
 
+class Places(SearchPathPlugin):
+    """Lets Hydra look into the user's folders as well."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for place in places():
+            search_path.append("rpbench", f"file://{place}")
+
+
 def register() -> None:
-    """Offer the schema and every registered schedule to Hydra; safe to call twice."""
+    """Offer the schema, every registered schedule and the user's folders to Hydra; safe to call twice."""
+    Plugins.instance().register(Places)
     store = ConfigStore.instance()
     store.store(name="rpbench_schema", node=RunConfig)
     for name, entry in registry.entries().items():
@@ -118,7 +129,9 @@ def composed(overrides: Sequence[str]) -> Composed:
             with open_dict(node):
                 del node["hydra"]
             return composed_of(node, hydra)
-    except (HydraException, OmegaConfBaseException) as error:
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise explained(error, overrides) from None
 
 
@@ -144,13 +157,16 @@ def asked_for(overrides: Sequence[str]) -> tuple[str, ...]:
 
 def options_of(group: str) -> list[str]:
     """Options of a config group: its files; of `schedule`, the registered ones first."""
-    files = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    files = [path.stem for path in files_of(group)]
     return [*registry.entries(), *files] if group == "schedule" else files
 
 
 def swept(experiment: str, key: str) -> list[Any]:
     """The values an experiment of `conf/experiment/` sweeps a key over, in its order; numbers as numbers."""
-    params = OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml").hydra.sweeper.params
+    path = file_of("experiment", experiment)
+    if path is None:
+        raise ConfigError(unknown_name("experiment", experiment, options_of("experiment")))
+    params = OmegaConf.load(path).hydra.sweeper.params
     return list(OmegaConf.create(f"[{params[key]}]"))
 
 
@@ -198,23 +214,30 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
     message = first_line(error)
     if isinstance(error, OverrideParseException):
         given = getattr(error, "override", None)
+        if given == "" or str(given).startswith("="):
+            return ConfigError(reworded("Could not override ''", overrides))
         return ConfigError(
-            f"cannot read {given or ' '.join(overrides)!r}: {message}. Write key=value; quote values with spaces, "
-            "bars or commas, as in \"partition='2-2|1-1-2-0*'\""
+            f"cannot read {given or ' '.join(overrides)!r}: write key=value, and brackets and quotes in pairs; quote "
+            "values with spaces, bars or commas, as in \"partition='2-2|1-1-2-0*'\""
         )
     if isinstance(error, MissingConfigException) and (
         missing := re.search(r"Could not find '([\w/]+)/([^']*)'", str(error))
     ):
         group, name = missing.groups()
+        if group.startswith("hydra/"):
+            return ConfigError(
+                f"{group}={name}: none of this name is installed; leave it out, or install the package that brings it, "
+                "such as hydra-joblib-launcher or hydra-submitit-launcher"
+            )
         return ConfigError(unknown_name(group, name, options_of(group)))
     if isinstance(error, ConfigCompositionException) and (
         missing := re.search(r"Could not override '([^']+)'", str(error))
     ):
-        return ConfigError(_unknown_key(missing[1], str(error.__cause__ or "")))
-    if message.startswith("Ambiguous value"):
-        return ConfigError(f"{message}: several values are a sweep; put -m before the overrides")
+        return ConfigError(
+            reworded(message) if not missing[1] else _unknown_key(missing[1], str(error.__cause__ or ""))
+        )
     cause = first_line(error.__cause__) if error.__cause__ else ""
-    return ConfigError(f"{message}: {cause}" if cause and cause not in message else message)
+    return ConfigError(reworded(f"{message}: {cause}" if cause and cause not in message else message, overrides))
 
 
 def _unknown_key(key: str, cause: str) -> str:
@@ -234,13 +257,13 @@ def _known_keys(group: str) -> list[str]:
         return [f.name for f in fields(RunConfig)]
     if group == "schedule":
         return sorted({option for entry in registry.entries().values() for option in entry.options})
-    return sorted({str(k) for file in (CONF / group).glob("*.yaml") for k in OmegaConf.load(file)})
+    return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)})
 
 
 def _having(group: str, name: str) -> str:
     if group == "schedule":
         return ", ".join(entry.name for entry in registry.entries().values() if name in entry.options)
-    return ", ".join(path.stem for path in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(path))
+    return ", ".join(path.stem for path in files_of(group) if name in OmegaConf.load(path))
 
 
 def as_plain(value: Any) -> Any:

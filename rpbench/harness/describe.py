@@ -1,16 +1,64 @@
-"""One line for people about a record."""
+"""One line for people about a record, and a short table of it."""
 
 from collections.abc import Callable
 
+from rpbench import registry
 from rpbench.harness.record import Record
+
+# What the beginning of a line says anyway.
+_SEEN = ("schedule", "model", "num_devices", "num_microbatches", "partition", "mode.system", "mode")
 
 
 def describe(row: Record) -> str:
-    """What was run and what came out."""
-    what, outcome = _DESCRIBED.get(row["mode"], (_schedule, _timed))
+    """What was run, what came out, and what is not in it."""
+    outcome = _DESCRIBED.get(row["mode"], (_schedule, _timed))[1]
     if row["status"] != "ok":
-        return f"{what(row)}: {row['status']}, {row['reason']}"
-    return f"{what(row)}{outcome(row)}"
+        return f"{label(row)}: {row['status']}, {row['reason']}"
+    out = left_out(row)
+    return f"{label(row)}{outcome(row)}" + (f"; left out: {out}" if out else "")
+
+
+def label(row: Record) -> str:
+    """What was run, as it was asked for, with the beginning of its id: no two runs that differ share it."""
+    what = _DESCRIBED.get(row["mode"], (_schedule, _timed))[0]
+    asked = [item.lstrip("+") for item in row.get("overrides", ())]
+    more = " ".join(item for item in asked if item.partition("=")[0] not in _SEEN)
+    return " ".join(filter(None, (what(row), more, f"[{row['run_id'][:8]}]")))
+
+
+def left_out(row: Record) -> str:
+    """What takes time on a machine and takes none in this run; "" where all is charged, or times are slots."""
+    asked = row.get("config", {})
+    in_hops = row["mode"] == "simulate" and asked.get("charge") == "hops" and asked.get("tuning_budget") is None
+    if not in_hops or row["cost"] == "unit" or asked.get("model", {}).get("name") == "abstract":
+        return ""
+    entry = registry.entries().get(row.get("generator", ""))
+    streams = asked.get("offload") == "none" and entry is not None and entry.separate_cuts
+    parts = ["the way of weights and gradients to the devices"] if streams else []
+    return f"{' and '.join([*parts, 'the optimizer'])} (charge=bytes{' offload=all' if streams else ''} charges it)"
+
+
+def table(row: Record) -> list[str]:
+    """The few figures of a run that are looked at first, a line each."""
+    unit = "slots" if _in_slots(row) else "s"
+    memory = max(row.get("peak_memory_bytes") or [0])
+    shown = {
+        "run": f"{row['run_id'][:8]} ({row['status']}{', ' + row['evidence'] if row.get('evidence') else ''})",
+        "makespan": _number(row.get("makespan_s"), f" {unit}"),
+        "step": _number(row.get("step_time_s"), f" {unit}"),
+        "tokens/s": _number(row.get("tokens_per_s"), "", ",.0f"),
+        "bubble": _number(row.get("bubble_makespan"), " of the devices' time", ".2%"),
+        "memory": f"{memory / 1e9:.1f} GB on the fullest device" if memory else "",
+    }
+    return [f"{name:<10}{value}" for name, value in shown.items() if value]
+
+
+def _number(value: float | None, unit: str, form: str = ".6g") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def _in_slots(row: Record) -> bool:
+    return bool(row["cost"] == "unit" and row.get("evidence") == "simulated")
 
 
 def _schedule(row: Record) -> str:
@@ -18,7 +66,7 @@ def _schedule(row: Record) -> str:
 
 
 def _timed(row: Record) -> str:
-    unit = "slots" if row["cost"] == "unit" and row["evidence"] == "simulated" else "s"
+    unit = "slots" if _in_slots(row) else "s"
     text = f": makespan {row['makespan_s']:.6g} {unit}, bubble {100 * row['bubble_makespan']:.2f} %"
     if "grad_max_abs_diff" in row:
         text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"

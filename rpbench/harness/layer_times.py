@@ -14,9 +14,10 @@ from rpbench.cost.halves import with_halves
 from rpbench.cost.measured import has_engine
 from rpbench.cost.model import Model
 from rpbench.cost.profiled import read_profile
-from rpbench.cost.published import published_times
+from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.harness.choices import ConfigError
+from rpbench.harness.keys import LAYERS, check_figures
 from rpbench.harness.request import Request
 
 
@@ -34,6 +35,22 @@ def layer_times(request: Request, num_layers: int) -> LayerTimes:
         times = replace(times, recompute=[0] * times.num_layers)
     speeds = request.cluster.speeds_of(request.num_devices)
     return replace(times, overlap_gain=request.cost.overlap_gain, speeds=speeds)
+
+
+def check_published(request: Request) -> None:
+    """Refuse published timings on another machine than theirs; a cluster that is no machine says nothing against them.
+
+    Raises:
+        ConfigError: with what to take instead.
+    """
+    cluster = request.cluster
+    if request.cost.name != "published" or cluster.published_name == TIMED_ON or cluster.matmul_flops_per_s is None:
+        return
+    raise ConfigError(
+        f"cost=published with cluster={cluster.name}: the published timings are of an RTX 4090; use cost=analytic, "
+        f"which counts for {cluster.name}, take cluster=8x_rtx4090, or say that its devices are the same: "
+        f"cluster.published_name={TIMED_ON}"
+    )
 
 
 def _unit(request: Request, num_layers: int) -> LayerTimes:
@@ -56,6 +73,7 @@ def _constant(request: Request, num_layers: int) -> LayerTimes:
 
 def _published(request: Request, num_layers: int) -> LayerTimes:
     model = request.model
+    check_published(request)
     return _halved(request, published_times((model.published_name if model else None) or ""))
 
 
@@ -68,6 +86,8 @@ def _analytic(request: Request, num_layers: int) -> LayerTimes:
     model, cost = request.model, request.cost
     if model is None:
         raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
+    if not has_engine(request.cluster.measured):
+        check_figures(request.cluster, LAYERS, "cost=analytic")
     basis = make_basis(request.cluster, cost.constants, cost.declared)
     count = engine_times if has_engine(request.cluster.measured) else analytic_times
     return count(model, request.tokens_per_microbatch or 0, basis)

@@ -73,6 +73,8 @@ def _digest_of(paths: Iterable[Path]) -> str:
 def git_commit() -> str | None:
     """The commit of the working tree, with `+` when it has been changed since; None outside a repository."""
     try:
+        if not (ROOT / ".git").exists():  # installed: a repository around the environment is not this project's
+            return None
         commit = _git("rev-parse", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):

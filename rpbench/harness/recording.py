@@ -140,6 +140,7 @@ def names(request: Request) -> Fields:
         "experiment": request.choices.get("experiment"),
         "choices": dict(request.choices),
         "overrides": list(request.overrides),
+        "notes": list(request.notes),
         "partition": request.partition,
         "dispatch": request.dispatch,
         "offload": request.offload,

@@ -1,7 +1,7 @@
 """Request: what one run is asked for, typed and checked once. Nothing behind it reads a dictionary of choices again."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from yaml import YAMLError
 from rpbench import registry
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
+from rpbench.harness.changed_model import told_apart
 from rpbench.harness.choices import (
     MODES,
     BackendConfig,
@@ -32,13 +33,19 @@ from rpbench.harness.choices import (
     typed,
 )
 from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain, composed
+from rpbench.harness.keys import missing_text
+from rpbench.harness.schedule_options import check_options
 from rpbench.harness.source_file import SourceFile, read_source
+from rpbench.harness.usual_charge import charged_as
 from rpbench.passes.recomputation import RECOMPUTES
-from rpbench.registry import Entry, unknown_name
+from rpbench.places import file_of
+from rpbench.registry import Entry, sources, unknown_name
 
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
 
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+DEVICES = 8  # of a run whose cluster does not say how many it has
 _LARGEST = 10**6
 _MOST_CELLS = 2**26  # forwards of a schedule: some 20 GB of actions
 T = TypeVar("T")
@@ -73,6 +80,7 @@ class Request:
         overrides: what the command line, or a cell of a sweep, set.
         subject: everything that decides what the run measures, as plain data: values, and the bytes of files by
             their SHA-256.
+        notes: what there is to tell about how it was read, a sentence each.
     """
 
     mode: Mode
@@ -106,6 +114,7 @@ class Request:
     choices: Mapping[str, str | None]
     overrides: tuple[str, ...]
     subject: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def entry(self) -> Entry:
@@ -164,12 +173,18 @@ def request_of(found: Composed) -> Request:
         ValueError: as of `load`.
     """
     config = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
+    _check_names(found.choices)
+    shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
+    cluster = _built(Cluster, "cluster", config.cluster)
+    config = replace(config, model=shape, num_devices=_num_devices(config, cluster))
     _check_sizes(config)
     mode = _mode(config)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
     schedule = _schedule(config, found.choices)
+    config = replace(config, **charged_as(config, mode, schedule.entry, cluster, cost))  # type: ignore[arg-type]
     files = {
         ("schedule_file", ""): schedule.file,
+        ("schedule", "generator"): _own_generator(schedule.entry),
         ("cost", "profile"): read_source("cost.profile", cost.profile),
         ("workload", "path"): read_source("workload.path", workload.path),
         ("workload", "text"): _shipped_text(workload),
@@ -181,7 +196,7 @@ def request_of(found: Composed) -> Request:
         schedule=schedule,
         model=None if config.model.get("name") == ABSTRACT else _built(Model, "model", config.model),
         num_layers=_num_layers(config),
-        cluster=_built(Cluster, "cluster", config.cluster),
+        cluster=cluster,
         workload=workload,
         cost=cost,
         backend=typed(BackendConfig, config.backend) if config.backend else None,
@@ -191,6 +206,7 @@ def request_of(found: Composed) -> Request:
         choices={**found.choices, "mode": mode.name},
         overrides=found.overrides,
         subject=_subject(config, mode, schedule, files),
+        notes=notes,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
     _check_mode(request)
@@ -241,13 +257,39 @@ def _mode(config: RunConfig) -> Mode:
 
 
 def _schedule(config: RunConfig, choices: Mapping[str, str | None]) -> ScheduleChoice:
-    name = str(config.schedule.get("name"))
+    if "name" not in config.schedule:
+        raise ConfigError("schedule=null: choose one, as in schedule=1f1b")
+    name = str(config.schedule["name"])
     entry, given = registry.entry(name), {key: value for key, value in config.schedule.items() if key != "name"}
     for key in given:
         if key not in entry.options:
             raise ConfigError(unknown_name(f"option of schedule {name}", key, list(entry.options)))
+    check_options(entry, given)
     file = read_source("schedule_file", config.schedule_file)
     return ScheduleChoice(choices.get("schedule") or name, entry, {**entry.options, **given}, file)
+
+
+def _check_names(choices: Mapping[str, str | None]) -> None:
+    """Refuse an option that two files have.
+
+    Raises:
+        ValueError: naming both.
+    """
+    for group, option in choices.items():
+        found = None if option is None else file_of(group, option)
+        if found is not None and group == "schedule" and option in registry.entries():
+            raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
+
+
+def _num_devices(config: RunConfig, cluster: Cluster) -> int:
+    """As asked for; else those of the cluster."""
+    return (cluster.num_devices or DEVICES) if config.num_devices is None else config.num_devices
+
+
+def _own_generator(entry: Entry) -> SourceFile | None:
+    """The code of a generator that is the user's: with it, what a run measures changes."""
+    found = sources(entry)
+    return SourceFile(found[0], b"".join(path.read_bytes() for path in found)) if found else None
 
 
 def _num_layers(config: RunConfig) -> int | None:
@@ -263,12 +305,15 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
     Raises:
         ConfigError: for a key it does not have.
     """
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    each = fields(kind)  # type: ignore[arg-type]  # a dataclass
+    known = {f.name for f in each}
     for key in values:
         if key not in known:
             raise ConfigError(unknown_name(f"key of {group}", str(key), sorted(known)))
     if "name" not in values:
         raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
+    if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
+        raise ConfigError(missing_text(group, str(values["name"]), missing))
     return kind(**values)
 
 
@@ -282,11 +327,15 @@ def _check_sizes(config: RunConfig) -> None:
     for name in ("num_devices", "num_microbatches", "num_steps", "chunks_per_device"):
         if (getattr(config, name) or 1) > _LARGEST:
             raise ConfigError(f"{name}={getattr(config, name)}: at most {_LARGEST:,}; a schedule is a table in memory")
-    if (cells := config.num_devices * config.num_microbatches * config.num_steps) > _MOST_CELLS:
+    if (cells := (config.num_devices or 1) * config.num_microbatches * config.num_steps) > _MOST_CELLS:
         raise ConfigError(
             f"num_devices={config.num_devices} num_microbatches={config.num_microbatches} "
             f"num_steps={config.num_steps}: {cells:,} forwards; at most {_MOST_CELLS:,} fit a table in memory"
         )
+    if config.dtype not in DTYPES:
+        raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
+    if not config.results_dir:
+        raise ConfigError("results_dir=: name a folder, as in results_dir=results")
     if config.recompute not in RECOMPUTES:
         raise ConfigError(f"recompute={config.recompute}: one of {', '.join(RECOMPUTES)}")
 

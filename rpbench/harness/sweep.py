@@ -80,10 +80,10 @@ def _refuse_ranks(overrides: Sequence[str]) -> None:
 
 
 def _single(overrides: Sequence[str]) -> None:
-    _carry_out(load(overrides), Journal.of_none())
+    _carry_out(load(overrides), Journal.of_none(), alone=True)
 
 
-def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None) -> None:
+def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, alone: bool = False) -> None:
     """Run a request; its records go to stdout, its end to the journal of its sweep.
 
     Args:
@@ -101,7 +101,7 @@ def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None) -> No
     except Exception as error:
         raise RunFailed(f"run failed: {type(error).__name__}: {error}") from error
     for row in rows:
-        emit(row)
+        emit(row, alone=alone)
     if rows:  # none on ranks that torchrun has started beside rank 0
         journal.ended(rows)
     failed = [row for row in rows if row["status"] == "failed"]

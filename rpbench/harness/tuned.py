@@ -20,9 +20,11 @@ from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.hardware import Cluster
 from rpbench.harness.assemble import Assembled, transfers_of
 from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import CONF, RunConfig
+from rpbench.harness.config import RunConfig
+from rpbench.harness.layer_times import check_published
 from rpbench.harness.recording import Fields
 from rpbench.harness.request import Request
+from rpbench.places import CONF
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
 from rpbench.plan.contest.frame import Frame
@@ -37,7 +39,7 @@ TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
 SKETCHED = QUICK.climb_work // QUICK.work
 # What the search chooses; a request leaves it as it is by default.
 CHOSEN = {"partition": "even", "chunks_per_device": None, "recompute": "all", "prefetch": RunConfig.prefetch}
-CHARGED = {"offload": RunConfig.offload, "charge": RunConfig.charge, "dispatch": "round_robin"}
+CHARGED = {"offload": "none", "charge": "hops", "dispatch": "round_robin"}
 
 
 def tuned(request: Request) -> Assembled:
@@ -116,6 +118,7 @@ def _check(request: Request) -> None:
     name = f"tuning_budget={request.tuning_budget}"
     if request.schedule.file is not None:
         raise ConfigError(f"{name}: a schedule from a file has nothing to choose; leave one of both out")
+    check_published(request)
     if request.model is None:
         raise ConfigError(f"{name}: memory follows from the model; take one with a shape, such as model=qwen3_1p7b")
     if request.cost.name not in ("published", "analytic"):

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from rpbench.cost.declared import declarations
+from rpbench.places import CONF
 from rpbench.registry import unknown_name
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 KERNELS = ("flash1", "flash2", "flash3")  # generations of fused attention; flash3: the device's best in 2025
 
 

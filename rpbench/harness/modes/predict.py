@@ -9,11 +9,12 @@ from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
 from rpbench.harness.choices import ConfigError, CostConfig, Predict
 from rpbench.harness.collection import collection_paused
-from rpbench.harness.config import CONF
+from rpbench.harness.keys import LAYERS, check_figures
 from rpbench.harness.published_run import published_run_fields
 from rpbench.harness.record import Record
 from rpbench.harness.recording import Outcome, Work, recorded
 from rpbench.harness.request import Request
+from rpbench.places import CONF
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
@@ -70,8 +71,7 @@ def case_of(request: Request) -> Case:
             f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer"
         )
     basis = basis_of(cluster, request.cost)
-    for figure in _NEEDED:
-        basis[figure]
+    check_figures(cluster, (*LAYERS, *_NEEDED), "mode=predict")
     name = _system(request)
     settings = _settings(request, name, model, cluster)
     return Case(name, model, basis, settings, request.num_devices, measured_on=_measured_on(model, request))

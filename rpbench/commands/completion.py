@@ -1,0 +1,95 @@
+"""`completion`: a script for bash or zsh that completes verbs, keys and the options that exist now.
+
+The script holds its words: completing starts no Python. Print it again after adding files of one's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from rpbench.harness.charging import CHARGES
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.config import GROUPS, RunConfig, options_of
+from rpbench.harness.offloading import OFFLOADS
+from rpbench.mesh.gpu import names
+from rpbench.passes.recomputation import RECOMPUTES
+from rpbench.plan import METHODS
+from rpbench.sim.events import RULES
+
+SHELLS = ("bash", "zsh")
+_SWITCHES = ("verify", "save_timeline", "force")
+_FLAGS = ("-m", "--json", "--config-dir", "--help", "--version")
+
+_BASH = """\
+# rpbench: completion for {shell}, made by `rpbench completion {shell}`. {how}
+{start}_rpbench() {{
+    local word="${{COMP_LINE:0:COMP_POINT}}" key="" head="" found="" all="" item
+    word="${{word##*[[:space:]]}}"
+    COMPREPLY=()
+    if [[ "$word" == *=* ]]; then
+        key="${{word%%=*}}"
+        word="${{word#*=}}"
+        if [[ "$word" == *,* ]]; then head="${{word%,*}},"; fi
+        word="${{word##*,}}"
+        # bash takes what stands behind = as a word of its own; others do not.
+        if [[ "${{COMP_WORDBREAKS-}}" != *=* ]]; then head="$key=$head"; fi
+        case "$key" in
+{values}
+        esac
+    elif [[ "${{COMP_WORDS[1]-}}" == list ]]; then
+        found="{lists}"
+    elif [[ "${{COMP_WORDS[1]-}}" == new ]]; then
+        found="model cluster schedule"
+    elif [[ "${{COMP_WORDS[1]-}}" == completion ]]; then
+        found="{shells}"
+    elif [[ "$COMP_CWORD" -eq 1 ]]; then
+        found="{verbs} {keys} {flags}"
+    else
+        found="{keys} {flags}"
+    fi
+    all="$(compgen -W "$found" -- "$word")"
+    while IFS= read -r item; do
+        if [[ -n "$item" ]]; then COMPREPLY+=("$head$item"); fi
+    done <<< "$all"
+    if [[ "${{COMPREPLY[*]-}}" == *= ]]; then compopt -o nospace 2>/dev/null; fi
+    return 0
+}}
+complete -F _rpbench rpbench
+"""
+
+
+def completion(arguments: Sequence[str], verbs: Sequence[str], lists: Sequence[str]) -> str:
+    """The script for a shell.
+
+    Raises:
+        ConfigError: for a shell that is neither bash nor zsh.
+    """
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        raise ConfigError(f"{' '.join(['completion', *arguments])}: write rpbench completion bash, or zsh")
+    (shell,) = arguments
+    home = {"bash": "~/.bashrc", "zsh": "~/.zshrc"}[shell]
+    words = _words()
+    return _BASH.format(
+        shell=shell,
+        how=f'Add to {home}: eval "$(rpbench completion {shell})"',
+        start="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
+        values="\n".join(f'            {key}) found="{" ".join(each)}" ;;' for key, each in words.items()),
+        lists=" ".join(lists),
+        shells=" ".join(SHELLS),
+        verbs=" ".join(verbs),
+        keys=" ".join(f"{key}=" for key in dict.fromkeys([*words, *(f.name for f in fields(RunConfig))])),
+        flags=" ".join(_FLAGS),
+    )
+
+
+def _words() -> Mapping[str, Sequence[str]]:
+    """Values by key, of the keys that have a list of them."""
+    groups = {group: options_of(group) for group in GROUPS}
+    chosen = {
+        "partition": METHODS,
+        "dispatch": RULES,
+        "offload": OFFLOADS,
+        "charge": CHARGES,
+        "recompute": RECOMPUTES,
+        "gpu": names("gpu"),
+    }
+    return groups | chosen | dict.fromkeys(_SWITCHES, ("true", "false"))

@@ -1,0 +1,108 @@
+"""`new`: a model, a cluster or a schedule of the user's own, as a commented file that runs at once."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rpbench import registry
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.config import options_of
+from rpbench.harness.keys import CLUSTER, MODEL, Key
+from rpbench.harness.record import check_writable, write_atomically
+from rpbench.places import FILE, FLAG, VARIABLE, home
+
+USAGE = "new model|cluster|schedule NAME"
+_HERE = Path(__file__).parent
+
+# What is run to see it work, and where its text comes from.
+_RUNS = {
+    "model": "rpbench model={name} cluster=8x_rtx4090 cost=analytic",
+    "cluster": "rpbench model=qwen3_1p7b cluster={name} cost=analytic",
+    "schedule": "rpbench show schedule={name} num_devices=3 num_microbatches=4",
+}
+
+
+def new(arguments: Sequence[str]) -> dict[str, str]:
+    """Write the file; says where it is and what runs it.
+
+    Raises:
+        ConfigError: for another kind, a name that is none or is taken, or a place that cannot be written.
+    """
+    if len(arguments) != 2 or arguments[0] not in _RUNS:
+        raise ConfigError(f"{' '.join(['new', *arguments])}: write rpbench {USAGE}, as in rpbench new model my_3b")
+    kind, name = arguments
+    _check_name(kind, name)
+    folder = home() or Path.cwd()
+    path = folder / kind / f"{name}.{'py' if kind == 'schedule' else 'yaml'}"
+    if path.exists():
+        raise ConfigError(f"name={name}: {path} is there; take another name, or move it away")
+    check_writable(folder, "folder")
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, text_of(kind, name))
+    if home() is None:
+        _name_folder(Path.cwd() / FILE)
+    command = _RUNS[kind].format(name=name)
+    print(f"rpbench: written: {path}\nrpbench: run it: {command}", file=sys.stderr)
+    return {"kind": kind, "name": name, "path": str(path), "command": command}
+
+
+def text_of(kind: str, name: str) -> str:
+    """What stands in a new file."""
+    if kind == "schedule":
+        return (_HERE / "new_schedule.txt").read_text(encoding="utf-8").replace("NAME", name)
+    keys, about = (MODEL, _MODEL) if kind == "model" else (CLUSTER, _CLUSTER)
+    return "\n".join([*about[0], f"name: {name}", *_lines(keys), *about[1]]) + "\n"
+
+
+def _lines(keys: Mapping[str, Key]) -> list[str]:
+    width = max(len(f"{name}: {key.example}") for name, key in keys.items())
+    return [f"{f'{name}: {key.example}':<{width}}   # {key.says}; {key.range}" for name, key in keys.items()]
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigError(f"name {name!r}: lower-case letters, digits and underscores, a letter first, as in my_{kind}")
+    if name in options_of(kind):
+        entry = registry.entries().get(name) if kind == "schedule" else None
+        by = f" ({entry.source})" if entry else ""
+        raise ConfigError(f"{kind}={name}: there is one of this name{by}; take another")
+
+
+def _name_folder(path: Path) -> None:
+    """Say in a new `rpbench.yaml` that this folder is a place."""
+    if path.exists():
+        raise ConfigError(f"{path} names no folder, so that nothing here is found: add path: [.] to it")
+    lines = (
+        "# Folders with model/, cluster/, experiment/ and schedule/ of your own, relative to this file. They are found",
+        f"# where rpbench runs beside it; {VARIABLE} and {FLAG} name others, which come first.",
+        "path: [.]",
+    )
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
+_MODEL = (
+    (
+        "# A model of my own: the shape of a decoder-only transformer. Numbers here are an example; replace them.",
+        "# `rpbench advise model=config.json ...` reads the same from a Hugging Face configuration.",
+    ),
+    (
+        "family: llama             # whose activation and rotary scaling: gpt | llama | qwen3 | gpt_oss",
+        "gated_mlp: true           # three matrices of the MLP (gate, up, down), or two",
+        "tied_embedding: true      # embedding and head are one matrix",
+        "training_mode: full       # full, or lora with lora_rank: a whole number of at least 1",
+    ),
+)
+_CLUSTER = (
+    (
+        "# A cluster of my own: one host with equal devices. Numbers here are an example; replace them.",
+        "# `rpbench calibrate name=NAME` measures most of them where the devices are.",
+    ),
+    (
+        "declared:   # where a number is from, and one standard deviation of it, relative: it widens predictions",
+        "  matmul_efficiency: {origin: assumed, within: 0.1, source: a guess for large products}",
+        "  memory_efficiency: {origin: assumed, within: 0.06, source: a guess for element-wise kernels}",
+        "  copy_bytes_per_s: {origin: assumed, within: 0.2, source: two thirds of the nominal link}",
+        "  host_bytes_per_s: {origin: assumed, within: 0.4, source: a guess for two sockets}",
+    ),
+)

@@ -1,0 +1,70 @@
+"""Hydra words: what Hydra and omegaconf say about a wrong value, said as the rest of the command line does."""
+
+import re
+from collections.abc import Sequence
+
+_KINDS = {
+    "Integer": "a whole number",
+    "Float": "a number",
+    "bool": "true or false",
+}
+# What is said -> what it means; {0}, {1} are the groups of the pattern.
+_SAID: tuple[tuple[str, str], ...] = (
+    (r"Ambiguous value for argument '([^']*)'", "{0}: several values are a sweep; put -m before the overrides"),
+    (
+        r"(?:^|: )([\w/@:]+) appears more than once in the final defaults list",
+        "{0} is chosen already: write {0}=OPTION, without +",
+    ),
+    (r"force-add of config groups is not supported: '\+\+([^=']+)=?([^']*)'", "write {0}={1}, without ++"),
+    (r"Config group override must be a string or a list", "a group takes the name of one of its options"),
+    (r"Could not override ''", "a key is missing before =: write key=value"),
+    (r"Could not delete from config\. '([^']*)' does not exist", "~{0}: there is no such key to take out"),
+    (r"Could not delete\. No match for '([^']*)'", "~{0}: there is no such choice to take out"),
+    (r"Interpolation key '([^']*)' not found", "${{{0}}} names no key"),
+    (r"Unsupported interpolation type ([\w.]+)", "${{{0}:...}}: there is no such function"),
+)
+
+
+def reworded(message: str, overrides: Sequence[str] = ()) -> str:
+    """A message of Hydra's, in our words where they are known.
+
+    Args:
+        message: its first line, with the key it is about before a colon.
+        overrides: as typed; the one that a message is about is named as it was typed.
+    """
+    for pattern, meaning in _SAID:
+        if found := re.search(pattern, message):
+            return _with_override(meaning.format(*found.groups()), message, overrides)
+    return _of_value(message, overrides) or message
+
+
+def _of_value(message: str, overrides: Sequence[str]) -> str | None:
+    """About a value of the wrong kind; None for another message."""
+    text = re.sub(r"^Error merging override (\S*?): (?=[\w.]+: )", "", message)
+    key, _, rest = text.partition(": ")
+    rule = _rule(rest)
+    if rule is None:
+        return None
+    typed = [item.lstrip("+") for item in overrides if item.lstrip("+").partition("=")[0].endswith(key)]
+    value = re.search(r"[Vv]alue:? '?([^' ]*)", rest)
+    return f"{typed[-1] if typed else f'{key}={value[1] if value else None}'}: {rule}"
+
+
+def _rule(text: str) -> str | None:
+    if found := re.search(r"could not be converted to (\w+)|not a valid (\w+)", text):
+        kind = found[1] or found[2]
+        return _KINDS.get(kind, f"a {kind.lower()}")
+    if "is not Optional" in text:
+        return "it needs a value; null is none"
+    if "Invalid type assigned" in text or "is not a subclass of" in text or "incompatible type" in text:
+        return "it has keys of its own, as in checkpoint.save_to=FILE"
+    return None
+
+
+def _with_override(meaning: str, message: str, overrides: Sequence[str]) -> str:
+    """The meaning, behind the one override that a message without a name can be about."""
+    if not meaning.startswith(("a group", "${")):
+        return meaning
+    mark = "null" if meaning.startswith("a group") else meaning.partition(" ")[0]
+    about = [item for item in overrides if mark in item or item.endswith("=")]
+    return f"{about[0]}: {meaning}" if about else meaning

@@ -1,0 +1,150 @@
+"""Places: the folders where models, clusters, experiments and schedules lie: the project's own, and its user's.
+
+    --config-dir DIR   beside any verb, as often as there are folders
+    RPBENCH_PATH       folders, separated as in PATH
+    rpbench.yaml       in the working directory: `path: [FOLDER, ...]`, relative to that file
+    rpbench.conf       entry points of installed packages: a package that lies where its files do
+
+A place is laid out like `conf/`: model/NAME.yaml, cluster/NAME.yaml, experiment/NAME.yaml, schedule/NAME.yaml, and
+beside them schedule/NAME.py, whose generators are registered (`rpbench.registry`).
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+VARIABLE = "RPBENCH_PATH"
+FILE = "rpbench.yaml"
+FLAG = "--config-dir"
+GROUP = "rpbench.conf"
+
+_HERE = Path(__file__).resolve().parent
+# An installed wheel has conf/ inside the package; in a clone that is a link to the folder beside it.
+CONF = (_HERE / "conf").resolve() if (_HERE / "conf" / "config.yaml").is_file() else _HERE.parent / "conf"
+
+
+def places() -> tuple[Path, ...]:
+    """The user's folders, the nearest first; the project's own is none of them.
+
+    Raises:
+        ValueError: for a folder that is not there, or a `rpbench.yaml` that cannot be read.
+    """
+    return tuple(dict.fromkeys(folder for folder in (*_named(), *_of_packages()) if folder != CONF))
+
+
+def home() -> Path | None:
+    """Where something new of the user's is written: the nearest place but for packages; None if there is none."""
+    return next(iter(_named()), None)
+
+
+def _named() -> list[Path]:
+    named = [(VARIABLE, Path(name)) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    named += [(FILE, folder) for folder in _of_file(Path.cwd() / FILE)]
+    for said, folder in named:
+        if not folder.is_dir():
+            raise ValueError(f"{said}: {folder} is no folder; make it, or name one that is there")
+    return [folder.resolve() for _, folder in named]
+
+
+def files_of(group: str, ending: str = ".yaml") -> list[Path]:
+    """The files of a group's options: the project's own by name, then those of each place."""
+    return [path for folder in (CONF, *places()) for path in sorted((folder / group).glob(f"*{ending}"))]
+
+
+def file_of(group: str, name: str) -> Path | None:
+    """The file of an option; None if there is none.
+
+    Raises:
+        ValueError: if two places have one.
+    """
+    found = [path for folder in (CONF, *places()) if (path := folder / group / f"{name}.yaml").is_file()]
+    if len(found) > 1:
+        raise ValueError(
+            f"{group}={name}: two files have this name, {' and '.join(map(str, found[:2]))}; rename yours, so that a "
+            "name always says the same"
+        )
+    return found[0] if found else None
+
+
+def split_dirs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arguments without `--config-dir DIR`, and the folders; a flag without a folder gives an empty name."""
+    rest: list[str] = []
+    folders: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        item = waiting.pop(0)
+        flag, equals, value = item.partition("=")
+        if flag != FLAG:
+            rest.append(item)
+        else:
+            folders.append(value if equals else (waiting.pop(0) if waiting else ""))
+    return rest, folders
+
+
+@contextmanager
+def with_dirs(arguments: Sequence[str]) -> Iterator[list[str]]:
+    """The arguments without `--config-dir DIR`; meanwhile these folders come first, for child processes too.
+
+    Raises:
+        ValueError: for a flag without a folder.
+    """
+    rest, folders = split_dirs(arguments)
+    if "" in folders:
+        raise ValueError(f"{FLAG}: name a folder behind it, as in {FLAG} ./mine")
+    before = os.environ.get(VARIABLE)
+    if folders:
+        ahead = [str(Path(folder).absolute()) for folder in folders]
+        os.environ[VARIABLE] = os.pathsep.join([*ahead, *([before] if before else [])])
+    try:
+        yield rest
+    finally:
+        if folders and before is None:
+            del os.environ[VARIABLE]
+        elif folders:
+            os.environ[VARIABLE] = str(before)
+
+
+def _of_file(path: Path) -> list[Path]:
+    if not path.is_file():
+        return []
+    stat = path.stat()
+    return _read(path, stat.st_mtime_ns, stat.st_size)
+
+
+@cache
+def _read(path: Path, changed_ns: int, size: int) -> list[Path]:
+    """The folders of a `rpbench.yaml`; read again when it has changed."""
+    example = f"write folders, as in path: [mine], in {path.name}"
+    try:
+        found: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ValueError(f"{path}: it is no YAML; {example}") from None
+    names = found.get("path", []) if isinstance(found, dict) else None
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path}: path={names!r}: {example}")
+    if unknown := set(found) - {"path"}:
+        raise ValueError(f"{path}: unknown key {min(map(str, unknown))!r}; {example}")
+    return [path.parent / name for name in names]
+
+
+@cache
+def _of_packages() -> tuple[Path, ...]:
+    """The folders of packages that name themselves in the entry points' group `rpbench.conf`."""
+    found = []
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            spec = find_spec(point.value)
+        except ImportError:
+            spec = None
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(f"entry point {point.name} of {GROUP}: {point.value} is no package that can be imported")
+        found.append(Path(next(iter(spec.submodule_search_locations))).resolve())
+    return tuple(found)

@@ -1,0 +1,330 @@
+"""What is the user's own: found outside the clone and named apart; what a wrong word and a run are answered with."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from rpbench import registry
+from rpbench.cli import dispatch
+from rpbench.commands.completion import completion
+from rpbench.harness.describe import label
+from rpbench.harness.request import load
+
+MODEL = "# Mine.\nname: mine\nnum_layers: 4\nhidden: 64\nheads: 2\nvocab: 99\n"
+SCHEDULE = """
+from baselines.gpipe import gpipe
+from rpbench.registry import schedule
+
+@schedule("NAME", source="here")
+def own(shape):
+    return gpipe(shape)
+"""
+SMALL = ("num_devices=2", "num_microbatches=2")
+
+
+@pytest.fixture
+def place(tmp_path):
+    folder = tmp_path / "place"
+    for group in ("model", "schedule"):
+        (folder / group).mkdir(parents=True)
+    (folder / "model" / "mine.yaml").write_text(MODEL)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["model", "cluster", "schedule"])
+def test_new_writes_a_file_that_runs_at_once(kind, rpbench, tmp_path):
+    status, (said,), err = rpbench("new", kind, "my_own")
+    assert status == 0
+    assert said["command"] in err
+    assert "path: [.]" in (tmp_path / "rpbench.yaml").read_text()
+    words = {"model": (), "cluster": ("model=tiny_gpt",), "schedule": ("num_devices=3",)}[kind]
+    status, (row,), _ = rpbench(f"{kind}=my_own", *words, "num_microbatches=4")
+    assert (status, row["status"], row[kind]) == (0, "ok", "my_own")
+    assert rpbench("new", kind, "my_own")[0] == 2  # nothing is written over
+
+
+def test_the_schedule_that_new_writes_is_drawn_in_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dispatch(("new", "schedule", "deeper"))
+    capsys.readouterr()
+    assert dispatch(("show", "schedule=deeper", "num_devices=3", "num_microbatches=4")) == 0
+    rows = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
+    drawn = [line.split(maxsplit=2)[2] for line in (tmp_path / "schedule" / "deeper.py").read_text().splitlines()[5:8]]
+    assert rows == drawn
+
+
+@pytest.mark.slow
+def test_the_schedule_that_new_writes_trains_like_plain_training(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dispatch(("new", "schedule", "deeper"))
+    capsys.readouterr()
+    status = dispatch(("schedule=deeper", "backend=virtual", "model=tiny_gpt", "verify=true", "dtype=float64", *SMALL))
+    assert status == 0
+    assert json.loads(capsys.readouterr().out)["grad_max_abs_diff"] == 0
+
+
+@pytest.mark.parametrize("words", [("new",), ("new", "model"), ("new", "house", "x"), ("new", "model", "1x")])
+def test_new_says_how_it_is_written(words, rpbench):
+    status, _, err = rpbench(*words)
+    assert status == 2
+    assert "rpbench new model" in err or "a letter first" in err
+
+
+@pytest.mark.parametrize("name, group", [("llama31_8b", "model"), ("8x_h100", "cluster"), ("gpipe", "schedule")])
+def test_new_takes_no_name_that_is_taken(name, group, rpbench):
+    assert rpbench("new", group, name)[0] == 2
+
+
+@pytest.mark.parametrize("way", ["flag", "variable", "file"])
+def test_each_way_of_naming_a_place_finds_what_is_in_it(way, rpbench, place, tmp_path, monkeypatch):
+    words = ("model=mine", *SMALL)
+    assert rpbench(*words)[0] == 2
+    if way == "variable":
+        monkeypatch.setenv("RPBENCH_PATH", f"{place}{os.pathsep}")
+    if way == "file":
+        (tmp_path / "rpbench.yaml").write_text("path: place\n")
+    flag = ("--config-dir", "place") if way == "flag" else ()
+    status, (row,), _ = rpbench(*flag, *words)
+    assert (status, row["model"], row["config"]["model"]["hidden"]) == (0, "mine", 64)
+    (listed,) = [row for row in rpbench("list", "models", *flag)[1] if row["name"] == "mine"]
+    assert listed == {"name": "mine", "says": "Mine.", "path": str(place / "model" / "mine.yaml")}
+    if way == "flag":
+        assert rpbench(*words)[0] == 2  # one command's folder is no other's
+
+
+def test_an_own_experiment_is_swept(rpbench, place):
+    (place / "experiment").mkdir()
+    text = "# @package _global_\nhydra:\n  sweeper:\n    params:\n      model: mine,tiny_gpt\n      num_devices: 2\n"
+    (place / "experiment" / "try_mine.yaml").write_text(text)
+    status, rows, _ = rpbench("-m", "experiment=try_mine", "num_microbatches=2", "--config-dir=place")
+    assert (status, [row["model"] for row in rows]) == (0, ["mine", "tiny_gpt"])
+
+
+def test_an_edited_schedule_is_a_new_run(rpbench, place):
+    path = place / "schedule" / "own.py"
+    path.write_text(SCHEDULE.replace("NAME", "own_order"))
+    words = ("--config-dir", "place", "schedule=own_order", *SMALL)
+    first = rpbench(*words)[1][0]
+    assert rpbench(*words)[1][0]["run_id"] == first["run_id"]
+    path.write_text(path.read_text() + "# another\n")
+    assert rpbench(*words)[1][0]["run_id"] != first["run_id"]
+    assert "own_order" not in registry.entries()
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("import nothing_of_the_kind\n", "line 1: ModuleNotFoundError"),
+        ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
+        (SCHEDULE.replace("NAME", "1f1b"), "two schedules are named '1f1b'"),
+    ],
+)
+def test_a_broken_schedule_file_is_named_with_its_line(text, expected, rpbench, place):
+    (place / "schedule" / "broken.py").write_text(text)
+    status, _, err = rpbench("--config-dir", "place", *SMALL)
+    assert status == 2
+    assert "broken.py" in err
+    assert expected in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("path: [nowhere]\n", "is no folder"), ("folders: [x]\n", "unknown key 'folders'"), ("path: [", "no YAML")],
+)
+def test_a_wrong_rpbench_yaml_is_answered(text, expected, rpbench, tmp_path):
+    (tmp_path / "rpbench.yaml").write_text(text)
+    status, _, err = rpbench(*SMALL)
+    assert (status, expected in err) == (2, True)
+
+
+def test_a_name_of_two_files_is_refused(rpbench, place):
+    (place / "model" / "tiny_gpt.yaml").write_text(MODEL)
+    status, _, err = rpbench("--config-dir", "place", "model=tiny_gpt", *SMALL)
+    assert (status, "two files have this name" in err) == (2, True)
+
+
+def test_all_missing_keys_are_said_at_once_with_units(rpbench, place):
+    (place / "model" / "half.yaml").write_text("name: half\nhidden: 64\n")
+    _, _, err = rpbench("--config-dir", "place", "model=half", *SMALL)
+    assert all(f"  {key}: " in err for key in ("num_layers", "heads", "vocab"))
+    _, _, err = rpbench("model=qwen3_1p7b", "cost=analytic", *SMALL)
+    assert "  matmul_flops_per_s: 362.0e+12   # matrix peak" in err
+    assert "  memory_efficiency: 0.85" in err
+    assert "above 0, at most 1" in err
+
+
+def test_a_changed_shape_has_another_name_and_no_corrections(rpbench):
+    words = ("cluster=8x_h100", "cost=analytic", "num_devices=2", "num_microbatches=2")
+    status, (row,), err = rpbench("model=llama31_8b", "model.vocab=64000", *words)
+    assert (status, row["model"]) == (0, "llama31_8b-vocab-64000")
+    assert row["config"]["model"]["published_name"] is None
+    assert row["notes"][0] in err
+    assert "without the corrections" in err
+    assert rpbench("model=llama31_8b", "model.vocab=128256", *words)[1][0]["model"] == "llama31_8b"
+
+
+def test_a_changed_shape_takes_the_time_of_one_that_nobody_measured():
+    """The same shape under a name of its own, without published numbers, is the reference."""
+    words = ["cluster=8x_h100", "cost=analytic", "model=llama31_8b", "model.intermediate=8192"]
+    changed = load(words).model
+    plain = load([*words, "model.name=plain", "model.published_name=null"]).model
+    meant = load([*words, "model.name=kept", "model.published_name=llama-3.1-8b"]).model
+    assert changed.published_name is plain.published_name is None
+    assert (meant.name, meant.published_name) == ("kept", "llama-3.1-8b")
+    longer = load(["model=llama31_8b", "model.seq_len=4096"]).model
+    assert (longer.name, longer.published_name) == ("llama31_8b-seq_len-4096", "llama-3.1-8b")
+
+
+@pytest.mark.parametrize("cluster", ["8x_a800", "8x_h100", "8x_h200"])
+def test_published_timings_off_their_machine_are_refused(cluster, rpbench):
+    status, _, err = rpbench("cost=published", "model=qwen3_1p7b", f"cluster={cluster}")
+    assert status == 2
+    assert "RTX 4090" in err
+    assert "use cost=analytic" in err
+
+
+def test_sizes_come_from_the_cluster():
+    assert load(["cluster=8x_h100", "cluster.num_devices=4"]).num_devices == 4
+    assert load(["cluster=8x_h100", "num_devices=2"]).num_devices == 2
+    assert load([]).num_devices == 8
+
+
+@pytest.mark.parametrize(
+    "option, rule", [("pipedream schedule.replicas=2", "a list"), ("roundpipe schedule.round_size=x", "a whole number")]
+)
+def test_an_option_of_another_kind_is_refused(option, rule, rpbench):
+    status, _, err = rpbench(*f"schedule={option}".split())
+    assert (status, rule in err) == (2, True)
+
+
+CHARGED = ["model=qwen3_1p7b", "cost=analytic", "cluster=8x_rtx4090"]
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (CHARGED, ("bytes", "none")),
+        ([*CHARGED, "schedule=roundpipe"], ("bytes", "all")),
+        ([*CHARGED, "schedule=roundpipe", "offload=none"], ("hops", "none")),
+        ([*CHARGED, "charge=hops"], ("hops", "none")),
+        ([*CHARGED, "schedule=vocab_parallel"], ("hops", "none")),
+        ([*CHARGED, "mode=predict", "schedule=roundpipe"], ("hops", "none")),
+        (["model=qwen3_1p7b", "cost=published"], ("hops", "none")),
+        (["cluster=8x_rtx4090"], ("hops", "none")),
+    ],
+)
+def test_everything_is_charged_where_it_is_known(words, expected):
+    found = load(words)
+    assert (found.charge, found.offload) == expected
+
+
+def test_the_line_about_a_run_says_what_is_left_out(rpbench):
+    words = ("model=tiny_gpt", "cost=constant", *SMALL, "model.num_layers=4")
+    assert "left out: the optimizer" in rpbench("schedule=1f1b", *words)[2]
+    assert "left out: the way of weights and gradients" in rpbench("schedule=roundpipe", *words, "partition=even")[2]
+    assert "left out" not in rpbench("schedule=1f1b", *SMALL)[2]
+
+
+def test_runs_that_differ_have_labels_that_do(rpbench):
+    asked = [(), ("seed=1",), ("cost=constant",), ("cost=constant", "cost.hop_ms=1"), ("num_steps=2",), ("prefetch=2",)]
+    rows = [rpbench(*SMALL, *words)[1][0] for words in asked]
+    assert len({row["run_id"] for row in rows}) == len(asked)
+    assert len({label(row) for row in rows}) == len(asked)
+    assert len({label(row).partition(" [")[0] for row in rows}) == len(asked)  # in words, not by the id alone
+
+
+def test_a_terminal_gets_a_table_and_json_if_asked(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert dispatch(SMALL) == 0
+    out, err = capsys.readouterr()
+    assert "makespan  9 slots" in out  # (m + p - 1) * 3: a backward takes two
+    assert "{" not in out
+    assert "\x1b" not in out + err
+    assert dispatch(("--json", *SMALL)) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "ok"
+    assert "RPBENCH_JSON" not in os.environ
+
+
+def test_a_list_keeps_to_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert dispatch(("list", "models")) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+
+
+ODD = [
+    "+schedule=1f1b",
+    "++schedule=1f1b",
+    "schedule=null",
+    "=1f1b",
+    "~schedule",
+    "~model.hidden",
+    "schedule=1f1b,gpipe",
+    "foo/bar=baz",
+    "num_devices=",
+    "num_devices=8.5",
+    "num_microbatches=${nope}",
+    "num_microbatches=${nope:3}",
+    "seed=abc",
+    "verify=maybe",
+    "results_dir=",
+    "results_dir=null",
+    "dtype=float8",
+    "checkpoint=3",
+    "model=tiny_gpt ~model.hidden",
+    "model@foo=tiny_gpt",
+    "hydra/launcher=foo",
+    "cost=constant cost.forward_ms=abc",
+    "mode=predict mode.sequences=x",
+    "-m num_devices=range(1",
+    "-m schedule=glob(",
+    "-m hydra/sweeper=foo",
+    "show foo",
+    "completion fish",
+    "--config-dir",
+]
+LEAKS = ("Traceback", "omegaconf", "defaults list", "Interpolation", "merging", "Optional", "converted", "viable")
+
+
+@pytest.mark.parametrize(
+    "words", [word if n % 3 == 0 else pytest.param(word, marks=pytest.mark.slow) for n, word in enumerate(ODD)]
+)
+def test_no_words_of_what_is_underneath_leak(words, rpbench, tmp_path):
+    status, rows, err = rpbench(*words.split())
+    assert (status, rows) == (2, [])
+    assert not [leak for leak in LEAKS if leak in err], err
+    assert len(err.splitlines()) <= 8
+    assert not list(tmp_path.rglob("record.json"))
+
+
+@pytest.fixture(scope="module")
+def script():
+    return completion(["bash"], ["run", "list", "show", "calibrate"], ["schedules", "models"])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("rpbench schedule=gpip", ["gpipe"]),
+        ("rpbench -m schedule=gpipe,1f", ["gpipe,1f1b"]),
+        ("rpbench model=llama", ["llama31_8b"]),
+        ("rpbench cal", ["calibrate"]),
+        ("rpbench list mod", ["models"]),
+        ("rpbench show num_dev", ["num_devices="]),
+        ("rpbench charge=", ["hops", "bytes"]),
+        ("rpbench model=zzz", []),
+    ],
+)
+def test_bash_completes(line, expected, script):
+    words = line.split()
+    place = f"COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}"
+    call = f"{place}\n_rpbench; printf '%s\\n' " + '"${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", script + call], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
+    assert done.stderr == ""
