@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import NAMES, build
+from cases import SPARED, build
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.engine.backends import threads
@@ -49,7 +49,7 @@ def program_of(schedule):
 # --- numbers ---
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPARED)
 def test_threads_give_the_reference_bit_for_bit(name, backend):
     schedule = build(name, 3, 4, num_steps=2, num_layers=3)
     run = train(schedule, workload_of(schedule, replace(TINY, dropout=0.2)), backend=backend)

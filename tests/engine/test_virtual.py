@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from cases import NAMES, build
+from cases import SPARED, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ def costs_of(draw, schedule: Schedule) -> CostTable:
     return times(draw, layers).table(schedule.partition, **flags, num_head_shards=schedule.shape.num_head_shards)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPARED)
 @settings(deadline=None, max_examples=15)  # of every schedule
 @given(data=st.data())
 def test_the_virtual_clock_tells_the_simulators_time(name, data):

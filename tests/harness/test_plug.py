@@ -82,7 +82,7 @@ def test_a_sweep_that_was_broken_ends_with_the_same_table(fault, undisturbed, tm
         broken_and_resumed(tmp_path / str(case), fault, at, expected, chance)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_thousand_faults_leave_no_trace(undisturbed, tmp_path):
     expected, number = undisturbed
     chance = random.Random(0)

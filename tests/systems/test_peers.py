@@ -37,12 +37,8 @@ def ranks():
         yield found
 
 
-_SPARED = ("GPipe", "1F1B, float32", "1F1B, last stage kept", "LoopedBFS", "InterleavedZeroBubble")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in _SPARED else name for name in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_gradients_and_weights_are_those_of_plain_training(ranks, name):
     answers = ranks.run(CASES[name])
     assert len(answers) == 2
@@ -66,6 +62,7 @@ def assert_same_losses(answers, case):
         assert answer["weight_max_abs_diff"] < 10 * TOLERANCE[case.dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way, dtype", [("reshard", "float64"), ("no_reshard", "float64"), ("offload", "float64"), ("reshard", "float32")]
 )
@@ -89,6 +86,7 @@ def test_deepspeed_has_the_losses_of_our_methods(deepspeed_ranks, method):
 
 
 @pytest.mark.skipif(why_missing("deepspeed") is None, reason="deepspeed is installed")
+@pytest.mark.slow
 def test_a_system_that_is_not_installed_says_so(ranks):
     with pytest.raises(ValueError, match="system=deepspeed: deepspeed is not installed: pip install deepspeed"):
         ranks.run(DEEPSPEED)
@@ -100,6 +98,7 @@ def test_a_package_that_needs_cuda_says_so_where_there_is_none(monkeypatch):
     assert why_missing("torch") is None
 
 
+@pytest.mark.slow
 def test_what_is_run_again_starts_from_the_same_weights(ranks):
     ranks.run(CASES["1F1B"])
     first, second = ranks.again(), ranks.again()
@@ -107,6 +106,7 @@ def test_what_is_run_again_starts_from_the_same_weights(ranks):
     assert sorted(kind for kind, *_ in first[0]["actions"]) == ["B"] * 16 + ["F"] * 16 + ["STEP"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed, said",
     [
