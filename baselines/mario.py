@@ -30,7 +30,15 @@ from rpbench.passes.checkpointing import checkpoint, prepose
 from rpbench.registry import entry, schedule
 
 
-@schedule("mario", source="Liu et al., PPoPP'25", looped=True, needs_costs=True, recompute_ahead=True)
+@schedule(
+    "mario",
+    source="Liu et al., PPoPP'25",
+    looped=True,
+    chunks=1,
+    more_chunks=True,
+    needs_costs=True,
+    recompute_ahead=True,
+)
 def mario(shape: Shape, costs: StageCosts, *, base: str = "1f1b", preposed: int = 0) -> Schedule:
     """Another schedule with its recomputation where ranks wait.
 

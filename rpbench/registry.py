@@ -166,6 +166,10 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
         for module in pkgutil.iter_modules(package.__path__):
             if not module.ispkg:
                 modules.add(importlib.import_module(f"{package_name}.{module.name}").__name__)
+    own = {_module_of(path) for path in files}
+    for name, each in list(_entries.items()):  # of other places, which this process has looked at before
+        if each.generate.__module__.startswith(_OWN) and each.generate.__module__ not in own:
+            del _entries[name]
     modules |= {_imported(path) for path in files}
     for point in entry_points(group=GROUP):
         modules.add(_checked(f"entry point {point.name} of {GROUP}", lambda name=point.value: _loaded(name)))  # type: ignore[misc]
@@ -177,9 +181,17 @@ def _loaded(name: str) -> str:
     return importlib.import_module(name).__name__
 
 
+_OWN = "rpbench_own_"
+
+
+def _module_of(path: Path) -> str:
+    """The name of the module that a schedule file of the user's becomes, which no other file has."""
+    return f"{_OWN}{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}_{path.stem}"
+
+
 def _imported(path: Path) -> str:
-    """Import a schedule file of the user's; the name of its module, which no other file has."""
-    name = f"rpbench_own_{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}_{path.stem}"
+    """Import a schedule file of the user's; the name of its module."""
+    name = _module_of(path)
 
     def load() -> str:
         spec = importlib.util.spec_from_file_location(name, path)

@@ -52,6 +52,7 @@ _QUESTIONS = {
     "figure2": "Recompute, or reload?",
     "figure5": "How many sequences an upload make a device compute-bound?",
     "figure10_bars": "How far are simulated systems from the published bars of figure 10?",
+    "figure10_options": "Which settings do the fastest systems take?",
     "figure10_published": "How fast is every system, as published?",
     "figure11_published": "How long a sequence does every system train on, as published?",
     "cost": "What do a billion tokens cost on an RTX 4090 server?",

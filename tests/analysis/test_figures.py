@@ -120,6 +120,7 @@ TABLES = (
     "figure10",
     "figure10_bars",
     "figure10_options",
+    "torch_duel",
     "baselines_cpu",
     "prediction_bars",
     "prediction_errors",

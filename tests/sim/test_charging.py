@@ -14,6 +14,7 @@ from rpbench.cost.sizes import OPTIMIZER_BYTES, model_bytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.cost.transfers import moved_bytes
 from rpbench.harness.charging import with_charges
+from rpbench.harness.choices import ConfigError
 from rpbench.ir.action import SEND, Kind
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
@@ -98,7 +99,7 @@ def test_copies_of_a_stage_are_summed_and_a_link_for_both_is_refused():
     check(schedule)
     assert sum(action.kind is Kind.REDUCE_GRAD for _, _, row in schedule.items() for action in row) == 2 * 4 * 2
     assert any(action.kind in SEND for _, _, row in schedule.items() for action in row)
-    with pytest.raises(ScheduleError, match="which goes first there is not known"):
+    with pytest.raises(ConfigError, match="which goes first there is not known"):
         with_charges(order, cluster_of(1e6, device_to_device_bytes_per_s=1e6))
 
 
