@@ -106,6 +106,11 @@ def claims() -> Iterator[Claim]:
                 yield _claim(path.stem, row)
 
 
+def is_held(experiment: str) -> bool:
+    """Whether an experiment has an expected table."""
+    return (FOLDER / f"{experiment}.csv").exists()
+
+
 def need_of(experiment: str, row: Mapping[str, str]) -> Need:
     """The run that a row of an expected table is of."""
     choices = {key.removeprefix(_CELL): value for key, value in row.items() if key.startswith(_CELL) and value}
