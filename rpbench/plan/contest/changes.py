@@ -58,7 +58,10 @@ def every_change(plan: Tuned, terms: Terms, *, space: Space | None = None, cuts:
         cut, outcome = max(outcomes, key=lambda pair: (pair[1].fits, pair[1].tokens_per_s))
         yield Change(dimension, setting, cut, outcome, _gain(plan, outcome))
     for cut in shifted(plan.partition) if cuts else ():
-        outcome = frames.of(plan.setting, cut, terms.num_steps).outcome(cut, plan.setting.recompute)
+        try:
+            outcome = frames.of(plan.setting, cut, terms.num_steps).outcome(cut, plan.setting.recompute)
+        except ValueError:  # the order follows from times, and that of this cut does not take the setting
+            continue
         yield Change("partition", plan.setting, cut, outcome, _gain(plan, outcome))
 
 

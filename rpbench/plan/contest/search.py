@@ -237,7 +237,10 @@ class _Search:
             for cut in shifted(current.partition):
                 if self.is_spent():
                     break
-                moved = self._timed(setting, cut)
+                try:
+                    moved = self._timed(setting, cut)
+                except ValueError:  # the order follows from times, and that of this cut does not take the setting
+                    continue
                 if self._beats(moved, self.tried[setting]):
                     self.tried[setting], improved = moved, True
                     break
@@ -248,8 +251,16 @@ class _Search:
         finalists = sorted(timed, key=lambda each: rank(_outcome(each)), reverse=True)[:FINALISTS]
         worth = rank(_outcome(finalists[0])) * (1 - CLOSE)
         finalists = [each for each in finalists if each is finalists[0] or rank(_outcome(each)) >= worth]
-        again = [self._timed(each.setting, _cut(each), all_steps=True) for each in finalists]
+        again = [each for each in map(self._with_all_steps, finalists) if each.outcome is not None]
+        if not again:
+            raise ValueError(f"{self.contender.name}: no setting takes {self.terms.num_steps} steps; ask for fewer")
         return max(again, key=lambda each: rank(_outcome(each)))
+
+    def _with_all_steps(self, each: Tried) -> Tried:
+        try:
+            return self._timed(each.setting, _cut(each), all_steps=True)
+        except ValueError as error:  # an order that follows from times may be another one in more steps
+            return Tried(each.setting, remark=f"refused: {error}")
 
 
 class Frames:
