@@ -141,6 +141,8 @@ def _waiting() -> Iterator[Claim]:
 def _parity() -> Iterator[Claim]:
     for experiment in ("equivalence", "baselines_cpu"):
         needs = tuple(need_of(experiment, row) for row in read_table(experiment))
+        if not needs:  # nothing of it has been accepted
+            continue
         yield _say(
             f"parity/{experiment}",
             f"Runs of experiment={experiment} whose gradients and weights are plain training's in every bit",
@@ -148,7 +150,6 @@ def _parity() -> Iterator[Claim]:
             needs,
             lambda *runs: sum(run["grad_max_abs_diff"] == 0 == run["weight_max_abs_diff"] for run in runs),
             evidence="measured",
-            made_from="" if needs else f"experiment={experiment}, which nobody has accepted yet",
         )
 
 
