@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from manifests import put
 from omegaconf import OmegaConf
 
@@ -21,6 +24,7 @@ from analysis.driver.reproduce import main, reproduce
 from analysis.driver.sweeps import ALL, LOGS, PAPER, QUICK, Scope, Sweep, run_sweeps
 from analysis.records.experiments import Experiments
 from rpbench.harness import provenance, record
+from rpbench.harness.config import CONF, register
 from rpbench.harness.manifest import write_plan
 from rpbench.harness.sweeper import ManifestSweeper
 
@@ -69,22 +73,26 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Experiments]:
     """The plans of both scopes, as far as claims need them, by scope."""
     needed = {need.experiment for claim in all_claims() for need in claim.needs}
     found = {}
-    for scope in (PAPER, ALL, QUICK):
-        folder = tmp_path_factory.mktemp(scope.name)
-        for sweep in scope.sweeps:
-            if sweep.experiment in needed:
-                write_plan(folder, sweep.experiment, sweep.overrides, _cells(sweep))
-        found[scope.name] = scope.experiments(folder)
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()  # knows the names that a glob stands for
+        for scope in (PAPER, ALL, QUICK):
+            folder = tmp_path_factory.mktemp(scope.name)
+            for sweep in scope.sweeps:
+                if sweep.experiment in needed:
+                    write_plan(folder, sweep.experiment, sweep.overrides, _cells(sweep, loader))
+            found[scope.name] = scope.experiments(folder)
     return found
 
 
-def _cells(sweep: Sweep) -> list[tuple[str, ...]]:
+def _cells(sweep: Sweep, loader: ConfigLoader) -> list[tuple[str, ...]]:
     """What the sweeper makes of an experiment's file and of what narrows it down."""
     params = {}
     for name in _bases(sweep.experiment):
         params |= _file(name).get("hydra", {}).get("sweeper", {}).get("params", {})
     config = OmegaConf.create({"hydra": {"sweeper": {"params": params}}})
-    return ManifestSweeper(config, None, None).cells(sweep.overrides)
+    return ManifestSweeper(config, None, loader).cells(sweep.overrides)
 
 
 def _bases(experiment: str) -> list[str]:
