@@ -127,7 +127,7 @@ TOP = 1.6
 def draw(duels: Duels) -> Figure:
     """A panel a model: measured over predicted time of every contender, with the band."""
     with style.applied():
-        figure = Figure(figsize=(8.6, 0.9 + 2.4 * len(duels)), layout="constrained")
+        figure = Figure(figsize=(8.6, 0.5 + 2.4 * len(duels)), layout="constrained")
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
             _panel(axes, model, drawn(rows))
@@ -145,13 +145,14 @@ def _panel(axes: Axes, model: str, rows: Mapping[str, Row]) -> None:
         shown = [(place, ratio) for place, ratio in found if ratio.median <= TOP]
         beyond = [place for place, ratio in found if ratio.median > TOP]
         outside += len(beyond)
-        axes.plot(beyond, [TOP] * len(beyond), "^", color=colour, clip_on=False, zorder=4)
+        if beyond:  # an empty line that is not clipped counts as a mark in the corner of the page
+            axes.plot(beyond, [TOP] * len(beyond), "^", color=colour, clip_on=False, zorder=4)
         places = [place for place, _ in shown]
         errors = [[r.median - r.low for _, r in shown], [r.high - r.median for _, r in shown]]
         axes.errorbar(places, [r.median for _, r in shown], errors, fmt=marker, color=colour, capsize=2, label=name)
-    axes.set_xticks(range(len(rows)), [fill(NAMES[name], 12) for name in rows], fontsize=5.8)
+    axes.set_xticks(range(len(rows)), [fill(NAMES[name], 12) for name in rows], fontsize=6.2)
     axes.set_ylim(0.6, TOP)
-    axes.set_ylabel("measured /\npredicted")
+    axes.set_ylabel("measured / predicted")
     axes.set_title(MODELS[model])
     if outside:
         words = f"▲ {outside} above {TOP:g}: other programs had the processor"
