@@ -255,10 +255,11 @@ def test_weights_in_16_bits_are_updated_in_32():
     assert {master.dtype for master in run.training.optimizer.masters.values()} == {torch.float32}
 
 
-def test_nothing_is_left_over():
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])  # both together: every name, both grains
+def test_nothing_is_left_over(turn):
     """Every kept input and boundary tensor is used up, and the model's own weights are as they were."""
     for number, name in enumerate(NAMES):
-        grain = ("stage", "layer")[number % 2]
+        grain = ("stage", "layer")[(number + turn) % 2]
         schedule = build(name, 2, 2, num_steps=2, num_layers=3)
         workload = workload_of(schedule)
         before = [parameter.clone() for module in workload.modules for parameter in module.parameters()]

@@ -24,7 +24,9 @@ def test_no_single_option_is_left_on_the_table(schedule: str, model: str) -> Non
     try:
         plan = tune(who, terms, Budget(request.tuning_budget, SKETCHED * request.tuning_budget))
     except ValueError as refused:
-        pytest.skip(f"no setting of it: {refused}")
+        if "no setting can be built" not in str(refused):  # a search ends with a plan, or where nothing can be built
+            raise
+        return
     if not plan.outcome.fits:
         assert not any(change.outcome.fits for change in improvements(plan, terms, above=-1.0))
         return

@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rpbench.harness.modes.duel.paired import Ratio, ratio
+from rpbench.harness.modes.duel.started import Started
 from rpbench.harness.record import Record
 from rpbench.plan.whole import WholePlan
-
-if TYPE_CHECKING:
-    from rpbench.harness.modes.duel.start import Started  # which needs torch; whoever reads records does not
 
 
 def plan_fields(plan: WholePlan) -> dict[str, Any]:
@@ -28,7 +26,7 @@ def plan_fields(plan: WholePlan) -> dict[str, Any]:
     }
 
 
-def timed_fields(name: str, starts: "Sequence[Started]", plan: WholePlan) -> dict[str, Any]:
+def timed_fields(name: str, starts: Sequence[Started], plan: WholePlan) -> dict[str, Any]:
     """A contender's runs of every start, and the medians over starts of the medians within each."""
     shape, runs = plan.schedule.shape, [start.columns[name] for start in starts]
     others = [share for share in map(_others, runs) if share is not None]

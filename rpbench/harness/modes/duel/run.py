@@ -16,7 +16,8 @@ from rpbench.harness.modes.duel.emulation import emulated_makespans
 from rpbench.harness.modes.duel.parity import check_parity, without
 from rpbench.harness.modes.duel.plans import make_plans, plans_text
 from rpbench.harness.modes.duel.rows import calibrated_fields, plan_fields, timed_fields
-from rpbench.harness.modes.duel.start import Job, Started, start_apart
+from rpbench.harness.modes.duel.start import Job, start_apart
+from rpbench.harness.modes.duel.started import Started
 from rpbench.harness.modes.duel.summary import lines, summary
 from rpbench.harness.modes.duel.survey import Survey
 from rpbench.harness.modes.duel.verdict import Rules

@@ -11,12 +11,9 @@ import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from random import Random
-from typing import Any
 
 from baselines.systems.case import Case
 from baselines.systems.ranks import Ranks
@@ -29,6 +26,7 @@ from rpbench.harness.allocator import is_tuned
 from rpbench.harness.modes.duel.contenders import REFERENCES, Contender
 from rpbench.harness.modes.duel.neighbours import compare
 from rpbench.harness.modes.duel.runs import columns_of, runs_by
+from rpbench.harness.modes.duel.started import Started, apart
 from rpbench.harness.modes.duel.team import EngineTeam, LimitTeam, Team, TorchTeam
 from rpbench.harness.modes.duel.turns import Run, play
 from rpbench.harness.modes.duel.verdict import Rules, find_start
@@ -63,23 +61,9 @@ class Job:
     order_seed: int
 
 
-@dataclass(frozen=True)
-class Started:
-    """What a start has done.
-
-    Args:
-        about: what is true of all its contenders: seed, turns, seconds, cores, what was done for stability.
-        columns: contender -> its runs, column by column.
-    """
-
-    about: dict[str, Any]
-    columns: dict[str, dict[str, list[Any]]]
-
-
 def start_apart(job: Job) -> Started:
     """A start in a process of its own, which ends with it."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(play_start, job).result()
+    return apart(play_start, job)
 
 
 def play_start(job: Job) -> Started:

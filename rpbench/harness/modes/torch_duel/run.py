@@ -11,10 +11,11 @@ from rpbench.engine.backends.cpu import usable_cores
 from rpbench.harness import record, tracking
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import ConfigError, TorchDuel
+from rpbench.harness.modes.duel.started import Started
 from rpbench.harness.modes.duel.verdict import Rules
 from rpbench.harness.modes.torch_duel.entrants import OWN, TWIN, Entrant, entrants
 from rpbench.harness.modes.torch_duel.findings import derived_fields
-from rpbench.harness.modes.torch_duel.start import Job, Started, check_parity, start_apart
+from rpbench.harness.modes.torch_duel.start import Job, check_parity, start_apart
 from rpbench.harness.record import Record
 from rpbench.harness.recording import identity, may_be_found, names, origin
 from rpbench.harness.request import Request

@@ -3,16 +3,14 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing import get_context
 from random import Random
-from typing import Any
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend, usable_cores
 from rpbench.harness.allocator import is_tuned
+from rpbench.harness.modes.duel.started import Started, apart
 from rpbench.harness.modes.duel.team import Parity, Team
 from rpbench.harness.modes.duel.turns import Run, play
 from rpbench.harness.modes.duel.verdict import Rules
@@ -52,23 +50,9 @@ class Job:
         return next(iter(self.requests.values())).num_ranks
 
 
-@dataclass(frozen=True)
-class Started:
-    """What a start has done.
-
-    Args:
-        about: what is true of all entrants.
-        columns: entrant -> its runs, column by column.
-    """
-
-    about: dict[str, Any]
-    columns: dict[str, dict[str, list[Any]]]
-
-
 def start_apart(job: Job) -> Started:
     """A start in a process of its own, which ends with it."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(play_start, job).result()
+    return apart(play_start, job)
 
 
 def play_start(job: Job) -> Started:
