@@ -1,7 +1,9 @@
 """What the tests of all layers share. Being here, this file also puts its folder on the path, for `nearby`."""
 
 import json
+import os
 import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -14,8 +16,16 @@ settings.load_profile("any_machine")
 
 
 def pytest_configure():
-    """Children get the usual handler of Ctrl-C, also where this process was started with the signal ignored."""
+    """Children get the usual handler of Ctrl-C, also where this process was started with the signal ignored.
+
+    They measure nothing that counts, so they wait for no run outside that does, only for each other.
+    One thread an operation is enough for small tensors, and leaves the second core to the other worker.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault(
+        "RPBENCH_MACHINE_LOCK", os.path.join(tempfile.gettempdir(), f"rpbench-tests-{os.getuid()}.lock")
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

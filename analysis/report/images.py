@@ -6,13 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.figures.files import png_bytes, save_figure, svg_text
+from rpbench.side_processes import side_processes
 
 # Above this many bytes a vector drawing is a burden to scroll, and pixels are shown instead.
 LARGEST_SVG_BYTES = 250_000
@@ -58,9 +58,7 @@ def _one_by_one(drawings: list[Drawing], folder: Path | None) -> Iterator[tuple[
 
 
 def _in_parallel(drawings: list[Drawing], folder: Path | None) -> Iterator[tuple[str, str]]:
-    context = multiprocessing.get_context("fork")
-    inherited = (drawings, folder)
-    with ProcessPoolExecutor(2, mp_context=context, initializer=_inherit, initargs=inherited) as pool:
+    with side_processes(2, "fork", _inherit, drawings, folder) as pool:
         yield from pool.map(_draw_inherited, range(len(drawings)))
 
 

@@ -4,9 +4,7 @@ import gc
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from rpbench.advice.causes import causes_of
@@ -18,6 +16,7 @@ from rpbench.ir.policy import Policy
 from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
 from rpbench.plan.contest.search import Budget, Tuned, tune
 from rpbench.plan.contest.terms import Terms
+from rpbench.side_processes import side_processes
 
 # Searched first, for they are quick to search: what is far behind the best of them is not searched to the end.
 FIRST = ("1f1b", "zb_h1", "pipedream_2bw", "interleaved_1f1b")
@@ -185,7 +184,7 @@ def _searched(tasks: Sequence[_Task], processes: int) -> list[_Row]:
     if processes < 2 or len(tasks) < 2 or not hasattr(os, "fork"):
         return [_row(task) for task in tasks]
     _tasks[:] = tasks
-    with ProcessPoolExecutor(processes, get_context("fork"), initializer=_start_clock) as pool:
+    with side_processes(processes, "fork", _start_clock) as pool:
         rows = list(pool.map(_row_without_contender, range(len(tasks))))
     _tasks.clear()
     return [

@@ -1,4 +1,7 @@
-"""Lock of the machine: runs that measure time have it to themselves. It ends with the process that holds it."""
+"""Lock of the machine: runs that measure time have it to themselves. It ends with the process that holds it.
+
+It is a file in the folder of temporary files; RPBENCH_MACHINE_LOCK names another, where several users share a machine.
+"""
 
 import fcntl
 import os
@@ -15,7 +18,8 @@ _held = 0  # by this process: a run may lead to another within it
 
 
 def _path() -> Path:
-    return Path(tempfile.gettempdir()) / f"rpbench-{os.getuid()}.lock"
+    default = Path(tempfile.gettempdir()) / f"rpbench-{os.getuid()}.lock"
+    return Path(os.environ.get("RPBENCH_MACHINE_LOCK", default))
 
 
 @contextmanager
@@ -47,7 +51,10 @@ def _taken(file: TextIO) -> bool:
             if file.read() == _run() != "":
                 return False
             if not said:
-                print("rpbench: another run measures time on this machine; waiting for its end", file=sys.stderr)
+                print(
+                    f"rpbench: another run measures time on this machine; waiting for its end ({_path()})",
+                    file=sys.stderr,
+                )
             said = True
             time.sleep(_POLL_S)
         else:

@@ -1,10 +1,10 @@
 """What a start leaves, and the process of its own that it runs in."""
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any, TypeVar
+
+from rpbench.side_processes import side_processes
 
 Job = TypeVar("Job")
 
@@ -24,5 +24,5 @@ class Started:
 
 def apart(play: Callable[[Job], Started], job: Job) -> Started:
     """Play a start in a process of its own, which ends with it."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with side_processes(1, "spawn") as pool:
         return pool.submit(play, job).result()
