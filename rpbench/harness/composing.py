@@ -1,4 +1,4 @@
-"""Composer: the cells of a sweep, each as Hydra would compose it, from parts that are composed once.
+"""Composer: configurations as Hydra would compose them, from parts that are composed once.
 
 A configuration is a value for each key of `RunConfig`. It depends on the option of the group of that name, on the
 primary file and the experiment, and on the overrides that begin with the key: on no other override. So a sweep over 20
@@ -22,7 +22,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rpbench.harness.config import CONF, GROUPS, Composed, RunConfig, asked_for, composed, register
+from rpbench.harness.config import (
+    CONF,
+    GROUPS,
+    Composed,
+    RunConfig,
+    asked_for,
+    composed,
+    refuse_old_spellings,
+    register,
+)
+from rpbench.places import places
+from rpbench.registry import entries
 
 _KEYS = tuple(f.name for f in fields(RunConfig))
 _OVERLAYS = ("rpbench_schema", "config")  # what may set keys beside groups and the experiment
@@ -162,6 +173,41 @@ class Composer:
                 assert hydra is not None
                 self._loader = cast(ConfigLoaderImpl, hydra.config_loader)
         return self._loader
+
+
+class Recalling:
+    """Composes single configurations, one after another: after the first, from parts that are kept.
+
+    The first is Hydra's, because most processes need one. A file, a place or a schedule that has changed begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._state: tuple[object, ...] = ()
+        self._composer: Composer | None = None
+
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """The configuration of a single run.
+
+        Raises:
+            ConfigError: as of `composed`.
+        """
+        state = _state_of_files()
+        if state != self._state:
+            self._state, self._composer = state, None
+            return composed(overrides)
+        refuse_old_spellings(overrides)
+        self._composer = self._composer or Composer()
+        return self._composer.compose(overrides)
+
+
+recalling = Recalling()
+
+
+def _state_of_files() -> tuple[object, ...]:
+    """What a configuration is composed of, by name and time of change."""
+    files = sorted(path for folder in (CONF, *places()) for path in folder.rglob("*.yaml"))
+    stats = ((path, path.stat()) for path in files)
+    return (tuple(entries().items()), *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
 
 def _is_plain(override: Override) -> bool:

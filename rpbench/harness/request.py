@@ -32,7 +32,8 @@ from rpbench.harness.choices import (
     first_line,
     typed,
 )
-from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain, composed
+from rpbench.harness.composing import recalling
+from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain
 from rpbench.harness.keys import missing_text
 from rpbench.harness.schedule_options import check_options
 from rpbench.harness.source_file import SourceFile, read_source
@@ -145,7 +146,7 @@ def load(overrides: Sequence[str]) -> Request:
         ConfigError: for an unknown name, key or value, with the nearest known one.
         ValueError: for a model or a cluster that cannot be.
     """
-    return request_of(composed(overrides))
+    return request_of(recalling.compose(overrides))
 
 
 def cluster_file(path: Path) -> Cluster:

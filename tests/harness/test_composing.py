@@ -84,3 +84,20 @@ def test_what_is_wrong_is_said_in_hydras_place(override):
     with pytest.raises(ConfigError) as said:
         Composer().compose((override,))
     assert len(str(said.value).splitlines()) <= 2
+
+
+def test_single_configurations_are_recalled_until_a_file_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("RPBENCH_PATH", str(tmp_path))
+    (tmp_path / "cluster").mkdir()
+    file = tmp_path / "cluster" / "mine.yaml"
+    file.write_text("name: mine\nnum_devices: 2\n")
+    recalling = composing.Recalling()
+    for overrides in (("schedule=gpipe",), ("cluster=mine", "schedule=1f1b"), ("cluster=mine", "num_steps=2")):
+        assert_same(recalling.compose(overrides), overrides)
+    file.write_text("name: mine\nnum_devices: 16\n")
+    assert recalling.compose(("cluster=mine",)).node.cluster["num_devices"] == 16
+    assert recalling.compose(("cluster=mine", "seed=1")).node.cluster["num_devices"] == 16
+    with pytest.raises(ConfigError, match="num_stepps"):
+        recalling.compose(("num_stepps=2",))
+    with pytest.raises(ConfigError, match="write mode.system=mobius"):
+        recalling.compose(("workload.system=mobius",))
