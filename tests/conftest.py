@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import tempfile
 
 import pytest
@@ -26,6 +27,9 @@ def pytest_configure():
         "RPBENCH_MACHINE_LOCK", os.path.join(tempfile.gettempdir(), f"rpbench-tests-{os.getuid()}.lock")
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Children compile our modules once, and not each for itself.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 @pytest.fixture

@@ -17,8 +17,18 @@ and times schedules as data; both give the same times where both apply.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from itertools import chain
 from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from rpbench.sim import share_loop
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 NOTHING, HOST, LOOP, COPY = 0, 1, 2, 3  # what serves the amount; COPY + g: over the links of group g
 
@@ -85,27 +95,10 @@ class Capacity:
         if not 0 < self.loop_share <= 1:
             raise ValueError(f"loop_share={self.loop_share}: a share of a core, above 0 and at most 1")
 
-    def rates(self, copying: Sequence[int], hosted: int) -> tuple[list[float], float]:
-        """Bytes per second of a copy of each group, and of the host's threads.
-
-        Args:
-            copying: copies under way in each group.
-            hosted: tasks of the host's threads, which take turns.
-        """
-        left, users = self.host_bytes_per_s, sum(copying) + (hosted > 0)
-        found = [inf] * len(copying)
-        caps = sorted(
-            (min(self.copy_bytes_per_s, self.group_bytes_per_s / num), group)
-            for group, num in enumerate(copying)
-            if num
-        )
-        for cap, group in caps:
-            rate = min(cap, left / users)
-            found[group] = rate
-            if left != inf:
-                left -= rate * copying[group]
-                users -= copying[group]
-        return found, left
+    @property
+    def paces(self) -> tuple[float, float, float, float]:
+        """As `rpbench.sim.share_loop` takes them."""
+        return self.copy_bytes_per_s, self.host_bytes_per_s, self.group_bytes_per_s, self.loop_share
 
 
 def run(
@@ -116,114 +109,42 @@ def run(
     Args:
         own_s, amount, served_by: by slot: seconds of a task, what must be served besides, and by what.
     """
-    way = _Way(tasks, own_s, amount, served_by, capacity)
-    ready, ended = [task for task, count in enumerate(tasks.waits) if not count], list[int]()
-    while True:
-        while ready or ended:
-            if ended:
-                way.finish(ended.pop(), ready)
-            else:
-                way.start(ready.pop(), ended)
-        task = way.advance()
-        if task is None:
-            return way.begin, way.end
-        way.open_parts[task] -= 1
-        if not way.open_parts[task]:
-            ended.append(task)
+    from rpbench.sim import share_loop  # numba is imported when first needed
+
+    num_servers = max(COPY, *served_by) + 1
+    first, followers = _in_a_row(tasks.followers)
+    graph = share_loop.Graph(np.array(tasks.slot), np.array(tasks.port), np.array(tasks.urgent), first, followers)
+    servers, needs = np.array(served_by), np.array([own_s, amount], float)
+    heaps = share_loop.Heaps(*_heaps(graph, needs, servers, num_servers))
+    num, num_ports = len(tasks.slot), len(heaps.size) - num_servers
+    ready = np.flatnonzero(np.array(tasks.waits) == 0)
+    way = share_loop.Way(
+        waits=np.array(tasks.waits),
+        begin=np.zeros(num),
+        end=np.zeros(num),
+        open_parts=np.ones(num, np.int64),
+        taken=np.zeros(num_ports, np.bool_),
+        clock=np.zeros(num_servers),
+        rate=np.zeros(num_servers),
+        stack=np.concatenate((ready, np.zeros(num + 1 - len(ready), np.int64))),
+        num_ready=np.array([len(ready)]),
+        num_ended=np.zeros(1, np.int64),
+        now=np.zeros(1),
+    )
+    share_loop.run_events(graph, needs, servers, np.array(capacity.paces), heaps, way)
+    return way.begin.tolist(), way.end.tolist()
 
 
-class _Way:
-    """Tasks on their way: what has begun and ended, what is queued at whom, and the moment."""
-
-    def __init__(
-        self,
-        tasks: Tasks,
-        own_s: Sequence[float],
-        amount: Sequence[float],
-        served_by: Sequence[int],
-        capacity: Capacity,
-    ) -> None:
-        self.tasks, self.own_s, self.amount, self.served_by, self.capacity = tasks, own_s, amount, served_by, capacity
-        self.waits, number = list(tasks.waits), len(tasks.slot)
-        self.begin, self.end = [0.0] * number, [0.0] * number
-        self.open_parts = [1] * number  # own time and amount that have not ended
-        self.at_port: list[list[tuple[bool, int]]] = [[] for _ in range(max(tasks.port, default=-1) + 1)]
-        self.taken = [False] * len(self.at_port)
-        self.timers: list[tuple[float, int]] = []
-        self.queues: list[list[tuple[float, int]]] = [[] for _ in range(max(COPY, *served_by) + 1)]
-        self.clock = [0.0] * len(self.queues)  # units a task of this kind has been served since the start
-        self.rate, self.busy, self.changed = [0.0] * len(self.queues), list[int](), True
-        self.known: dict[tuple[int, ...], list[float]] = {}
-        self.now = 0.0
-
-    def finish(self, task: int, ready: list[int]) -> None:
-        """A task has ended: its port is free, and who waited only for it is ready."""
-        tasks, waits = self.tasks, self.waits
-        self.end[task], port = self.now, tasks.port[task]
-        if port >= 0:
-            self.taken[port] = False
-            if self.at_port[port]:
-                ready.append(heappop(self.at_port[port])[1])
-        for other in tasks.followers[task]:
-            waits[other] -= 1
-            if not waits[other]:
-                ready.append(other)
-
-    def start(self, task: int, ended: list[int]) -> None:
-        """A task begins, unless its port is taken; one that takes nothing has ended."""
-        tasks = self.tasks
-        slot, port = tasks.slot[task], tasks.port[task]
-        if port >= 0:
-            if self.taken[port]:
-                heappush(self.at_port[port], (not tasks.urgent[task], task))
-                return
-            self.taken[port] = True
-        self.begin[task] = self.now
-        seconds, units, server = self.own_s[slot], self.amount[slot], self.served_by[slot]
-        if units > 0:
-            heappush(self.queues[server], (self.clock[server] + units, task))
-            self.changed = True
-        if seconds > 0:
-            heappush(self.timers, (self.now + seconds, task))
-            if units > 0:
-                self.open_parts[task] = 2
-        elif units <= 0:
-            ended.append(task)
-
-    def advance(self) -> int | None:
-        """Go on to the next moment at which a task's own time or amount ends; the task, or None if none is left."""
-        if self.changed:
-            self._share_out()
-        queues, clock, rate, timers, now = self.queues, self.clock, self.rate, self.timers, self.now
-        moment, source = (timers[0][0], NOTHING) if timers else (inf, NOTHING)
-        for server in self.busy:
-            at = now + (queues[server][0][0] - clock[server]) / rate[server]
-            if at < moment:
-                moment, source = at, server
-        if moment == inf:
-            return None
-        passed = moment - now
-        if passed > 0:
-            for server in self.busy:
-                clock[server] += rate[server] * passed
-            self.now = moment
-        if source == NOTHING:
-            return heappop(timers)[1]
-        clock[source], task = heappop(queues[source])
-        self.changed = True
-        return task
-
-    def _share_out(self) -> None:
-        """Rates for as many tasks as are in each queue now."""
-        counts = tuple(map(len, self.queues))
-        if counts not in self.known:
-            self.known[counts] = _rates(counts, self.capacity)
-        self.rate, self.changed = self.known[counts], False
-        self.busy = [server for server in range(HOST, len(self.queues)) if counts[server]]
+def _in_a_row(followers: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
+    """Where each task's followers begin, and all followers one behind the other."""
+    return np.cumsum([0, *map(len, followers)]), np.fromiter(chain.from_iterable(followers), np.int64)
 
 
-def _rates(counts: Sequence[int], capacity: Capacity) -> list[float]:
-    """Units per second of a task in each queue, by how many there are in each."""
-    loop = capacity.loop_share if counts[HOST] else 1.0
-    copies, host = capacity.rates(counts[COPY:], counts[HOST])
-    return [0.0, host / max(1, counts[HOST]), loop / max(1, counts[LOOP]), *copies]
+def _heaps(graph: "share_loop.Graph", needs: Floats, servers: Integers, num_servers: int) -> tuple[Any, ...]:
+    """Empty heaps of own times, of each server and of each port, as large as they can become."""
+    timed, served = needs[:, graph.slot] > 0
+    sizes = np.bincount(servers[graph.slot][served], minlength=num_servers)
+    sizes[NOTHING] = timed.sum()
+    sizes = np.concatenate((sizes, np.bincount(graph.port[graph.port >= 0], minlength=1)))
+    base = np.cumsum(sizes) - sizes
+    return np.zeros(sizes.sum()), np.zeros(sizes.sum(), np.int64), base, np.zeros(len(sizes), np.int64)

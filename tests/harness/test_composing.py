@@ -99,5 +99,5 @@ def test_single_configurations_are_recalled_until_a_file_changes(tmp_path, monke
     assert recalling.compose(("cluster=mine", "seed=1")).node.cluster["num_devices"] == 16
     with pytest.raises(ConfigError, match="num_stepps"):
         recalling.compose(("num_stepps=2",))
-    with pytest.raises(ConfigError, match="write mode.system=mobius"):
+    with pytest.raises(ConfigError, match=r"write mode\.system=mobius"):
         recalling.compose(("workload.system=mobius",))

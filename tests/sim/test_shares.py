@@ -1,11 +1,13 @@
 """Tasks that share links, a host's memory and an interpreter: closed forms, and the times of schedules as data."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.sim.bandwidth_shares import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
 from rpbench.sim.links import fair_rates
+from rpbench.sim.share_loop import share_out
 
 
 def timed(needs, capacity=None, edges=(), ports=(), urgent=()):
@@ -66,7 +68,9 @@ def test_a_port_takes_urgent_tasks_first_and_one_at_a_time():
 )
 def test_rates_are_those_of_max_min_fairness(sizes, pace, memory, complex_):
     groups = [sum(group == each for _, group in sizes) for each in range(3)]
-    found, left = Capacity(pace, memory, complex_).rates(groups, 0)
+    rate = np.zeros(COPY + 3)
+    share_out(np.array([0, 0, 0, *groups]), np.array(Capacity(pace, memory, complex_).paces, float), rate)
+    found, left = rate[COPY:], rate[HOST]
     uses = {number: [number, "memory", ("complex", group)] for number, (_, group) in enumerate(sizes)}
     capacity = dict.fromkeys(range(len(sizes)), pace) | {"memory": memory}
     rates = fair_rates(uses, capacity | {("complex", group): complex_ for group in range(3)})
