@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -211,16 +212,21 @@ def test_an_interruption_leaves_no_process_behind(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_driver_with_one_line_and_keeps_what_is_done(number: signal.Signals, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "analysis.driver.reproduce",
-        "quick",
-        "--results",
-        str(tmp_path),
-        "--out",
-        str(tmp_path),
-    ]
+    """Its runs only wait, so that the signal comes while they go on."""
+    program = textwrap.dedent("""
+        import runpy, subprocess, sys
+        from analysis.driver import sweeps
+
+        def wait(command, out, err):
+            return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=out, stderr=err)
+
+        sweeps._open = wait
+        import analysis.driver.reproduce
+        assert "torch" not in sys.modules, "the driver reads records: its start need not wait for torch"
+        runpy.run_module("analysis.driver.reproduce", run_name="__main__")
+    """)
+    arguments = ["quick", "--results", str(tmp_path), "--out", str(tmp_path)]
+    command = [sys.executable, "-c", program, *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(600):
