@@ -6,7 +6,6 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing here needs a network
 
 import torch
-import transformers
 from torch import nn
 
 from rpbench.cost.model import Model
@@ -95,6 +94,8 @@ _MLPS = {"gpt": _dense, "llama": _dense, "qwen3": _dense, "qwen3_moe": _qwen3_ex
 
 
 def _classes() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
+    import transformers  # seconds, which only the worker that runs these tests need spend
+
     return {
         # Arcee's is a Llama with an MLP of two matrices, which is what our small GPT is.
         "gpt": (transformers.ArceeConfig, transformers.ArceeForCausalLM, {"hidden_act": "gelu_pytorch_tanh"}),
