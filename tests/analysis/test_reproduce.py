@@ -17,6 +17,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from manifests import put
 from omegaconf import OmegaConf
+from spared import slow
 
 from analysis.claims import Need, all_claims
 from analysis.driver import reproduce as driver
@@ -210,7 +211,7 @@ def test_an_interruption_leaves_no_process_behind(tmp_path: Path, monkeypatch: p
     assert all(process.poll() is not None for process in started)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_a_signal_ends_the_driver_with_one_line_and_keeps_what_is_done(number: signal.Signals, tmp_path: Path) -> None:
     """Its runs only wait, so that the signal comes while they go on."""
     program = textwrap.dedent("""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import build
+from spared import slow
 from training_cases import TINY, reference_of, train, uneven_costs, workload_of
 
 from rpbench.engine.backends.virtual import VirtualBackend
@@ -33,7 +34,7 @@ def run(name, num_steps, start=None, *, dtype=torch.float32, **options) -> Train
     return training
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("name, options", SYSTEMS, ids=NAMES)
 def test_going_on_is_as_not_stopping(name, options, dtype, tmp_path):
     straight = run(name, 5, dtype=dtype, **options)

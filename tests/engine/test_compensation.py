@@ -50,10 +50,21 @@ OPTIMIZERS = [{"name": "adamw"}, {"name": "sgd", "momentum": 0.9}, {"name": "sgd
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=2)
 @given(data=st.data())
 def test_every_method_equals_its_reference(method, data):
-    name, options = METHODS[method]
+    check_reference(*METHODS[method], data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_every_method_equals_its_reference_in_many_shapes(method, data):
+    check_reference(*METHODS[method], data)
+
+
+def check_reference(name, options, data):
     devices, window, steps = (data.draw(st.integers(1, top)) for top in (5, 3, 6))
     schedule = build(name, devices, window, num_steps=steps, steps=True, **options)
     run = train(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import build
+from spared import slow
 from torch import nn
 from torch.nn import functional
 from training_cases import TINY, assert_same, reference_of, train, workload_of
@@ -195,7 +196,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", ["zb_h2", "zb_v", "two_bp"])
+@pytest.mark.parametrize("name", [slow("zb_h2"), "zb_v", slow("two_bp")])
 @pytest.mark.parametrize("model", MODELS)
 def test_models_with_what_cannot_be_put_off(name, model):
     schedule = build(name, 2, 4, num_steps=2)

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from spared import slow
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.cost.sizes import model_bytes
@@ -28,7 +29,7 @@ def complete(p: int, rounds: int, num_steps: int) -> Schedule:
 
 
 @pytest.mark.parametrize("real_time", [False, True])
-@pytest.mark.parametrize("p, rounds, num_steps", [(2, 2, 2), (3, 2, 3), (4, 1, 2)])
+@pytest.mark.parametrize("p, rounds, num_steps", [slow((2, 2, 2)), (3, 2, 3), slow((4, 1, 2))])
 def test_every_bit_is_that_of_plain_training(p, rounds, num_steps, real_time):
     schedule = complete(p, rounds, num_steps)
     if real_time:

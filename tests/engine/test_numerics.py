@@ -8,6 +8,7 @@ import torch
 from cases import NAMES, SPARED, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spared import slow
 from training_cases import MOE, TINY, Run, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.engine.backends.virtual import VirtualBackend
@@ -32,10 +33,21 @@ TYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=3)  # of every schedule
+@settings(deadline=None, max_examples=2)  # of every schedule
 @given(data=st.data())
 def test_gradients_equal_the_reference_in_any_shape(name, data):
-    draw = data.draw
+    check_any_shape(name, data.draw)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=12)
+@given(data=st.data())
+def test_gradients_equal_the_reference_in_many_shapes(name, data):
+    check_any_shape(name, data.draw)
+
+
+def check_any_shape(name, draw):
     devices = draw(st.integers(1, 6))
     microbatches = draw(st.integers(1, 7))
     stages = draw(st.integers(1, 4)), draw(st.integers(1, 5))
@@ -55,7 +67,7 @@ def test_gradients_equal_the_reference_in_any_shape(name, data):
     assert_same(run, reference_of(run, updates=schedule.shape.num_steps > 1))
 
 
-@pytest.mark.parametrize("devices", [8, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [8, slow(16)])
 @pytest.mark.parametrize("name", SPARED)
 def test_gradients_equal_the_reference_on_many_devices(name, devices):
     stages = devices - 1, devices + 3
@@ -255,18 +267,17 @@ def test_weights_in_16_bits_are_updated_in_32():
     assert {master.dtype for master in run.training.optimizer.masters.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])  # both together: every name, both grains
-def test_nothing_is_left_over(turn):
+@pytest.mark.parametrize("grain", ["stage", slow("layer")])
+@pytest.mark.parametrize("name", SPARED)
+def test_nothing_is_left_over(name, grain):
     """Every kept input and boundary tensor is used up, and the model's own weights are as they were."""
-    for number, name in enumerate(NAMES):
-        grain = ("stage", "layer")[(number + turn) % 2]
-        schedule = build(name, 2, 2, num_steps=2, num_layers=3)
-        workload = workload_of(schedule)
-        before = [parameter.clone() for module in workload.modules for parameter in module.parameters()]
-        training = train(schedule, workload, recompute_grain=grain).training
-        after = [parameter for module in workload.modules for parameter in module.parameters()]
-        assert all(map(torch.equal, before, after))
-        assert training.passes.num_left == 0, (name, grain)
+    schedule = build(name, 2, 2, num_steps=2, num_layers=3)
+    workload = workload_of(schedule)
+    before = [parameter.clone() for module in workload.modules for parameter in module.parameters()]
+    training = train(schedule, workload, recompute_grain=grain).training
+    after = [parameter for module in workload.modules for parameter in module.parameters()]
+    assert all(map(torch.equal, before, after))
+    assert training.passes.num_left == 0
 
 
 # --- what is refused ---

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import build
+from spared import slow
 from torch import nn
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
@@ -32,7 +33,7 @@ MODELS: dict[str, Model] = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("num_segments, grain", [(2, "stage"), (3, "layer"), (5, "stage")])
+@pytest.mark.parametrize("num_segments, grain", [slow((2, "stage")), (3, "layer"), slow((5, "stage"))])
 def test_segments_compute_what_whole_sequences_do(model, num_segments, grain):
     schedule = build("seq1f1b", 2, 3, num_layers=3, num_steps=1, steps=True, num_segments=num_segments)
     workload = workload_of(schedule, MODELS[model])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import build
+from spared import slow
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.cost.sizes import model_bytes
@@ -67,7 +68,7 @@ def by_step(run) -> list[dict]:
 # --- numbers ---
 
 
-@pytest.mark.parametrize("num_devices, grain", [(2, "stage"), (4, "layer")])
+@pytest.mark.parametrize("num_devices, grain", [(2, "stage"), slow((4, "layer"))])
 @pytest.mark.parametrize("name", MODELS)
 def test_shares_train_as_one_process_and_as_the_whole_model(name, num_devices, grain):
     schedule = with_sums(num_devices, 3, num_steps=2, num_layers=2, chunks=1, seed=num_devices)
@@ -116,7 +117,7 @@ def test_a_device_holds_its_share():
 # --- sums ---
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("num_devices", [slow(1), 2, slow(4)])
 def test_devices_send_what_the_schedule_says(num_devices):
     """Six sums a layer and microbatch, 2 (p - 1) / p of n s h elements each."""
     schedule = with_sums(num_devices, 3, num_steps=2)

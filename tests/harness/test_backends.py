@@ -1,12 +1,13 @@
 """Backends behind the command line: the same schedule simulated, on a virtual clock, on threads, emulated."""
 
 import pytest
+from spared import slow
 
 SIZES = ("model=tiny_gpt", "num_devices=5", "num_microbatches=10", "seed=3")
 
 
 @pytest.mark.parametrize("backend, evidence", [("virtual", "simulated"), ("cpu", "measured")])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", slow("float32")])
 def test_roundpipe_trains_as_plain_training_does_bit_for_bit(backend, evidence, dtype, rpbench):
     status, (row,), _ = rpbench("schedule=roundpipe", f"backend={backend}", "verify=true", f"dtype={dtype}", *SIZES)
     assert status == 0

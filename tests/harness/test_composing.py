@@ -30,7 +30,7 @@ def assert_same(found: Composed, overrides):
     assert (dict(found.choices), found.overrides) == (dict(expected.choices), expected.overrides)
 
 
-@pytest.mark.parametrize("experiment", ["atlas", "convergence", "figure10"])
+@pytest.mark.parametrize("experiment", ["figure10"])
 def test_the_last_cell_of_an_experiment_is_hydras(experiment):
     cell = cells_of(f"experiment={experiment}")[-1]
     assert_same(Composer().compose(cell), cell)

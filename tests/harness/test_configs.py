@@ -5,6 +5,7 @@ from omegaconf import OmegaConf
 
 from rpbench import registry
 from rpbench.harness.assemble import pose
+from rpbench.harness.composing import recalling
 from rpbench.harness.config import CONF, composed, options_of
 from rpbench.harness.request import load
 
@@ -37,7 +38,7 @@ def test_every_experiment_composes_and_says_how_it_is_run(name):
 def test_every_option_names_itself(group):
     for name in options_of(group):
         assert OmegaConf.load(CONF / group / f"{name}.yaml")["name"] == name
-        assert composed([f"{group}={name}"]).node[group]["name"] == name
+        assert getattr(recalling.compose([f"{group}={name}"]).node, group)["name"] == name
 
 
 @pytest.mark.parametrize("name", list(registry.entries()))

@@ -69,10 +69,23 @@ def build(name: str, shape: Shape) -> Schedule | None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_a_schedule_runs_or_its_shape_is_refused(name, data):
+    check_runs_or_refused(name, data.draw(shapes(name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_a_schedule_runs_or_its_shape_is_refused_in_many_shapes(name, data):
     shape = data.draw(shapes(name))
+    check_runs_or_refused(name, shape)
+    check_work(name, shape)
+
+
+def check_runs_or_refused(name, shape):
     schedule = build(name, shape)
     if schedule is None:
         return
@@ -88,11 +101,14 @@ def test_a_schedule_runs_or_its_shape_is_refused(name, data):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_work_is_dealt_by_count(name, data):
+    check_work(name, data.draw(shapes(name)))
+
+
+def check_work(name, shape):
     """Every stage and microbatch has its actions once over all ranks: counted, not looked up."""
-    shape = data.draw(shapes(name))
     schedule = build(name, shape)
     if schedule is None:
         return
