@@ -100,23 +100,29 @@ class Footprint:
             keeps: the stages whose activations stay; None: all or none, as `sizes` says.
             analysis: of the schedule, if there is one already.
         """
-        self._sizes = sizes
+        self._take(sizes)
         self._keeps = None if keeps is None else frozenset(keeps)
         self._streamed = schedule.weights is Weights.STREAMED
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
         self._visits = [tuple(_visits(schedule.compute(device))) for device in devices]
+        self._holds = _holds(self._visits, schedule.shape.num_stages)
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices]
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
-        self._in_flight_by_stage = list[Ints]()
+        self._in_flight_by_stage = list[Moments]()
         halves = not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP})
         rows = [schedule.compute(device) if halves else () for device in devices]
-        self._between_halves = [_waiting_halves(row, schedule.shape.num_stages) for row in rows]
+        self._between_halves = Moments([_waiting_halves(row, schedule.shape.num_stages) for row in rows])
         self._analysis = analysis or Analysis(schedule)
         self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
+
+    def _take(self, sizes: ModelBytes) -> None:
+        self._sizes = sizes
+        self._embedding, self._head = np.array([sizes.embedding, sizes.head], np.int64)
+        self._running = _running(sizes.layers)
 
     @property
     def least_bytes(self) -> int:
@@ -132,6 +138,12 @@ class Footprint:
         """The same where the activations of these stages stay."""
         found = copy(self)
         found._keeps = frozenset(keeps)
+        return found
+
+    def of_sizes(self, sizes: ModelBytes) -> "Footprint":
+        """The same of other sizes."""
+        found = copy(self)
+        found._take(sizes)
         return found
 
     def peaks(self, forward: Ints, backward: Ints) -> Ints:
@@ -168,67 +180,54 @@ class Footprint:
     def _with_activations(self, stages: StageSizes) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
         if not self._in_flight_by_stage:
-            self._in_flight_by_stage += _levels(self._analysis)
+            self._in_flight_by_stage.append(Moments(_levels(self._analysis)))
         last = stages.activations.shape[1] - 1
         keeps = np.array([self._keeps is None or stage in self._keeps for stage in range(last + 1)])
         whole = stages.activations.copy()
         whole[:, last] += self._sizes.logits
         level = np.where(keeps, whole, self._sizes.boundary)
-        peaks = [(level @ moments.T).max(axis=1) for moments in self._in_flight_by_stage]
+        peaks = self._in_flight_by_stage[0].peaks(level)
         again = stages._replace(activations=stages.activations * ~keeps)
         found = self._recomputing(np.zeros((len(level), 1), np.int64), again)
         dropped = _OF_RECOMPUTING if keeps.all() else ("kept stage inputs", *(["logits"] if keeps[last] else []))
         found = {name: table for name, table in found.items() if name not in dropped}
-        return {**found, "activations": np.stack(peaks, axis=1)}
+        return {**found, "activations": peaks}
 
     def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
         ends = np.cumsum(counts, axis=1)
-        fields = []
-        for name in LayerSize._fields:
-            layers = [getattr(layer, name) for layer in self._sizes.layers]
-            running = np.concatenate(([0], np.cumsum(layers, dtype=np.int64)))
-            sums = running[ends] - running[ends - counts]
-            embedding, head = getattr(self._sizes.embedding, name), getattr(self._sizes.head, name)
-            if self._num_head_shards:  # both are cut over the vocabulary
-                sums += -(-(embedding + head) // self._num_head_shards)
-            else:
-                sums[:, 0] += embedding
-                sums[:, -1] += head * has_head
-            fields.append(sums)
-        return StageSizes(*fields)
+        sums = self._running[:, ends] - self._running[:, ends - counts]  # (sizes of a layer, plans, stages)
+        if self._num_head_shards:  # both are cut over the vocabulary
+            sums += -(-(self._embedding + self._head) // self._num_head_shards)[:, None, None]
+        else:
+            sums[:, :, 0] += self._embedding[:, None]
+            sums[:, :, -1] += self._head[:, None] * has_head
+        return StageSizes(*sums)
 
     def _bound_classes(self, stages: StageSizes) -> dict[str, Ints]:
-        held = [sorted({visit.stage for visit in visits}) for visits in self._visits]
         plans, num_stages = stages.weights.shape
-
-        def on_devices(table: Ints) -> Ints:
-            return np.stack([table[:, own].sum(axis=1) for own in held], axis=1)
-
-        activations = [stages.activations[:, own].max(axis=1, initial=0) for own in held]
-        logits = np.array([self._sizes.logits * (num_stages - 1 in own) for own in held])
+        logits = self._sizes.logits * self._holds[num_stages - 1]
         if self._num_head_shards:
             logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
         return {
-            "weights": on_devices(stages.weights),
+            "weights": stages.weights @ self._holds,
             **(
-                {"stashed weights": on_devices(stages.weights * self._more_versions)}
+                {"stashed weights": (stages.weights * self._more_versions) @ self._holds}
                 if self._more_versions.any()
                 else {}
             ),
-            "gradients": on_devices(stages.gradients),
-            "optimizer state": on_devices(stages.optimizer),
+            "gradients": stages.gradients @ self._holds,
+            "optimizer state": stages.optimizer @ self._holds,
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
-            "recomputed activations": np.stack(activations, axis=1),
+            "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
             **self._waiting_for_weights(stages),
             "logits": np.tile(logits, (plans, 1)),
         }
 
     def _waiting_for_weights(self, stages: StageSizes) -> dict[str, Ints]:
         """Recomputed activations that stay from the first half of a backward to the second."""
-        if not any(moments.any() for moments in self._between_halves):
+        if not self._between_halves.hold_anything:
             return {}
-        waiting = [(stages.activations @ moments.T).max(axis=1) for moments in self._between_halves]
-        return {"activations between halves": np.stack(waiting, axis=1)}
+        return {"activations between halves": self._between_halves.peaks(stages.activations)}
 
     def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
@@ -255,6 +254,38 @@ class Footprint:
         worst = [total[:, start:stop].argmax(axis=1) + start for start, stop in pairwise(bounds)]
         chosen = np.stack(worst, axis=1)
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
+
+
+class Moments:
+    """What each device holds at its moments; asked for thousands of cuts, so that all devices are looked up together.
+
+    Args:
+        of_devices: for each device, microbatches of each stage, (moments, stages); every device has a moment.
+    """
+
+    def __init__(self, of_devices: Sequence[Ints]) -> None:
+        self._levels = np.concatenate(of_devices).T  # (stages, moments of all devices)
+        self._first = np.cumsum([0, *map(len, of_devices[:-1])])
+        self.hold_anything = bool(self._levels.any())
+
+    def peaks(self, each: Ints) -> Ints:
+        """The most bytes on each device, (plans, devices), at so many a microbatch of a stage, (plans, stages)."""
+        found: Ints = np.maximum.reduceat(each @ self._levels, self._first, axis=1)
+        return found
+
+
+def _holds(visits_of_devices: Sequence[Sequence["Visit"]], num_stages: int) -> Ints:
+    """1 where a stage runs on a device, (stages, devices)."""
+    found = np.zeros((num_stages, len(visits_of_devices)), np.int64)
+    for device, visits in enumerate(visits_of_devices):
+        found[[visit.stage for visit in visits if visit.stage < num_stages], device] = 1
+    return found
+
+
+def _running(layers: Sequence[LayerSize]) -> Ints:
+    """Each size summed over the layers below, (sizes of a layer, layers + 1)."""
+    below: Ints = np.concatenate([np.zeros((1, len(LayerSize._fields)), np.int64), np.cumsum(layers, axis=0)]).T
+    return below
 
 
 def _levels(analysis: Analysis) -> list[Ints]:

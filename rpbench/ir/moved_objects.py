@@ -1,9 +1,10 @@
 """Cargo: what every action of a schedule carries over the link of its device."""
 
 from fractions import Fraction
+from functools import cache, partial
 from typing import NamedTuple
 
-from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
+from rpbench.ir.action import COMPUTE, RECV, SEND, SUMS, Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.moves import LANES, Moves
 from rpbench.ir.saved_inputs import What
@@ -46,29 +47,56 @@ def cargo_of(index: Index, moves: Moves) -> dict[int, Cargo]:
     """
     found = dict[int, Cargo]()
     for what, transfers in moves.transfers.items():
+        cargo = cache(partial(_of_weights, moves, what))  # each once: fractions are slow to make and to compare
         for transfer in transfers:
-            first = transfer.visits[0]
-            share = _share(moves, what, first.stage) / len(transfer.pieces)
-            name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
+            visit = transfer.visits[0]
+            carried = cargo(visit.stage, visit.backward, len(transfer.pieces))
             for number in transfer.pieces:
-                found[number] = Cargo(name, first.stage, first.backward, share, LANES[what[0]][0])
+                found[number] = carried
                 if moves.handovers.peer(number) is not None:  # from device to device
-                    share_sent = Fraction(0) if moves.handovers.is_local(number) else share
-                    found[number] = found[number]._replace(share=share_sent, lane="net")
-    part = Fraction(1, index.shape.num_parts)
-    for number, action in enumerate(index.actions):
-        lane = index.lanes[index.lane_of[number]].name
-        if action.kind in (Kind.LOAD, Kind.STORE) and action.object in ("O", "A"):
-            found[number] = Cargo(
-                action.object, action.stage, True, part if action.object == "A" else Fraction(1), lane
-            )
-        elif (lane in LINKS and action.kind in SEND) or (lane in ("h2d", "d2h") and action.kind in RECV):
-            found[number] = Cargo("boundary", action.stage, False, part, lane)
-        elif action.kind in SUMS:
-            found[number] = Cargo("sum", action.stage, False, _summed(index, action), lane)
-        elif action.kind is Kind.STEP and lane == "host":
-            found[number] = Cargo("O", action.stage, True, Fraction(1), lane)
+                    share_sent = Fraction(0) if moves.handovers.is_local(number) else carried.share
+                    found[number] = carried._replace(share=share_sent, lane="net")
+    return found | _others(index)
+
+
+def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces: int) -> Cargo:
+    name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
+    return Cargo(name, stage, backward, _share(moves, what, stage) / num_pieces, LANES[what[0]][0])
+
+
+def _others(index: Index) -> dict[int, Cargo]:
+    """What is carried that is neither weights nor gradients, by number."""
+    found, known = dict[int, Cargo](), dict[tuple[str, Kind, int, str], Cargo]()
+    for lane in index.lanes:
+        for number in range(lane.start, lane.stop):
+            action = index.actions[number]
+            name = None if action.kind in COMPUTE else _object_of(action, lane.name)
+            if name is not None:
+                key = name, action.kind, action.stage, lane.name
+                if key not in known:
+                    known[key] = Cargo(
+                        name, action.stage, name in ("O", "A"), _share_of_other(index, name, action), lane.name
+                    )
+                found[number] = known[key]
     return found
+
+
+def _object_of(action: Action, lane: str) -> str | None:
+    """What an action carries that is neither weights nor gradients; None for all others."""
+    kind = action.kind
+    if kind in (Kind.LOAD, Kind.STORE):
+        return action.object if action.object in ("O", "A") else None
+    if (lane in LINKS and kind in SEND) or (lane in ("h2d", "d2h") and kind in RECV):
+        return "boundary"
+    if kind in SUMS:
+        return "sum"
+    return "O" if kind is Kind.STEP and lane == "host" else None
+
+
+def _share_of_other(index: Index, name: str, action: Action) -> Fraction:
+    if name == "sum":
+        return _summed(index, action)
+    return Fraction(1) if name == "O" else Fraction(1, index.shape.num_parts)
 
 
 def _summed(index: Index, action: Action) -> Fraction:

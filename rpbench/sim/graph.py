@@ -18,7 +18,7 @@ from rpbench.ir.moved_objects import Cargo, carries
 from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
-from rpbench.sim.kernels import compiled, order_lanes
+from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
 Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
@@ -172,12 +172,20 @@ def _with_cargo(
     carried = analysis.cargo
     if not carries(analysis.schedule):
         return slots, ()
-    distinct = dict.fromkeys((Kind(columns.kind[number]), cargo) for number, cargo in sorted(carried.items()))
-    numbers = {what: len(slots) + place for place, what in enumerate(distinct)}
-    for number, cargo in carried.items():
-        slot[number] = numbers[Kind(columns.kind[number]), cargo]
-    more = tuple(((kind, cargo.stage),) for kind, cargo in numbers)
-    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in numbers)
+    numbers, kinds = sorted(carried), columns.kind.tolist()
+    distinct: dict[tuple[Kind, Cargo], int] = {}  # what is carried -> its slot
+    known: dict[tuple[int, int], int] = {}  # the same by identity: equal cargoes are few objects, and slow to compare
+    chosen = []
+    for number in numbers:
+        kind, cargo = kinds[number], carried[number]
+        place = known.get((kind, id(cargo)))
+        if place is None:
+            place = distinct.setdefault((Kind(kind), cargo), len(slots) + len(distinct))
+            known[kind, id(cargo)] = place
+        chosen.append(place)
+    slot[numbers] = chosen
+    more = tuple(((kind, cargo.stage),) for kind, cargo in distinct)
+    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in distinct)
 
 
 def read_columns(schedule: Schedule) -> Columns:
@@ -353,7 +361,7 @@ def _order(schedule: Schedule, columns: Columns, producer: Ints, consumer: Ints)
     waiter = np.full(num, -1, np.int32)
     next_waiter = np.full(len(heads), -1, np.int32)
     arrays = (columns.lane_start, pred_start, pred, order, done, heads, waiter, next_waiter)
-    if num >= COMPILE_FROM:
+    if num >= COMPILE_FROM or is_warm():
         count = compiled(order_lanes)(*arrays)
     else:
         lists = [array.tolist() for array in arrays]

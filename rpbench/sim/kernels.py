@@ -152,6 +152,11 @@ def relax_batch(
                 makespan[first + j] = ended if ended > makespan[first + j] else makespan[first + j]
 
 
+def is_warm() -> bool:
+    """Whether kernels have been compiled in this process, so that one more costs little."""
+    return compiled.cache_info().currsize > 0
+
+
 @cache
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel compiled for arrays; the plain function where numba cannot be had."""

@@ -7,7 +7,7 @@ it has fewest microbatches in flight, as long as every device that holds them ha
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ class Frame:
         self.schedule = self.problem.finished(order)
         self.graph = build_graph(self.schedule)
         self._moving = MovingGraph(self.graph)
+        self._takes: set[Recompute] = set()  # what has been checked
         self.traffic = _traffic(setting, terms, self.schedule)
         sizes = terms.sizes(setting.microbatch_sequences)
         self.in_flight = peak_in_flight(self.graph)
@@ -125,9 +126,10 @@ class Frame:
         interval = ends[1] - ends[0] if len(ends) == 2 else step_time(self.graph, timeline)
         return float(interval) / timeline.units_per_second
 
-    @cache  # noqa: B019  a frame lives no longer than its search
     def _check(self, recompute: Recompute) -> None:
-        check_recompute(self.schedule, "none" if recompute == "fitting" else recompute)
+        if recompute not in self._takes:
+            check_recompute(self.schedule, "none" if recompute == "fitting" else recompute)
+            self._takes.add(recompute)
 
     def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
         """The stages that recompute nothing in a cut."""

@@ -168,8 +168,8 @@ class _Search:
             for dimension, values in self.space.dimensions.items():
                 if dimension != "microbatch_sequences" and self._is_beaten(current):
                     return current
-                changes = {current.changed(dimension, value) for value in values} - {current}
-                for changed in sorted(changes, key=self._estimate, reverse=True):
+                changes = [changed for value in values if (changed := current.changed(dimension, value)) != current]
+                for changed in sorted(changes, key=self._estimate, reverse=True):  # of equals, the usual value first
                     if self._is_worth(changed, current) and self._beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
         return current
