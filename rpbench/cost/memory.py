@@ -22,6 +22,7 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +51,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def device_bytes(
-    schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int], keeps: Collection[int] | None = None
+    schedule: Schedule,
+    sizes: ModelBytes,
+    in_flight: Sequence[int],
+    keeps: Collection[int] | None = None,
+    analysis: Analysis | None = None,
 ) -> list[int]:
     """Peak bytes on each device of a schedule whose partition is known.
 
@@ -58,15 +63,20 @@ def device_bytes(
         in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
             bound schedules keep them on the device.
         keeps: the stages whose activations stay; None: all or none, as `sizes` says.
+        analysis: of the schedule, if there is one already.
 
     Raises:
         ValueError: if the schedule has no partition.
     """
-    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight, keeps)]
+    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight, keeps, analysis)]
 
 
 def classes_of(
-    schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int], keeps: Collection[int] | None = None
+    schedule: Schedule,
+    sizes: ModelBytes,
+    in_flight: Sequence[int],
+    keeps: Collection[int] | None = None,
+    analysis: Analysis | None = None,
 ) -> list[dict[str, int]]:
     """Bytes of each class of tensors at every device's peak.
 
@@ -76,7 +86,8 @@ def classes_of(
     cut = schedule.partition
     if cut is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
-    tables = Footprint(schedule, sizes, in_flight, keeps).classes(np.array([cut.forward]), np.array([cut.backward]))
+    footprint = Footprint(schedule, sizes, in_flight, keeps, analysis)
+    tables = footprint.classes(np.array([cut.forward]), np.array([cut.backward]))
     devices = range(schedule.shape.num_ranks)
     return [{name: int(table[0, device]) for name, table in tables.items()} for device in devices]
 
@@ -105,11 +116,11 @@ class Footprint:
         self._streamed = schedule.weights is Weights.STREAMED
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
-        self._visits = [tuple(_visits(schedule.compute(device))) for device in devices]
-        self._holds = _holds(self._visits, schedule.shape.num_stages)
+        self._visits = [tuple(_visits(schedule.compute(device))) if self._streamed else () for device in devices]
+        self._holds = _holds(schedule)
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
-        self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices]
+        self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
         self._in_flight_by_stage = list[Moments]()
@@ -132,7 +143,7 @@ class Footprint:
         if self._replicas is not None:
             return self._replicas.least_bytes(self._sizes)
         layers = [*self._sizes.layers, self._sizes.embedding, self._sizes.head]
-        return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // len(self._visits)
+        return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // self._holds.shape[1]
 
     def keeping(self, keeps: Collection[int]) -> "Footprint":
         """The same where the activations of these stages stay."""
@@ -274,11 +285,15 @@ class Moments:
         return found
 
 
-def _holds(visits_of_devices: Sequence[Sequence["Visit"]], num_stages: int) -> Ints:
+def _holds(schedule: Schedule) -> Ints:
     """1 where a stage runs on a device, (stages, devices)."""
-    found = np.zeros((num_stages, len(visits_of_devices)), np.int64)
-    for device, visits in enumerate(visits_of_devices):
-        found[[visit.stage for visit in visits if visit.stage < num_stages], device] = 1
+    shape = schedule.shape
+    found = np.zeros((max(shape.num_stages, shape.num_backward_stages), shape.num_ranks), np.int64)
+    for device in range(shape.num_ranks):
+        row = schedule.compute(device)
+        inside = [part for action in row for part in action.sub] if Kind.OVERLAP in schedule.kinds else ()
+        pairs = {*map(itemgetter(0, 1), row), *map(itemgetter(0, 1), inside)}
+        found[[stage for kind, stage in pairs if kind not in (*HEAD, Kind.OVERLAP)], device] = 1
     return found
 
 
@@ -297,25 +312,40 @@ def _levels(analysis: Analysis) -> list[Ints]:
 
 
 def _moments(row: Sequence[Action], num_stages: int) -> Ints:
-    """Microbatches in flight of each stage, each combination once, (moments, stages)."""
-    level, found = [0] * num_stages, {(0,) * num_stages}
-    for action in row:
-        for part in parts_of(action):
-            level[part.stage] += part.kind is Kind.F
-            found.add(tuple(level))
-            level[part.stage] -= part.kind in (Kind.B, Kind.W)
-    return np.array(sorted(found), np.int64)
+    """Microbatches in flight of each stage as its forwards begin, each combination once, (moments, stages)."""
+    kind, stage = _columns_of(row)
+    taken = _changes(kind == Kind.F, stage, num_stages)
+    levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages), axis=0)
+    before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
+    return _distinct((before + taken)[kind == Kind.F])  # no moment between forwards holds more
 
 
 def _waiting_halves(row: Sequence[Action], num_stages: int) -> Ints:
     """Microbatches of each stage between I and W, each combination once, (moments, stages)."""
-    level, found = [0] * num_stages, {(0,) * num_stages}
-    for action in row:
-        for part in parts_of(action):
-            level[part.stage] += (part.kind is Kind.I) - (part.kind is Kind.W)
-            if part.kind is Kind.I:
-                found.add(tuple(level))
-    return np.array(sorted(found), np.int64)
+    kind, stage = _columns_of(row)
+    begun = kind == Kind.I
+    levels = np.cumsum(
+        _changes(begun, stage, num_stages) - _changes(kind == Kind.W, stage, num_stages), axis=0, dtype=np.int64
+    )
+    return _distinct(levels[begun])
+
+
+def _columns_of(row: Sequence[Action]) -> tuple[Ints, Ints]:
+    """Kind and stage of every plain action of a row."""
+    parts = [part for action in row for part in action.sub or (action,)]
+    return tuple(np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))  # type: ignore[return-value]
+
+
+def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int) -> Ints:
+    """1 in the column of its stage for every chosen action, (actions, stages)."""
+    found = np.zeros((len(stage), num_stages), np.int64)
+    found[np.flatnonzero(chosen), stage[chosen]] = 1
+    return found
+
+
+def _distinct(levels: Ints) -> Ints:
+    """Every row once, and the row of nothing."""
+    return np.unique(np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels]), axis=0)
 
 
 def _kept_versions(schedule: Schedule) -> Sequence[int]:

@@ -94,8 +94,12 @@ class Index:
     def find(self, action: Action) -> int:
         """The number of the action of that kind, stage, microbatch and part, or -1."""
         assert action.microbatch is not None
-        found = self._numbers.get(action.kind)
-        return -1 if found is None else found[self.place(action.stage, action.microbatch, action.part)]
+        return self.at(action.kind, action.stage, action.microbatch, action.part)
+
+    def at(self, kind: Kind, stage: int, microbatch: int, part: int = 0) -> int:
+        """The number of the action of a kind, stage, microbatch and part, or -1."""
+        found = self._numbers.get(kind)
+        return -1 if found is None else found[(stage * self._microbatches + microbatch) * self._parts + part]
 
     def gradients(self, stage: int, version: int) -> Iterator[int]:
         """The actions whose weight gradients the STEP of a backward stage to `version` adds up."""

@@ -5,7 +5,6 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from rpbench.ir.action import COMPUTE, RECV, SEND, SUMS, Action, Kind
-from rpbench.ir.index import Index
 from rpbench.ir.moves import LANES, Moves
 from rpbench.ir.saved_inputs import What
 from rpbench.ir.schedule import Schedule
@@ -38,13 +37,21 @@ class Cargo(NamedTuple):
     lane: str
 
 
-def cargo_of(index: Index, moves: Moves) -> dict[int, Cargo]:
+def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
     """What every action that uses a link carries, by number.
 
     Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
     all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard. What goes
     from device to device (lane net) is on its way once, what goes through the host is sent and received.
+
+    Args:
+        moves: of the schedule; None for one without transfers of weights, gradients or kept activations.
     """
+    return _brought(moves) | _others(schedule) if moves is not None else _others(schedule)
+
+
+def _brought(moves: Moves) -> dict[int, Cargo]:
+    """What is carried of weights and gradients, by number."""
     found = dict[int, Cargo]()
     for what, transfers in moves.transfers.items():
         cargo = cache(partial(_of_weights, moves, what))  # each once: fractions are slow to make and to compare
@@ -56,7 +63,7 @@ def cargo_of(index: Index, moves: Moves) -> dict[int, Cargo]:
                 if moves.handovers.peer(number) is not None:  # from device to device
                     share_sent = Fraction(0) if moves.handovers.is_local(number) else carried.share
                     found[number] = carried._replace(share=share_sent, lane="net")
-    return found | _others(index)
+    return found
 
 
 def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces: int) -> Cargo:
@@ -64,20 +71,19 @@ def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces
     return Cargo(name, stage, backward, _share(moves, what, stage) / num_pieces, LANES[what[0]][0])
 
 
-def _others(index: Index) -> dict[int, Cargo]:
+def _others(schedule: Schedule) -> dict[int, Cargo]:
     """What is carried that is neither weights nor gradients, by number."""
-    found, known = dict[int, Cargo](), dict[tuple[str, Kind, int, str], Cargo]()
-    for lane in index.lanes:
-        for number in range(lane.start, lane.stop):
-            action = index.actions[number]
-            name = None if action.kind in COMPUTE else _object_of(action, lane.name)
+    found, known, first = dict[int, Cargo](), dict[tuple[str, Kind, int, str], Cargo](), 0
+    for _, lane, row in schedule.items():
+        for number, action in enumerate(row, start=first):
+            kind, stage = action[:2]
+            name = None if kind in COMPUTE else _object_of(action, lane)
             if name is not None:
-                key = name, action.kind, action.stage, lane.name
+                key = name, kind, stage, lane
                 if key not in known:
-                    known[key] = Cargo(
-                        name, action.stage, name in ("O", "A"), _share_of_other(index, name, action), lane.name
-                    )
+                    known[key] = Cargo(name, stage, name in ("O", "A"), _share_of_other(schedule, name, action), lane)
                 found[number] = known[key]
+        first += len(row)
     return found
 
 
@@ -93,15 +99,15 @@ def _object_of(action: Action, lane: str) -> str | None:
     return "O" if kind is Kind.STEP and lane == "host" else None
 
 
-def _share_of_other(index: Index, name: str, action: Action) -> Fraction:
+def _share_of_other(schedule: Schedule, name: str, action: Action) -> Fraction:
     if name == "sum":
-        return _summed(index, action)
-    return Fraction(1) if name == "O" else Fraction(1, index.shape.num_parts)
+        return _summed(schedule, action)
+    return Fraction(1) if name == "O" else Fraction(1, schedule.shape.num_parts)
 
 
-def _summed(index: Index, action: Action) -> Fraction:
+def _summed(schedule: Schedule, action: Action) -> Fraction:
     """Boundary tensors that a device sends for the all-reduces of a stage: 2 (n - 1) / n each."""
-    schedule, n = index.schedule, index.shape.num_parts
+    n = schedule.shape.num_parts
     layers = 1 if schedule.partition is None else schedule.partition.forward[action.stage]
     return Fraction(2 * (n - 1) * SUMS_A_LAYER[action.kind] * layers, n)
 
