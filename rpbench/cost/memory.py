@@ -19,7 +19,7 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 (arXiv 2604.27085).
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from itertools import pairwise
 from operator import itemgetter
@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from rpbench.cost import replicas
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
-from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
 from rpbench.ir.residency import moves_activations, resident_levels
@@ -116,7 +116,7 @@ class Footprint:
         self._streamed = schedule.weights is Weights.STREAMED
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
-        self._visits = [tuple(_visits(schedule.compute(device))) if self._streamed else () for device in devices]
+        self._visits = [_visits(schedule.compute(device)) if self._streamed else [] for device in devices]
         self._holds = _holds(schedule)
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
@@ -124,9 +124,10 @@ class Footprint:
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
         self._in_flight_by_stage = list[Moments]()
-        halves = not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP})
-        rows = [schedule.compute(device) if halves else () for device in devices]
-        self._between_halves = Moments([_waiting_halves(row, schedule.shape.num_stages) for row in rows])
+        self._between_halves: Moments | None = None
+        if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
+            stages = schedule.shape.num_stages
+            self._between_halves = Moments([_waiting_halves(schedule.compute(device), stages) for device in devices])
         self._analysis = analysis or Analysis(schedule)
         self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
 
@@ -236,7 +237,7 @@ class Footprint:
 
     def _waiting_for_weights(self, stages: StageSizes) -> dict[str, Ints]:
         """Recomputed activations that stay from the first half of a backward to the second."""
-        if not self._between_halves.hold_anything:
+        if self._between_halves is None or not self._between_halves.hold_anything:
             return {}
         return {"activations between halves": self._between_halves.peaks(stages.activations)}
 
@@ -362,15 +363,14 @@ class Visit(NamedTuple):
     stage: int
 
 
-def _visits(row: Sequence[Action]) -> Iterator[Visit]:
+def _visits(row: Sequence[Action]) -> list[Visit]:
     """The visits of a device's compute row; equal ones are one visit if they follow each other."""
-    before = None
-    for action in row:
-        for part in (part for part in parts_of(action) if part.kind not in HEAD):
-            visit = Visit(part.kind not in (Kind.F, Kind.R), part.stage)
-            if visit != before:
-                yield visit
-            before = visit
+    kind, stage = _columns_of(row)
+    plain = ~np.isin(kind, HEAD)
+    backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
+    begins = np.ones(len(stage), bool)
+    begins[1:] = (backward[1:] != backward[:-1]) | (stage[1:] != stage[:-1])
+    return list(map(Visit, backward[begins].tolist(), stage[begins].tolist()))
 
 
 def _most_waiting(row: Sequence[Action]) -> int:

@@ -16,6 +16,8 @@ from rpbench.ir.schedule import Schedule, Shape
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
 _COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV | SUMS
+# Kinds that may stand without a microbatch, as often as it pleases.
+_ANYWHERE = frozenset(Kind) - _COUNTED - {Kind.STEP, Kind.OVERLAP}
 _Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
 
 
@@ -71,6 +73,9 @@ class Index:
                 place = (stage * self._microbatches + microbatch) * self._parts + part
                 if 0 <= microbatch < self._microbatches and 0 <= part < self._parts and numbers[place] < 0:
                     numbers[place] = number  # as nearly all do; what follows also says what is wrong
+                    continue
+            elif kind in _ANYWHERE and stage in self._stages[kind]:
+                if microbatch is None or (0 <= microbatch < self._microbatches and 0 <= part < self._parts):
                     continue
             for inside in sub or (action,):
                 self._enter(inside, number)

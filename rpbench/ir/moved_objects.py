@@ -4,9 +4,10 @@ from fractions import Fraction
 from functools import cache, partial
 from typing import NamedTuple
 
-from rpbench.ir.action import COMPUTE, RECV, SEND, SUMS, Action, Kind
+from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
 from rpbench.ir.moves import LANES, Moves
 from rpbench.ir.saved_inputs import What
+from rpbench.ir.schedule import LANES as LANE_NAMES
 from rpbench.ir.schedule import Schedule
 
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
@@ -73,18 +74,26 @@ def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces
 
 def _others(schedule: Schedule) -> dict[int, Cargo]:
     """What is carried that is neither weights nor gradients, by number."""
-    found, known, first = dict[int, Cargo](), dict[tuple[str, Kind, int, str], Cargo](), 0
+    found, first = dict[int, Cargo](), 0
+    known: dict[str, dict[tuple[Kind, int, str | None], Cargo | None]] = {lane: {} for lane in LANE_NAMES}
     for _, lane, row in schedule.items():
-        for number, action in enumerate(row, start=first):
-            kind, stage = action[:2]
-            name = None if kind in COMPUTE else _object_of(action, lane)
-            if name is not None:
-                key = name, kind, stage, lane
-                if key not in known:
-                    known[key] = Cargo(name, stage, name in ("O", "A"), _share_of_other(schedule, name, action), lane)
-                found[number] = known[key]
+        if lane != "compute" or not SUMS.isdisjoint(schedule.kinds):
+            alike = known[lane]
+            for number, action in enumerate(row, start=first):
+                key = action[0], action[1], action[5]
+                if key not in alike:
+                    alike[key] = _other(schedule, action, lane)
+                if (cargo := alike[key]) is not None:
+                    found[number] = cargo
         first += len(row)
     return found
+
+
+def _other(schedule: Schedule, action: Action, lane: str) -> Cargo | None:
+    name = _object_of(action, lane)
+    if name is None:
+        return None
+    return Cargo(name, action.stage, name in ("O", "A"), _share_of_other(schedule, name, action), lane)
 
 
 def _object_of(action: Action, lane: str) -> str | None:

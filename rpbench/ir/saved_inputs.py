@@ -40,7 +40,7 @@ def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
                 raise broken(index.schedule, f"{action} stands twice; it moves once", [before, number])
     for ((kind, _), stage, place), number in moved.items():
         other = moved.get(((Kind.LOAD if kind is Kind.STORE else Kind.STORE, "A"), stage, place))
-        spill = _spill(index, number) if kind is Kind.LOAD else -1
+        spill = _spill(index, number) if kind is Kind.LOAD and other is None else -1
         if other is None and spill < 0:
             way = "stored, but never loaded again" if kind is Kind.STORE else "loaded, but never stored"
             raise broken(index.schedule, f"{index.actions[number]}: these activations are {way}", [number])

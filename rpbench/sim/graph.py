@@ -221,7 +221,11 @@ def _indices(actions: list[Action], kind: Ints) -> Ints:
     """Microbatch of each action; version of a STEP; -1 for what has neither."""
     if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
         return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
-    return np.fromiter((dependencies.key(action)[2] for action in actions), dtype=np.int32, count=len(actions))
+    found = [-1 if microbatch is None else microbatch for microbatch in map(itemgetter(2), actions)]
+    for number in np.flatnonzero(kind == Kind.STEP).tolist():
+        version = actions[number].version
+        found[number] = -1 if version is None else version
+    return np.array(found, np.int32)
 
 
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
