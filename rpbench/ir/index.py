@@ -74,9 +74,12 @@ class Index:
                 if 0 <= microbatch < self._microbatches and 0 <= part < self._parts and numbers[place] < 0:
                     numbers[place] = number  # as nearly all do; what follows also says what is wrong
                     continue
-            elif kind in _ANYWHERE and stage in self._stages[kind]:
-                if microbatch is None or (0 <= microbatch < self._microbatches and 0 <= part < self._parts):
-                    continue
+            elif (
+                kind in _ANYWHERE
+                and stage in self._stages[kind]
+                and (microbatch is None or (0 <= microbatch < self._microbatches and 0 <= part < self._parts))
+            ):
+                continue
             for inside in sub or (action,):
                 self._enter(inside, number)
 
