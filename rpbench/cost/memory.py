@@ -19,9 +19,10 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 (arXiv 2604.27085).
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ import numpy.typing as npt
 
 from rpbench.cost import replicas
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
-from rpbench.ir.action import HEAD, Action, Kind, parts_of
+from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
 from rpbench.ir.residency import moves_activations, resident_levels
@@ -50,7 +51,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def device_bytes(
-    schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int], keeps: Collection[int] | None = None
+    schedule: Schedule,
+    sizes: ModelBytes,
+    in_flight: Sequence[int],
+    keeps: Collection[int] | None = None,
+    analysis: Analysis | None = None,
 ) -> list[int]:
     """Peak bytes on each device of a schedule whose partition is known.
 
@@ -58,15 +63,20 @@ def device_bytes(
         in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
             bound schedules keep them on the device.
         keeps: the stages whose activations stay; None: all or none, as `sizes` says.
+        analysis: of the schedule, if there is one already.
 
     Raises:
         ValueError: if the schedule has no partition.
     """
-    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight, keeps)]
+    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight, keeps, analysis)]
 
 
 def classes_of(
-    schedule: Schedule, sizes: ModelBytes, in_flight: Sequence[int], keeps: Collection[int] | None = None
+    schedule: Schedule,
+    sizes: ModelBytes,
+    in_flight: Sequence[int],
+    keeps: Collection[int] | None = None,
+    analysis: Analysis | None = None,
 ) -> list[dict[str, int]]:
     """Bytes of each class of tensors at every device's peak.
 
@@ -76,7 +86,8 @@ def classes_of(
     cut = schedule.partition
     if cut is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
-    tables = Footprint(schedule, sizes, in_flight, keeps).classes(np.array([cut.forward]), np.array([cut.backward]))
+    footprint = Footprint(schedule, sizes, in_flight, keeps, analysis)
+    tables = footprint.classes(np.array([cut.forward]), np.array([cut.backward]))
     devices = range(schedule.shape.num_ranks)
     return [{name: int(table[0, device]) for name, table in tables.items()} for device in devices]
 
@@ -100,23 +111,30 @@ class Footprint:
             keeps: the stages whose activations stay; None: all or none, as `sizes` says.
             analysis: of the schedule, if there is one already.
         """
-        self._sizes = sizes
+        self._take(sizes)
         self._keeps = None if keeps is None else frozenset(keeps)
         self._streamed = schedule.weights is Weights.STREAMED
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
-        self._visits = [tuple(_visits(schedule.compute(device))) for device in devices]
+        self._visits = [_visits(schedule.compute(device)) if self._streamed else [] for device in devices]
+        self._holds = _holds(schedule)
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
-        self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices]
+        self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
-        self._in_flight_by_stage = list[Ints]()
-        halves = not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP})
-        rows = [schedule.compute(device) if halves else () for device in devices]
-        self._between_halves = [_waiting_halves(row, schedule.shape.num_stages) for row in rows]
+        self._in_flight_by_stage = list[Moments]()
+        self._between_halves: Moments | None = None
+        if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
+            stages = schedule.shape.num_stages
+            self._between_halves = Moments([_waiting_halves(schedule.compute(device), stages) for device in devices])
         self._analysis = analysis or Analysis(schedule)
         self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
+
+    def _take(self, sizes: ModelBytes) -> None:
+        self._sizes = sizes
+        self._embedding, self._head = np.array([sizes.embedding, sizes.head], np.int64)
+        self._running = _running(sizes.layers)
 
     @property
     def least_bytes(self) -> int:
@@ -126,12 +144,18 @@ class Footprint:
         if self._replicas is not None:
             return self._replicas.least_bytes(self._sizes)
         layers = [*self._sizes.layers, self._sizes.embedding, self._sizes.head]
-        return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // len(self._visits)
+        return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // self._holds.shape[1]
 
     def keeping(self, keeps: Collection[int]) -> "Footprint":
         """The same where the activations of these stages stay."""
         found = copy(self)
         found._keeps = frozenset(keeps)
+        return found
+
+    def of_sizes(self, sizes: ModelBytes) -> "Footprint":
+        """The same of other sizes."""
+        found = copy(self)
+        found._take(sizes)
         return found
 
     def peaks(self, forward: Ints, backward: Ints) -> Ints:
@@ -168,67 +192,54 @@ class Footprint:
     def _with_activations(self, stages: StageSizes) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
         if not self._in_flight_by_stage:
-            self._in_flight_by_stage += _levels(self._analysis)
+            self._in_flight_by_stage.append(Moments(_levels(self._analysis)))
         last = stages.activations.shape[1] - 1
         keeps = np.array([self._keeps is None or stage in self._keeps for stage in range(last + 1)])
         whole = stages.activations.copy()
         whole[:, last] += self._sizes.logits
         level = np.where(keeps, whole, self._sizes.boundary)
-        peaks = [(level @ moments.T).max(axis=1) for moments in self._in_flight_by_stage]
+        peaks = self._in_flight_by_stage[0].peaks(level)
         again = stages._replace(activations=stages.activations * ~keeps)
         found = self._recomputing(np.zeros((len(level), 1), np.int64), again)
         dropped = _OF_RECOMPUTING if keeps.all() else ("kept stage inputs", *(["logits"] if keeps[last] else []))
         found = {name: table for name, table in found.items() if name not in dropped}
-        return {**found, "activations": np.stack(peaks, axis=1)}
+        return {**found, "activations": peaks}
 
     def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
         ends = np.cumsum(counts, axis=1)
-        fields = []
-        for name in LayerSize._fields:
-            layers = [getattr(layer, name) for layer in self._sizes.layers]
-            running = np.concatenate(([0], np.cumsum(layers, dtype=np.int64)))
-            sums = running[ends] - running[ends - counts]
-            embedding, head = getattr(self._sizes.embedding, name), getattr(self._sizes.head, name)
-            if self._num_head_shards:  # both are cut over the vocabulary
-                sums += -(-(embedding + head) // self._num_head_shards)
-            else:
-                sums[:, 0] += embedding
-                sums[:, -1] += head * has_head
-            fields.append(sums)
-        return StageSizes(*fields)
+        sums = self._running[:, ends] - self._running[:, ends - counts]  # (sizes of a layer, plans, stages)
+        if self._num_head_shards:  # both are cut over the vocabulary
+            sums += -(-(self._embedding + self._head) // self._num_head_shards)[:, None, None]
+        else:
+            sums[:, :, 0] += self._embedding[:, None]
+            sums[:, :, -1] += self._head[:, None] * has_head
+        return StageSizes(*sums)
 
     def _bound_classes(self, stages: StageSizes) -> dict[str, Ints]:
-        held = [sorted({visit.stage for visit in visits}) for visits in self._visits]
         plans, num_stages = stages.weights.shape
-
-        def on_devices(table: Ints) -> Ints:
-            return np.stack([table[:, own].sum(axis=1) for own in held], axis=1)
-
-        activations = [stages.activations[:, own].max(axis=1, initial=0) for own in held]
-        logits = np.array([self._sizes.logits * (num_stages - 1 in own) for own in held])
+        logits = self._sizes.logits * self._holds[num_stages - 1]
         if self._num_head_shards:
             logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
         return {
-            "weights": on_devices(stages.weights),
+            "weights": stages.weights @ self._holds,
             **(
-                {"stashed weights": on_devices(stages.weights * self._more_versions)}
+                {"stashed weights": (stages.weights * self._more_versions) @ self._holds}
                 if self._more_versions.any()
                 else {}
             ),
-            "gradients": on_devices(stages.gradients),
-            "optimizer state": on_devices(stages.optimizer),
+            "gradients": stages.gradients @ self._holds,
+            "optimizer state": stages.optimizer @ self._holds,
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
-            "recomputed activations": np.stack(activations, axis=1),
+            "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
             **self._waiting_for_weights(stages),
             "logits": np.tile(logits, (plans, 1)),
         }
 
     def _waiting_for_weights(self, stages: StageSizes) -> dict[str, Ints]:
         """Recomputed activations that stay from the first half of a backward to the second."""
-        if not any(moments.any() for moments in self._between_halves):
+        if self._between_halves is None or not self._between_halves.hold_anything:
             return {}
-        waiting = [(stages.activations @ moments.T).max(axis=1) for moments in self._between_halves]
-        return {"activations between halves": np.stack(waiting, axis=1)}
+        return {"activations between halves": self._between_halves.peaks(stages.activations)}
 
     def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
@@ -257,6 +268,42 @@ class Footprint:
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
 
 
+class Moments:
+    """What each device holds at its moments; asked for thousands of cuts, so that all devices are looked up together.
+
+    Args:
+        of_devices: for each device, microbatches of each stage, (moments, stages); every device has a moment.
+    """
+
+    def __init__(self, of_devices: Sequence[Ints]) -> None:
+        self._levels = np.concatenate(of_devices).T  # (stages, moments of all devices)
+        self._first = np.cumsum([0, *map(len, of_devices[:-1])])
+        self.hold_anything = bool(self._levels.any())
+
+    def peaks(self, each: Ints) -> Ints:
+        """The most bytes on each device, (plans, devices), at so many a microbatch of a stage, (plans, stages)."""
+        found: Ints = np.maximum.reduceat(each @ self._levels, self._first, axis=1)
+        return found
+
+
+def _holds(schedule: Schedule) -> Ints:
+    """1 where a stage runs on a device, (stages, devices)."""
+    shape = schedule.shape
+    found = np.zeros((max(shape.num_stages, shape.num_backward_stages), shape.num_ranks), np.int64)
+    for device in range(shape.num_ranks):
+        row = schedule.compute(device)
+        inside = [part for action in row for part in action.sub] if Kind.OVERLAP in schedule.kinds else ()
+        pairs = {*map(itemgetter(0, 1), row), *map(itemgetter(0, 1), inside)}
+        found[[stage for kind, stage in pairs if kind not in (*HEAD, Kind.OVERLAP)], device] = 1
+    return found
+
+
+def _running(layers: Sequence[LayerSize]) -> Ints:
+    """Each size summed over the layers below, (sizes of a layer, layers + 1)."""
+    below: Ints = np.concatenate([np.zeros((1, len(LayerSize._fields)), np.int64), np.cumsum(layers, axis=0)]).T
+    return below
+
+
 def _levels(analysis: Analysis) -> list[Ints]:
     """For each device, microbatches of each stage that it holds, each combination once, (moments, stages)."""
     schedule = analysis.schedule
@@ -266,25 +313,40 @@ def _levels(analysis: Analysis) -> list[Ints]:
 
 
 def _moments(row: Sequence[Action], num_stages: int) -> Ints:
-    """Microbatches in flight of each stage, each combination once, (moments, stages)."""
-    level, found = [0] * num_stages, {(0,) * num_stages}
-    for action in row:
-        for part in parts_of(action):
-            level[part.stage] += part.kind is Kind.F
-            found.add(tuple(level))
-            level[part.stage] -= part.kind in (Kind.B, Kind.W)
-    return np.array(sorted(found), np.int64)
+    """Microbatches in flight of each stage as its forwards begin, each combination once, (moments, stages)."""
+    kind, stage = _columns_of(row)
+    taken = _changes(kind == Kind.F, stage, num_stages)
+    levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages), axis=0)
+    before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
+    return _distinct((before + taken)[kind == Kind.F])  # no moment between forwards holds more
 
 
 def _waiting_halves(row: Sequence[Action], num_stages: int) -> Ints:
     """Microbatches of each stage between I and W, each combination once, (moments, stages)."""
-    level, found = [0] * num_stages, {(0,) * num_stages}
-    for action in row:
-        for part in parts_of(action):
-            level[part.stage] += (part.kind is Kind.I) - (part.kind is Kind.W)
-            if part.kind is Kind.I:
-                found.add(tuple(level))
-    return np.array(sorted(found), np.int64)
+    kind, stage = _columns_of(row)
+    begun = kind == Kind.I
+    levels = np.cumsum(
+        _changes(begun, stage, num_stages) - _changes(kind == Kind.W, stage, num_stages), axis=0, dtype=np.int64
+    )
+    return _distinct(levels[begun])
+
+
+def _columns_of(row: Sequence[Action]) -> tuple[Ints, Ints]:
+    """Kind and stage of every plain action of a row."""
+    parts = [part for action in row for part in action.sub or (action,)]
+    return tuple(np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))  # type: ignore[return-value]
+
+
+def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int) -> Ints:
+    """1 in the column of its stage for every chosen action, (actions, stages)."""
+    found = np.zeros((len(stage), num_stages), np.int64)
+    found[np.flatnonzero(chosen), stage[chosen]] = 1
+    return found
+
+
+def _distinct(levels: Ints) -> Ints:
+    """Every row once, and the row of nothing."""
+    return np.unique(np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels]), axis=0)
 
 
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
@@ -301,15 +363,14 @@ class Visit(NamedTuple):
     stage: int
 
 
-def _visits(row: Sequence[Action]) -> Iterator[Visit]:
+def _visits(row: Sequence[Action]) -> list[Visit]:
     """The visits of a device's compute row; equal ones are one visit if they follow each other."""
-    before = None
-    for action in row:
-        for part in (part for part in parts_of(action) if part.kind not in HEAD):
-            visit = Visit(part.kind not in (Kind.F, Kind.R), part.stage)
-            if visit != before:
-                yield visit
-            before = visit
+    kind, stage = _columns_of(row)
+    plain = ~np.isin(kind, HEAD)
+    backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
+    begins = np.ones(len(stage), bool)
+    begins[1:] = (backward[1:] != backward[:-1]) | (stage[1:] != stage[:-1])
+    return list(map(Visit, backward[begins].tolist(), stage[begins].tolist()))
 
 
 def _most_waiting(row: Sequence[Action]) -> int:

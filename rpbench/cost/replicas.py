@@ -18,7 +18,9 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 5.
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -171,11 +173,7 @@ class _Shares:
         }
         self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))}
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
-        self._arrivals = {  # number -> the part of its stage's weights that it brings for a while
-            number: Fraction(1) if cargo.stage in self.homes else cargo.share
-            for number, cargo in analysis.cargo.items()
-            if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
-        }
+        self._cargo = analysis.cargo
 
     def held(self, device: int) -> list[int]:
         """The stages that run on a device."""
@@ -222,31 +220,48 @@ class _Shares:
 
     # --- what comes and goes ---
 
+    @cached_property
+    def _arrivals(self) -> tuple[dict[int, int], int]:
+        """Number -> the part of its stage's weights that it brings for a while, in units; and the units of a whole."""
+        found = {
+            number: Fraction(1) if cargo.stage in self.homes else cargo.share
+            for number, cargo in self._cargo.items()
+            if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
+        }
+        whole = lcm(*{share.denominator for share in found.values()})
+        return {number: share.numerator * (whole // share.denominator) for number, share in found.items()}, whole
+
     def arrivals(self, device: int, name: str) -> list[Shares]:
-        """The weights that a lane has brought and not taken away again, after each of its actions."""
-        brought: dict[int, deque[Fraction]] = defaultdict(deque)  # stage -> what is there, oldest first
-        moments: list[Shares] = []
+        """The weights that a lane has brought and not taken away again, after some action of it; each case once."""
+        units, whole = self._arrivals
+        brought: dict[int, deque[int]] = defaultdict(deque)  # stage -> what is there, oldest first
+        there: dict[int, int] = {}  # the same in all
+        moments: set[tuple[tuple[int, int], ...]] = set()
         for number in self._lane(device, name):
             action = self._index.actions[number]
-            if number in self._arrivals:
+            stage = action.stage
+            if number in units:
                 if action.part == 0:
-                    brought[action.stage].append(Fraction(0))
-                brought[action.stage][-1] += self._arrivals[number]
-                moments.append({stage: sum(parts, Fraction(0)) for stage, parts in brought.items() if parts})
-            elif (action.kind is Kind.RESHARD or action.object == "P") and brought[action.stage]:
-                brought[action.stage].popleft()
-        return moments
+                    brought[stage].append(0)
+                brought[stage][-1] += units[number]
+                there[stage] = there.get(stage, 0) + units[number]
+                moments.add(tuple(sorted(there.items())))
+            elif (action.kind is Kind.RESHARD or action.object == "P") and brought[stage]:
+                there[stage] -= brought[stage].popleft()
+                if not brought[stage]:
+                    del there[stage]
+        return [{stage: Fraction(part, whole) for stage, part in moment} for moment in moments]
 
     def _lane(self, device: int, name: str) -> range:
         found = (lane for lane in self._index.lanes if (lane.device, lane.name) == (device, name))
         return next((range(lane.start, lane.stop) for lane in found), range(0))
 
     def passing(self, device: int) -> list[Shares]:
-        """Gradients of backward visits that follow each other, where they leave after each."""
+        """Gradients of backward visits that follow each other, where they leave after each; each case once."""
         made = [visit.stage for visit in self._visits[device] if visit.last_gradient >= 0]
-        leaves = [(stage, Fraction(int(self.of_gradients(device, stage) < 1))) for stage in made]
+        share = {stage: Fraction(int(self.of_gradients(device, stage) < 1)) for stage in set(made)}
         pairs = [
-            {first: share + other * (first == second), second: other + share * (first == second)}
-            for (first, share), (second, other) in pairwise(leaves)
+            {first: share[first] * (1 + (first == second)), second: share[second] * (1 + (first == second))}
+            for first, second in dict.fromkeys(pairwise(made))
         ]
-        return [*pairs, dict(leaves[-1:])]
+        return [*pairs, {stage: share[stage] for stage in made[-1:]}]

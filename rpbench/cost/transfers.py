@@ -8,6 +8,7 @@ keeps for recomputation is one boundary tensor; where nothing is recomputed, all
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
@@ -32,15 +33,21 @@ class StageBytes:
         if cargo.object == "A" and self._sizes.keeps_activations:
             last = cargo.stage == len(self._backward) - 1
             kept = self.stage(cargo.stage, backward=True).activations + self._sizes.logits * last
-            return kept * cargo.share
+            return _part(kept, cargo.share)
         if cargo.object in ("A", "boundary", "sum"):
-            return self._sizes.boundary * cargo.share
+            return _part(self._sizes.boundary, cargo.share)
         stage = self.stage(cargo.stage, backward=cargo.backward)
-        return {"P": stage.weights, "G": stage.gradients, "O": stage.optimizer}[cargo.object] * cargo.share
+        whole = {"P": stage.weights, "G": stage.gradients, "O": stage.optimizer}[cargo.object]
+        return _part(whole, cargo.share)
 
     def stage(self, number: int, *, backward: bool) -> LayerSize:
         """Bytes of a forward or a backward stage."""
         return (self._backward if backward else self._forward)[number]
+
+
+def _part(amount: int, share: Fraction) -> Number:
+    """A share of some bytes; a whole number where it is one, for fractions are slow."""
+    return amount * share.numerator if share.denominator == 1 else amount * share
 
 
 def moved_bytes(schedule: Schedule | Analysis, sizes: ModelBytes) -> list[dict[str, int]]:

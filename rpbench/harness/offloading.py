@@ -7,6 +7,7 @@ from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import moved_bytes
 from rpbench.harness.choices import ConfigError
+from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, carries
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.schedule import Schedule, Weights
@@ -68,11 +69,12 @@ def simulate_transfers(graph: Graph, costs: CostTable) -> tuple[Timeline, dict[s
     return timeline, {"transfer_exposed_s": float(exposed) / timeline.units_per_second}
 
 
-def transfer_bytes(schedule: Schedule, sizes: ModelBytes | None) -> dict[str, Any]:
+def transfer_bytes(schedule: Schedule | Analysis, sizes: ModelBytes | None) -> dict[str, Any]:
     """Record fields: bytes over each kind of link, per device; none for a schedule without transfers."""
-    if sizes is None or not carries(schedule):
+    analysis = analysed(schedule)
+    if sizes is None or not carries(analysis.schedule):
         return {}
-    moved = moved_bytes(schedule, sizes)
+    moved = moved_bytes(analysis, sizes)
     return {
         f"{link}_bytes": [sum(number for what, number in device.items() if what.startswith(link)) for device in moved]
         for link in LINKS

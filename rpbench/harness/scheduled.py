@@ -13,6 +13,7 @@ from rpbench.harness.offloading import transfer_bytes
 from rpbench.harness.recording import Fields, Outcome, Work
 from rpbench.harness.request import Request
 from rpbench.harness.tuned import TRIED, plan_fields, tried_csv, tuned, why_not
+from rpbench.ir.analysis import Analysis
 from rpbench.sim.memory import peak_in_flight
 
 PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of
@@ -71,7 +72,7 @@ def _shape(request: Request, assembled: Assembled) -> Fields:
 
 
 def _facts(assembled: Assembled) -> Fields:
-    versions, sizes = assembled.versions, assembled.sizes
+    versions, sizes, analysis = assembled.versions, assembled.sizes, _analysis(assembled)
     facts: Fields = {
         "num_plans_evaluated": assembled.choice.num_evaluated,
         "tokens_per_step": assembled.tokens_per_step,
@@ -79,9 +80,15 @@ def _facts(assembled: Assembled) -> Fields:
         "peak_memory_bytes": None,
         "weight_versions": versions.max_live,
         "staleness_steps": versions.max_staleness,
-        **transfer_bytes(assembled.schedule, sizes),
+        **transfer_bytes(analysis, sizes),
     }
-    return facts if sizes is None else facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes)}
+    return facts if sizes is None else facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}
+
+
+def _analysis(assembled: Assembled) -> Analysis:
+    """What is known of the schedule that runs."""
+    known = assembled.graph.analysis
+    return known if known.schedule is assembled.schedule else Analysis(assembled.schedule)
 
 
 def _memory(assembled: Assembled) -> tuple[list[int] | None, str]:
@@ -91,7 +98,7 @@ def _memory(assembled: Assembled) -> tuple[list[int] | None, str]:
     in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.device_memory_bytes
     plan = assembled.plan
     keeps = None if plan is None else plan.outcome.keeps
-    needed = device_bytes(assembled.schedule, assembled.sizes, in_flight, keeps)
+    needed = device_bytes(assembled.schedule, assembled.sizes, in_flight, keeps, _analysis(assembled))
     if plan is not None:
         return needed, why_not(plan, assembled.cluster)
     if limit is None or max(needed) <= limit:

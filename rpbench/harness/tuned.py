@@ -29,10 +29,9 @@ from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.gains import order_key
-from rpbench.plan.contest.search import Budget, Tried, Tuned, tune
+from rpbench.plan.contest.search import Budget, Frames, Tried, Tuned, tune
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Source, Terms, terms_of
-from rpbench.sim.checked import checked_graph
 
 TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
 # Actions timed in one sketch of a cut, for each timeline of the budget, as where advice is quick.
@@ -50,15 +49,19 @@ def tuned(request: Request) -> Assembled:
     """
     terms, who = terms_of_request(request), contender_of(request)
     assert request.tuning_budget is not None
-    plan = tune(who, terms, Budget(request.tuning_budget, SKETCHED * request.tuning_budget))
-    return assembled_plan(plan, terms)
+    frames = Frames(who, terms)
+    plan = tune(who, terms, Budget(request.tuning_budget, SKETCHED * request.tuning_budget), frames=frames)
+    return assembled_plan(plan, terms, frames.of_plan(plan))
 
 
-def assembled_plan(plan: Tuned, terms: Terms) -> Assembled:
-    """A plan with everything that it moves, checked."""
+def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
+    """A plan with everything that it moves, checked.
+
+    Args:
+        frame: of the plan, with all steps.
+    """
     size = plan.setting.microbatch_sequences
-    frame = Frame(plan.contender, plan.setting, terms, plan.partition, terms.num_steps)
-    graph, versions = checked_graph(frame.schedule.with_partition(plan.partition))
+    graph, versions = frame.checked(plan.partition)
     costs = frame.costs(plan.partition, plan.outcome.keeps)
     return Assembled(
         plan.contender.entry,

@@ -66,7 +66,9 @@ class Analysis:
     @cached_property
     def cargo(self) -> dict[int, Cargo]:
         """What every action that uses a link carries, by number."""
-        return cargo_of(self.index, self.moves) if carries(self.schedule) else {}
+        if not carries(self.schedule):
+            return {}
+        return cargo_of(self.schedule, self.moves if has_transfers(self.schedule) else None)
 
 
 def analysed(schedule: Schedule | Analysis) -> Analysis:

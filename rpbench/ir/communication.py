@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rpbench.ir.action import RECV, SEND, Action, Kind, receive_of
+from rpbench.ir.action import COMPUTE, HEAD, RECV, SEND, Action, Kind, receive_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
+
+_RECEIVING = COMPUTE - {Kind.OVERLAP, Kind.W, *HEAD}  # kinds that use a tensor of another stage
 
 
 class Hop(NamedTuple):
@@ -19,16 +21,24 @@ class Hop(NamedTuple):
 
 def hops(index: Index) -> Iterator[Hop]:
     """Every tensor that crosses devices, whether or not the schedule holds actions to move it."""
+    last_forward, lanes, lane_of = index.shape.num_stages - 1, index.lanes, index.lane_of
     for number, action in enumerate(index.actions):
         for part in action.sub or (action,):
-            if part.kind in SEND or part.kind in RECV:
+            if part[0] not in _RECEIVING:
                 continue
+            user = lanes[lane_of[number]].device
             for producer, moved in index.waits_for(part, receives=False):
-                if moved == "order" or part.kind is Kind.STEP or index.device(producer) == index.device(number):
+                if moved == "order" or (maker := lanes[lane_of[producer]].device) == user:
                     continue
-                kind, stage = _sender(index, part, moved)
-                send = Action(kind, stage, part.microbatch, part.part, peer=index.device(number))
-                yield Hop(producer, number, send, receive_of(send)._replace(peer=index.device(producer)))
+                kind, stage, microbatch, of = part[:4]
+                if moved == "gradient":
+                    send = Action(Kind.SEND_B, stage + 1, microbatch, of, None, None, user)
+                    receive = Action(Kind.RECV_B, stage, microbatch, of, None, None, maker)
+                else:
+                    above = stage if kind is Kind.F else last_forward + 1
+                    send = Action(Kind.SEND_F, above - 1, microbatch, of, None, None, user)
+                    receive = Action(Kind.RECV_F, above, microbatch, of, None, None, maker)
+                yield Hop(producer, number, send, receive)
 
 
 def local_hops(index: Index) -> Iterator[Hop]:

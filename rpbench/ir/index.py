@@ -16,6 +16,8 @@ from rpbench.ir.schedule import Schedule, Shape
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
 _COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV | SUMS
+# Kinds that may stand without a microbatch, as often as it pleases.
+_ANYWHERE = frozenset(Kind) - _COUNTED - {Kind.STEP, Kind.OVERLAP}
 _Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
 
 
@@ -72,6 +74,12 @@ class Index:
                 if 0 <= microbatch < self._microbatches and 0 <= part < self._parts and numbers[place] < 0:
                     numbers[place] = number  # as nearly all do; what follows also says what is wrong
                     continue
+            elif (
+                kind in _ANYWHERE
+                and stage in self._stages[kind]
+                and (microbatch is None or (0 <= microbatch < self._microbatches and 0 <= part < self._parts))
+            ):
+                continue
             for inside in sub or (action,):
                 self._enter(inside, number)
 
@@ -94,8 +102,12 @@ class Index:
     def find(self, action: Action) -> int:
         """The number of the action of that kind, stage, microbatch and part, or -1."""
         assert action.microbatch is not None
-        found = self._numbers.get(action.kind)
-        return -1 if found is None else found[self.place(action.stage, action.microbatch, action.part)]
+        return self.at(action.kind, action.stage, action.microbatch, action.part)
+
+    def at(self, kind: Kind, stage: int, microbatch: int, part: int = 0) -> int:
+        """The number of the action of a kind, stage, microbatch and part, or -1."""
+        found = self._numbers.get(kind)
+        return -1 if found is None else found[(stage * self._microbatches + microbatch) * self._parts + part]
 
     def gradients(self, stage: int, version: int) -> Iterator[int]:
         """The actions whose weight gradients the STEP of a backward stage to `version` adds up."""

@@ -1,12 +1,13 @@
 """Cargo: what every action of a schedule carries over the link of its device."""
 
 from fractions import Fraction
+from functools import cache, partial
 from typing import NamedTuple
 
 from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
-from rpbench.ir.index import Index
 from rpbench.ir.moves import LANES, Moves
 from rpbench.ir.saved_inputs import What
+from rpbench.ir.schedule import LANES as LANE_NAMES
 from rpbench.ir.schedule import Schedule
 
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
@@ -37,43 +38,85 @@ class Cargo(NamedTuple):
     lane: str
 
 
-def cargo_of(index: Index, moves: Moves) -> dict[int, Cargo]:
+def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
     """What every action that uses a link carries, by number.
 
     Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
     all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard. What goes
     from device to device (lane net) is on its way once, what goes through the host is sent and received.
+
+    Args:
+        moves: of the schedule; None for one without transfers of weights, gradients or kept activations.
     """
+    return _brought(moves) | _others(schedule) if moves is not None else _others(schedule)
+
+
+def _brought(moves: Moves) -> dict[int, Cargo]:
+    """What is carried of weights and gradients, by number."""
     found = dict[int, Cargo]()
     for what, transfers in moves.transfers.items():
+        cargo = cache(partial(_of_weights, moves, what))  # each once: fractions are slow to make and to compare
         for transfer in transfers:
-            first = transfer.visits[0]
-            share = _share(moves, what, first.stage) / len(transfer.pieces)
-            name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
+            visit = transfer.visits[0]
+            carried = cargo(visit.stage, visit.backward, len(transfer.pieces))
             for number in transfer.pieces:
-                found[number] = Cargo(name, first.stage, first.backward, share, LANES[what[0]][0])
+                found[number] = carried
                 if moves.handovers.peer(number) is not None:  # from device to device
-                    share_sent = Fraction(0) if moves.handovers.is_local(number) else share
-                    found[number] = found[number]._replace(share=share_sent, lane="net")
-    part = Fraction(1, index.shape.num_parts)
-    for number, action in enumerate(index.actions):
-        lane = index.lanes[index.lane_of[number]].name
-        if action.kind in (Kind.LOAD, Kind.STORE) and action.object in ("O", "A"):
-            found[number] = Cargo(
-                action.object, action.stage, True, part if action.object == "A" else Fraction(1), lane
-            )
-        elif (lane in LINKS and action.kind in SEND) or (lane in ("h2d", "d2h") and action.kind in RECV):
-            found[number] = Cargo("boundary", action.stage, False, part, lane)
-        elif action.kind in SUMS:
-            found[number] = Cargo("sum", action.stage, False, _summed(index, action), lane)
-        elif action.kind is Kind.STEP and lane == "host":
-            found[number] = Cargo("O", action.stage, True, Fraction(1), lane)
+                    share_sent = Fraction(0) if moves.handovers.is_local(number) else carried.share
+                    found[number] = carried._replace(share=share_sent, lane="net")
     return found
 
 
-def _summed(index: Index, action: Action) -> Fraction:
+def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces: int) -> Cargo:
+    name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
+    return Cargo(name, stage, backward, _share(moves, what, stage) / num_pieces, LANES[what[0]][0])
+
+
+def _others(schedule: Schedule) -> dict[int, Cargo]:
+    """What is carried that is neither weights nor gradients, by number."""
+    found, first = dict[int, Cargo](), 0
+    known: dict[str, dict[tuple[Kind, int, str | None], Cargo | None]] = {lane: {} for lane in LANE_NAMES}
+    for _, lane, row in schedule.items():
+        if lane != "compute" or not SUMS.isdisjoint(schedule.kinds):
+            alike = known[lane]
+            for number, action in enumerate(row, start=first):
+                key = action[0], action[1], action[5]
+                if key not in alike:
+                    alike[key] = _other(schedule, action, lane)
+                if (cargo := alike[key]) is not None:
+                    found[number] = cargo
+        first += len(row)
+    return found
+
+
+def _other(schedule: Schedule, action: Action, lane: str) -> Cargo | None:
+    name = _object_of(action, lane)
+    if name is None:
+        return None
+    return Cargo(name, action.stage, name in ("O", "A"), _share_of_other(schedule, name, action), lane)
+
+
+def _object_of(action: Action, lane: str) -> str | None:
+    """What an action carries that is neither weights nor gradients; None for all others."""
+    kind = action.kind
+    if kind in (Kind.LOAD, Kind.STORE):
+        return action.object if action.object in ("O", "A") else None
+    if (lane in LINKS and kind in SEND) or (lane in ("h2d", "d2h") and kind in RECV):
+        return "boundary"
+    if kind in SUMS:
+        return "sum"
+    return "O" if kind is Kind.STEP and lane == "host" else None
+
+
+def _share_of_other(schedule: Schedule, name: str, action: Action) -> Fraction:
+    if name == "sum":
+        return _summed(schedule, action)
+    return Fraction(1) if name == "O" else Fraction(1, schedule.shape.num_parts)
+
+
+def _summed(schedule: Schedule, action: Action) -> Fraction:
     """Boundary tensors that a device sends for the all-reduces of a stage: 2 (n - 1) / n each."""
-    schedule, n = index.schedule, index.shape.num_parts
+    n = schedule.shape.num_parts
     layers = 1 if schedule.partition is None else schedule.partition.forward[action.stage]
     return Fraction(2 * (n - 1) * SUMS_A_LAYER[action.kind] * layers, n)
 

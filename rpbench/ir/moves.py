@@ -153,8 +153,13 @@ class Moves:
 
     def _version(self, visit: Visit) -> int:
         """The version that a visit reads, by its step."""
-        shape = self.index.shape
-        return version_read(self.index.schedule.policy, shape, visit.step * shape.num_microbatches) or 0
+        return self._versions[visit.step]
+
+    @cached_property
+    def _versions(self) -> list[int]:
+        """By step."""
+        shape, policy = self.index.shape, self.index.schedule.policy
+        return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in range(shape.num_steps)]
 
     def _match_ends(
         self,

@@ -1,10 +1,12 @@
 """Kept activations: STORE:A, LOAD:A and FREE:A of what a backward stage recomputes from, matched with each other."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
+from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, ScheduleError
 
 What = tuple[Kind, str | None]  # kind and object
@@ -38,7 +40,7 @@ def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
                 raise broken(index.schedule, f"{action} stands twice; it moves once", [before, number])
     for ((kind, _), stage, place), number in moved.items():
         other = moved.get(((Kind.LOAD if kind is Kind.STORE else Kind.STORE, "A"), stage, place))
-        spill = _spill(index, number) if kind is Kind.LOAD else -1
+        spill = _spill(index, number) if kind is Kind.LOAD and other is None else -1
         if other is None and spill < 0:
             way = "stored, but never loaded again" if kind is Kind.STORE else "loaded, but never stored"
             raise broken(index.schedule, f"{index.actions[number]}: these activations are {way}", [number])
@@ -65,7 +67,7 @@ def _spill(index: Index, load: int) -> int:
     stage = keeping_stage(index.schedule, action.stage)
     if not stage or not index.holds(Kind.SEND_F):
         return -1
-    number = index.find(Action(Kind.SEND_F, stage - 1, action.microbatch, action.part))
+    number = index.at(Kind.SEND_F, stage - 1, action.microbatch or 0, action.part)
     return number if number >= 0 and index.actions[number].peer == index.device(number) == index.device(load) else -1
 
 
@@ -73,7 +75,7 @@ def _maker(index: Index, store: int) -> int:
     """The forward that makes what a backward stage keeps of a microbatch."""
     action = index.actions[store]
     stage = keeping_stage(index.schedule, action.stage)
-    maker = index.find(Action(Kind.F, stage, action.microbatch, action.part))
+    maker = index.at(Kind.F, stage, action.microbatch or 0, action.part)
     if maker < 0 or index.device(maker) != index.device(store):
         rule = f"{action} stores what no forward on rank {index.device(store)} makes"
         raise broken(index.schedule, rule, [store])
@@ -83,7 +85,8 @@ def _maker(index: Index, store: int) -> int:
 def _readers(index: Index, load: int) -> tuple[int, int]:
     """The first and the last action that read loaded activations."""
     action = index.actions[load]
-    found = [index.find(action._replace(kind=kind, object=None)) for kind in (Kind.R, Kind.B, Kind.I, Kind.W)]
+    place = action.stage, action.microbatch or 0, action.part
+    found = [index.at(kind, *place) for kind in (Kind.R, Kind.B, Kind.I, Kind.W)]
     readers = [reader for reader in found if reader >= 0]
     if not readers or index.device(readers[0]) != index.device(load):
         rule = f"{action} is of no use: no backward of stage {action.stage} on rank {index.device(load)} reads it"
@@ -108,6 +111,12 @@ def keeping_stage(schedule: Schedule, backward_stage: int) -> int:
         return backward_stage
     if schedule.partition is None:
         raise ScheduleError("which forward keeps what a backward stage needs depends on the layers: give a partition")
-    start = schedule.partition.backward_ranges()[backward_stage].start
-    ranges = schedule.partition.forward_ranges()
-    return next((stage for stage, layers in enumerate(ranges) if start in layers), len(ranges) - 1)
+    return _keeping_stages(schedule.partition)[backward_stage]
+
+
+@lru_cache(maxsize=16)  # asked for every microbatch of a cut
+def _keeping_stages(partition: Partition) -> list[int]:
+    """By backward stage."""
+    ranges = partition.forward_ranges()
+    starts = [layers.start for layers in partition.backward_ranges()]
+    return [next((at for at, layers in enumerate(ranges) if start in layers), len(ranges) - 1) for start in starts]

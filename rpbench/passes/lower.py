@@ -4,7 +4,7 @@ Generators order compute actions. These passes add communication and optimizer s
 or join it again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -68,7 +68,8 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
             where weights are bound to a device and "host" where they are streamed.
 
     Raises:
-        ScheduleError: if the schedule holds steps already, lacks a gradient, or cannot run.
+        ScheduleError: if the schedule holds steps already or lacks a gradient; or cannot run, where the last of
+            several lanes or the order on the host is asked for.
     """
     if lane not in (None, "compute", "host"):
         raise ValueError(f"lane={lane!r}: steps go to the lane 'compute' or 'host'")
@@ -77,14 +78,13 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
     index = analysis.index
     if index.steps:
         raise ScheduleError("the schedule holds STEP actions already: add them once")
-    rounds = analysis.rounds
     following: dict[int, list[Action]] = {}  # gradient -> the steps it completes
     for version in range(1, schedule.shape.num_steps + 1):
         for stage in range(schedule.shape.num_backward_stages):
             gradients = list(index.gradients(stage, version))
             if not gradients:
                 raise ScheduleError(f"no weight gradient of stage {stage} for version {version}: run check() first")
-            last = max(gradients, key=lambda number: (rounds[number], number))
+            last = _last(analysis, gradients)
             following.setdefault(last, []).append(Action(Kind.STEP, stage, version=version))
 
     rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
@@ -95,6 +95,7 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
                 action for number in numbers for action in (index.actions[number], *following.get(number, ()))
             ]
     else:
+        rounds = analysis.rounds
         # Version by version, so that on one host no step waits behind one that needs what it publishes.
         due = sorted(
             (step.version, rounds[number], number, step) for number, steps in following.items() for step in steps
@@ -103,6 +104,14 @@ def add_steps(schedule: Schedule, lane: str | None = None) -> Schedule:
             rows[index.device(number)].setdefault("host", []).append(step)
     stepped = _with_rows(schedule, rows)
     return _name_versions(stepped) if names_versions(stepped) and lane == "compute" else stepped
+
+
+def _last(analysis: Analysis, numbers: Sequence[int]) -> int:
+    """The last of some actions to run; those of one lane run in the order of their numbers."""
+    lane_of = analysis.index.lane_of
+    if len({lane_of[number] for number in numbers}) == 1:
+        return max(numbers)
+    return max(numbers, key=lambda number: (analysis.rounds[number], number))
 
 
 def _name_versions(schedule: Schedule) -> Schedule:

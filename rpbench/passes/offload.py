@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from rpbench.ir.action import MOVES, Action, Kind, parts_of, receive_of
+from rpbench.ir.action import MOVES, Action, Kind, parts_of
 from rpbench.ir.communication import hops, local_hops
 from rpbench.ir.index import Index
 from rpbench.ir.moves import TRANSFERS
@@ -163,15 +163,20 @@ def _activations(index: Index, *, spill: bool) -> tuple[dict[int, list[Action]],
     for number, action in enumerate(index.actions):
         for part in parts_of(action):
             if part.kind in (Kind.B, Kind.I) and _keeps(index.schedule, part.stage):
-                store = part._replace(kind=Kind.STORE, object="A", version=None)
-                maker = Action(Kind.F, keeping_stage(index.schedule, part.stage), part.microbatch, part.part)
-                if index.find(maker) not in spilled:
-                    downloads[index.find(maker)] += [store, store._replace(kind=Kind.FREE)]
-                uploads[number].append(store._replace(kind=Kind.LOAD))
+                what = part[1:4]
+                maker = index.at(Kind.F, keeping_stage(index.schedule, part.stage), part.microbatch or 0, part.part)
+                if maker not in spilled:
+                    downloads[maker] += [_kept(Kind.STORE, *what), _kept(Kind.FREE, *what)]
+                uploads[number].append(_kept(Kind.LOAD, *what))
     for hop in crossing:
         downloads[hop.producer].insert(0, hop.send)
-        uploads[hop.consumer].append(receive_of(hop.send)._replace(peer=index.device(hop.producer)))
+        uploads[hop.consumer].append(hop.receive)
     return uploads, downloads
+
+
+def _kept(kind: Kind, stage: int, microbatch: int | None, part: int) -> Action:
+    """An action that moves what a backward recomputes from."""
+    return Action(kind, stage, microbatch, part, None, "A")
 
 
 def _keeps(schedule: Schedule, backward_stage: int) -> bool:

@@ -2,8 +2,9 @@
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
-from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.action import Action, Kind
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.index import Index
 from rpbench.ir.visits import Visit
@@ -33,7 +34,7 @@ class WeightLanes:
                 lane.follow(place - 1)
                 lane.bring(place, 1)
             coming = [other for other in due[place] if other != place]
-            groups = [uploads[number] for number in dict.fromkeys(visit.numbers) if number in uploads]
+            groups = [uploads[number] for number in visit.numbers if number in uploads] if uploads else []
             lane.interleave(place, groups or [[]], coming)
             lane.follow(place - 1)
         lane.follow(len(visits) - 1)
@@ -67,11 +68,13 @@ class WeightLanes:
         return [self.arrival(visit, part) for part in range(num_pieces if self._what else 1)]
 
     def _version(self, visit: Visit) -> int:
-        action = self._index.actions[visit.first]
-        part = next(part for part in parts_of(action) if part.stage == visit.stage)
-        version = version_read(self._index.schedule.policy, self._index.shape, part.microbatch or 0)
-        assert version is not None  # policies that read what is newest have been refused
-        return version
+        return self._versions[visit.step]
+
+    @cached_property
+    def _versions(self) -> list[int]:
+        """By step; policies that read what is newest have been refused."""
+        shape, policy = self._index.shape, self._index.schedule.policy
+        return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in range(shape.num_steps)]
 
     def _earliest(self, visits: Sequence[Visit], place: int) -> int:
         """The visit during which the weights of another may come: `prefetch` before it, but not before the work on

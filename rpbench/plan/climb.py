@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.memory import Footprint
+from rpbench.cost.sizes import ModelBytes
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.turnaround import turns_at_once
 from rpbench.plan.counts import Counts
 from rpbench.plan.problem import Problem
 from rpbench.sim.batch import PlanBatch
-from rpbench.sim.graph import build_graph
+from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
 
 Ints = npt.NDArray[np.int64]
@@ -45,6 +47,43 @@ class Tally:
     num_evaluated: int = 0
 
 
+class ClimbOrder:
+    """The order that partitions with the same numbers of stages share, and what follows from it whatever the times.
+
+    Args:
+        problem: its times and its memory are not read, so that problems that differ in these alone share an order.
+        counts: numbers of stages.
+
+    Raises:
+        ValueError: if the schedule cannot be built for these numbers.
+    """
+
+    def __init__(self, problem: Problem, counts: Counts) -> None:
+        self._problem = problem
+        self.schedule = problem.schedule(*counts)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its action graph."""
+        return build_graph(self.schedule)
+
+    @cached_property
+    def turns_at_once(self) -> bool:
+        """Whether its last stage goes back at once."""
+        return turns_at_once(self.schedule)
+
+    def footprint(self, sizes: ModelBytes) -> Footprint:
+        """Bytes of its partitions."""
+        if self._footprint is None:
+            entry = self._problem.entry
+            shares = entry.lower is not None and not entry.separate_cuts  # what moves decides what stays
+            schedule = self._problem.finished(self.schedule) if shares else self.schedule
+            self._footprint = Footprint(schedule, sizes, peak_in_flight(self.graph))
+        return self._footprint.of_sizes(sizes)
+
+    _footprint: Footprint | None = None
+
+
 class Climb:
     """Best-first search from given partitions: the best plan not looked at yet is changed by every move.
 
@@ -54,17 +93,19 @@ class Climb:
     Args:
         seeds: partitions with the same numbers of stages.
         tally: counts the work.
+        order: of the problem and these numbers of stages, if there is one already.
 
     Raises:
         ValueError: if the schedule cannot be built for these numbers.
     """
 
-    def __init__(self, problem: Problem, seeds: Sequence[Partition], tally: Tally) -> None:
+    def __init__(
+        self, problem: Problem, seeds: Sequence[Partition], tally: Tally, order: ClimbOrder | None = None
+    ) -> None:
         self.counts: Counts = len(seeds[0].forward), len(seeds[0].backward)
         self._separate = problem.entry.separate_cuts
-        schedule = problem.schedule(*self.counts)
-        keeps_last = problem.keeps_last and turns_at_once(schedule)
-        graph = build_graph(schedule)
+        order = order or ClimbOrder(problem, self.counts)
+        keeps_last, graph = problem.keeps_last and order.turns_at_once, order.graph
         self._num_actions = graph.num_actions
         self._batch = PlanBatch(
             graph,
@@ -76,9 +117,7 @@ class Climb:
         self._memory = problem.memory
         self.hopeless = False  # whether no partition fits into memory
         if self._memory is not None:
-            shares = problem.entry.lower is not None and not self._separate  # what moves decides what stays
-            schedule = problem.finished(graph.schedule) if shares else graph.schedule
-            self._footprint = Footprint(schedule, self._memory.sizes, peak_in_flight(graph))
+            self._footprint = order.footprint(self._memory.sizes)
             if self._footprint.least_bytes > self._memory.limit_bytes:
                 # Nothing fits: then the fastest, and the verdict says why it cannot run.
                 self._memory, self.hopeless = None, True

@@ -24,3 +24,14 @@ def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
         raise
     check_versions(analysis)
     return graph, analysis.versions
+
+
+def check_graph(graph: Graph) -> Versions:
+    """The weight versions that the actions of a graph read, after all checks of its schedule.
+
+    Raises:
+        ScheduleError: as `rpbench.ir.check.check`, with the table.
+    """
+    analysis = checked_actions(graph.analysis)
+    check_versions(analysis)
+    return analysis.versions

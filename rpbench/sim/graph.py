@@ -18,7 +18,7 @@ from rpbench.ir.moved_objects import Cargo, carries
 from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
-from rpbench.sim.kernels import compiled, order_lanes
+from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
 Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
@@ -172,12 +172,20 @@ def _with_cargo(
     carried = analysis.cargo
     if not carries(analysis.schedule):
         return slots, ()
-    distinct = dict.fromkeys((Kind(columns.kind[number]), cargo) for number, cargo in sorted(carried.items()))
-    numbers = {what: len(slots) + place for place, what in enumerate(distinct)}
-    for number, cargo in carried.items():
-        slot[number] = numbers[Kind(columns.kind[number]), cargo]
-    more = tuple(((kind, cargo.stage),) for kind, cargo in numbers)
-    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in numbers)
+    numbers, kinds = sorted(carried), columns.kind.tolist()
+    distinct: dict[tuple[Kind, Cargo], int] = {}  # what is carried -> its slot
+    known: dict[tuple[int, int], int] = {}  # the same by identity: equal cargoes are few objects, and slow to compare
+    chosen = []
+    for number in numbers:
+        kind, cargo = kinds[number], carried[number]
+        place = known.get((kind, id(cargo)))
+        if place is None:
+            place = distinct.setdefault((Kind(kind), cargo), len(slots) + len(distinct))
+            known[kind, id(cargo)] = place
+        chosen.append(place)
+    slot[numbers] = chosen
+    more = tuple(((kind, cargo.stage),) for kind, cargo in distinct)
+    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in distinct)
 
 
 def read_columns(schedule: Schedule) -> Columns:
@@ -213,7 +221,11 @@ def _indices(actions: list[Action], kind: Ints) -> Ints:
     """Microbatch of each action; version of a STEP; -1 for what has neither."""
     if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
         return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
-    return np.fromiter((dependencies.key(action)[2] for action in actions), dtype=np.int32, count=len(actions))
+    found = [-1 if microbatch is None else microbatch for microbatch in map(itemgetter(2), actions)]
+    for number in np.flatnonzero(kind == Kind.STEP).tolist():
+        version = actions[number].version
+        found[number] = -1 if version is None else version
+    return np.array(found, np.int32)
 
 
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
@@ -353,7 +365,7 @@ def _order(schedule: Schedule, columns: Columns, producer: Ints, consumer: Ints)
     waiter = np.full(num, -1, np.int32)
     next_waiter = np.full(len(heads), -1, np.int32)
     arrays = (columns.lane_start, pred_start, pred, order, done, heads, waiter, next_waiter)
-    if num >= COMPILE_FROM:
+    if num >= COMPILE_FROM or is_warm():
         count = compiled(order_lanes)(*arrays)
     else:
         lists = [array.tolist() for array in arrays]

@@ -4,6 +4,7 @@ Both give the same bits: the compiled form neither reorders nor contracts arithm
 half second (a fraction of that from the cache) only for large graphs, so numba is imported when first needed.
 """
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -150,6 +151,11 @@ def relax_batch(
                 at[j] = last
                 ended = last if last > begin - pre[first + j] else 0.0  # an action of no length ends no run
                 makespan[first + j] = ended if ended > makespan[first + j] else makespan[first + j]
+
+
+def is_warm() -> bool:
+    """Whether numba is there already, so that one more kernel costs little."""
+    return "numba" in sys.modules
 
 
 @cache

@@ -13,12 +13,11 @@ from rpbench.ir.schedule import Shape
 from rpbench.plan.contest.charges import with_everything
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
-from rpbench.sim.kernels import compiled
 from rpbench.sim.links import simulate_links
-from rpbench.sim.memory_shares import MovingGraph, share_memory
+from rpbench.sim.memory_loop import COMPILES
+from rpbench.sim.memory_shares import MovingGraph
 
 SIZES = model_bytes(Model("tiny", num_layers=8, hidden=64, heads=2, vocab=16, seq_len=4), 8)
-COMPILES = compiled(share_memory) is not share_memory
 
 
 @pytest.mark.skipif(not COMPILES, reason="without numba the plain loop runs in any case")

@@ -6,8 +6,9 @@ it has fewest microbatches in flight, as long as every device that holds them ha
 """
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from rpbench.ir.action import RECV, SEND
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
+from rpbench.ir.versions import Versions
 from rpbench.passes.recomputation import check_recompute
 from rpbench.plan.contest.charges import with_everything
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.space import Recompute, Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.problem import Problem
-from rpbench.sim.graph import build_graph
+from rpbench.sim.checked import check_graph, checked_graph
+from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.memory_shares import MovingGraph
 from rpbench.sim.metrics import step_ends, step_time
@@ -67,16 +70,35 @@ class Frame:
     """
 
     def __init__(self, contender: Contender, setting: Setting, terms: Terms, partition: Partition, num_steps: int):
-        self.setting, self.terms, self.num_steps = setting, terms, num_steps
+        self._contender, self.setting, self.terms, self.num_steps = contender, setting, terms, num_steps
         self.problem = posed(contender, setting, terms, num_steps)
         order = self.problem.order(partition)
         self.schedule = self.problem.finished(order)
         self.graph = build_graph(self.schedule)
         self._moving = MovingGraph(self.graph)
+        self._takes: set[Recompute] = set()  # what has been checked
         self.traffic = _traffic(setting, terms, self.schedule)
         sizes = terms.sizes(setting.microbatch_sequences)
         self.in_flight = peak_in_flight(self.graph)
         self._footprint = Footprint(self.schedule, sizes, self.in_flight, keeps=(), analysis=self.graph.analysis)
+
+    def at(self, setting: Setting) -> "Frame":
+        """The same order at another setting, one that differs in nothing that its schedule is made of."""
+        if setting == self.setting:
+            return self
+        found = copy(self)
+        found.setting, found.problem = setting, posed(self._contender, setting, self.terms, self.num_steps)
+        return found
+
+    def checked(self, partition: Partition) -> tuple[Graph, Versions]:
+        """The graph of a cut after all checks, and the weight versions that its actions read.
+
+        Raises:
+            ScheduleError: as `rpbench.ir.check.check`.
+        """
+        if partition == self.schedule.partition:
+            return self.graph, check_graph(self.graph)
+        return checked_graph(self.schedule.with_partition(partition))
 
     @property
     def serves_any_cut(self) -> bool:
@@ -125,9 +147,10 @@ class Frame:
         interval = ends[1] - ends[0] if len(ends) == 2 else step_time(self.graph, timeline)
         return float(interval) / timeline.units_per_second
 
-    @cache  # noqa: B019  a frame lives no longer than its search
     def _check(self, recompute: Recompute) -> None:
-        check_recompute(self.schedule, "none" if recompute == "fitting" else recompute)
+        if recompute not in self._takes:
+            check_recompute(self.schedule, "none" if recompute == "fitting" else recompute)
+            self._takes.add(recompute)
 
     def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
         """The stages that recompute nothing in a cut."""

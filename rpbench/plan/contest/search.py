@@ -93,6 +93,7 @@ def tune(
     space: Space | None = None,
     *,
     to_beat: float | None = None,
+    frames: "Frames | None" = None,
 ) -> Tuned:
     """The best plan found.
 
@@ -100,11 +101,13 @@ def tune(
         space: what may be chosen; None: all of it.
         to_beat: tokens per second of somebody else; a contender that stays under half of that is given up when its
             microbatch size has been chosen. None: everybody is searched to the end.
+        frames: new ones, which the caller goes on using; None: they end with the search.
 
     Raises:
         ValueError: if the schedule takes no setting at all.
     """
-    return _Search(contender, terms, budget or Budget(), space or space_of(contender, terms), to_beat).run()
+    frames = Frames(contender, terms) if frames is None else frames
+    return _Search(contender, terms, budget or Budget(), space or space_of(contender, terms), to_beat, frames).run()
 
 
 def rank(outcome: Outcome) -> float:
@@ -113,10 +116,18 @@ def rank(outcome: Outcome) -> float:
 
 
 class _Search:
-    def __init__(self, contender: Contender, terms: Terms, budget: Budget, space: Space, to_beat: float | None) -> None:
+    def __init__(
+        self,
+        contender: Contender,
+        terms: Terms,
+        budget: Budget,
+        space: Space,
+        to_beat: float | None,
+        frames: "Frames",
+    ) -> None:
         self.contender, self.terms, self.budget, self.space = contender, terms, budget, space
         self.to_beat = to_beat or 0.0
-        self.frames = Frames(contender, terms)
+        self.frames = frames
         self.sketcher = Sketcher(contender, terms, budget.climb_work)
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
@@ -168,8 +179,8 @@ class _Search:
             for dimension, values in self.space.dimensions.items():
                 if dimension != "microbatch_sequences" and self._is_beaten(current):
                     return current
-                changes = {current.changed(dimension, value) for value in values} - {current}
-                for changed in sorted(changes, key=self._estimate, reverse=True):
+                changes = [changed for value in values if (changed := current.changed(dimension, value)) != current]
+                for changed in sorted(changes, key=self._estimate, reverse=True):  # of equals, the usual value first
                     if self._is_worth(changed, current) and self._beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
         return current
@@ -270,6 +281,10 @@ class Frames:
         self.contender, self.terms = contender, terms
         self._known: dict[tuple[object, ...], Frame] = {}
         self.num_made = 0
+
+    def of_plan(self, plan: Tuned) -> Frame:
+        """The frame of a plan with all its steps, at the setting it has."""
+        return self.of(plan.setting, plan.partition, self.terms.num_steps).at(plan.setting)
 
     def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
         """The frame of a setting that can time a cut.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
-from rpbench.plan.climb import MISFIT, Climb, Tally
+from rpbench.plan.climb import MISFIT, Climb, ClimbOrder, Tally
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.space import Setting
@@ -50,6 +50,7 @@ class Sketcher:
         self.contender, self.terms, self.work = contender, terms, work
         self.tally = Tally()
         self._known: dict[tuple[Setting, bool], Sketch] = {}
+        self._orders: dict[tuple[Setting, Counts, int], ClimbOrder] = {}
 
     def of(self, setting: Setting) -> Sketch:
         """The sketch of a setting.
@@ -80,7 +81,7 @@ class Sketcher:
 
     def _made(self, setting: Setting, limited: bool) -> Sketch:
         problem = posed(self.contender, setting, self.terms, 1)
-        counts, order = self._first_order(problem)
+        counts, order = self._first_order(setting, problem)
         alike = order.placement and all(len(holders) == self.terms.num_devices > 1 for holders in order.placement)
         overlaps = order.policy is not Policy.FLUSH
         if alike:  # every device runs all stages in turn: the cut makes no difference to that
@@ -91,28 +92,41 @@ class Sketcher:
             problem = replace(problem, num_steps=STEPS)
         if not limited:
             problem = replace(problem, memory=None)
-        climbs = self._climbs(problem, counts)
+        climbs = self._climbs(setting, problem, counts)
         found = [climb.best for climb in (climbs if problem.entry.separate_cuts else climbs[:CUTS])]
         if problem.entry.separate_cuts:
             found.append(plan_greedy(problem))
         steps_s = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, steps_s / problem.num_steps), overlaps=overlaps)
 
-    def _first_order(self, problem: Problem) -> tuple[Counts, Schedule]:
+    def _first_order(self, setting: Setting, problem: Problem) -> tuple[Counts, Schedule]:
         refused = ""
         for counts in promising_counts(problem)[:PAIRS]:
             if not plain_partitions(problem, counts):
                 refused = f"{problem.num_layers} layers make no {counts[0]} stages; take fewer devices or stages"
                 continue
             try:
-                return counts, problem.schedule(*counts)
+                return counts, self._order(setting, problem, counts).schedule
             except ValueError as error:
                 refused = str(error)
         raise ValueError(refused or f"no cut of {problem.num_layers} layers can be built")
 
-    def _climbs(self, problem: Problem, first: Counts) -> list[Climb]:
+    def _order(self, setting: Setting, problem: Problem, counts: Counts) -> ClimbOrder:
+        """The order of a setting's cuts, which what is recomputed does not change: it is timed with equal stages."""
+        if problem.entry.separate_cuts:  # many numbers of stages, and recomputation is no choice there
+            return ClimbOrder(problem, counts)
+        key = setting.changed("recompute", "all"), counts, problem.num_steps
+        if key not in self._orders:
+            self._orders[key] = ClimbOrder(problem, counts)
+        return self._orders[key]
+
+    def _climbs(self, setting: Setting, problem: Problem, first: Counts) -> list[Climb]:
         pairs = dict.fromkeys([first, *promising_counts(problem)[:PAIRS]]) if problem.entry.separate_cuts else [first]
-        climbs = [Climb(problem, cuts, self.tally) for counts in pairs if (cuts := plain_partitions(problem, counts))]
+        climbs = [
+            Climb(problem, cuts, self.tally, self._order(setting, problem, counts))
+            for counts in pairs
+            if (cuts := plain_partitions(problem, counts))
+        ]
         climbs = sorted(climbs, key=lambda climb: climb.best_score)[:CLOSELY]
         for climb in climbs:
             climb.run(self.work // len(climbs))
