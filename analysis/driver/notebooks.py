@@ -1,21 +1,28 @@
-"""Notebooks executed headless: percent source in, notebook with outputs out."""
+"""Notebooks executed headless: percent source in, notebook with outputs out.
+
+Starting a kernel and importing what notebooks use takes longer than most of them compute. So one kernel serves all of
+them, one after another, each from an empty namespace; and none starts for a notebook whose records are not there.
+"""
 
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import jupytext
-import nbformat
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from nbformat import NotebookNode
+from nbformat import NotebookNode, v4
+from nbformat import write as write_notebook
 
 from analysis.exhibits.figures.files import OUT
-from analysis.records.experiments import MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns
 
 SOURCES = Path(__file__).parents[1] / "notebooks"
 _ROOT = Path(__file__).parents[2]
@@ -26,45 +33,125 @@ def notebooks() -> list[Path]:
     return sorted(SOURCES.glob("[0-9]*.py"))
 
 
-def execute(notebook: Path, results: Path, out: Path = OUT / "notebooks", *, timeout_s: int = 300) -> Path:
+def needs(content: NotebookNode) -> tuple[str, ...]:
+    """The experiments whose records a notebook cannot do without, as its header declares them."""
+    return tuple(content.metadata.get("rpbench", {}).get("experiments", ()))
+
+
+class Kernel:
+    """One kernel for notebooks that run one after another on the records of a folder; it starts with the first.
+
+    Args:
+        results: the folder, to the notebooks `RPBENCH_RESULTS`.
+        timeout_s: the most seconds a cell may take.
+    """
+
+    def __init__(self, results: Path, timeout_s: int = 300) -> None:
+        self._results, self._timeout_s = results, timeout_s
+        self._client: NotebookClient | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: Any, trace: TracebackType | None) -> None:
+        self._close()
+
+    def run(self, content: NotebookNode) -> None:
+        """Execute a notebook in place, from an empty namespace.
+
+        Raises:
+            CellExecutionError: of the first cell that fails; the next notebook runs all the same.
+        """
+        try:
+            if self._client is None:
+                self._client = self._started()
+            else:
+                self._execute(v4.new_notebook(cells=[v4.new_code_cell("%reset -f")]))
+            self._execute(content)
+        except CellExecutionError:
+            raise
+        except BaseException:  # the kernel died, or hangs: the next notebook gets a new one
+            self._close()
+            raise
+
+    def _execute(self, content: NotebookNode) -> None:
+        assert self._client is not None
+        self._client.nb = content
+        self._client.execute(cleanup_kc=False)
+
+    def _started(self) -> NotebookClient:
+        # Sockets are files in a folder of our own: nothing listens on the network, nothing is written to the home.
+        private = Path(self._open.enter_context(TemporaryDirectory(prefix="rpbench-")))
+        manager = AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=_ThisPython(),
+            transport="ipc",
+            connection_file=str(private / "kernel.json"),
+            ip=str(private / "kernel"),
+        )
+        own = {"RPBENCH_RESULTS": str(self._results.resolve()), "IPYTHONDIR": str(private), "MPLBACKEND": "agg"}
+        client = NotebookClient(
+            v4.new_notebook(),
+            km=manager,
+            timeout=self._timeout_s,
+            record_timing=False,
+            resources={"metadata": {"path": str(_ROOT)}},
+        )
+        self._open.enter_context(client.setup_kernel(env=os.environ | own, cleanup_kc=True))  # or it would live on
+        return client
+
+    def _close(self) -> None:
+        self._client = None
+        self._open.close()
+
+
+def execute(
+    notebook: Path,
+    results: Path,
+    out: Path = OUT / "notebooks",
+    kernel: Kernel | None = None,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+) -> Path:
     """Run a notebook from top to bottom on the records of a results folder, and write it with its outputs.
+
+    Args:
+        kernel: what it runs in; one of its own if left out.
+        parameters: set in a cell behind that of the tag `parameters`, as papermill does it.
 
     Raises:
         MissingRuns: if the notebook needs records that are not there.
         CellExecutionError: if a cell fails for any other reason.
     """
     content = jupytext.read(notebook)
-    with TemporaryDirectory(prefix="rpbench-") as private:
-        _execute(content, results, Path(private), timeout_s)
+    experiments = Experiments(results)
+    for experiment in needs(content):
+        experiments.cells(experiment)
+    if parameters:
+        content.cells.insert(_behind_parameters(content), _setting(parameters))
+    with ExitStack() as own:
+        running = own.enter_context(Kernel(results)) if kernel is None else kernel
+        try:
+            running.run(content)
+        except CellExecutionError as error:
+            if error.ename == MissingRuns.__name__:
+                raise MissingRuns(error.evalue) from None
+            raise
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{notebook.stem}.ipynb"
-    nbformat.write(content, path)
+    write_notebook(content, path)
     return path
 
 
-def _execute(content: NotebookNode, results: Path, private: Path, timeout_s: int) -> None:
-    # Sockets are files in a folder of our own: nothing listens on the network, nothing is written to the home.
-    kernel = AsyncKernelManager(
-        kernel_name="python3",
-        kernel_spec_manager=_ThisPython(),
-        transport="ipc",
-        connection_file=str(private / "kernel.json"),
-        ip=str(private / "kernel"),
-    )
-    environment = os.environ | {
-        "RPBENCH_RESULTS": str(results.resolve()),
-        "IPYTHONDIR": str(private),
-        "MPLBACKEND": "agg",
-    }
-    client = NotebookClient(
-        content, km=kernel, timeout=timeout_s, record_timing=False, resources={"metadata": {"path": str(_ROOT)}}
-    )
-    try:
-        client.execute(env=environment, cleanup_kc=True)  # or the kernel would live on
-    except CellExecutionError as error:
-        if error.ename == MissingRuns.__name__:
-            raise MissingRuns(error.evalue) from None
-        raise
+def _behind_parameters(content: NotebookNode) -> int:
+    tags = [cell.metadata.get("tags", ()) for cell in content.cells]
+    return next(place for place, each in enumerate(tags, start=1) if "parameters" in each)
+
+
+def _setting(parameters: Mapping[str, Any]) -> NotebookNode:
+    lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    return v4.new_code_cell(lines, metadata={"tags": ["injected-parameters"]})
 
 
 class _ThisPython(KernelSpecManager):

@@ -12,14 +12,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from analysis.claims.catalogue import all_claims
 from analysis.claims.regression import is_held
 from analysis.claims.summary import red_text, summary_text
-from analysis.driver.notebooks import execute, notebooks
+from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, PAPER, QUICK, ROOT, Scope, run_sweeps
 from analysis.exhibits.figures.files import OUT
 from analysis.exhibits.tables.files import save_table
@@ -145,11 +144,11 @@ def _draw(content: Content, folder: Path, progress: "_Progress") -> dict[str, st
 
 
 def _run_notebooks(results: Path, folder: Path, progress: "_Progress", *, lacking_is_a_fault: bool) -> list[str]:
-    """Execute the notebooks, two at a time, and return what went wrong."""
+    """Execute the notebooks, one after another in one kernel, and return what went wrong."""
     progress.tick("notebooks")
     found = notebooks()
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = list(pool.map(lambda notebook: _run_notebook(notebook, results, folder), found))
+    with Kernel(results) as kernel:
+        outcomes = [_run_notebook(notebook, results, folder, kernel) for notebook in found]
     lacking = [f"{name}: {why}" for name, why, is_lack in outcomes if why and is_lack]
     broken = [f"notebook {name}: {why}" for name, why, is_lack in outcomes if why and not is_lack]
     progress.say(f"notebooks: {len(found) - len(lacking) - len(broken)} of {len(found)} executed")
@@ -158,10 +157,10 @@ def _run_notebooks(results: Path, folder: Path, progress: "_Progress", *, lackin
     return broken
 
 
-def _run_notebook(notebook: Path, results: Path, folder: Path) -> tuple[str, str, bool]:
+def _run_notebook(notebook: Path, results: Path, folder: Path, kernel: Kernel) -> tuple[str, str, bool]:
     """Name, what went wrong if anything did, and whether it was only a lack of runs."""
     try:
-        execute(notebook, results, folder)
+        execute(notebook, results, folder, kernel)
     except MissingRuns as lack:
         return notebook.stem, str(lack), True
     except Exception as error:  # whatever a cell raises, the report is still to be written

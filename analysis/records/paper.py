@@ -17,6 +17,11 @@ PUBLISHED_MODELS = {
 }
 
 
+def models_in(rows: pd.DataFrame) -> dict[str, str]:
+    """The paper's names of the models that a published table has rows of, by ours."""
+    return {model: name for model, name in PUBLISHED_MODELS.items() if name in set(rows["model"])}
+
+
 class Published(NamedTuple):
     """A value and its source: table and row."""
 

@@ -12,6 +12,16 @@ SCHEDULES = (*BASELINES, "roundpipe")
 ONE_ROUND = "roundpipe_call"
 
 
+def models_of(rows: pd.DataFrame) -> list[str]:
+    """The models that a table has rows of, in the paper's order."""
+    return [model for model in MODELS if model in set(rows["model"])]
+
+
+def schedules_of(rows: pd.DataFrame) -> list[str]:
+    """The schedules that a table has rows of, RoundPipe last."""
+    return [schedule for schedule in SCHEDULES if schedule in set(rows["schedule"])]
+
+
 def single_call(experiments: Experiments, partition: str = "published") -> pd.DataFrame:
     """One call of 16 microbatches, as in figure 17, with its cuts: published, even, greedy or searched."""
     if partition == "published":

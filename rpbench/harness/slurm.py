@@ -6,6 +6,7 @@ results folder, which all hosts see, and says it, so that the sweep's manifest i
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -133,6 +134,19 @@ def asked_for(launcher: Mapping[str, Any]) -> Slurm | None:
         ConfigError: for a key or a value that it does not take.
     """
     return typed(Slurm, dict(launcher)) if launcher.get("_target_") == TARGET else None
+
+
+def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
+    """Check that Hydra's own launcher for SLURM can hand in its jobs here.
+
+    Raises:
+        ConfigError: on a host that is on no SLURM cluster.
+    """
+    if str(launcher.get("_target_")).endswith("submitit_launcher.SlurmLauncher") and shutil.which("srun") is None:
+        raise ConfigError(
+            "hydra/launcher=submitit_slurm: this host has no srun, so it is on no SLURM cluster; give the command on a "
+            "login node, or take hydra/launcher=submitit_local for processes of this host"
+        )
 
 
 def run_task(ranks_per_host: int, overrides: Sequence[str]) -> Answer:

@@ -35,7 +35,7 @@ from rpbench.harness.machine_lock import machine_alone
 from rpbench.harness.manifest import Journal, Plan
 from rpbench.harness.request import load, request_of
 from rpbench.harness.run import emit, run
-from rpbench.harness.slurm import Slurm, asked_for
+from rpbench.harness.slurm import Slurm, asked_for, refuse_without_slurm
 from rpbench.harness.sweeper import ManifestSweeper
 from rpbench.harness.terms import split_terms
 from rpbench.harness.worker import RunFailed, Terms, Worker
@@ -136,7 +136,8 @@ def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_d
         plugins.instantiate_sweeper(hydra_context=context, task_function=_job, config=config).sweep(arguments)
         return
 
-    slurm = asked_for(OmegaConf.to_container(config.hydra.launcher, resolve=True))  # type: ignore[arg-type]  # keys
+    launcher = cast(dict[str, Any], OmegaConf.to_container(config.hydra.launcher, resolve=True))
+    slurm = asked_for(launcher)
 
     def launch(work: Callable[[DictConfig], None]) -> Any:
         if slurm is not None:
@@ -147,6 +148,7 @@ def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_d
     if is_dry:
         sweeper.preview(arguments, sys.stdout)
     else:
+        refuse_without_slurm(launcher)
         if slurm is not None:
             slurm.executor_here()
         sweeper.sweep(arguments, _work if slurm is None else partial(_work_by_jobs, slurm))

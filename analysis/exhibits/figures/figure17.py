@@ -30,6 +30,8 @@ _BARS = {
     "back to back 10": "RoundPipe back to back,\nN = 10, simulated",
 }
 
+_ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
+
 
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
@@ -111,7 +113,7 @@ def _bar(row: dict, bar: str, total: float, published: Published, parts: dict[st
 
 def answer(data: pd.DataFrame) -> str:
     """What the bars say, in a sentence or two."""
-    totals = data.pivot(index="model", columns="bar", values="total").loc[list(runs.MODELS)]
+    totals = data.pivot(index="model", columns="bar", values="total")
     best = totals[list(runs.BASELINES)].min(axis=1)
     sync, relabelled = totals["roundpipe-sync"], totals["relabelled"]
     steady = [totals[f"back to back {count}"] for count in BACK_TO_BACK]
@@ -156,13 +158,14 @@ def draw(data: pd.DataFrame) -> Figure:
     """Five panels of stacked bars, one a model."""
     with style.applied():
         figure = Figure(figsize=(11.5, 4.3), layout="constrained")
-        panels = figure.subplots(1, len(runs.MODELS), sharey=True, sharex=True)
-        for axes, model in zip(panels, runs.MODELS, strict=True):
+        models, names = runs.models_of(data), {bar: name for bar, name in _BARS.items() if bar in set(data["bar"])}
+        panels = figure.subplots(1, len(models), sharey=True, sharex=True, squeeze=False)[0]
+        for axes, model in zip(panels, models, strict=True):
             _draw_model(axes, data[data["model"] == model])
             axes.set_title(style.model_name(model))
         panels[len(panels) // 2].set_xlabel("bubble (% of devices × makespan)")
-        panels[0].set_yticks(range(len(_BARS)), list(_BARS.values()))
-        panels[0].set_ylim(len(_BARS) - 0.5, -0.5)
+        panels[0].set_yticks(range(len(names)), list(names.values()))
+        panels[0].set_ylim(len(names) - 0.5, -0.5)
         panels[0].set_xlim(0, 1.18 * data["total"].max())
         figure.legend(handles=_legend(), loc="outside lower center", ncols=7)
         return figure
@@ -171,7 +174,7 @@ def draw(data: pd.DataFrame) -> Figure:
 def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    axes.axhline(4.5, color=style.GREY, linewidth=0.7, linestyle=":")
+    axes.axhline(data["bar"].isin(_ONE_CALL).sum() - 0.5, color=style.GREY, linewidth=0.7, linestyle=":")
     for height, row in enumerate(data.to_dict("records")):
         if pd.isna(row["switch"]):
             axes.barh(height, row["total"], 0.7, color=style.VERMILION, edgecolor="black")

@@ -13,7 +13,7 @@ from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 
 CLUSTER = "8x_rtx4090"
 
@@ -44,8 +44,8 @@ def exhibit(experiments: Experiments) -> Exhibit:
     )
 
 
-def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model: times in ms and ratios, in the artifact's and the corrected count, and run_ids.
+def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
+    """One row a model: `cluster`, times in ms and ratios, in the artifact's and the corrected count, and run_ids.
 
     Raises:
         MissingRuns: if a run behind it is not there.
@@ -53,12 +53,12 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     wanted = [(model,) for model in runs.MODELS]
     rows = {"model": list(runs.MODELS)}
     for count in ("artifact", "corrected"):
-        found = index(runs.closed_forms(experiments, CLUSTER, count), ("model",), wanted, "roofline")
+        found = index(runs.closed_forms(experiments, cluster, count), ("model",), wanted, "roofline")
         rows[f"recompute_ms_{count}"] = (1000 * found["recompute_s"]).to_list()
         rows[f"reload_ms_{count}"] = (1000 * found["reload_s"]).to_list()
         rows[f"ratio_{count}"] = found["reload_over_recompute"].to_list()
         rows[f"run_{count}"] = found["run_id"].to_list()
-    data = pd.DataFrame(rows)
+    data = pd.DataFrame(rows).assign(cluster=cluster)
     data["ratio_half_corrected"] = data["reload_ms_artifact"] / data["recompute_ms_corrected"]
     return data
 
@@ -98,7 +98,7 @@ def _row(row: dict) -> tuple[Cell, ...]:
     artifact, corrected = row["run_artifact"], row["run_corrected"]
 
     def paper(column: str) -> Cell:
-        value, source = look_up("figure2", column, model=PUBLISHED_MODELS[row["model"]])
+        value, source = _published(row, column)
         return theirs(value, ".2f", source)
 
     return (
@@ -116,6 +116,13 @@ def _row(row: dict) -> tuple[Cell, ...]:
         paper("ratio_corrected"),
         ours(row["ratio_corrected"], ".2f", corrected),
     )
+
+
+def _published(row: dict, column: str) -> Published:
+    """What is printed of a model; of another GPU than the figure's, nothing."""
+    if row["cluster"] != CLUSTER:
+        return Published(None, "")
+    return look_up("figure2", column, model=PUBLISHED_MODELS[row["model"]])
 
 
 def draw(data: pd.DataFrame) -> Figure:
@@ -138,7 +145,6 @@ def draw(data: pd.DataFrame) -> Figure:
 
 
 def _draw_times(axes: Axes, place: int, row: dict) -> None:
-    name = PUBLISHED_MODELS[row["model"]]
     for offset, what, count, column in (
         (-0.3, "recompute", "artifact", "recompute_ms"),
         (-0.1, "recompute", "corrected", "recompute_corrected_ms"),
@@ -147,12 +153,12 @@ def _draw_times(axes: Axes, place: int, row: dict) -> None:
     ):
         value = row[f"{what}_ms_{count}"]
         colour = _RECOMPUTE if what == "recompute" else _RELOAD
-        published = look_up("figure2", column, model=name).value if column else None
+        published = _published(row, column).value if column else None
         _bar(axes, place + offset, value, colour, count == "corrected", published, ".1f")
 
 
 def _draw_ratios(axes: Axes, place: int, row: dict) -> None:
-    published = look_up("figure2", "ratio", model=PUBLISHED_MODELS[row["model"]]).value
+    published = _published(row, "ratio").value
     _bar(axes, place - 0.11, row["ratio_artifact"], style.PALE, False, published, ".2f")
     _bar(axes, place + 0.11, row["ratio_corrected"], style.PALE, True, None, ".2f")
 

@@ -92,7 +92,7 @@ def tabulate(data: pd.DataFrame) -> Table:
     for name in names:
         columns += [f"{name} (%)", f"{name}, published (%)"]
     rows = []
-    for model in runs.MODELS:
+    for model in runs.models_of(data):
         of_model = data[data["model"] == model].set_index("bar").to_dict("index")
         row = [label(style.model_name(model))]
         for bar in bars:
@@ -110,11 +110,12 @@ def draw(data: pd.DataFrame) -> Figure:
     looks = {"ideal": (style.PALE, "ideal (closed form)")}
     looks |= {name: (style.METHODS[name].colour, f"{style.METHODS[name].name}, simulated") for name in SCHEDULES}
     hatches = {"ideal": "", "interleaved_1f1b": "", "looped_bfs": ".."}
+    models = runs.models_of(data)
     with style.applied():
         figure = Figure(figsize=(7, 3.2), layout="constrained")
         axes = figure.subplots()
         for number, (bar, (colour, _)) in enumerate(looks.items()):
-            rows = data[data["bar"] == bar].set_index("model").loc[list(runs.MODELS)]
+            rows = data[data["bar"] == bar].set_index("model").loc[models]
             for place, (bubble, published) in enumerate(zip(rows["bubble"], rows["published"], strict=True)):
                 x = place + 0.27 * (number - 1)
                 axes.bar(x, bubble, 0.25, color=colour, edgecolor="black", hatch=hatches[bar])
@@ -127,7 +128,7 @@ def draw(data: pd.DataFrame) -> Figure:
                     ha="center",
                     fontsize=6.5,
                 )
-        axes.set_xticks(range(len(runs.MODELS)), [style.model_name(model) for model in runs.MODELS])
+        axes.set_xticks(range(len(models)), [style.model_name(model) for model in models])
         axes.set_ylabel("bubble (% of devices × makespan)")
         handles: list[Patch | Line2D] = [
             Patch(facecolor=colour, edgecolor="black", label=name, hatch=hatches[bar])

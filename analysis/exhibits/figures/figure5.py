@@ -78,7 +78,7 @@ def answer(data: pd.DataFrame) -> str:
     )
     batches = ", ".join(
         f"{style.model_name(model)} {_batches(here.loc[model, 'artifact'], here.loc[model, 'corrected'])}"
-        for model in runs.MODELS
+        for model in runs.models_of(data)
     )
     return f"Smallest batch above the RTX 4090's line: {batches}."
 
@@ -93,14 +93,14 @@ def tabulate(data: pd.DataFrame) -> Table:
     for _, name in GPUS.values():
         columns += [f"smallest batch, {name} (sequences)", "published", "corrected"]
     found = data.set_index(["model", "cluster", "convention"]).to_dict("index")
-    return table(columns, [_threshold_row(found), *(_model_row(found, model) for model in runs.MODELS)])
+    return table(columns, [_threshold_row(found), *(_model_row(found, model) for model in runs.models_of(data))])
 
 
 def _threshold_row(found: dict) -> list[Cell]:
     row = [label("threshold (FLOP/byte)"), NOTHING, NOTHING, NOTHING]
-    for cluster, (gpu, _) in GPUS.items():
-        record = found[runs.MODELS[0], cluster, "artifact"]
-        published = look_up("hardware", "value", item="roofline_threshold", applies_to=gpu)
+    for cluster, (name, _) in GPUS.items():
+        record = next(row for (_, gpu, count), row in found.items() if (gpu, count) == (cluster, "artifact"))
+        published = look_up("hardware", "value", item="roofline_threshold", applies_to=name)
         row += [
             ours(record["ridge_flop_per_byte"], ",.1f", record["run_id"]),
             theirs(float(published.value), ",.0f", published.source),
@@ -136,7 +136,7 @@ def draw(data: pd.DataFrame) -> Figure:
     with style.applied():
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.subplots()
-        for model in runs.MODELS:
+        for model in runs.models_of(drawn):
             row = drawn[(drawn["model"] == model) & (drawn["cluster"] == "8x_rtx4090")].iloc[0]
             look = style.MODELS[model]
             axes.plot(

@@ -15,7 +15,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.predictions.tables import read
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.paper import PUBLISHED_MODELS, models_in
 from analysis.records.published import published
 
 COMMAND = "python -m analysis.predictions"
@@ -161,8 +161,9 @@ def draw(data: pd.DataFrame, quantity: str) -> Figure:
     with style.applied():
         systems = list(dict.fromkeys(data["system"]))
         figure = Figure(figsize=(11.5, 4.6), layout="constrained")
-        panels = figure.subplots(1, len(PUBLISHED_MODELS), sharey=True)
-        for axes, (model, name) in zip(panels, PUBLISHED_MODELS.items(), strict=True):
+        models = models_in(data)
+        panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+        for axes, (model, name) in zip(panels, models.items(), strict=True):
             _draw_model(axes, data[data["model"] == name].set_index("system"), systems)
             axes.set_title(style.model_name(model))
         panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])

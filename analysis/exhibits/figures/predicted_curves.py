@@ -15,9 +15,10 @@ from analysis.exhibits.cells import label, table, theirs
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.exhibits.figures.predicted import A800, COMMAND, RTX4090
 from analysis.predictions.tables import read
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.paper import models_in
 from analysis.records.published import PUBLISHED, published
 
+_RATES = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 _PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}
 
 
@@ -26,6 +27,21 @@ def _frame(name: str, numeric: tuple[str, ...]) -> pd.DataFrame:
     for column in numeric:
         data[column] = pd.to_numeric(data[column])
     return data
+
+
+def costs() -> pd.DataFrame:
+    """US dollars for 1e9 tokens, predicted: one row a system, machine and model."""
+    return _frame("cost_efficiency", ("usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high"))
+
+
+def scales() -> pd.DataFrame:
+    """RoundPipe's tokens/s, predicted: one row a machine, model and number of devices."""
+    return _frame("scaling", ("num_gpus", *_RATES))
+
+
+def lengths() -> pd.DataFrame:
+    """RoundPipe's tokens/s on Qwen3-1.7B, predicted: one row a length of sequences."""
+    return _frame("seqlen_sensitivity", ("seq_len_tokens", *_RATES))
 
 
 def _measured(name: str, system: str = "roundpipe") -> pd.DataFrame:
@@ -41,8 +57,7 @@ def _measured(name: str, system: str = "roundpipe") -> pd.DataFrame:
 
 def cost(_: pd.DataFrame) -> Exhibit:
     """RoundPipe and the best other system on either machine, in US dollars for a billion tokens."""
-    data = _frame("cost_efficiency", ("usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high"))
-    rows, known = cheapest(data), _published_costs()
+    rows, known = cheapest(costs()), _published_costs()
     cells = [
         (
             label(style.model_name(row.model_key)),
@@ -79,7 +94,7 @@ def _published_costs() -> dict[tuple[str, str, str], float]:
 def cheapest(data: pd.DataFrame) -> pd.DataFrame:
     """Per model and machine RoundPipe and the cheapest system that is neither RoundPipe nor Mobius."""
     found = []
-    for model, name in PUBLISHED_MODELS.items():
+    for model, name in models_in(data).items():
         for platform in _PLATFORMS:
             rows = data[(data["model"] == name) & (data["platform"] == platform)]
             others = rows[~rows["system"].isin(["roundpipe", "roundpipe-sync", "mobius"])]
@@ -106,8 +121,9 @@ def draw_cost(rows: pd.DataFrame) -> Figure:
     """One panel a model."""
     with style.applied():
         figure = Figure(figsize=(11.5, 2.4), layout="constrained")
-        panels = figure.subplots(1, len(PUBLISHED_MODELS))
-        for axes, model in zip(panels, PUBLISHED_MODELS, strict=True):
+        models = models_in(rows)
+        panels = figure.subplots(1, len(models), squeeze=False)[0]
+        for axes, model in zip(panels, models, strict=True):
             own = rows[rows["model_key"] == model].reset_index(drop=True)
             for height, row in own.iterrows():
                 axes.barh(
@@ -132,7 +148,7 @@ def draw_cost(rows: pd.DataFrame) -> Figure:
 
 def scaling(_: pd.DataFrame) -> Exhibit:
     """RoundPipe on 1 to 8 devices of either machine."""
-    data = _frame("scaling", ("num_gpus", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"))
+    data = scales()
     return Exhibit(
         id="figure15_predicted",
         title="Figure 15: RoundPipe on 1 to 8 devices, predicted",
@@ -150,9 +166,9 @@ def scaling(_: pd.DataFrame) -> Exhibit:
 def scaling_answer(data: pd.DataFrame) -> str:
     """What eight devices gain over one on the 4090, in a sentence."""
     parts = []
-    for model, name in PUBLISHED_MODELS.items():
+    for model, name in models_in(data).items():
         rows = data[(data["model"] == name) & (data["platform"] == RTX4090)].set_index("num_gpus")["tokens_per_s"]
-        if rows.notna().all():
+        if {1, 8} <= set(rows.dropna().index):
             parts.append(f"{style.model_name(model)} {rows[8] / rows[1]:.1f} ×")
     return f"Eight RTX 4090 over one: {', '.join(parts)}."
 
@@ -162,9 +178,8 @@ def draw_scaling(data: pd.DataFrame) -> Figure:
     measured = _measured("scaling")
     with style.applied():
         figure = Figure(figsize=(11.5, 2.9), layout="constrained")
-        for axes, (model, name) in zip(
-            figure.subplots(1, len(PUBLISHED_MODELS)), PUBLISHED_MODELS.items(), strict=True
-        ):
+        models = models_in(data)
+        for axes, (model, name) in zip(figure.subplots(1, len(models), squeeze=False)[0], models.items(), strict=True):
             for (platform, title), look in zip(_PLATFORMS.items(), _LOOKS, strict=True):
                 rows = data[(data["model"] == name) & (data["platform"] == platform)].dropna(subset="tokens_per_s")
                 _curve(axes, rows, "num_gpus", look, title.removeprefix("8 "))
@@ -201,8 +216,7 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: tuple[str, str], name: 
 
 def seqlen(_: pd.DataFrame) -> Exhibit:
     """RoundPipe on Qwen3-1.7B over lengths of sequences."""
-    numeric = ("seq_len_tokens", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
-    data = _frame("seqlen_sensitivity", numeric)
+    data = lengths()
     first, last = data["tokens_per_s"].iloc[0], data["tokens_per_s"].iloc[-1]
     return Exhibit(
         id="figure16_predicted",

@@ -94,8 +94,10 @@ def _row(model: str, estimate: str, simulated: float, run_id: str) -> dict:
 def answer(data: pd.DataFrame) -> str:
     """Where the simulation holds, in a sentence."""
     ratio = data.pivot(index="model", columns="estimate", values="ratio")["back to back"]
-    near = [style.model_name(model) for model in runs.MODELS if ratio[model] < 1.2]
-    far = [f"{style.model_name(model)} ({ratio[model]:.2f} times)" for model in runs.MODELS if ratio[model] >= 1.2]
+    near = [style.model_name(model) for model in runs.models_of(data) if ratio[model] < 1.2]
+    far = [
+        f"{style.model_name(model)} ({ratio[model]:.2f} times)" for model in runs.models_of(data) if ratio[model] >= 1.2
+    ]
     text = f"Back to back, it is within 20 % of the measurement for {', '.join(near) or 'no model'}"
     return text + (f" and too high for {', '.join(far)}." if far else ".")
 
@@ -154,7 +156,7 @@ def _draw_rates(axes: Axes, data: pd.DataFrame) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.minorticks_off()
     axes.set(title="Throughput on 8 RTX 4090", ylabel="tokens/s")
-    axes.set_xticks(range(len(runs.MODELS)), _names(), fontsize=7)
+    axes.set_xticks(range(len(runs.models_of(data))), _names(data), fontsize=7)
 
 
 def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
@@ -167,8 +169,8 @@ def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
     axes.axhline(1, color="black", linewidth=1)
     axes.set_ylim(0, 1.12 * data["ratio"].max())
     axes.set(title="Simulated over measured", ylabel="ratio")
-    axes.set_xticks(range(len(runs.MODELS)), _names(), fontsize=7)
+    axes.set_xticks(range(len(runs.models_of(data))), _names(data), fontsize=7)
 
 
-def _names() -> list[str]:
-    return [style.model_name(model).replace(" ", "\n") for model in runs.MODELS]
+def _names(data: pd.DataFrame) -> list[str]:
+    return [style.model_name(model).replace(" ", "\n") for model in runs.models_of(data)]

@@ -76,17 +76,23 @@ def _causal(experiments: Experiments) -> pd.DataFrame:
 
 def answer(data: pd.DataFrame) -> str:
     """How far the label is from what is simulated, in a sentence."""
-    bubbles = data.pivot(index="model", columns="num_microbatches", values="bubble").loc[list(runs.MODELS)]
-    labels = pd.Series({model: _label(model) for model in runs.MODELS})
-    higher = [count for count in COUNTS if (bubbles[count] > labels).all()]
-    lower = [count for count in COUNTS if (bubbles[count] < labels).all()]
-    spans = "; ".join(f"N = {count}: {bubbles[count].min():.2f} to {bubbles[count].max():.2f} %" for count in COUNTS)
+    bubbles = data.pivot(index="model", columns="num_microbatches", values="bubble").loc[runs.models_of(data)]
+    labels = pd.Series({model: _label(model) for model in runs.models_of(data)})
+    counts = counts_of(data)
+    higher = [count for count in counts if (bubbles[count] > labels).all()]
+    lower = [count for count in counts if (bubbles[count] < labels).all()]
+    spans = "; ".join(f"N = {count}: {bubbles[count].min():.2f} to {bubbles[count].max():.2f} %" for count in counts)
     text = f"Labels {labels.min():.2f} to {labels.max():.2f} %; simulated {spans}."
     if higher:
         text += f" The simulated bubble is above the label of every model at N = {', '.join(map(str, higher))}."
     if lower:
         text += f" It is below the label of every model at N = {', '.join(map(str, lower))}."
     return text
+
+
+def counts_of(data: pd.DataFrame) -> list[int]:
+    """The N that there are rows of, from few to many."""
+    return [count for count in COUNTS if count in set(data["num_microbatches"])]
 
 
 def _label(model: str) -> float:
@@ -97,18 +103,18 @@ def tabulate(data: pd.DataFrame) -> Table:
     """One row a model: the label, then every N simulated here and independently, and causal if it was run."""
     causal = data["bubble_causal"].notna().any()
     columns = ["model", "published label (%)"]
-    for count in COUNTS:
+    for count in counts_of(data):
         columns += [f"N = {count} (%)", f"N = {count}, independent simulation (%)"]
         columns += [f"N = {count}, causal (%)"] if causal else []
     found = data.set_index(["model", "num_microbatches"]).to_dict("index")
-    return table(columns, (_row(found, model, causal) for model in runs.MODELS))
+    return table(columns, (_row(found, model, counts_of(data), causal) for model in runs.models_of(data)))
 
 
-def _row(found: dict, model: str, causal: bool) -> list[Cell]:
+def _row(found: dict, model: str, counts: list[int], causal: bool) -> list[Cell]:
     name = PUBLISHED_MODELS[model]
     published = look_up("async_bubble", "bubble_percent", model=name, kind="published")
     row = [label(style.model_name(model)), theirs(published.value, ".2f", published.source)]
-    for count in COUNTS:
+    for count in counts:
         numbers = found[model, count]
         other = look_up("async_bubble", "bubble_percent", model=name, num_microbatches_per_call=str(count))
         row += [ours(numbers["bubble"], ".2f", numbers["run_id"]), theirs(other.value, ".2f", other.source)]
@@ -124,12 +130,13 @@ def draw(data: pd.DataFrame) -> Figure:
     with style.applied():
         figure = Figure(figsize=(12.0, 3.6), layout="constrained")
         axes = figure.subplots()
-        for place, model in enumerate(runs.MODELS):
+        models = runs.models_of(data)
+        for place, model in enumerate(models):
             _bar(axes, place - 0.34, _label(model), "white", style.HATCHES["published"])
             for number, row in enumerate(data[data["model"] == model].itertuples()):
                 x = place - 0.17 + 0.17 * number
                 _bar(axes, x, row.bubble, _SHADES[row.num_microbatches], "", row.bubble_causal)
-        axes.set_xticks(range(len(runs.MODELS)), [style.model_name(model) for model in runs.MODELS])
+        axes.set_xticks(range(len(models)), [style.model_name(model) for model in models])
         axes.set_ylabel("bubble (% of devices × time)")
         axes.margins(x=0.02, y=0.12)
         figure.legend(handles=_legend(data), loc="outside lower center", ncols=3 if causal else 5)
@@ -151,7 +158,9 @@ def _bar(axes: Axes, x: float, value: float, colour: str, hatch: str, causal: fl
 
 def _legend(data: pd.DataFrame) -> list[Patch]:
     handles = [Patch(facecolor="white", edgecolor="black", hatch=style.HATCHES["published"], label="published label")]
-    handles += [Patch(facecolor=_SHADES[count], edgecolor="black", label=f"N = {count}, simulated") for count in COUNTS]
+    handles += [
+        Patch(facecolor=_SHADES[count], edgecolor="black", label=f"N = {count}, simulated") for count in counts_of(data)
+    ]
     if data["bubble_causal"].notna().any():
         handles.append(Patch(fill=False, linestyle="--", label="(the head waits for its input)"))
     return handles

@@ -1,6 +1,6 @@
 """Figures 10, 11 and 14: measured throughput, longest sequence and cost of all systems, as published."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import pandas as pd
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.paper import PUBLISHED_MODELS, Published, look_up, models_in
 from analysis.records.published import published
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 
@@ -55,12 +55,7 @@ def sequence_length(_: pd.DataFrame) -> Exhibit:
 
 def cost(_: pd.DataFrame) -> Exhibit:
     """Figure 14, left half: US dollars for a billion tokens."""
-    price = look_up("hardware", "value", item="server_price", applies_to=PLATFORM)
-    data = numbers("throughput", "tokens_per_s")
-    data["value"] = [
-        cost_usd_per_billion_tokens(float(price.value), rate) if pd.notna(rate) else None for rate in data["value"]
-    ]
-    data["source"] += f"; {price.source}"
+    price, data = price_of(PLATFORM), costs(PLATFORM)
     return Exhibit(
         id="cost",
         title="Figure 14, RTX 4090 half: cost of a billion tokens",
@@ -75,10 +70,26 @@ def cost(_: pd.DataFrame) -> Exhibit:
     )
 
 
-def numbers(name: str, column: str) -> pd.DataFrame:
+def price_of(platform: str) -> Published:
+    """What a published server costs an hour, in US dollars."""
+    return look_up("hardware", "value", item="server_price", applies_to=platform)
+
+
+def costs(platform: str) -> pd.DataFrame:
+    """As `numbers`, with US dollars for a billion tokens as `value`."""
+    price, data = price_of(platform), numbers("throughput", "tokens_per_s", platform)
+    data["value"] = [
+        cost_usd_per_billion_tokens(float(price.value), rate) if pd.notna(rate) else None for rate in data["value"]
+    ]
+    data["source"] += f"; {price.source}"
+    return data
+
+
+def numbers(name: str, column: str, platform: str = PLATFORM) -> pd.DataFrame:
     """One row a system and model: `value`, `status` (ok, OOM, N/A) and `source`, from a published table."""
+    name = name if platform == PLATFORM else f"{name}_a800"
     rows = published(name)
-    rows = rows[rows["platform"] == PLATFORM]
+    rows = rows[rows["platform"] == platform].drop_duplicates(["system", "model"])  # the figure's bar stands first
     where = (
         f"analysis/published/{name}.csv, {column} of " + rows["system"] + ", " + rows["model"] + ": " + rows["source"]
     )
@@ -94,23 +105,43 @@ def numbers(name: str, column: str) -> pd.DataFrame:
 
 
 def best_baseline(
-    data: pd.DataFrame, model: str, better: Callable[[pd.Series], int] = pd.Series.idxmax
+    data: pd.DataFrame,
+    model: str,
+    better: Callable[[pd.Series], int] = pd.Series.idxmax,
+    also: Collection[str] = (),
 ) -> pd.Series | None:
-    """The best other system of the paper's own figure on a model; None where no other runs."""
-    others = data[(data["model"] == model) & ~data["system"].isin([*OURS, "fsdp-offload"])].dropna(subset="value")
+    """The best other system of the paper's own figure, or of `also`, on a model; None where no other runs."""
+    left_out = {*OURS, "fsdp-offload"} - set(also)
+    others = data[(data["model"] == model) & ~data["system"].isin(left_out)].dropna(subset="value")
     return None if others.empty else others.loc[better(others["value"])]
 
 
-def answer(data: pd.DataFrame) -> str:
+def speedups(data: pd.DataFrame, also: Collection[str] = ()) -> pd.DataFrame:
+    """One row a model: RoundPipe's `value`, the `best` other system of the figure, and the `speedup` over it.
+
+    Args:
+        also: systems that take part though the paper's figure leaves them out.
+    """
+    rows = []
+    for model, name in models_in(data).items():
+        own, best = _value(data, "roundpipe", name), best_baseline(data, name, also=also)
+        found = (
+            {"best": None, "speedup": None}
+            if best is None
+            else {"best": best["system"], "speedup": own / best["value"]}
+        )
+        rows.append({"model": model, "value": own, **found})
+    return pd.DataFrame(rows).astype({"speedup": float, "best": object})
+
+
+def answer(data: pd.DataFrame, also: Collection[str] = ()) -> str:
     """By how much RoundPipe leads, in a sentence."""
-    parts = []
-    for model, name in PUBLISHED_MODELS.items():
-        best = best_baseline(data, name)
-        if best is None:
-            parts.append(f"alone on {style.model_name(model)}")
-        else:
-            ratio = _value(data, "roundpipe", name) / best["value"]
-            parts.append(f"{ratio:.2f} × on {style.model_name(model)} ({style.method_name(best['system'])})")
+    parts = [
+        f"alone on {style.model_name(row.model)}"
+        if row.best is None
+        else f"{row.speedup:.2f} × on {style.model_name(row.model)} ({style.method_name(row.best)})"
+        for row in speedups(data, also).itertuples()
+    ]
     return f"RoundPipe over the best other system: {', '.join(parts)}."
 
 
@@ -118,7 +149,7 @@ def length_answer(data: pd.DataFrame) -> str:
     """Where RoundPipe reaches the longest sequence, in a sentence."""
     longest = {
         style.model_name(model): style.method_name(rows.loc[rows["value"].idxmax(), "system"])
-        for model, name in PUBLISHED_MODELS.items()
+        for model, name in models_in(data).items()
         if not (rows := data[data["model"] == name].dropna(subset="value")).empty
     }
     return "Longest: " + ", ".join(f"{system} on {model}" for model, system in longest.items()) + "."
@@ -127,7 +158,7 @@ def length_answer(data: pd.DataFrame) -> str:
 def cost_answer(data: pd.DataFrame) -> str:
     """What a billion tokens costs with RoundPipe and with the cheapest other system, in a sentence."""
     parts = []
-    for model, name in PUBLISHED_MODELS.items():
+    for model, name in models_in(data).items():
         best = best_baseline(data, name, pd.Series.idxmin)
         other = "no other runs" if best is None else f"{best['value']:.2f} with {style.method_name(best['system'])}"
         parts.append(f"{style.model_name(model)} {_value(data, 'roundpipe', name):.2f} ({other})")
@@ -135,7 +166,10 @@ def cost_answer(data: pd.DataFrame) -> str:
 
 
 def _value(data: pd.DataFrame, system: str, model: str) -> float:
-    return data.loc[(data["system"] == system) & (data["model"] == model), "value"].iloc[0]
+    found = data.loc[(data["system"] == system) & (data["model"] == model), "value"]
+    if found.empty:
+        raise ValueError(f"there is no {system} on {model}, to which the others are compared: leave it in")
+    return found.iloc[0]
 
 
 def _tabulate(data: pd.DataFrame, quantity: str, form: str) -> Table:
@@ -186,8 +220,9 @@ def draw(data: pd.DataFrame, quantity: str) -> Figure:
     with style.applied():
         systems = sorted(data["system"].unique(), key=_order)
         figure = Figure(figsize=(11.5, 3.6), layout="constrained")
-        panels = figure.subplots(1, len(PUBLISHED_MODELS), sharey=True)
-        for axes, (model, name) in zip(panels, PUBLISHED_MODELS.items(), strict=True):
+        models = models_in(data)
+        panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+        for axes, (model, name) in zip(panels, models.items(), strict=True):
             _draw_model(axes, data, name, systems)
             axes.set_title(style.model_name(model))
         panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])
@@ -232,12 +267,13 @@ def _horizontal(axes: Axes) -> None:
     axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
-def draw_cost(data: pd.DataFrame) -> Figure:
+def draw_cost(data: pd.DataFrame, where: str = "8 RTX 4090") -> Figure:
     """One panel a model: the cheapest other system above RoundPipe."""
     with style.applied():
         figure = Figure(figsize=(11.5, 1.9), layout="constrained")
-        panels = figure.subplots(1, len(PUBLISHED_MODELS))
-        for axes, (model, name) in zip(panels, PUBLISHED_MODELS.items(), strict=True):
+        models = models_in(data)
+        panels = figure.subplots(1, len(models), squeeze=False)[0]
+        for axes, (model, name) in zip(panels, models.items(), strict=True):
             best = best_baseline(data, name, pd.Series.idxmin)
             bars = {"roundpipe": _value(data, "roundpipe", name)}
             if best is not None:
@@ -259,5 +295,5 @@ def draw_cost(data: pd.DataFrame) -> Figure:
             axes.set_xlim(0, 1.35 * max(bars.values()))
             axes.set_title(style.model_name(model))
             _horizontal(axes)
-        figure.supxlabel("US dollars for 10⁹ tokens on 8 RTX 4090, from published throughput and price", fontsize=8.5)
+        figure.supxlabel(f"US dollars for 10⁹ tokens on {where}, from published throughput and price", fontsize=8.5)
         return figure

@@ -28,7 +28,7 @@ def exhibit(experiments: Experiments) -> Exhibit:
     Raises:
         MissingRuns: if a run behind it, or its timeline.csv, is not there.
     """
-    rows, results = _runs(experiments), experiments.results
+    rows, results = numbers(experiments), experiments.results
     return Exhibit(
         id="timelines",
         title="The 25 timelines behind figure 17",
@@ -49,7 +49,12 @@ def exhibit(experiments: Experiments) -> Exhibit:
     )
 
 
-def _runs(experiments: Experiments) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """The 25 records.
+
+    Raises:
+        MissingRuns: if one, or its timeline.csv, is not there.
+    """
     every = [(schedule, model) for schedule in runs.SCHEDULES for model in runs.MODELS]
     rows = index(runs.single_call(experiments), ("schedule", "model"), every, "figure17")
     lacking_timelines(rows, experiments.results, "figure17")
@@ -117,19 +122,20 @@ def draw_one(row: dict, results: Path) -> Figure:
 
 
 def draw(rows: pd.DataFrame, results: Path) -> Figure:
-    """Schedules down, models across."""
+    """Schedules down, models across, as many as there are rows of."""
     with style.applied():
         figure = Figure(figsize=(13, 7.6), layout="constrained")
-        panels = figure.subplots(len(runs.SCHEDULES), len(runs.MODELS), sharex="col", sharey=True)
+        schedules, models = runs.schedules_of(rows), runs.models_of(rows)
+        panels = figure.subplots(len(schedules), len(models), sharex="col", sharey=True, squeeze=False)
         drawn: list[Bars] = []
         by_name = rows.set_index(["schedule", "model"], drop=False)
-        for down, schedule in enumerate(runs.SCHEDULES):
-            for across, model in enumerate(runs.MODELS):
+        for down, schedule in enumerate(schedules):
+            for across, model in enumerate(models):
                 row = by_name.loc[(schedule, model)]
                 text = f"{row['makespan_s']:.2f} s, bubble {100 * row['bubble_makespan']:.2f} %"
                 drawn.append(draw_small(panels[down, across], read_timeline(row.to_dict(), results), text))
             panels[down, 0].set_ylabel(f"{style.method_name(schedule)}\ndevice")
-        for across, model in enumerate(runs.MODELS):
+        for across, model in enumerate(models):
             panels[0, across].annotate(
                 style.model_name(model),
                 (0, 1),

@@ -97,7 +97,7 @@ _COMPARED = {AHEAD: (AHEAD, "search"), ONE_ROUND: (AHEAD, ONE_ROUND), BACK_TO_BA
 def leads(data: pd.DataFrame) -> pd.DataFrame:
     """One row a model and comparison: time of the `best` baseline over RoundPipe's, and both run_ids."""
     rows = []
-    for model in runs.MODELS:
+    for model in runs.models_of(data):
         for cut in _LEADS:
             of_model = data[data["model"] == model]
             theirs, mine = _COMPARED.get(cut, (cut, cut))
@@ -121,7 +121,7 @@ def answer(data: pd.DataFrame) -> str:
     lead = leads(data).pivot(index="model", columns="cut", values="lead")
     spans = [f"{lead[cut].min():.3f} to {lead[cut].max():.3f} ({look.name})" for cut, look in _LEADS.items()]
     single = lead.drop(columns=BACK_TO_BACK).min(axis=1)
-    lost = [style.model_name(model) for model in runs.MODELS if single[model] < 1]
+    lost = [style.model_name(model) for model in runs.models_of(data) if single[model] < 1]
     end = f" RoundPipe's single call is not the fastest for {', '.join(lost)}." if lost else ""
     return f"RoundPipe's lead over the best baseline: {'; '.join(spans)}.{end}"
 
@@ -138,7 +138,7 @@ def tabulate(data: pd.DataFrame) -> Table:
         "searched cut",
     )
     found = data.set_index(["model", "schedule", "cut"]).to_dict("index")
-    rows = [_row(found, model, schedule) for model in runs.MODELS for schedule in runs.SCHEDULES]
+    rows = [_row(found, model, name) for model in runs.models_of(data) for name in runs.schedules_of(data)]
     return table(columns, rows)
 
 
@@ -188,29 +188,30 @@ def draw(data: pd.DataFrame) -> Figure:
     """Bubbles by schedule and cut, one panel a model; the lead at the right."""
     with style.applied():
         figure = Figure(figsize=(12, 3.9), layout="constrained")
-        *panels, last = figure.subplots(1, len(runs.MODELS) + 1, width_ratios=[2] * len(runs.MODELS) + [2.4])
-        for axes, model in zip(panels, runs.MODELS, strict=True):
-            _draw_model(axes, data[data["model"] == model])
+        models, schedules = runs.models_of(data), runs.schedules_of(data)
+        *panels, last = figure.subplots(1, len(models) + 1, width_ratios=[2] * len(models) + [2.4])
+        for axes, model in zip(panels, models, strict=True):
+            _draw_model(axes, data[data["model"] == model], schedules)
             axes.set_title(style.model_name(model))
-        names = [style.method_name(schedule).replace(" ", "\n") for schedule in runs.SCHEDULES]
-        panels[0].set_yticks(range(len(runs.SCHEDULES)), names)
+        names = [style.method_name(schedule).replace(" ", "\n") for schedule in schedules]
+        panels[0].set_yticks(range(len(schedules)), names)
         _draw_leads(last, leads(data))
         figure.legend(handles=_cut_legend(), loc="outside lower left", ncols=3)
         figure.legend(handles=_lead_legend(), loc="outside lower right", ncols=2)
         return figure
 
 
-def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
+def _draw_model(axes: Axes, data: pd.DataFrame, schedules: list[str]) -> None:
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    for height, schedule in enumerate(runs.SCHEDULES):
+    for height, schedule in enumerate(schedules):
         for row in data[(data["schedule"] == schedule) & (data["cut"] != BACK_TO_BACK)].itertuples():
             look = _LOOKS[row.cut]
             shift = 0.7 * (list(_LOOKS).index(row.cut) / (len(_LOOKS) - 1) - 0.5)
             axes.plot(row.bubble, height + shift, look.marker, color=look.colour, markersize=5)
-    axes.set_yticks(range(len(runs.SCHEDULES)), [""] * len(runs.SCHEDULES))
-    axes.set_ylim(len(runs.SCHEDULES) - 0.5, -0.5)
-    for border in range(1, len(runs.SCHEDULES)):  # which row a marker belongs to
+    axes.set_yticks(range(len(schedules)), [""] * len(schedules))
+    axes.set_ylim(len(schedules) - 0.5, -0.5)
+    for border in range(1, len(schedules)):  # which row a marker belongs to
         axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
     axes.set_xlim(0)
     axes.set_xlabel("bubble (%)")

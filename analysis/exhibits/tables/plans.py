@@ -2,7 +2,7 @@
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -17,6 +17,23 @@ def exhibit(experiments: Experiments) -> Exhibit:
         MissingRuns: if a run behind it is not there.
     """
     found = numbers(experiments)
+    return Exhibit(
+        id="plans",
+        title="RoundPipe's plans: published, greedy, searched",
+        caption=(
+            "Stages and bubble of one call of 16 microbatches on 8 devices without a memory cap. Known: "
+            "the stage counts of the published cuts, and of an independent re-run of the released planner. "
+            "Layers per stage are written forward | backward, first layers first, n×k for k stages of n "
+            f"layers, * for the fused stage. {answer(found)}"
+        ),
+        evidence=("simulated", "published"),
+        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=partitions",
+        table=tabulate(found),
+    )
+
+
+def tabulate(found: dict[tuple[str, str], dict]) -> Table:
+    """One row a model and cut."""
     columns = (
         "model",
         "plan",
@@ -30,19 +47,8 @@ def exhibit(experiments: Experiments) -> Exhibit:
         "plans tried",
         "layers per stage",
     )
-    return Exhibit(
-        id="plans",
-        title="RoundPipe's plans: published, greedy, searched",
-        caption=(
-            "Stages and bubble of one call of 16 microbatches on 8 devices without a memory cap. Known: "
-            "the stage counts of the published cuts, and of an independent re-run of the released planner. "
-            "Layers per stage are written forward | backward, first layers first, n×k for k stages of n "
-            f"layers, * for the fused stage. {answer(found)}"
-        ),
-        evidence=("simulated", "published"),
-        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=partitions",
-        table=table(columns, (_row(found[model, cut]) for model in runs.MODELS for cut in CUTS)),
-    )
+    models = [model for model in runs.MODELS if (model, "published") in found]
+    return table(columns, (_row(found[model, cut]) for model in models for cut in CUTS))
 
 
 def numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
@@ -69,11 +75,12 @@ def answer(found: dict) -> str:
     def bubble(model: str, cut: str) -> float:
         return 100 * found[model, cut]["bubble_makespan"]
 
-    other = [style.model_name(model) for model in runs.MODELS if stages(model, "greedy") != stages(model, "published")]
-    gains = [bubble(model, "published") - bubble(model, "search") for model in runs.MODELS]
+    models = dict.fromkeys(model for model, _ in found)
+    other = [style.model_name(model) for model in models if stages(model, "greedy") != stages(model, "published")]
+    gains = [bubble(model, "published") - bubble(model, "search") for model in models]
     worse = [
         f"{style.model_name(model)} ({cut})"
-        for model in runs.MODELS
+        for model in models
         for cut in CUTS
         if found[model, "search"]["makespan_s"] > found[model, cut]["makespan_s"]
     ]

@@ -1,12 +1,13 @@
 """The 25 published cells of figure 17: every printed number, simulated and published side by side."""
 
+import pandas as pd
+
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
-from analysis.records.published import published
 
 # Column of bubble.csv -> heading, and how a record says it. Ratios are of devices × makespan.
 _SHOWN = {
@@ -75,16 +76,36 @@ def cell_numbers(row: dict) -> dict[str, float]:
     return numbers
 
 
+def compared(experiments: Experiments) -> pd.DataFrame:
+    """One row a number of a cell: `schedule`, `model`, `number` (its column), `simulated`, `published`, `is equal`.
+
+    Raises:
+        MissingRuns: if a cell is not there.
+    """
+    found = []
+    for row in numbers(experiments):
+        for column, value in cell_numbers(row).items():
+            known = _published(row, column).value
+            place = {"schedule": row["schedule"], "model": row["model"], "number": column}
+            found.append(place | {"simulated": value, "published": known, "is equal": _are_equal(value, known)})
+    return pd.DataFrame(found)
+
+
+def _are_equal(value: float, known: float) -> bool:
+    """To all printed decimals."""
+    return f"{value:.{DECIMALS}f}" == f"{known:.{DECIMALS}f}"
+
+
 def num_equal(row: dict) -> tuple[int, int]:
     """How many numbers of a cell agree to all printed decimals, and how many there are."""
     pairs = [(value, _published(row, column).value) for column, value in cell_numbers(row).items()]
-    return sum(f"{value:.{DECIMALS}f}" == f"{known:.{DECIMALS}f}" for value, known in pairs), len(pairs)
+    return sum(_are_equal(value, known) for value, known in pairs), len(pairs)
 
 
 def answer(rows: list[dict]) -> str:
     """How many cells match, in a sentence."""
     whole = sum(equal == total for equal, total in map(num_equal, rows))
-    return f"{whole} of {len(published('bubble'))} cells agree in every number."
+    return f"{whole} of {len(rows)} cells agree in every number."
 
 
 def _published(row: dict, column: str) -> Published:
