@@ -77,11 +77,15 @@ def _best(shape: Shape, costs: StageCosts, limit: int) -> tuple[Rows, Placement]
 
 
 def _candidates(shape: Shape, costs: StageCosts, limit: int) -> Iterator[tuple[Timed, Placement]]:
+    seen = set()
     for name in WHOLE + SPLIT * any(costs.weight_grad):
         try:
             made = entry(name).build(shape, costs)
         except ValueError:  # other numbers of stages, ranks or microbatches
             continue
+        if (made.rows, made.placement) in seen:  # of equal orders the first is taken in any case
+            continue
+        seen.add((made.rows, made.placement))
         yield from ((timed, made.placement) for timed in _tries(made, costs, limit))
 
 

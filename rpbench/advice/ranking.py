@@ -14,7 +14,7 @@ from rpbench.cost.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.policy import Policy
 from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
-from rpbench.plan.contest.search import Budget, Tuned, tune
+from rpbench.plan.contest.search import Budget, Frames, Tuned, tune
 from rpbench.plan.contest.terms import Terms
 from rpbench.side_processes import side_processes
 
@@ -163,9 +163,10 @@ def _rows(
 ) -> list[_Row]:
     """The row of each contender: the quick ones first, which the others are measured by."""
     before, first = sum(os.times()[:4]), [each for each in asked if each.entry.name in FIRST]
-    found = _searched([_Task(each, terms, basis, budget, None, seconds) for each in first], processes)
-    if seconds is not None:  # os.times counts processes that have ended, too
-        seconds -= (sum(os.times()[:4]) - before) / max(1, processes)
+    # In this process: the kernels that it loads are there for those that it is copied to.
+    found = _searched([_Task(each, terms, basis, budget, None, seconds) for each in first], 1)
+    if seconds is not None:
+        seconds -= sum(os.times()[:4]) - before
     paces = [row.plan.outcome.tokens_per_s for row in found if isinstance(row, Ranked)]
     to_beat = None if thorough or not paces else max(paces)
     others = sorted((each for each in asked if each not in first), key=_place)
@@ -214,10 +215,11 @@ def _row(task: _Task) -> _Row:
     was_on = gc.isenabled()
     gc.disable()  # schedules are many small tuples in no circle
     try:
-        plan = tune(task.contender, task.terms, task.budget, to_beat=task.to_beat)
+        frames = Frames(task.contender, task.terms)
+        plan = tune(task.contender, task.terms, task.budget, to_beat=task.to_beat, frames=frames)
         if not plan.outcome.fits:
             return _misfit(plan, task.terms)
-        return _ranked(timed(plan, task.terms), task.terms, task.basis)
+        return _ranked(Timed(plan, frames.of_plan(plan)), task.terms, task.basis)
     except ValueError as error:
         return str(error)
     finally:

@@ -32,6 +32,7 @@ from rpbench.plan.contest.gains import order_key
 from rpbench.plan.contest.search import Budget, Frames, Tried, Tuned, tune
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Source, Terms, terms_of
+from rpbench.sim.checked import check_graph
 
 TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
 # Actions timed in one sketch of a cut, for each timeline of the budget, as where advice is quick.
@@ -58,10 +59,10 @@ def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
     """A plan with everything that it moves, checked.
 
     Args:
-        frame: of the plan, with all steps.
+        frame: of the plan and its cut, with all steps.
     """
     size = plan.setting.microbatch_sequences
-    graph, versions = frame.checked(plan.partition)
+    graph, versions = frame.graph, check_graph(frame.graph)
     costs = frame.costs(plan.partition, plan.outcome.keeps)
     return Assembled(
         plan.contender.entry,

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rpbench.ir.action import COMPUTE, HEAD, RECV, SEND, Action, Kind, receive_of
+from rpbench.ir.action import RECV, SEND, Action, Kind, receive_of
 from rpbench.ir.excerpt import broken
-from rpbench.ir.index import Index
-
-_RECEIVING = COMPUTE - {Kind.OVERLAP, Kind.W, *HEAD}  # kinds that use a tensor of another stage
+from rpbench.ir.index import USERS, Index
 
 
 class Hop(NamedTuple):
@@ -21,24 +19,31 @@ class Hop(NamedTuple):
 
 def hops(index: Index) -> Iterator[Hop]:
     """Every tensor that crosses devices, whether or not the schedule holds actions to move it."""
-    last_forward, lanes, lane_of = index.shape.num_stages - 1, index.lanes, index.lane_of
+    above_all, device_of = index.shape.num_stages, [lane.device for lane in index.lanes]
+    for number, producer, part, moved in _crossing(index):
+        kind, stage, microbatch, of = part[:4]
+        user, maker = device_of[index.lane_of[number]], device_of[index.lane_of[producer]]
+        if moved == "gradient":
+            send = Action(Kind.SEND_B, stage + 1, microbatch, of, None, None, user)
+            receive = Action(Kind.RECV_B, stage, microbatch, of, None, None, maker)
+        else:
+            above = stage if kind is Kind.F else above_all
+            send = Action(Kind.SEND_F, above - 1, microbatch, of, None, None, user)
+            receive = Action(Kind.RECV_F, above, microbatch, of, None, None, maker)
+        yield Hop(producer, number, send, receive)
+
+
+def _crossing(index: Index) -> Iterator[tuple[int, int, Action, str]]:
+    """Consumer, producer, the plain action that uses the tensor, and what it is."""
+    if Kind.OVERLAP not in index.schedule.kinds:
+        for number, producer, moved in index.tensors_between_devices():
+            yield number, producer, index.actions[number], moved
+        return
     for number, action in enumerate(index.actions):
         for part in action.sub or (action,):
-            if part[0] not in _RECEIVING:
-                continue
-            user = lanes[lane_of[number]].device
-            for producer, moved in index.waits_for(part, receives=False):
-                if moved == "order" or (maker := lanes[lane_of[producer]].device) == user:
-                    continue
-                kind, stage, microbatch, of = part[:4]
-                if moved == "gradient":
-                    send = Action(Kind.SEND_B, stage + 1, microbatch, of, None, None, user)
-                    receive = Action(Kind.RECV_B, stage, microbatch, of, None, None, maker)
-                else:
-                    above = stage if kind is Kind.F else last_forward + 1
-                    send = Action(Kind.SEND_F, above - 1, microbatch, of, None, None, user)
-                    receive = Action(Kind.RECV_F, above, microbatch, of, None, None, maker)
-                yield Hop(producer, number, send, receive)
+            for producer, moved in index.waits_for(part, receives=False) if part.kind in USERS else ():
+                if moved != "order" and index.device(producer) != index.device(number):
+                    yield number, producer, part, moved
 
 
 def local_hops(index: Index) -> Iterator[Hop]:

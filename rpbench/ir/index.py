@@ -6,6 +6,7 @@ last. Everything that walks a whole schedule (checks, replay, lowering) works on
 
 from collections.abc import Iterator
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from rpbench.ir.action import HEAD, RECV, SEND, SUMS, Action, Kind
@@ -16,6 +17,7 @@ from rpbench.ir.schedule import Schedule, Shape
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
 _COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV | SUMS
+USERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.R, Kind.FB})  # kinds that use a tensor of another stage
 # Kinds that may stand without a microbatch, as often as it pleases.
 _ANYWHERE = frozenset(Kind) - _COUNTED - {Kind.STEP, Kind.OVERLAP}
 _Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
@@ -221,6 +223,26 @@ class Index:
             named = version if self.names_versions else None
             found += [(number, "order") for number in self._steps_read(kind, stage, microbatch, named)]
         return found
+
+    def tensors_between_devices(self) -> list[tuple[int, int, str]]:
+        """(consumer, producer, what moves) of every tensor that crosses devices, consumers ascending.
+
+        Of plain actions alone, all microbatches of a stage at a time; RECVs are looked behind.
+        """
+        found, device_of = [], [lane.device for lane in self.lanes]
+        for kind, numbers in self._numbers.items():
+            for stage in self._stages[kind] if kind in USERS else ():
+                for part in range(self._parts):
+                    own = self._of_stage(numbers, self.place(stage, 0, part))
+                    for moved, options in self._rules_of(kind, stage, part, receives=False):
+                        pairs = zip(own, self._best(options), strict=False) if moved != "order" else ()
+                        found += [
+                            (number, producer, moved)
+                            for number, producer in pairs
+                            if number >= 0 <= producer
+                            and device_of[self.lane_of[number]] != device_of[self.lane_of[producer]]
+                        ]
+        return sorted(found, key=itemgetter(0))  # of one consumer in the order of the rules
 
     def _rules_of(self, kind: Kind, stage: int, part: int, receives: bool) -> list[tuple[str, _Options]]:
         """The rules of `dependencies.needs` as numbers to look up."""

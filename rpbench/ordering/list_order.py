@@ -133,6 +133,7 @@ class _Run:
         self.started: list[float | None] = [None] * num_ranks
         self.held, self.peak = [0] * num_ranks, 0
         self.times = costs.times(num_ranks)
+        self.last_stage, self.hop = costs.num_stages - 1, costs.hop
 
     def arrives(self, rank: int, what: Pass) -> float | None:
         """When the input of a pass is on its rank; None while nobody knows."""
@@ -144,10 +145,10 @@ class _Run:
         elif kind is Kind.W:
             return 0.0
         elif kind is Kind.HF:
-            stage, source = self.costs.num_stages - 1, self.forward
+            stage, source = self.last_stage, self.forward
         elif kind is Kind.HB:
             return self._gathered(Kind.HF, rank, microbatch)
-        elif stage < self.costs.num_stages - 1:
+        elif stage < self.last_stage:
             stage, source = stage + 1, self.backward
         elif self.head:
             return self._gathered(Kind.HB, rank, microbatch)
@@ -156,7 +157,7 @@ class _Run:
         ended = source[stage].get(microbatch)
         if ended is None:
             return None
-        return ended if self.rank_of(stage, microbatch) == rank else ended + self.costs.hop
+        return ended if self.rank_of(stage, microbatch) == rank else ended + self.hop
 
     def _gathered(self, kind: Kind, rank: int, microbatch: int) -> float | None:
         """When the shares of all ranks are on one; a rank's own makes no hop."""
@@ -170,13 +171,14 @@ class _Run:
         if self.fill is not None:
             self._fill(rank, what.kind, arrives)
         kind, stage, microbatch = what
-        self._take(rank, what, arrives)
+        end = self._take(rank, what, arrives)
         if kind is Kind.F:
-            self.held[rank] += 1
-            self.peak = max(self.peak, self.held[rank])
-            self.forward[stage][microbatch] = self.now[rank]
+            self.held[rank] = held = self.held[rank] + 1
+            if held > self.peak:
+                self.peak = held
+            self.forward[stage][microbatch] = end
         elif kind is Kind.I or kind is Kind.B:
-            self.backward[stage][microbatch] = self.now[rank]
+            self.backward[stage][microbatch] = end
             if kind is Kind.B:
                 self.held[rank] -= 1
             elif self.fill is not None:
@@ -193,14 +195,18 @@ class _Run:
         spans = [end - (start or 0.0) for start, end in zip(self.started, self.now, strict=True)]
         return Timed(self.rows, max(self.now), max(spans), self.peak)
 
-    def _take(self, rank: int, what: Pass, arrives: float) -> None:
-        started = max(self.now[rank], arrives)
+    def _take(self, rank: int, what: Pass, arrives: float) -> float:
+        """Run a pass; its end."""
+        kind, stage, _ = what
+        now = self.now[rank]
+        started = arrives if arrives > now else now
         if self.started[rank] is None:
             self.started[rank] = started
         else:
-            self.idle[rank] += started - self.now[rank]
-        self.now[rank] = started + self.times[what.kind][what.stage]
+            self.idle[rank] += started - now
+        self.now[rank] = end = started + self.times[kind][stage]
         self.rows[rank].append(what)
+        return end
 
     def _weight_grad(self, rank: int) -> None:
         self._take(rank, self.pending[rank].popleft(), 0.0)

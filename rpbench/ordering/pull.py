@@ -49,7 +49,7 @@ class _Puller:
         self.left = [list(row) for row in rows]
         self.backward = Kind.I if any(what.kind is Kind.I for what in rows[0]) else Kind.B
         self.rank_of, self.costs, self.limit, self.how = rank_of, costs, limit, how
-        self.times = costs.times(len(rows))
+        self.times, self.last_stage = costs.times(len(rows)), costs.num_stages - 1
         self.taken: list[list[Pass]] = [[] for _ in rows]
         self.ready = {what: 0.0 for row in rows for what in row if what.kind is Kind.F and not what.stage}
         self.free, self.held = [0.0] * len(rows), [0] * len(rows)
@@ -86,17 +86,18 @@ class _Puller:
 
     def _later(self, rank: int, now: float, until: float | None) -> int | None:
         """The first later pass that is ready, hardly holds up the next one (at `until`), and leaves enough room."""
-        least = most = self.held[rank] - len(self.pending[rank])
+        held, known, soon = self.held[rank], self.ready, now + ROUNDING
+        least = most = held - len(self.pending[rank])
         for number, what in enumerate(self.left[rank][: self.how.window]):
-            ready = self.ready.get(what)
-            forward = what.kind is Kind.F
-            if number and ready is not None and ready <= now + ROUNDING:
+            ready, forward = known.get(what), what[0] is Kind.F
+            if number and ready is not None and ready <= soon:
                 time = self.times[what.kind][what.stage]
                 in_time = until is None or now + time * (1 - self.how.lateness) <= until + ROUNDING
-                if in_time and (not forward or max(most, self.held[rank]) < self.limit):
+                if in_time and (not forward or max(most, held) < self.limit):
                     return number
             least += 1 if forward else -1
-            most = max(most, least)
+            if least > most:
+                most = least
         return None
 
     def _take(self, rank: int, now: float, number: int) -> None:
@@ -106,7 +107,7 @@ class _Puller:
         self.taken[rank].append(what)
         if kind is Kind.F:
             self.held[rank] += 1
-            last = stage == self.costs.num_stages - 1
+            last = stage == self.last_stage
             following = (Kind.F, stage + 1) if not last else (self.backward, stage)
         else:
             following = kind, stage - 1

@@ -22,15 +22,13 @@ from rpbench.ir.action import RECV, SEND
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.ir.versions import Versions
 from rpbench.passes.recomputation import check_recompute
 from rpbench.plan.contest.charges import with_everything
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.space import Recompute, Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.problem import Problem
-from rpbench.sim.checked import check_graph, checked_graph
-from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.memory_shares import MovingGraph
 from rpbench.sim.metrics import step_ends, step_time
@@ -89,16 +87,6 @@ class Frame:
         found = copy(self)
         found.setting, found.problem = setting, posed(self._contender, setting, self.terms, self.num_steps)
         return found
-
-    def checked(self, partition: Partition) -> tuple[Graph, Versions]:
-        """The graph of a cut after all checks, and the weight versions that its actions read.
-
-        Raises:
-            ScheduleError: as `rpbench.ir.check.check`.
-        """
-        if partition == self.schedule.partition:
-            return self.graph, check_graph(self.graph)
-        return checked_graph(self.schedule.with_partition(partition))
 
     @property
     def serves_any_cut(self) -> bool:

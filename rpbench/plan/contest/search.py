@@ -284,7 +284,10 @@ class Frames:
 
     def of_plan(self, plan: Tuned) -> Frame:
         """The frame of a plan with all its steps, at the setting it has."""
-        return self.of(plan.setting, plan.partition, self.terms.num_steps).at(plan.setting)
+        known = self.of(plan.setting, plan.partition, self.terms.num_steps)
+        if known.schedule.partition == plan.partition:  # or stages without layers may be others
+            return known.at(plan.setting)
+        return Frame(self.contender, plan.setting, self.terms, plan.partition, self.terms.num_steps)
 
     def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
         """The frame of a setting that can time a cut.
