@@ -37,6 +37,10 @@ def crossed(data: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFr
     """
     for name, column in (("down", down), ("across", across), ("value", value)):
         among(name, column, list(data.columns))
+    if len({down, across, value}) < 3:
+        raise ValueError(
+            f"down={down!r}, across={across!r}, value={value!r}: choose among the columns three different ones"
+        )
     if not pd.api.types.is_numeric_dtype(data[value]):
         numbers = ", ".join(data.select_dtypes("number").columns)
         raise ValueError(f"value={value!r} holds no numbers: choose among {numbers}")

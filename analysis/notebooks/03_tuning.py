@@ -25,8 +25,8 @@ from pathlib import Path
 results = os.environ.get("RPBENCH_RESULTS", "results")  # folder of the records
 models = ["qwen3_1p7b", "llama31_8b", "gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora"]  # any of them, in any number
 rivals = ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"]  # whom RoundPipe is compared with
-cuts = ["published", "even", "greedy", "search"]  # of the table
-down, across, value = "schedule", "cut", "bubble"  # its columns
+cut = "search"  # of the table: "published", "even", "greedy", "search", "search, recompute ahead", "back to back" ...
+down, across, value = "schedule", "model", "bubble"  # its columns
 
 # %%
 from analysis.exhibits.exercises import better_cut
@@ -44,7 +44,7 @@ experiments = Experiments(Path(results))
 
 # %%
 runs = chosen(tuning.numbers(experiments), model=models, schedule=[*rivals, "roundpipe"])
-crossed(chosen(runs, cut=cuts), down, across, value).round(2)
+crossed(chosen(runs, cut=cut), down, across, value).round(2)
 
 # %%
 picture(tuning.draw(runs))
@@ -78,7 +78,7 @@ say(tuning.answer(runs), plans.answer(found))
 
 # %% tags=["exercise"]
 model, schedule = "llama31_8b", "1f1b"
-cut = None  # layers of each stage, such as "4-4-4-4-4-4-4-4"
+own_cut = None  # layers of each stage, such as "4-4-4-4-4-4-4-4"
 
 # %% tags=["check"]
-judge(better_cut(cut, tuning.numbers(experiments), model, schedule))
+judge(better_cut(own_cut, tuning.numbers(experiments), model, schedule))

@@ -21,8 +21,7 @@
 # %% tags=["parameters"]
 models = ["qwen3_1p7b", "llama31_8b", "gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora"]  # any of them, in any number
 platform = "8x-rtx4090-24gb"  # or "8x-a800-80gb-sxm"
-systems_shown = None  # such as ["megatron-pp", "mobius", "fsdp", "roundpipe"]; RoundPipe must be among them
-also_baselines = []  # systems that the paper's figure leaves out, such as ["fsdp-offload"]
+systems_shown = None  # None for all, or such as ["megatron-pp", "mobius", "roundpipe"], RoundPipe among them
 
 # %%
 from analysis.exhibits.exercises import fair_price
@@ -52,7 +51,7 @@ picture(systems.draw(rates, f"tokens/s on {platform}, published; (×) over the b
 # 4090.
 
 # %%
-speedups = systems.speedups(rates, also_baselines)
+speedups = systems.speedups(rates)
 speedups["published"] = [
     look_up("headline", "speedup_over_best_baseline", model=PUBLISHED_MODELS[model], platform=platform).value
     for model in speedups["model"]
@@ -79,7 +78,7 @@ crossed(costs, "system", "model", "value").round(2)
 # ## Answer
 
 # %%
-say(systems.answer(rates, also_baselines), systems.length_answer(lengths), systems.cost_answer(costs))
+say(systems.answer(rates), systems.length_answer(lengths), systems.cost_answer(costs))
 
 # %% [markdown]
 # ## Exercise

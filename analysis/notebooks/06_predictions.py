@@ -62,7 +62,7 @@ crossed(lengths, "system", "model", value).round(3)
 costs = chosen(predicted_curves.costs(), platform=platforms, model=names)
 cheapest = predicted_curves.cheapest(costs)
 picture(predicted_curves.draw_cost(cheapest))
-crossed(cheapest, "model", "platform", "usd_per_1e9_tokens").round(2)
+cheapest.drop(columns=["num_gpus", "status", "model_key"]).round(2)
 
 # %% [markdown]
 # ## Figure 15: one to eight devices
@@ -70,7 +70,7 @@ crossed(cheapest, "model", "platform", "usd_per_1e9_tokens").round(2)
 # %%
 scaling = chosen(predicted_curves.scales(), platform=platforms, model=names, num_gpus=num_devices)
 picture(predicted_curves.draw_scaling(scaling))
-crossed(scaling, "num_gpus", "model", "tokens_per_s").round(0)
+crossed(chosen(scaling, platform=platforms[0]), "num_gpus", "model", "tokens_per_s").round(0)
 
 # %% [markdown]
 # ## Figure 16: the length of sequences

@@ -30,6 +30,7 @@ _BARS = {
     "back to back 10": "RoundPipe back to back,\nN = 10, simulated",
 }
 
+_BACK_TO_BACK = {f"back to back {count}" for count in BACK_TO_BACK}
 _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
 
 
@@ -167,7 +168,7 @@ def draw(data: pd.DataFrame) -> Figure:
         panels[0].set_yticks(range(len(names)), list(names.values()))
         panels[0].set_ylim(len(names) - 0.5, -0.5)
         panels[0].set_xlim(0, 1.18 * data["total"].max())
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=7)
+        figure.legend(handles=_legend(set(data["bar"])), loc="outside lower center", ncols=7)
         return figure
 
 
@@ -203,16 +204,13 @@ def _stack(axes: Axes, height: int, row: dict) -> None:
             left += row[part]
 
 
-def _legend() -> list[Patch | Line2D]:
+def _legend(bars: set[str]) -> list[Patch | Line2D]:
     parts = [Patch(facecolor=style.PARTS[part].colour, edgecolor="black", label=part) for part in PARTS]
+    hatch, calls = style.HATCHES["published"], "60 calls back to back, all idle time"
+    relabelled = [Patch(facecolor="white", edgecolor="black", hatch=hatch, label="fill and drain set to 0")]
     return [
         *parts,
-        Patch(
-            facecolor="white",
-            edgecolor="black",
-            hatch=style.HATCHES["published"],
-            label="fill and drain set to 0",
-        ),
-        Patch(facecolor=style.VERMILION, edgecolor="black", label="60 calls back to back, all idle time"),
+        *(relabelled if "relabelled" in bars else ()),
+        *([Patch(facecolor=style.VERMILION, edgecolor="black", label=calls)] if bars & _BACK_TO_BACK else ()),
         Line2D([], [], color="black", linewidth=1.6, label="published"),
     ]

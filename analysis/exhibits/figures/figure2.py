@@ -140,7 +140,7 @@ def draw(data: pd.DataFrame) -> Figure:
         times.set(title="One layer, 4 × 2,048 tokens", ylabel="time (ms)")
         ratios.set(title="Reload over recompute", ylabel="ratio")
         ratios.axhline(1, color=style.GREY, linewidth=0.8, linestyle=":")
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=5)
+        figure.legend(handles=_legend((data["cluster"] == CLUSTER).any()), loc="outside lower center", ncols=5)
         return figure
 
 
@@ -180,11 +180,12 @@ def _bar(axes: Axes, x: float, value: float, colour: str, corrected: bool, publi
         axes.plot([x - 0.1, x + 0.1], [published] * 2, color="black", linewidth=1.8)
 
 
-def _legend() -> list[Patch | Line2D]:
+def _legend(has_published: bool) -> list[Patch | Line2D]:
+    published = [Line2D([], [], color="black", linewidth=1.8, label="published")]
     return [
         Patch(facecolor=_RECOMPUTE, edgecolor="black", label="recompute"),
         Patch(facecolor=_RELOAD, edgecolor="black", label="reload"),
         Patch(facecolor=style.PALE, edgecolor="black", label="reload / recompute"),
         Patch(facecolor="white", edgecolor="black", hatch="....", label="true width of the heads"),
-        Line2D([], [], color="black", linewidth=1.8, label="published"),
+        *(published if has_published else ()),
     ]

@@ -170,7 +170,7 @@ def scaling_answer(data: pd.DataFrame) -> str:
         rows = data[(data["model"] == name) & (data["platform"] == RTX4090)].set_index("num_gpus")["tokens_per_s"]
         if {1, 8} <= set(rows.dropna().index):
             parts.append(f"{style.model_name(model)} {rows[8] / rows[1]:.1f} ×")
-    return f"Eight RTX 4090 over one: {', '.join(parts)}."
+    return f"Eight RTX 4090 over one: {', '.join(parts) or 'not among these'}."
 
 
 def draw_scaling(data: pd.DataFrame) -> Figure:
@@ -182,6 +182,8 @@ def draw_scaling(data: pd.DataFrame) -> Figure:
         for axes, (model, name) in zip(figure.subplots(1, len(models), squeeze=False)[0], models.items(), strict=True):
             for (platform, title), look in zip(_PLATFORMS.items(), _LOOKS, strict=True):
                 rows = data[(data["model"] == name) & (data["platform"] == platform)].dropna(subset="tokens_per_s")
+                if rows.empty:
+                    continue
                 _curve(axes, rows, "num_gpus", look, title.removeprefix("8 "))
                 first = rows.loc[rows["num_gpus"] == 1, "tokens_per_s"]
                 if len(first):
@@ -236,6 +238,7 @@ def seqlen(_: pd.DataFrame) -> Exhibit:
 def draw_seqlen(data: pd.DataFrame) -> Figure:
     """One curve."""
     measured = _measured("seqlen_sensitivity")
+    measured = measured[measured["seq_len_tokens"].isin(data["seq_len_tokens"])]
     with style.applied():
         figure = Figure(figsize=(5.5, 3.0), layout="constrained")
         axes = figure.subplots()

@@ -1,6 +1,6 @@
 """Figures 10, 11 and 14: measured throughput, longest sequence and cost of all systems, as published."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
 import pandas as pd
@@ -105,42 +105,30 @@ def numbers(name: str, column: str, platform: str = PLATFORM) -> pd.DataFrame:
 
 
 def best_baseline(
-    data: pd.DataFrame,
-    model: str,
-    better: Callable[[pd.Series], int] = pd.Series.idxmax,
-    also: Collection[str] = (),
+    data: pd.DataFrame, model: str, better: Callable[[pd.Series], int] = pd.Series.idxmax
 ) -> pd.Series | None:
-    """The best other system of the paper's own figure, or of `also`, on a model; None where no other runs."""
-    left_out = {*OURS, "fsdp-offload"} - set(also)
-    others = data[(data["model"] == model) & ~data["system"].isin(left_out)].dropna(subset="value")
+    """The best other system of the paper's own figure on a model; None where no other runs."""
+    others = data[(data["model"] == model) & ~data["system"].isin([*OURS, "fsdp-offload"])].dropna(subset="value")
     return None if others.empty else others.loc[better(others["value"])]
 
 
-def speedups(data: pd.DataFrame, also: Collection[str] = ()) -> pd.DataFrame:
-    """One row a model: RoundPipe's `value`, the `best` other system of the figure, and the `speedup` over it.
-
-    Args:
-        also: systems that take part though the paper's figure leaves them out.
-    """
+def speedups(data: pd.DataFrame) -> pd.DataFrame:
+    """One row a model: RoundPipe's `value`, the `best` other system of the figure (or ""), the `speedup` over it."""
     rows = []
     for model, name in models_in(data).items():
-        own, best = _value(data, "roundpipe", name), best_baseline(data, name, also=also)
-        found = (
-            {"best": None, "speedup": None}
-            if best is None
-            else {"best": best["system"], "speedup": own / best["value"]}
-        )
-        rows.append({"model": model, "value": own, **found})
-    return pd.DataFrame(rows).astype({"speedup": float, "best": object})
+        own, best = _value(data, "roundpipe", name), best_baseline(data, name)
+        system, speedup = ("", float("nan")) if best is None else (best["system"], own / best["value"])
+        rows.append({"model": model, "value": own, "best": system, "speedup": speedup})
+    return pd.DataFrame(rows)
 
 
-def answer(data: pd.DataFrame, also: Collection[str] = ()) -> str:
+def answer(data: pd.DataFrame) -> str:
     """By how much RoundPipe leads, in a sentence."""
     parts = [
         f"alone on {style.model_name(row.model)}"
-        if row.best is None
+        if not row.best
         else f"{row.speedup:.2f} × on {style.model_name(row.model)} ({style.method_name(row.best)})"
-        for row in speedups(data, also).itertuples()
+        for row in speedups(data).itertuples()
     ]
     return f"RoundPipe over the best other system: {', '.join(parts)}."
 

@@ -235,9 +235,10 @@ def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
                 f"{value:.2f}", (value, height), (6, 0), textcoords="offset points", va="center", fontsize=6.5
             )
     axes.axvline(1, color=style.GREY, linewidth=0.8, linestyle=":")
-    axes.set_yticks(range(len(runs.MODELS)), [style.model_name(model).replace(" ", "\n") for model in runs.MODELS])
-    axes.set_ylim(len(runs.MODELS) - 0.5, -0.5)
-    for border in range(1, len(runs.MODELS)):
+    models = runs.models_of(rows)
+    axes.set_yticks(range(len(models)), [style.model_name(model).replace(" ", "\n") for model in models])
+    axes.set_ylim(len(models) - 0.5, -0.5)
+    for border in range(1, len(models)):
         axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
     axes.margins(x=0.2)
     axes.set(title="RoundPipe's lead", xlabel="time, best baseline / RoundPipe")
