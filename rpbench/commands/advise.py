@@ -21,6 +21,7 @@ from rpbench.harness.request import cluster_file, load
 from rpbench.mesh.architecture import Architecture, architecture, from_model
 from rpbench.mesh.gpu import names
 from rpbench.mesh.machine import Machine, machine
+from rpbench.mesh.measured_machine import measured_machine
 from rpbench.plan.contest.search import Budget
 from rpbench.plan.contest.terms import terms_of
 from rpbench.registry import unknown_name
@@ -72,16 +73,19 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     """
     asked = _asked(arguments)
     found = _machine(asked)
-    if found.nodes is None:
+    nodes = found.nodes
+    if nodes is None and found.cluster.collectives:
+        nodes = measured_machine(found.cluster)
+    if nodes is None:
         raise ConfigError(
             "mesh=search: the search over meshes takes nodes: cluster=dgx_h100, or gpu= with num_devices= above "
-            "devices_per_node="
+            "devices_per_node=; or a cluster whose collectives were measured: rpbench calibrate ranks=2"
         )
     return advise_nodes(
         _architecture(asked),
-        found.nodes,
+        nodes,
         seq_len=_count(asked, "seq_len", SEQ_LEN),
-        global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.nodes.num_devices),
+        global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * nodes.num_devices),
         words=arguments,
     )
 

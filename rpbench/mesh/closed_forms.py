@@ -18,6 +18,7 @@ from rpbench.mesh.layer_seconds import Precision, padded_vocab
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.machine import Machine
 from rpbench.mesh.memory import kept_bytes, working_set_bytes
+from rpbench.mesh.placement import reached
 from rpbench.mesh.plans import SHARED, Floats, Inner, Plans
 from rpbench.mesh.software import Software
 
@@ -172,9 +173,8 @@ def _pipeline_s(
     busiest = np.maximum(most * layer, last * layer + columns["head"]) + constants["microbatch_s"]
     mean = (len(question.architecture.layers) * layer + columns["head"]) / p + constants["microbatch_s"]
     inside = p * plans.data * columns["tensor"] * columns["context"] <= min(machine.domain, machine.num_devices)
-    pace = np.where(
-        inside, machine.intra_bytes_per_s * constants["intra"], machine.inter_bytes_per_s * constants["inter"]
-    )
+    links = reached(machine, question.software)
+    pace = np.where(inside, links.intra_bytes_per_s, links.inter_bytes_per_s)
     hop = np.where(p > 1, columns["hop"] / pace + np.where(inside, 5e-6, 15e-6), 0.0)
     fill = most * (columns["forward"] + columns["input_grad"] - columns["weight_grad"])
     bubble = (p - 1) * mean
@@ -217,8 +217,7 @@ def _data_s(
 def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -> tuple[Floats, Floats]:
     """Bandwidth and latency of groups; as `rpbench.mesh.placement.group_of`."""
     domain = min(machine.domain, machine.num_devices)
-    intra = machine.intra_bytes_per_s * software.constants["intra"]
-    inter = machine.inter_bytes_per_s * software.constants["inter"]
+    intra, inter = reached(machine, software)
     here = np.maximum(1.0, np.minimum(np.floor(domain / stride), size))
     inside = size * stride <= domain
     pace = np.where(inside, intra, np.minimum(intra, inter * here))
