@@ -127,7 +127,9 @@ def _verbs() -> dict[str, Verb]:
         "show": Verb(show, "print, draw or export a schedule, checked", "key=value ... [format=FORM] [draw=FILE.svg]"),
         "plan": Verb(plan, "search a partition; mesh=search a mesh; plan=pipedream stages of a profile"),
         "profile": Verb(profile, "measure a model's layers", "key=value ... [out=PREFIX] [num_runs=N]"),
-        "calibrate": Verb(calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda]"),
+        "calibrate": Verb(
+            calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda] [ranks=N]"
+        ),
         "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
         "explain": Verb(
             explain,
@@ -269,9 +271,14 @@ def profile(arguments: Sequence[str]) -> int:
 
 def calibrate(arguments: Sequence[str]) -> int:
     """Measure this machine and write a cluster file; where it is, as one JSON object."""
+    from rpbench.commands.calibrate import RanksFailed
     from rpbench.commands.calibrate import calibrate as measure
 
-    print(json.dumps(measure(arguments)))
+    try:
+        print(json.dumps(measure(arguments)))
+    except RanksFailed as error:
+        print(f"rpbench: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

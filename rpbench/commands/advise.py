@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from rpbench.harness.request import cluster_file, load
 from rpbench.mesh.architecture import Architecture, architecture, from_model
 from rpbench.mesh.gpu import names
 from rpbench.mesh.machine import Machine, machine
+from rpbench.mesh.measured_machine import measured_machine
 from rpbench.plan.contest.search import Budget
 from rpbench.plan.contest.terms import terms_of
 from rpbench.registry import unknown_name
@@ -71,16 +73,19 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     """
     asked = _asked(arguments)
     found = _machine(asked)
-    if found.nodes is None:
+    nodes = found.nodes
+    if nodes is None and found.cluster.collectives:
+        nodes = measured_machine(found.cluster)
+    if nodes is None:
         raise ConfigError(
             "mesh=search: the search over meshes takes nodes: cluster=dgx_h100, or gpu= with num_devices= above "
-            "devices_per_node="
+            "devices_per_node=; or a cluster whose collectives were measured: rpbench calibrate ranks=2"
         )
     return advise_nodes(
         _architecture(asked),
-        found.nodes,
+        nodes,
         seq_len=_count(asked, "seq_len", SEQ_LEN),
-        global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.nodes.num_devices),
+        global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * nodes.num_devices),
         words=arguments,
     )
 
@@ -249,13 +254,13 @@ def _spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
 
 
 def _smallest_change(found: Advice) -> str:
-    """What makes the least of the misfits fit."""
+    """Memory that is enough for the least of the misfits; a search aims at seconds, so less may be enough as well."""
     least = min(found.does_not_fit, key=lambda row: row.device_lacks_bytes + row.host_lacks_bytes)
     parts = []
     for what, lacks in (("device", least.device_lacks_bytes), ("host", least.host_lacks_bytes)):
         if lacks:
             parts.append(f"{lacks / 1e9:.1f} GB more memory of {'each device' if what == 'device' else 'the host'}")
-    return f"{least.plan.contender.name} fits with {' and '.join(parts)}, or with shorter sequences or more devices"
+    return f"no schedule fits with any of the options tried; {' and '.join(parts)} let {least.plan.contender.name} fit"
 
 
 # --- the table -----------------------------------------------------------------------------------------------
@@ -283,7 +288,7 @@ def _print(answer: Mapping[str, Any], people: TextIO) -> None:
         for row in answer["does_not_fit"][:3]
     ]
     lines += [f"{name}: {gain}" for name, gain in _gains(answer)]
-    lines += [answer["smallest_change"]] if "smallest_change" in answer else []
+    lines += textwrap.wrap(answer.get("smallest_change", ""), max(20, width - 1))
     lines += [f"assumed {name}: {value}" for name, value in answer["assumed"].items()]
     for line in lines:
         print(line if len(line) <= width else line[: max(20, width - 1)] + "…", file=people)

@@ -6,9 +6,11 @@ from math import exp
 from typing import Any
 
 from rpbench.mesh.architecture import Architecture
+from rpbench.mesh.job import Job
 from rpbench.mesh.machine import Machine
 from rpbench.mesh.prediction import Prediction
-from rpbench.mesh.search import search
+from rpbench.mesh.search import NothingFits, search
+from rpbench.mesh.smallest_change import lacking_bytes
 from rpbench.predict.prediction import NORMAL
 
 # Assumed: one standard deviation as of a pipeline's unmodelled terms (conf/cost/analytic.yaml), nine of ten errors.
@@ -25,27 +27,48 @@ def advise_nodes(
         global_batch: sequences of a step.
         words: of the command line that asks for it.
 
+    Returns:
+        Where nothing fits, an empty ranking, what the smallest plan lacks, and the smallest change that makes it fit.
+
     Raises:
-        ValueError: if nothing divides, or nothing fits.
+        ValueError: if nothing divides.
     """
-    found = search(model, machine, global_batch, seq_len=seq_len, num_simulated=NUM_SIMULATED)
-    best = found.best[0].tokens_per_s_per_device if found.best else 0.0
-    command = "python -m rpbench plan mesh=search " + " ".join(words)
-    levers = []
-    for name, change in _changes().items():
-        faster = search(model, change(machine), global_batch, seq_len=seq_len, num_simulated=1).best
-        pace = faster[0].tokens_per_s_per_device if faster else best
-        levers.append({"name": name, "tokens_per_s": pace * machine.num_devices, "gain": max(0.0, pace / best - 1)})
-    return {
+    about = {
         "model": model.name,
         "cluster": machine.name,
         "num_devices": machine.num_devices,
         "tokens_per_step": global_batch * seq_len,
+    }
+    try:
+        found = search(model, machine, global_batch, seq_len=seq_len, num_simulated=NUM_SIMULATED)
+    except NothingFits as nothing:
+        return about | _nothing(nothing)
+    best = found.best[0].tokens_per_s_per_device
+    command = "python -m rpbench plan mesh=search " + " ".join(words)
+    levers: list[dict[str, Any]] = []
+    for name, change in _changes().items():
+        faster = search(model, change(machine), global_batch, seq_len=seq_len, num_simulated=1).best
+        pace = faster[0].tokens_per_s_per_device if faster else best
+        levers.append({"name": name, "tokens_per_s": pace * machine.num_devices, "gain": max(0.0, pace / best - 1)})
+    return about | {
         "ranking": [_row(each, command) for each in found.best],
         "does_not_fit": [],
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
         "levers": sorted(levers, key=lambda lever: -lever["gain"]),
+    }
+
+
+def _nothing(found: NothingFits) -> dict[str, Any]:
+    """The answer where no plan fits."""
+    job, change = found.smallest, found.change
+    lacks = {"device_lacks_bytes": round(lacking_bytes(job)), "host_lacks_bytes": 0}
+    return {
+        "ranking": [],
+        "does_not_fit": [{"schedule": job.schedule, "options": _options(job), **lacks}],
+        "levers": [],
+        "smallest_change": f"the smallest plan {change}",
+        "change": change.plain(),
     }
 
 
@@ -62,18 +85,7 @@ def _row(found: Prediction, command: str) -> dict[str, Any]:
     pace = found.tokens_per_s_per_device * job.machine.num_devices
     return {
         "schedule": job.schedule,
-        "options": {
-            "data": job.mesh.data,
-            "pipeline": job.mesh.pipeline,
-            "tensor": job.mesh.tensor,
-            "context": job.mesh.context,
-            "expert": job.mesh.expert,
-            "shares": job.mesh.sharing.what,
-            "microbatch_sequences": job.sequences,
-            "num_microbatches": job.num_microbatches,
-            "chunks_per_device": job.chunks,
-            "recompute": job.recompute,
-        },
+        "options": _options(job),
         "tokens_per_s": pace,
         "tokens_per_s_low": pace / REACH,
         "tokens_per_s_high": pace * REACH,
@@ -82,4 +94,21 @@ def _row(found: Prediction, command: str) -> dict[str, Any]:
         "bubble": None,
         "why": dict(found.terms),
         "command": command,
+    }
+
+
+def _options(job: Job) -> dict[str, Any]:
+    """Sizes of a mesh and what is chosen with it."""
+    mesh = job.mesh
+    return {
+        "data": mesh.data,
+        "pipeline": mesh.pipeline,
+        "tensor": mesh.tensor,
+        "context": mesh.context,
+        "expert": mesh.expert,
+        "shares": mesh.sharing.what,
+        "microbatch_sequences": job.sequences,
+        "num_microbatches": job.num_microbatches,
+        "chunks_per_device": job.chunks,
+        "recompute": job.recompute,
     }

@@ -6,18 +6,25 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.provenance import now
 from rpbench.harness.record import check_writable, write_atomically
 from rpbench.places import CONF, home
 
+if TYPE_CHECKING:
+    from rpbench.cost.collective_rates import CollectiveRate
+
 DEFAULT_NAME = "this_machine"
-OPTIONS = "name=NAME, device=cpu|cuda, num_devices=NUMBER and out=FOLDER"
+OPTIONS = "name=NAME, device=cpu|cuda, num_devices=NUMBER, ranks=NUMBER and out=FOLDER"
 BUSY = 0.15  # cores that other programs may have before it is worth a warning
 
 _MARK = "python -m rpbench calibrate"  # in the first line of what this has written
+
+
+class RanksFailed(RuntimeError):
+    """A rank between which collectives were measured died or hung."""
 
 
 def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
@@ -25,12 +32,13 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
 
     Args:
         arguments: `name=`, `device=cpu|cuda`, `num_devices=` (cores that work at the same time; default: all this
-            process may use), `out=FOLDER` (default: where `cluster=` looks, in the
-            user's nearest place if there is one).
+            process may use), `ranks=` (processes between which collectives are measured, for meshes; default: none),
+            `out=FOLDER` (default: where `cluster=` looks, in the user's nearest place if there is one).
 
     Raises:
         ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
-        ValueError: for a device that is not there.
+        ValueError: for a device that is not there, or fewer of them than ranks.
+        RanksFailed: if a rank died or hung; all have ended within a minute, and nothing is written.
     """
     options = _options(arguments)
     name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", (home() or CONF) / "cluster"))
@@ -43,8 +51,9 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     num_devices = _num_devices(options, device)
     check_writable(folder, "out")
     began, tell = time.monotonic(), _teller()
+    collectives = _collectives(options["ranks"], device, num_devices, tell) if "ranks" in options else []
     found = calibrate_gpu(tell) if device == "cuda" else calibrate_cores(num_devices, tell)
-    cluster = cluster_of(name, found, _devices(device, num_devices))
+    cluster = cluster_of(name, found, _devices(device, num_devices), collectives)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", found.foreign_cores))
     if (found.foreign_cores or 0.0) > BUSY:
@@ -58,6 +67,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
         "copy_bytes_per_s": cluster.copy_bytes_per_s,
         "host_bytes_per_s": cluster.host_bytes_per_s,
         "launch_s": cluster.launch_s,
+        "collectives": {each.name: each.plain() for each in collectives},
         "foreign_cores": found.foreign_cores,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -66,7 +76,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
 def _options(arguments: Sequence[str]) -> dict[str, str]:
     options = dict(item.partition("=")[::2] for item in arguments)
     for key, value in options.items():
-        if key not in ("name", "device", "num_devices", "out"):
+        if key not in ("name", "device", "num_devices", "ranks", "out"):
             raise ConfigError(f"calibrate takes {OPTIONS}, not {key!r}")
         if not value:
             raise ConfigError(f"{key}= has no value; calibrate takes {OPTIONS}")
@@ -91,6 +101,31 @@ def _num_devices(options: dict[str, str], device: str) -> int:
     if not asked.isdecimal() or not 1 <= int(asked) <= cores:
         raise ConfigError(f"num_devices={asked}: a whole number from 1 to the {cores} cores this process may use")
     return int(asked)
+
+
+def _collectives(asked: str, device: str, num_devices: int, tell: Callable[[str], None]) -> "list[CollectiveRate]":
+    """Rates of the collectives between several ranks of this host."""
+    from rpbench.cost.collective_rates import fit_rate
+    from rpbench.torch_runtime.collectives import CollectiveRequest
+    from rpbench.torch_runtime.diagnosis import RunFailed
+    from rpbench.torch_runtime.ranks import Ranks
+
+    if not asked.isdecimal():
+        raise ConfigError(f"ranks={asked}: a whole number of at least 2")
+    request = CollectiveRequest(int(asked), device=device)
+    request.check()
+    if device == "cpu" and request.num_ranks > num_devices:
+        raise ConfigError(f"ranks={asked}: at most one for each of the {num_devices} cores that are devices here")
+    tell(f"collectives of {asked} ranks")
+    try:
+        with Ranks(request.num_ranks) as ranks:
+            seconds = ranks.time_collectives(request)["seconds"]
+    except RunFailed as error:
+        raise RanksFailed(f"ranks={asked}: {error}\nnothing was written; try again, or leave ranks= out") from None
+    return [
+        fit_rate(name, request.num_ranks, {int(size): each for size, each in found.items()})
+        for name, found in seconds.items()
+    ]
 
 
 def _devices(device: str, num_devices: int) -> dict[str, int]:

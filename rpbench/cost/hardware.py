@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from math import inf, isfinite
 from typing import Any
 
+from rpbench.cost.collective_rates import collective_rates
 from rpbench.cost.measured import MEASURED
 from rpbench.registry import unknown_name
 
@@ -15,6 +16,7 @@ _COUNTS = (
     "host_memory_bytes",
     "devices_per_root_complex",
 )
+_NO_NUMBERS = ("name", "published_name", "device_speeds", "transfer_latency_s")
 _SHARES = ("matmul_efficiency", "wide_matmul_efficiency", "attention_efficiency", "memory_efficiency")
 
 
@@ -50,6 +52,8 @@ class Cluster:
         launch_s: what a layer costs its device beside its operators: interpreter and launches.
         measured: constants of `cost=analytic` on this machine, which come before the general ones; see
             `rpbench.cost.measured`. Empty where the machine was not calibrated (`python -m rpbench calibrate`).
+        collectives: of several ranks of this host, as measured by `python -m rpbench calibrate ranks=N`; see
+            `rpbench.cost.collective_rates`. Predictions of meshes take them.
         declared: for each number its origin; see `rpbench.cost.declared`.
 
     Raises:
@@ -83,6 +87,7 @@ class Cluster:
     host_memory_bytes: int | None = None
     launch_s: float | None = None
     measured: Mapping[str, float] = field(default_factory=dict, hash=False)
+    collectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +104,7 @@ class Cluster:
                 raise ValueError(f"cluster.measured: {unknown_name('constant', name, list(MEASURED))}")
             if not (_is_number(value) and isfinite(value) and value >= 0):
                 raise ValueError(f"cluster.measured.{name}={value!r}: a finite number of at least 0")
+        collective_rates(self.collectives)
         for name in _SHARES:
             if (getattr(self, name) or 0) > 1:
                 raise ValueError(f"cluster.{name}={getattr(self, name)!r}: a share of the peak, at most 1")
@@ -141,9 +147,7 @@ class Cluster:
 
 # Fields that hold one number above 0.
 NUMBERS = tuple(
-    each.name
-    for each in fields(Cluster)
-    if each.name not in ("name", "published_name", "device_speeds", "transfer_latency_s", "measured", "declared")
+    each.name for each in fields(Cluster) if each.name not in (*_NO_NUMBERS, "measured", "collectives", "declared")
 )
 
 

@@ -1,11 +1,12 @@
 """Cluster file: what a calibration found, as the YAML that `cluster=` takes."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rpbench.cost.basis import make_basis
+from rpbench.cost.collective_rates import CollectiveRate
 from rpbench.cost.engine_times import counted
 from rpbench.cost.factors import factors
 from rpbench.cost.hardware import NUMBERS, Cluster
@@ -20,11 +21,14 @@ Figures = dict[str, float | int]
 WITHIN = 0.05
 
 
-def cluster_of(name: str, found: Calibration, devices: Mapping[str, int]) -> Cluster:
+def cluster_of(
+    name: str, found: Calibration, devices: Mapping[str, int], collectives: Sequence[CollectiveRate] = ()
+) -> Cluster:
     """The machine as `cost=analytic` sees it.
 
     Args:
         devices: `num_devices`, and `device_memory_bytes` where devices have memory of their own.
+        collectives: of several ranks of it, if they were measured.
 
     Raises:
         ValueError: if a probe took no time.
@@ -46,7 +50,14 @@ def cluster_of(name: str, found: Calibration, devices: Mapping[str, int]) -> Clu
     source = f"python -m rpbench calibrate, {now()}"
     row = {"origin": "measured", "within": WITHIN, "source": source}
     declared = dict.fromkeys((*figures, *measured), row)
-    return Cluster(name=name, **figures, measured=measured, declared=declared)  # type: ignore[arg-type]
+    declared |= {each.name: row | {"within": round(_within(each), 4)} for each in collectives}
+    rates = {each.name: each.plain() for each in collectives}
+    return Cluster(name=name, **figures, measured=measured, collectives=rates, declared=declared)  # type: ignore[arg-type]
+
+
+def _within(rate: CollectiveRate) -> float:
+    """One standard deviation of a bandwidth, relative, from the interval that holds nine of ten."""
+    return max(WITHIN, (rate.bytes_per_s_high - rate.bytes_per_s_low) / (2 * 1.645 * rate.bytes_per_s))
 
 
 def _figures(found: Calibration, devices: Mapping[str, int]) -> Figures:
@@ -74,9 +85,16 @@ def to_text(cluster: Cluster, first_line: str, foreign_cores: float | None) -> s
     lines += ["transfer_latency_s: 0.0", "device_speeds: null"]
     lines.append("measured:   # constants of cost=analytic on this machine; rpbench/cost/engine_times.py says what of")
     lines += [f"  {key}: {_number(value)}" for key, value in cluster.measured.items()]
+    head = "collectives:   # a tensor of X bytes: latency_s + volume X / bytes_per_s; rpbench/cost/collective_rates.py"
+    lines.append(head if cluster.collectives else "collectives: {}")
+    lines += [f"  {key}: {_rates(row)}" for key, row in cluster.collectives.items()]
     lines.append("declared:")
     lines += [f"  {key}: {_inline(row)}" for key, row in cluster.declared.items()]
     return "\n".join(lines) + "\n"
+
+
+def _rates(row: Mapping[str, float | int]) -> str:
+    return "{" + ", ".join(f"{key}: {_number(value)}" for key, value in row.items()) + "}"
 
 
 def _number(value: float | int | None) -> str:

@@ -7,7 +7,7 @@ differ; the best plans are simulated afterwards.
 
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from rpbench.mesh.layer_seconds import Precision, padded_vocab
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.machine import Machine
 from rpbench.mesh.memory import kept_bytes, working_set_bytes
+from rpbench.mesh.placement import reached
 from rpbench.mesh.plans import SHARED, Floats, Inner, Plans
 from rpbench.mesh.software import Software
 
@@ -106,21 +107,51 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
     layers = len(question.architecture.layers)
     p, v = plans.pipeline.astype(float), plans.chunks.astype(float)
     m, data = plans.microbatches.astype(float), plans.data.astype(float)
-    most = np.ceil(layers / (p * v)) * v  # layers of the fullest rank
-    last = np.floor(layers / (p * v)) + np.ceil(layers / (p * v)) * (v - 1)
-    step = _pipeline_s(question, plans, columns, most, last, p, v, m)
+    ranks = rank_layers(layers, p, v)
+    most = ranks.most
+    step = _pipeline_s(question, plans, columns, most, ranks.last, p, v, m)
     step += _data_s(question, plans, columns, most, data, m)
     constants = question.software.constants
     replicas = data * columns["context"]
     owned = columns["dense"] * most / np.where(plans.shared == 0, 1.0, replicas)
-    owned += (
-        columns["experts"] * most * np.where(plans.shared == 0, 1.0, columns["expert"] / (replicas * columns["tensor"]))
-    )
+    owned += columns["experts"] * most / np.where(plans.shared == 0, 1.0, _expert_shards(columns, replicas))
     rate = question.machine.gpu.memory_bytes_per_s * question.machine.gpu.sustained_memory
     step += owned * constants["optimizer_bytes"] / rate + constants["step_s"]
     nodes = question.machine.num_devices / question.machine.devices_per_node
     step *= 1.0 + (constants["jitter"] * log2(nodes) if nodes > 1 else 0.0)
-    return Timed(step, _peak_bytes(question, plans, columns, most, p, v, m, replicas))
+    return Timed(step, _peak_bytes(question, plans, columns, ranks, p, v, m, replicas))
+
+
+class RankLayers(NamedTuple):
+    """Layers of ranks as `split_evenly` deals them, larger stages in the middle: of the fullest, the first, the last.
+
+    Args:
+        fullest_rank: the first of those with most layers.
+    """
+
+    most: Floats
+    first: Floats
+    last: Floats
+    fullest_rank: Floats
+
+
+def rank_layers(layers: int, p: Floats, v: Floats) -> RankLayers:
+    """The layers of the ranks of plans with p ranks and v chunks, each with one of the stages in turn."""
+    base, extra = np.floor(layers / (p * v)), layers % (p * v)
+    begin = np.floor((p * v - extra + 1) / 2)  # the first larger stage; the others follow it
+    end, over = begin + extra, extra % p
+
+    def larger(rank: Floats) -> Floats:
+        found: Floats = np.floor((end - 1 - rank) / p) - np.floor((begin - 1 - rank) / p)
+        return found
+
+    around = (over == 0) | (begin % p + over > p)
+    return RankLayers(
+        base * v + np.ceil(extra / p),
+        base * v + larger(np.zeros_like(p)),
+        base * v + larger(p - 1),
+        np.where(around, 0.0, begin % p),
+    )
 
 
 def _pipeline_s(
@@ -142,9 +173,8 @@ def _pipeline_s(
     busiest = np.maximum(most * layer, last * layer + columns["head"]) + constants["microbatch_s"]
     mean = (len(question.architecture.layers) * layer + columns["head"]) / p + constants["microbatch_s"]
     inside = p * plans.data * columns["tensor"] * columns["context"] <= min(machine.domain, machine.num_devices)
-    pace = np.where(
-        inside, machine.intra_bytes_per_s * constants["intra"], machine.inter_bytes_per_s * constants["inter"]
-    )
+    links = reached(machine, question.software)
+    pace = np.where(inside, links.intra_bytes_per_s, links.inter_bytes_per_s)
     hop = np.where(p > 1, columns["hop"] / pace + np.where(inside, 5e-6, 15e-6), 0.0)
     fill = most * (columns["forward"] + columns["input_grad"] - columns["weight_grad"])
     bubble = (p - 1) * mean
@@ -187,8 +217,7 @@ def _data_s(
 def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -> tuple[Floats, Floats]:
     """Bandwidth and latency of groups; as `rpbench.mesh.placement.group_of`."""
     domain = min(machine.domain, machine.num_devices)
-    intra = machine.intra_bytes_per_s * software.constants["intra"]
-    inter = machine.inter_bytes_per_s * software.constants["inter"]
+    intra, inter = reached(machine, software)
     here = np.maximum(1.0, np.minimum(np.floor(domain / stride), size))
     inside = size * stride <= domain
     pace = np.where(inside, intra, np.minimum(intra, inter * here))
@@ -200,24 +229,51 @@ def _peak_bytes(
     question: Question,
     plans: Plans,
     columns: dict[str, Floats],
-    most: Floats,
+    ranks: RankLayers,
     p: Floats,
     v: Floats,
     m: Floats,
     n: Floats,
 ) -> Floats:
-    """Bytes of the first rank or of the last, whichever has more."""
-    software = question.software
-    dense, experts = columns["dense"] * most, columns["experts"] * most
-    others = np.maximum(1.0, n * columns["tensor"] / columns["expert"])
-    matrix = columns["matrix"] * np.where(p > 1, 1.0, 1.0 if question.architecture.tied else 2.0)
+    """Bytes of the first rank, of the first of those with most layers, or of the last, whichever has most."""
     names = np.array(plans.schedules)[plans.schedule]
-    in_flight = np.minimum(m, p)
-    in_flight = np.where(names == "interleaved_1f1b", np.minimum(m, p + (p - 1) / v), in_flight)
-    in_flight = np.where(names == "zb_h2", np.minimum(m, 2 * p - 1), in_flight)
-    in_flight = np.where(names == "gpipe", m, in_flight)
-    states = np.zeros_like(p)
-    for size, shards in ((dense + matrix, n), (experts, others)):
+    tied = question.architecture.tied
+    alone = p == 1
+    ends = columns["matrix"] * np.where(alone, 1.0 if tied else 2.0, 1.0)
+    found = np.zeros_like(p)
+    for rank, layers, matrix, logits in (
+        (np.zeros_like(p), ranks.first, ends, alone),
+        (ranks.fullest_rank, ranks.most, np.where(ranks.fullest_rank % (p - 1 + alone) == 0, ends, 0.0), alone),
+        (p - 1, ranks.last, ends, True),
+    ):
+        held = _states_bytes(question, plans, columns, layers, matrix, n)
+        held += _in_flight(names, rank, p, v, m) * layers * columns["kept"] + columns["working"]
+        found = np.maximum(found, held + np.where(logits, columns["logits"], 0.0))
+    return found
+
+
+def _in_flight(names: "np.ndarray[Any, Any]", rank: Floats, p: Floats, v: Floats, m: Floats) -> Floats:
+    """Microbatches whose activations a rank keeps, in the usual closed forms."""
+    found = np.minimum(m, p - rank)
+    found = np.where(names == "interleaved_1f1b", np.minimum(m, p + (p - 1 - 2 * rank) / v), found)
+    found = np.where(names == "zb_h2", np.minimum(m, np.maximum(1.0, 2 * (p - rank) - 1)), found)
+    return np.where(names == "gpipe", m, found)
+
+
+def _expert_shards(columns: dict[str, Floats], replicas: Floats) -> Floats:
+    """Devices that share the states of an expert; as `Mesh.expert_shard_group`."""
+    found: Floats = np.maximum(1.0, np.minimum(replicas, replicas * columns["tensor"] / columns["expert"]))
+    return found
+
+
+def _states_bytes(
+    question: Question, plans: Plans, columns: dict[str, Floats], layers: Floats, matrix: Floats, n: Floats
+) -> Floats:
+    """Bytes of weights, gradients and optimizer of ranks with that many layers."""
+    software = question.software
+    others = _expert_shards(columns, n)
+    found = np.zeros_like(n)
+    for size, shards in ((columns["dense"] * layers + matrix, n), (columns["experts"] * layers, others)):
         weights, gradients, optimizer = 2.0, float(software.accumulate_bytes), software.optimizer_bytes
         parts = np.select(
             [plans.shared == number for number in range(len(SHARED))],
@@ -228,9 +284,8 @@ def _peak_bytes(
                 (weights + gradients + optimizer) / shards,
             ],
         )
-        states = states + size * parts
+        found = found + size * parts
     fully = plans.shared == SHARED.index("parameters")
-    states = states + np.where(fully, (4.0 + software.accumulate_bytes) * (columns["dense"] + columns["experts"]), 0.0)
-    first = states + in_flight * most * columns["kept"] + columns["working"] + np.where(p == 1, columns["logits"], 0.0)
-    end = states + most * columns["kept"] * np.where(names == "gpipe", m, 1.0) + columns["working"] + columns["logits"]
-    return np.maximum(first, end)
+    gathered = (4.0 + software.accumulate_bytes) * (columns["dense"] + columns["experts"])
+    whole: Floats = found + np.where(fully, gathered, 0.0)
+    return whole

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from rpbench.mesh.collectives import gather_s, reduce_s
+from rpbench.mesh.collectives import gather_s, reduce_s, scatter_s
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Seconds
 from rpbench.mesh.parameters import Held, held
@@ -40,7 +40,7 @@ def reduced(job: Job, own: Held) -> Reduced:
             continue
         whole = shards == replicas
         near = group if whole else replica_group(mesh, job.machine, links, shards)
-        scatter = gather_s(volume, near)
+        scatter = scatter_s(volume, near)
         if software.reduce_volumes == 3 or not whole:
             scatter = reduce_s(volume, group)
         gradients += scatter
@@ -85,7 +85,7 @@ def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
     mesh, links, beside = job.mesh, job.setting.links, 1.0 + job.software.constants["beside"]
     near = replica_group(mesh, job.machine, links, mesh.shard_group)
     gather = gather_s(2.0 * parameters, near)
-    scatter = gather_s(job.software.gradient_bytes * parameters, near)
+    scatter = scatter_s(job.software.gradient_bytes * parameters, near)
     if mesh.shard_group < mesh.replicas:
         others = replica_group(mesh, job.machine, links)
         scatter += reduce_s(job.software.gradient_bytes * parameters / mesh.shard_group, others)

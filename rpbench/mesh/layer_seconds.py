@@ -5,10 +5,10 @@ from math import ceil
 from typing import Literal, NamedTuple, get_args
 
 from rpbench.mesh.architecture import Architecture, Layer, mean_keys
-from rpbench.mesh.collectives import exchange_s, gather_s, ring_pass_s
+from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.machine import Machine
-from rpbench.mesh.placement import Links, axis_group, expert_group
+from rpbench.mesh.placement import Links, axis_group, expert_group, reached
 from rpbench.mesh.products import alignment, efficiency, filled
 from rpbench.mesh.software import Software
 
@@ -74,10 +74,7 @@ class Setting:
     @property
     def links(self) -> Links:
         """What collectives reach of the machine's links."""
-        constants = self.software.constants
-        return Links(
-            self.machine.intra_bytes_per_s * constants["intra"], self.machine.inter_bytes_per_s * constants["inter"]
-        )
+        return reached(self.machine, self.software)
 
     @property
     def memory_rate(self) -> float:
@@ -291,7 +288,8 @@ def _recomputed(setting: Setting, forward: float, attention: float, collectives:
 def _one_sum_s(setting: Setting) -> float:
     """One all-reduce of a boundary tensor over the tensor group, or a gather and a scatter of it."""
     group = axis_group(setting.mesh, "tensor", setting.machine, setting.links)
-    return 2.0 * gather_s(2.0 * setting.tokens * setting.architecture.hidden, group)
+    size = 2.0 * setting.tokens * setting.architecture.hidden
+    return gather_s(size, group) + scatter_s(size, group) if setting.mesh.sequence_parallel else reduce_s(size, group)
 
 
 def _tensor_s(setting: Setting) -> tuple[float, float]:

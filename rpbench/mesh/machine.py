@@ -6,6 +6,7 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
+from rpbench.cost.collective_rates import CollectiveRate
 from rpbench.cost.declared import declarations
 from rpbench.mesh.gpu import CONF, Gpu, gpu, names, read, unknown_option
 
@@ -23,6 +24,8 @@ class Machine:
         intra_latency_s, inter_latency_s: of one hop.
         host_bytes_per_s: a device to its host, one way.
         reserved_memory_bytes: what contexts and libraries take of a device.
+        collectives: those that were measured inside a node, by name; they come before `intra_bytes_per_s`, whose share
+            that collectives reach is then 1.
         declared: for each number its origin.
 
     Raises:
@@ -40,6 +43,7 @@ class Machine:
     inter_latency_s: float = 10e-6
     host_bytes_per_s: float = 25e9
     reserved_memory_bytes: int = 2_000_000_000
+    collectives: Mapping[str, CollectiveRate] = field(default_factory=dict, hash=False)
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

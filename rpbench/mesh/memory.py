@@ -67,11 +67,20 @@ def fullest(job: Job) -> tuple[int, Bytes]:
     return rank, found[rank]
 
 
+def needed_bytes(job: Job, classes: Mapping[str, float]) -> float:
+    """Bytes that a device must have for these classes: tensors with their fragments, contexts and libraries."""
+    return job.software.scale * sum(classes.values()) + job.machine.reserved_memory_bytes
+
+
+def fits(job: Job) -> bool:
+    """Whether the fullest rank is predicted to fit into a device; without a margin, as a search asks."""
+    return needed_bytes(job, fullest(job)[1]) <= job.machine.gpu.memory_bytes
+
+
 def verdict(job: Job, log_sd: float = 0.06) -> Verdict:
     """Whether the fullest rank fits into a device, with a margin of two standard deviations."""
     rank, classes = fullest(job)
-    need = job.software.scale * sum(classes.values()) + job.machine.reserved_memory_bytes
-    room = job.machine.gpu.memory_bytes
+    need, room = needed_bytes(job, classes), job.machine.gpu.memory_bytes
     largest = max(classes, key=lambda name: classes[name])
     text = f"rank {rank} needs {need / 1e9:.1f} GB of {room / 1e9:.1f} GB; the most is {largest}"
     if need > room * (1 + 2 * log_sd):
@@ -111,21 +120,26 @@ def _activations(job: Job, rank: int) -> float:
     stages = job.stages_of(rank)
     sizes = tuple(sum(count * kept_bytes(job, kind) for kind, count in job.stage_layers[stage]) for stage in stages)
     most = 0.0
-    for counts in _moments(job.schedule, job.mesh.pipeline, job.chunks, _enough(job), rank):
+    for counts in _most_in_flight(job, rank):
         most = max(most, sum(size * count for size, count in zip(sizes, counts, strict=True)))
     return most
 
 
-def _enough(job: Job) -> int:
-    """Microbatches after which no more come into flight."""
-    return min(job.num_microbatches, 4 * job.mesh.pipeline * job.chunks)
+def _most_in_flight(job: Job, rank: int) -> tuple[tuple[float, ...], ...]:
+    """`_moments` of a step; most orders have no more in flight in a long one than in a shorter one."""
+    microbatches, ranks = job.num_microbatches, job.mesh.pipeline
+    enough = min(microbatches, 4 * ranks * job.chunks)
+    found = _moments(job.schedule, ranks, job.chunks, enough, rank)
+    if enough < microbatches and any(max(counts) >= enough for counts in found):  # GPipe keeps them all
+        return _moments(job.schedule, ranks, job.chunks, microbatches, rank)
+    return found
 
 
 def working_set_bytes(job: Job) -> float:
     """What a backward needs besides: one layer's activations where everything is recomputed, and buffers."""
     own = job.setting.tokens * job.architecture.hidden * 8.0
     if job.recompute == "full":
-        return own + max(layer_activation_bytes(job, kind) for kind in job.kinds)
+        return own + max(layer_activation_bytes(job, kind) for kind in dict.fromkeys(job.architecture.layers))
     return own
 
 
@@ -133,9 +147,8 @@ def working_set_bytes(job: Job) -> float:
 def _moments(name: str, ranks: int, chunks: int, microbatches: int, rank: int) -> tuple[tuple[float, ...], ...]:
     """Microbatches that each stage of a rank has in flight, at the moments when no other has more of all."""
     schedule = order(name, ranks, chunks, microbatches)
-    stages = [stage for stage in range(ranks * chunks) if stage in _stages_of(schedule, rank)]
-    place = {stage: number for number, stage in enumerate(stages)}
-    now, found = [0.0] * len(stages), set[tuple[float, ...]]()
+    place = {stage: number for number, stage in enumerate(sorted(_stages_of(schedule, rank)))}
+    now, found = [0.0] * len(place), set[tuple[float, ...]]()
     for action in schedule.lanes[rank]["compute"]:
         for part in parts_of(action):
             if part.kind is Kind.F:
@@ -176,5 +189,11 @@ def order(name: str, ranks: int, chunks: int, microbatches: int) -> Schedule:
 
 
 def _candidates(job: Job) -> tuple[int, ...]:
+    """Ranks that may be fullest: at both ends, and the first with each set of layers, since later ones keep less."""
     last = job.mesh.pipeline - 1
-    return tuple(range(last + 1)) if last < 4 else (0, 1, last - 1, last)
+    if last < 4:
+        return tuple(range(last + 1))
+    first: dict[object, int] = {}
+    for rank in range(last + 1):
+        first.setdefault(tuple(job.stage_layers[stage] for stage in job.stages_of(rank)), rank)
+    return tuple(sorted({0, 1, last - 1, last, *first.values()}))

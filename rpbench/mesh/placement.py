@@ -6,10 +6,13 @@ Otherwise domain / stride members of it share a domain, and all sibling groups u
     bandwidth = min(intra, inter a device x min(members in a domain, size))
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from rpbench.cost.collective_rates import CollectiveRate
 from rpbench.mesh.layout import Axis, Mesh
 from rpbench.mesh.machine import Machine
+from rpbench.mesh.software import Software
 
 
 class Group(NamedTuple):
@@ -21,6 +24,7 @@ class Group(NamedTuple):
         bytes_per_s: what each member sends in a ring.
         outside_bytes_per_s: what each member alone gets of its domain's cards.
         latency_s: of one hop.
+        measured: collectives inside a domain whose seconds are known, by name.
     """
 
     size: int
@@ -28,6 +32,7 @@ class Group(NamedTuple):
     bytes_per_s: float
     outside_bytes_per_s: float
     latency_s: float
+    measured: Mapping[str, CollectiveRate] = {}
 
     @property
     def inside(self) -> bool:
@@ -42,11 +47,18 @@ class Links(NamedTuple):
     inter_bytes_per_s: float
 
 
+def reached(machine: Machine, software: Software) -> Links:
+    """What a framework's collectives reach of a machine's links; all of what was measured."""
+    intra = 1.0 if machine.collectives else software.constants["intra"]
+    return Links(machine.intra_bytes_per_s * intra, machine.inter_bytes_per_s * software.constants["inter"])
+
+
 def group_of(size: int, stride: int, machine: Machine, links: Links) -> Group:
     """The group of `size` members that stand `stride` apart."""
     domain = min(machine.domain, machine.num_devices)
     if size * stride <= domain:
-        return Group(size, size, links.intra_bytes_per_s, links.inter_bytes_per_s, machine.intra_latency_s)
+        intra, inter = links.intra_bytes_per_s, links.inter_bytes_per_s
+        return Group(size, size, intra, inter, machine.intra_latency_s, machine.collectives)
     here = max(1, min(domain // stride, size))
     return Group(
         size,

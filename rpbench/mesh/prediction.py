@@ -9,6 +9,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.machine import Machine, machine
 from rpbench.mesh.memory import Bytes, Verdict, fullest, verdict
+from rpbench.mesh.smallest_change import Change, smallest_change
 from rpbench.mesh.software import Software, software
 from rpbench.mesh.step import Terms, step_terms
 
@@ -50,8 +51,14 @@ class Prediction:
         done = self.job.architecture.flops_per_token(self.job.seq_len) * self.tokens_per_s_per_device
         return done / self.job.machine.gpu.flops_16
 
+    @property
+    def smallest_change(self) -> Change | None:
+        """The least change that makes it fit; None where it is predicted to fit."""
+        return smallest_change(self.job)
+
     def record(self) -> dict[str, Any]:
         """Flat fields for a record."""
+        change = self.smallest_change
         return {
             "step_time_s": self.step_time_s,
             "tokens_per_s": self.tokens_per_s_per_device * self.job.machine.num_devices,
@@ -60,6 +67,8 @@ class Prediction:
             "peak_memory_bytes": self.peak_memory_bytes,
             "status": {"oom": "oom"}.get(self.verdict.answer, "ok"),
             "reason": self.verdict.reason,
+            "verdict": self.verdict.answer,
+            "smallest_change": change.plain() if change else None,
             "terms_s": dict(self.terms),
             "memory_bytes": dict(self.memory),
         }

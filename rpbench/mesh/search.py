@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 
 from rpbench.mesh.architecture import Architecture
-from rpbench.mesh.closed_forms import Question, layer_table, time_plans
+from rpbench.mesh.closed_forms import Question
 from rpbench.mesh.exact import exact_terms
+from rpbench.mesh.fitting import fastest_first, job_of, nearest, spare_bytes, timed_plans
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision
 from rpbench.mesh.machine import Machine, machine
-from rpbench.mesh.memory import fullest, verdict
-from rpbench.mesh.plans import Plans, Space, enumerate_plans
+from rpbench.mesh.memory import fullest, needed_bytes, verdict
+from rpbench.mesh.plans import Plans, Space
 from rpbench.mesh.prediction import Prediction
+from rpbench.mesh.smallest_change import smallest_change
 from rpbench.mesh.software import Software, software
 
 SIMULATED = 50
@@ -42,6 +44,28 @@ class Found:
         return self.num_plans / self.closed_form_s
 
 
+class NothingFits(ValueError):
+    """No plan of a search fits into memory.
+
+    Args:
+        smallest: the plan that needs least, by closed forms.
+        space: what the search chose from.
+
+    Attributes:
+        change: what makes that plan fit.
+    """
+
+    def __init__(self, smallest: Job, space: Space) -> None:
+        change = smallest_change(smallest, space)
+        assert change is not None
+        self.smallest, self.change, machine = smallest, change, smallest.machine
+        need, room = needed_bytes(smallest, fullest(smallest)[1]), machine.gpu.memory_bytes
+        super().__init__(
+            f"{smallest.architecture.name} does not fit on {machine.num_devices} x {machine.gpu.name}: the smallest "
+            f"plan needs {need / 1e9:.0f} GB of {room / 1e9:.0f} GB; it {change}"
+        )
+
+
 def search(
     model: Architecture,
     cluster: Machine | str,
@@ -63,45 +87,24 @@ def search(
         num_simulated: plans that the real schedule and simulator time.
 
     Raises:
-        ValueError: if no plan divides, or none fits into memory; then with what the smallest plan needs.
+        ValueError: if no plan divides.
+        NothingFits: if none fits into memory; it says what the smallest plan needs, and what makes it fit.
     """
     found = machine(cluster) if isinstance(cluster, str) else cluster
     found = found.with_devices(num_devices) if num_devices else found
     known = software(framework) if isinstance(framework, str) else framework
     question = Question(model, found, known, seq_len, global_batch, precision)
     began = time.perf_counter()
-    plans = enumerate_plans(model, found, seq_len, global_batch, space or Space())
-    timed = time_plans(question, plans, layer_table(question, plans.inners))
-    room = found.gpu.memory_bytes - found.reserved_memory_bytes
-    need = known.scale * timed.peak_bytes
-    fits = need <= room
-    order = np.argsort(np.where(fits, timed.step_s, np.inf), kind="stable")[: int(fits.sum())]
+    plans, timed = timed_plans(question, space or Space())
+    spare = spare_bytes(question, timed)
+    order = fastest_first(timed, spare)
     closed = time.perf_counter() - began
-    if not fits.any():
-        raise ValueError(
-            f"{model.name} does not fit on {found.num_devices} x {found.gpu.name}: the smallest plan needs "
-            f"{need.min() / 1e9:.0f} GB of {room / 1e9:.0f} GB; take more devices"
-        )
     best = _simulated(question, plans, order, num_simulated)
-    return Found(best, plans.count, int(fits.sum()), closed, time.perf_counter() - began - closed)
-
-
-def job_of(question: Question, plans: Plans, number: int) -> Job:
-    """A plan as a job."""
-    inner = plans.inners[int(plans.inner[number])]
-    return Job(
-        question.architecture,
-        question.machine,
-        plans.mesh(number),
-        question.software,
-        question.seq_len,
-        inner.sequences,
-        int(plans.microbatches[number]),
-        schedule=plans.schedules[int(plans.schedule[number])],
-        chunks=int(plans.chunks[number]),
-        recompute=inner.recompute,
-        precision=question.precision,
-    )
+    if not best:
+        best = _simulated(question, plans, nearest(question, spare), num_simulated)
+    if not best:
+        raise NothingFits(job_of(question, plans, int(np.argmax(spare))), space or Space())
+    return Found(best, plans.count, max(len(order), len(best)), closed, time.perf_counter() - began - closed)
 
 
 def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", most: int) -> tuple[Prediction, ...]:
@@ -119,7 +122,6 @@ def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", 
 def simulate_job(job: Job) -> Prediction | None:
     """A job with its pipeline simulated; None if its memory, counted from its order, does not fit."""
     rank, classes = fullest(job)
-    need = job.software.scale * sum(classes.values()) + job.machine.reserved_memory_bytes
-    if need > job.machine.gpu.memory_bytes:
+    if needed_bytes(job, classes) > job.machine.gpu.memory_bytes:
         return None
     return Prediction(job, exact_terms(job), rank, classes, verdict(job))

@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from rpbench.torch_runtime.board import Phase, Standing, read_file
+from rpbench.torch_runtime.collectives import CollectiveRequest
 from rpbench.torch_runtime.diagnosis import Evidence, RunFailed, diagnose
 from rpbench.torch_runtime.node_run import NodeRequest
 from rpbench.torch_runtime.outcome import Outcome
@@ -103,6 +104,16 @@ class Ranks:
 
     def run_nodes(self, request: NodeRequest) -> Answer:
         """The same of processes that are nodes: what node 0 answers (`rpbench.torch_runtime.node_run`)."""
+        request.check()
+        return self._ask(request)
+
+    def time_collectives(self, request: CollectiveRequest) -> Answer:
+        """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.collectives`).
+
+        Raises:
+            ValueError: if the request cannot be.
+            RunFailed: as of `run`.
+        """
         request.check()
         return self._ask(request)
 

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 from rpbench.torch_runtime.board import Phase, Place
+from rpbench.torch_runtime.collectives import MARK as COLLECTIVES_MARK
+from rpbench.torch_runtime.collectives import CollectiveRequest, run_collectives
 from rpbench.torch_runtime.gathering import Answer, gather
 from rpbench.torch_runtime.member import Member
 from rpbench.torch_runtime.node_run import NodeRequest, run_node
@@ -30,7 +32,7 @@ from rpbench.torch_runtime.versions import load_runtime
 COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
 
 
-AnyRequest = TorchRequest | NodeRequest | StepRequest
+AnyRequest = TorchRequest | NodeRequest | StepRequest | CollectiveRequest
 
 
 class Refused(ValueError):
@@ -86,6 +88,8 @@ def read_request(line: str) -> AnyRequest:
     """The request of any kind that a line holds."""
     if line.startswith(MARK):
         return StepRequest.from_json(line)
+    if line.startswith(COLLECTIVES_MARK):
+        return CollectiveRequest.from_json(line)
     return NodeRequest.from_json(line) if line.startswith('{"nodes"') else TorchRequest.from_json(line)
 
 
@@ -95,6 +99,8 @@ def _run(
     if isinstance(request, TorchRequest):
         return run_request(request, place, change)
     try:
+        if isinstance(request, CollectiveRequest):
+            return run_collectives(request, place)
         return residents.step(request) if isinstance(request, StepRequest) else run_node(request, place)
     except ValueError as error:
         raise Refused(str(error)) from None
@@ -111,6 +117,8 @@ def main(board: str, change: Callable[[Member], None] | None = None) -> int:
     for line in iter(lines.get, None):
         try:
             request = read_request(line)
+            if isinstance(request, CollectiveRequest):
+                place.write(Phase.WAITING)  # from here on a rank that stands still is noticed
             if not started:
                 start_group(request.device)
                 started = True

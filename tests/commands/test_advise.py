@@ -88,6 +88,25 @@ def test_what_fits_nowhere_says_the_smallest_change():
     assert answer["smallest_change"][:60] in words.getvalue()
 
 
+def test_the_memory_that_is_said_to_be_lacking_is_enough():
+    words, memory = (*SMALL, "gpu=l40s", "num_devices=2"), 10_000_000
+    (least, *_) = advise_on([*words, f"device_memory_bytes={memory}"], io.StringIO())["does_not_fit"]
+    answer = advise_on([*words, f"device_memory_bytes={memory + least['device_lacks_bytes']}"], io.StringIO())
+    assert answer["ranking"]
+
+
+def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(capsys):
+    asked = ("model=llama3_70b", "cluster=dgx_h100", "seq_len=4096", "sequences_per_step=16")
+    assert dispatch(("plan", "mesh=search", *asked, "num_devices=4")) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ranking"] == []
+    assert answer["change"]["num_devices"] == 16
+    assert "fits on 16 devices" in answer["smallest_change"]
+    for count, fits in ((8, False), (16, True)):
+        assert dispatch(("plan", "mesh=search", *asked, f"num_devices={count}")) == 0
+        assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
+
+
 def test_over_nodes_meshes_are_ranked():
     sizes = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000", "seq_len=1024")
     machine = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "sequences_per_step=16")

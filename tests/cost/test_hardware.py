@@ -28,7 +28,7 @@ def published(item: str, machine: str) -> float:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_configs_set_every_field(path: Path) -> None:
     config = read(path.stem)
-    assert set(config) == {field.name for field in fields(Cluster)}
+    assert set(config) == {field.name for field in fields(Cluster)} - {"collectives"}  # which calibrate alone writes
     assert Cluster(**config).name == path.stem
 
 

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from rpbench.cli import dispatch
 from rpbench.commands import calibrate
 from rpbench.cost.basis import make_basis
+from rpbench.cost.collective_rates import COLLECTIVES
 from rpbench.cost.declared import declarations
 from rpbench.cost.engine_times import counted, engine_times
 from rpbench.cost.hardware import NUMBERS, Cluster
@@ -22,6 +23,8 @@ from rpbench.harness.choices import ConfigError
 from rpbench.harness.cluster_file import cluster_of, to_text
 from rpbench.harness.request import load
 from rpbench.harness.run import run
+from rpbench.torch_runtime import ranks
+from rpbench.torch_runtime.diagnosis import RunFailed
 
 RATES = Rates(1e11, 9e10, 4e10, 2e10, 9e9, 8e9, 7e9, 4e10, 12.0)
 FACTOR = {"layer": 2e-4, "products": 1.5, "traffic": 6.0, "weights": 3.0}  # of a made-up machine
@@ -183,3 +186,75 @@ def test_gpus_are_counted_and_not_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "check_device", lambda device: None)
     with pytest.raises(ConfigError, match="num_devices=2: with device=cuda the GPUs are counted"):
         calibrate.calibrate(["device=cuda", "num_devices=2", f"out={tmp_path}"])
+
+
+# --- collectives between ranks -------------------------------------------------------------------------------
+
+
+class Answering:
+    """Ranks of a made-up machine: 1 GB/s on the wire, 100 us; or ranks that fail."""
+
+    error: Exception | None = None
+
+    def __init__(self, num_ranks):
+        self.num_ranks = num_ranks
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def time_collectives(self, request):
+        if self.error is not None:
+            raise self.error
+        sizes = (2**12, 2**18, 2**24)
+        found = {
+            name: {str(size): [1e-4 + (2 if name == "all_reduce" else 1) * size / 2 / 1e9] * 3 for size in sizes}
+            for name in COLLECTIVES
+        }
+        return {"backend": "gloo", "seconds": found}
+
+
+def test_collectives_of_ranks_go_from_the_measurement_to_meshes_on_that_cluster(
+    tmp_path, capsys, measured, monkeypatch
+):
+    monkeypatch.setattr(ranks, "Ranks", Answering)
+    assert dispatch(["calibrate", "name=mine", "num_devices=2", "ranks=2", f"out={tmp_path}"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["collectives"]["all_gather"]["bytes_per_s"] == pytest.approx(1e9)
+    origins = declarations(OmegaConf.to_container(OmegaConf.load(said["path"]))["declared"])
+    assert {origins[name].origin for name in COLLECTIVES} == {"measured"}
+    small = ("num_layers=4", "hidden=128", "heads=4", "vocab=512", "seq_len=128", "sequences_per_step=4")
+    assert dispatch(["plan", "mesh=search", f"cluster={said['path']}", *small]) == 0
+    fast = json.loads(capsys.readouterr().out)
+    text = (tmp_path / "mine.yaml").read_text()
+    assert "bytes_per_s: 1.000000e+09" in text
+    slow = tmp_path / "slow.yaml"
+    slow.write_text(text.replace("1.000000e+09", "1.000000e+06"))
+    assert dispatch(["plan", "mesh=search", f"cluster={slow}", *small]) == 0
+    slower = json.loads(capsys.readouterr().out)
+    assert fast["ranking"][0]["tokens_per_s"] > 1.5 * slower["ranking"][0]["tokens_per_s"]
+
+
+def test_ranks_that_fail_are_a_message_and_nothing_is_written(tmp_path, capsys, measured, monkeypatch):
+    monkeypatch.setattr(ranks, "Ranks", Answering)
+    monkeypatch.setattr(Answering, "error", RunFailed("rank 1 hangs", 1, "hung"))
+    assert dispatch(["calibrate", "name=mine", "num_devices=2", "ranks=2", f"out={tmp_path}"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "rank 1 hangs" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("count, rule", [("1", "at least 2"), ("two", "a whole number"), ("3", "at most one for each")])
+def test_ranks_that_cannot_be_are_refused_before_anything_is_measured(count, rule, tmp_path, measured, capsys):
+    assert dispatch(["calibrate", "name=mine", "num_devices=2", f"ranks={count}", f"out={tmp_path}"]) == 2
+    assert rule in capsys.readouterr().err
+    assert measured == []
+
+
+def test_without_measured_collectives_a_mesh_says_how_to_get_them(tmp_path, capsys, measured):
+    assert dispatch(["calibrate", "name=mine", "num_devices=2", f"out={tmp_path}"]) == 0
+    assert dispatch(["plan", "mesh=search", f"cluster={tmp_path / 'mine.yaml'}", "model=mid_gpt"]) == 2
+    assert "rpbench calibrate ranks=2" in capsys.readouterr().err

@@ -2,16 +2,19 @@
 
 import time
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
+from rpbench.ir.partition import split_evenly
 from rpbench.mesh.architecture import architecture
-from rpbench.mesh.closed_forms import Question, layer_table, time_plans
+from rpbench.mesh.closed_forms import Question, layer_table, rank_layers, time_plans
+from rpbench.mesh.fitting import job_of
 from rpbench.mesh.machine import machine
 from rpbench.mesh.memory import fullest
 from rpbench.mesh.plans import Space, enumerate_plans
-from rpbench.mesh.search import job_of, search, simulate_job
+from rpbench.mesh.search import search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
 
@@ -45,6 +48,29 @@ def test_closed_forms_in_arrays_are_near_those_of_single_plans():
     assert np.median(np.abs(np.log(ratios))) < 0.03
     sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n))[1].values()) for n in numbers]
     assert np.median(np.abs(np.log(sizes))) < 0.05
+
+
+def test_layers_of_ranks_are_those_of_the_even_cut():
+    """Against the cut itself: most layers of a rank, those of the first and the last, and the first rank with most."""
+    for layers, p, v in product(range(1, 30), range(1, 8), range(1, 4)):
+        if p * v > layers:
+            continue
+        cut = split_evenly(layers, p * v)
+        ranks = [sum(cut[rank::p]) for rank in range(p)]
+        found = rank_layers(layers, np.array([float(p)]), np.array([float(v)]))
+        assert [each.item() for each in found] == [max(ranks), ranks[0], ranks[-1], ranks.index(max(ranks))]
+
+
+@pytest.mark.parametrize("name", ["llama3_70b", "mixtral_8x7b"])
+def test_bytes_in_arrays_are_within_a_tenth_of_those_of_orders(name):
+    """What is left out because it does not fit must not fit; zb_h1's kept halves make the tenth."""
+    asked = question(30, 64, 128, name)
+    plans = plans_of(asked)
+    timed = time_plans(asked, plans, layer_table(asked, plans.inners))
+    numbers = range(0, plans.count, 17)
+    sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n))[1].values()) for n in numbers]
+    assert max(abs(np.log(sizes))) < 0.15
+    assert np.median(np.abs(np.log(sizes))) < 0.01
 
 
 def test_a_batch_that_divides_by_nothing_is_refused():

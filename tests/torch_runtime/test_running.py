@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch_cases import FAITHFUL, LATER, TINY, TWO_WAY, request_for, schedule_near
 
+from rpbench.cost.collective_rates import COLLECTIVES
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import train_reference
 from rpbench.ir.action import Kind
@@ -18,6 +19,7 @@ from rpbench.ir.schedule import ScheduleError
 from rpbench.models.linear import Linear
 from rpbench.registry import entries
 from rpbench.torch_runtime import launch
+from rpbench.torch_runtime.collectives import CollectiveRequest
 from rpbench.torch_runtime.diagnosis import RunFailed
 from rpbench.torch_runtime.gathering import compare, summation_order
 from rpbench.torch_runtime.ranks import Ranks
@@ -266,3 +268,12 @@ def test_fields_say_what_ran(two):
     assert "grad_max_abs_diff" not in fields
     assert len(set(fields["hosts"])) == 1
     assert fields["clock_error_s"] == 0.0
+
+
+def test_collectives_of_every_size_are_timed(two):
+    answer = two.time_collectives(CollectiveRequest(2, (4096, 65536), repeats=3))
+    assert answer["backend"] == "gloo"
+    assert list(answer["seconds"]) == list(COLLECTIVES)
+    for found in answer["seconds"].values():
+        assert list(found) == ["4096", "65536"]
+        assert all(len(each) == 3 and min(each) > 0 for each in found.values())

@@ -3,6 +3,7 @@ ones predicted into `analysis/predictions/clusters.csv`.
 
     python -m analysis.predictions.clusters fit       constants -> conf/software/constants.csv
     python -m analysis.predictions.clusters holdout   -> clusters_holdout.csv
+    python -m analysis.predictions.clusters memory    -> clusters_memory.csv, and a table of docs/predictions.md
     python -m analysis.predictions.clusters predict   -> clusters.csv
     python -m analysis.predictions.clusters league    -> clusters_league.csv
 """

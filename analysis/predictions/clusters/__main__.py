@@ -2,12 +2,18 @@
 
 import sys
 
-from analysis.predictions.clusters import constants, holdout, league, writing
+from analysis.predictions.clusters import constants, holdout, league, memory_holdout, writing
 
 
 def main(argv: list[str]) -> int:
     """Run one command; returns the exit status."""
-    commands = {"fit": constants.write, "holdout": holdout.write, "predict": writing.write, "league": league.write}
+    commands = {
+        "fit": constants.write,
+        "holdout": holdout.write,
+        "memory": memory_holdout.write,
+        "predict": writing.write,
+        "league": league.write,
+    }
     if len(argv) != 1 or argv[0] not in commands:
         print(f"one of: {', '.join(commands)}", file=sys.stderr)
         return 2

@@ -1,0 +1,225 @@
+"""Hold-outs of memory on the given rows: a model, a size, a machine or a length left out of every fit.
+
+`python -m analysis.predictions.clusters memory` writes `clusters_memory.csv`: every given row with printed memory,
+predicted with traits (`memory_fit.TRAITS`) that have not seen its group, and the table of `docs/predictions.md`.
+
+What was decided by hand on given rows (`analysis/predictions/clusters.md`: workspaces, which container keeps scores,
+bytes of summed gradients) is not decided anew without a group, so these errors are a lower bound of a stranger's.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from analysis.predictions.clusters.case import Case, Model
+from analysis.predictions.clusters.holdout import Axis
+from analysis.predictions.clusters.memory_fit import TraitModel, fit_traits
+from analysis.predictions.clusters.problems import given
+from analysis.predictions.clusters.writing import out_of_memory
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = ROOT / "analysis" / "predictions" / "clusters_memory.csv"
+PAGE = ROOT / "docs" / "predictions.md"
+BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
+COLUMNS = (
+    "part",
+    "held_out",
+    "id",
+    "configuration",
+    "memory_bytes",
+    "fitted_bytes",
+    "predicted_bytes",
+    "error",
+    "verdict",
+    "predicted_verdict",
+)
+
+
+def _size(case: Case) -> str:
+    assert case.job is not None
+    own = case.job.architecture
+    return f"{own.hidden} x {own.num_layers}"
+
+
+def _mesh(case: Case) -> str:
+    assert case.job is not None
+    mesh = case.job.mesh
+    return f"tensor {mesh.tensor}, pipeline {mesh.pipeline}, expert {mesh.expert}"
+
+
+def _device(case: Case) -> str:
+    assert case.job is not None
+    return case.job.machine.gpu.name
+
+
+def _length(case: Case) -> str:
+    assert case.job is not None
+    return f"{case.job.seq_len} tokens"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that are judged together.
+
+    Args:
+        name: in the tables.
+        set: the file they stand in.
+        traits: what is fitted on them; empty where nothing is.
+        axes: how rows are grouped: every group is left out once.
+        bar: median of the absolute error that withheld rows are to keep.
+        experts: only models with experts, or only those without; None for both.
+    """
+
+    name: str
+    set: str
+    traits: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    bar: float | None = None
+    experts: bool | None = None
+
+    def cases(self) -> list[Case]:
+        """The given rows with printed memory or a printed verdict."""
+        return [
+            case
+            for case in given((self.set,))
+            if case.job
+            and (case.memory_bytes or case.verdict)
+            and self.experts in (None, case.job.architecture.experts is not None)
+        ]
+
+
+PARTS = (
+    Part("BLOOM search", "bloom_a100_topologies", ("scale", "reserve_bytes"), (Axis("model", _size),), 0.05),
+    Part("SimuMax B200", "simumax_b200", ("scale",), (Axis("length", _length), Axis("mesh", _mesh)), 0.025),
+    Part(
+        "Megatron CI, dense",
+        "megatron_ci_golden",
+        ("logit_bytes",),
+        (Axis("model", _size), Axis("machine", _device), Axis("mesh", _mesh)),
+        0.06,
+        experts=False,
+    ),
+    Part(
+        "Megatron CI, experts",
+        "megatron_ci_golden",
+        ("logit_bytes", "imbalance"),
+        (Axis("machine", _device), Axis("mesh", _mesh)),
+        0.12,
+        experts=True,
+    ),
+    Part("zero bubble's kin: vocabulary table", "vocab_stage_times", (), (Axis("length", _length),), 0.08),
+    Part("InternEvo", "internevo", ("scale",), (Axis("row", lambda case: case.id),)),
+    Part("torchtitan", "torchtitan", ("scale",), (Axis("model", _size),)),
+)
+
+
+def rows() -> Iterator[dict[str, str]]:
+    """Every given row of every part and axis, predicted without its group."""
+    for part in PARTS:
+        cases = part.cases()
+        for axis in part.axes:
+            for group in sorted({axis.group(case) for case in cases}):
+                seen = [case for case in cases if axis.group(case) != group and case.memory_bytes and case.fits]
+                if not seen:
+                    continue
+                model = TraitModel(traits=fit_traits(part.traits, seen)) if part.traits else TraitModel()
+                for case in cases:
+                    if axis.group(case) == group:
+                        yield _row(part, f"{axis.name}: {group}", case, model)
+
+
+def _row(part: Part, held_out: str, case: Case, model: Model) -> dict[str, str]:
+    predicted, printed = model.memory_bytes(case), case.memory_bytes
+    return {
+        "part": part.name,
+        "held_out": held_out,
+        "id": case.id,
+        "configuration": case.configuration,
+        "memory_bytes": f"{printed:.6g}" if printed else "",
+        "fitted_bytes": f"{Model().memory_bytes(case):.6g}",
+        "predicted_bytes": f"{predicted:.6g}",
+        "error": f"{predicted / printed - 1:.4f}" if printed else "",
+        "verdict": case.verdict or "ok",
+        "predicted_verdict": "oom" if out_of_memory(case, model) else "ok",
+    }
+
+
+# --- what came of it -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors of a part; medians over rows and over configurations, of absolute values."""
+
+    part: Part
+    num_rows: int
+    num_configurations: int
+    fitted: float
+    held_out: float
+    by_configuration: float
+    p90: float
+    false_oom: int
+    met_oom: int
+    oom: int
+
+
+def summaries(table: Sequence[Mapping[str, str]]) -> list[Summary]:
+    """A summary of each part, from the table's rows; a row of several axes counts as often."""
+    return [_summary(part, [row for row in table if row["part"] == part.name]) for part in PARTS]
+
+
+def _summary(part: Part, table: Sequence[Mapping[str, str]]) -> Summary:
+    printed = [row for row in table if row["memory_bytes"]]
+    errors = sorted(abs(float(row["error"])) for row in printed)
+    fitted = [abs(float(row["fitted_bytes"]) / float(row["memory_bytes"]) - 1) for row in printed]
+    names = sorted({row["configuration"] for row in printed})
+    each = [median(abs(float(row["error"])) for row in printed if row["configuration"] == name) for name in names]
+    dead = [row for row in table if row["verdict"] == "oom"]
+    return Summary(
+        part,
+        len({row["id"] for row in printed}),
+        len(names),
+        median(fitted),
+        median(errors),
+        median(each),
+        errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+        len({row["id"] for row in table if row["verdict"] == "ok" and row["predicted_verdict"] == "oom"}),
+        len({row["id"] for row in dead if row["predicted_verdict"] == "oom"}),
+        len({row["id"] for row in dead}),
+    )
+
+
+def table_text(found: Sequence[Summary]) -> str:
+    """The summaries as a table of Markdown."""
+    lines = [
+        "| given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in found:
+        bar = f"{100 * each.part.bar:.3g} %" if each.part.bar else "-"
+        values = [f"{100 * value:.1f} %" for value in (each.fitted, each.held_out, each.by_configuration, each.p90)]
+        count = f"{each.num_rows} ({each.num_configurations})"
+        dead = f"{each.false_oom}" + (f"; {each.met_oom} of {each.oom} found" if each.oom else "")
+        lines.append(f"| {' | '.join([each.part.name, count, *values, bar, dead])} |")
+    return "\n".join(lines) + "\n"
+
+
+def read() -> list[dict[str, str]]:
+    """The table as committed."""
+    with FILE.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write() -> int:
+    """Write the table and its summary; returns the number of rows."""
+    found = list(rows())
+    with FILE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    PAGE.write_text(before + BEGIN + table_text(summaries(found)) + END + rest.split(END)[1], encoding="utf-8")
+    return len(found)

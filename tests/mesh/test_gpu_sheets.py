@@ -1,0 +1,150 @@
+"""Figures of devices against their data sheets: golden values, ranges that sheets leave open, relations."""
+
+from dataclasses import replace
+
+import pytest
+
+from rpbench.cost.declared import declarations
+from rpbench.mesh.gpu import gpu, names
+from rpbench.mesh.machine import machine
+
+# Dense TFLOP/s in 16 and 8 bits, HBM TB/s, GB, GB/s to other devices one way, multiprocessors: by hand, as the vendors'
+# data sheets print them; two numbers are the ends of what the sheets of one device say.
+SHEETS = {
+    "v100_sxm2_16gb": (125, None, 0.9, 16, 150, 80),
+    "v100_sxm2_32gb": (125, None, 0.9, 32, 150, 80),
+    "a100_sxm4_40gb": (312, None, 1.56, 40, 300, 108),
+    "a100_sxm4_80gb": (312, None, 2.04, 80, 300, 108),
+    "a800_sxm4_80gb": (312, None, 2.04, 80, 200, 108),
+    "h100_sxm5_80gb": (989, 1979, 3.35, 80, 450, 132),
+    "h800_sxm5": (989, 1979, 3.35, 80, 200, 132),
+    "h100_sxm5_96gb": (989, 1979, (2.0, 3.35), 96, 450, 132),
+    "h200_sxm": (989, 1979, 4.8, 141, 450, 132),
+    "b200": (2250, 4500, (7.7, 8), 180, 900, 148),
+    "gb200": ((2450, 2500), (4900, 5000), 8, 186, 900, 152),
+    "b300": ((2250, 2500), (4500, 5000), (7.7, 8), (270, 288), 900, (148, 152)),
+    "gb300": ((2250, 2500), (4500, 5000), 8, (270, 288), 900, (148, 152)),
+    "mi300x": (1307, 2614, 5.3, 192, 7 * 64, 304),
+    "mi325x": (1307, 2614, 6.0, 256, 7 * 64, 304),
+    "mi355x": (2500, 5000, 8.0, 288, 7 * 77, 256),
+}
+FIGURES = ("flops_16", "flops_8", "memory_bytes_per_s", "memory_bytes", "link_bytes_per_s", "multiprocessors")
+UNITS = (1e12, 1e12, 1e12, 1e9, 1e9, 1)
+
+# The paper's artifact, theoretical analysis: peaks summed in 16 bits, which consumer devices reach twice as fast.
+SUMMED_IN_16_BITS = {"rtx4090": 330e12, "rtx5090": 419e12}
+ARTIFACT = {"a100_sxm4_80gb": (312e12, 300e9), "h100_sxm5_80gb": (989.5e12, 450e9)}  # peak, NVLink one way
+
+# Devices of one die: equal products and units; what a line of them differs in stands in SHEETS.
+DIES = (
+    ("v100_sxm2_16gb", "v100_sxm2_32gb"),
+    ("a100_sxm4_40gb", "a100_sxm4_80gb", "a800_sxm4_80gb", "a100_pcie_80gb"),
+    ("h100_sxm5_80gb", "h800_sxm5", "h200_sxm", "h100_sxm5_96gb", "gh200"),
+    ("mi300x", "mi325x"),
+)
+NEEDED = ("flops_16", "memory_bytes", "memory_bytes_per_s", "link_bytes_per_s", "multiprocessors", "sustained_16")
+
+
+def test_there_are_as_many_as_promised():
+    assert len(names("gpu")) >= 20
+    assert len(names("machine")) >= 10
+
+
+@pytest.mark.parametrize("name", names("gpu"))
+def test_every_figure_of_a_device_has_a_source_and_an_uncertainty(name):
+    """What is read off a sheet is exact unless the sheets leave a range; all else says how far it may be off."""
+    device = gpu(name)
+    known = declarations(device.declared)
+    low = [figure for figure in ("flops_8", "flops_4") if getattr(device, figure) is not None]
+    low += [figure.replace("flops", "sustained") for figure in low]
+    for figure in (*NEEDED, *low, "sustained_memory", "attention_flops_per_s"):
+        row = known[figure]
+        assert len(row.source) > 10, figure
+        assert row.origin == "vendor" or row.within > 0, figure
+
+
+@pytest.mark.parametrize("name", names("machine"))
+def test_every_figure_of_a_machine_has_a_source_and_what_is_assumed_an_uncertainty(name):
+    known = declarations(machine(name).declared)
+    for figure in ("devices_per_node", "domain", "intra_bytes_per_s", "inter_bytes_per_s", "inter_latency_s"):
+        assert known[figure].source
+        assert known[figure].origin != "assumed" or known[figure].within > 0, figure
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_figures_are_those_of_the_data_sheet(name):
+    device, known = gpu(name), declarations(gpu(name).declared)
+    for figure, unit, printed in zip(FIGURES, UNITS, SHEETS[name], strict=True):
+        value = getattr(device, figure)
+        if printed is None:
+            assert value is None, figure
+            continue
+        low, high = printed if isinstance(printed, tuple) else (printed, printed)
+        slack = 1.08 if figure == "memory_bytes" else 1.01  # sheets print GB of cards that have GiB
+        assert low * unit / 1.01 <= value <= high * unit * slack, figure
+        if isinstance(printed, tuple):
+            assert known[figure].within > 0, f"{figure}: sheets leave a range, the file must say so"
+
+
+@pytest.mark.parametrize("name", SUMMED_IN_16_BITS)
+def test_consumer_devices_count_sums_in_32_bits(name):
+    assert gpu(name).flops_16 == pytest.approx(SUMMED_IN_16_BITS[name] / 2, rel=0.002)
+
+
+@pytest.mark.parametrize("name", ARTIFACT)
+def test_the_artifact_has_the_same_peaks_and_links(name):
+    assert (gpu(name).flops_16, gpu(name).link_bytes_per_s) == pytest.approx(ARTIFACT[name], rel=0.001)
+
+
+@pytest.mark.parametrize("die", DIES, ids=lambda die: die[0])
+def test_devices_of_one_die_have_the_same_products_and_units(die):
+    assert len({(gpu(name).flops_16, gpu(name).flops_8, gpu(name).multiprocessors) for name in die}) == 1
+
+
+@pytest.mark.parametrize("name", names("gpu"))
+def test_half_the_bits_are_twice_the_rate(name):
+    """Dense on dense; a sparse peak beside a dense one would show as four. Gaudi 3 has one rate for both."""
+    device = gpu(name)
+    if device.flops_8 is not None:
+        assert device.flops_8 / device.flops_16 == pytest.approx(1.0 if name == "gaudi3" else 2.0, rel=0.02)
+    if device.flops_4 is not None:
+        assert device.flops_8 is not None
+        ratio = {"b300": 3.0, "gb300": 3.0, "rtx5090": 4.0}.get(name, 2.0)  # NVFP4 dense: 14-15 PF a B300
+        assert device.flops_4 / device.flops_8 == pytest.approx(ratio, rel=0.02)
+
+
+@pytest.mark.parametrize("name", names("gpu"))
+def test_what_is_reached_is_less_than_the_peak(name):
+    device = gpu(name)
+    for kernel, rate in device.attention_flops_per_s.items():
+        assert rate < device.flops_16, kernel
+    assert device.matmul_rate(16) < device.flops_16
+    if device.flops_8 is not None:
+        assert device.sustained_8 <= device.sustained_16  # conversions take their part
+
+
+def test_newer_kernels_of_attention_are_no_slower():
+    for name in names("gpu"):
+        rates = [gpu(name).attention_flops_per_s.get(kernel, 0) for kernel in ("flash1", "flash2", "flash3")]
+        known = [rate for rate in rates if rate]
+        assert known == sorted(known), name
+
+
+@pytest.mark.parametrize("name", names("machine"))
+def test_a_machine_joins_its_devices_as_their_sheet_says(name):
+    found = machine(name)
+    assert found.intra_bytes_per_s == found.gpu.link_bytes_per_s
+    assert found.inter_bytes_per_s < found.intra_bytes_per_s
+    assert found.domain % found.devices_per_node == 0
+
+
+@pytest.mark.parametrize("name", ["jean_zay_a100", "dgx_a100", "dgx_h100", "a100_800gbps"])
+def test_cards_are_shared_by_the_devices_of_a_node(name):
+    """4 x 100 Gb/s; 8 x 200; 8 x 400; 800 Gb/s: bytes a second, over eight devices."""
+    gigabits = {"jean_zay_a100": 400, "dgx_a100": 1600, "dgx_h100": 3200, "a100_800gbps": 800}[name]
+    assert machine(name).inter_bytes_per_s == gigabits * 1e9 / 8 / 8
+
+
+def test_a_device_with_a_figure_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="a finite number above 0"):
+        replace(gpu("b200"), memory_bytes_per_s=0.0)

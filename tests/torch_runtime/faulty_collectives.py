@@ -1,0 +1,27 @@
+"""A rank that goes wrong at a collective of an odd size: `python faulty_collectives.py WHAT BOARD`."""
+
+import os
+import sys
+
+from faulty_worker import commit
+
+from rpbench.torch_runtime import collectives, worker
+
+MARKED = 4104  # bytes of the tensor at which rank 1 goes wrong
+
+
+def main() -> int:
+    what, board = sys.argv[1:3]
+    timed = collectives.timed
+
+    def faulty(name: str, size: int, *others: object) -> object:
+        if size == MARKED and name == "all_gather" and os.environ["RANK"] == "1":
+            commit(what)
+        return timed(name, size, *others)
+
+    collectives.timed = faulty
+    return worker.main(board)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Collectives between ranks: what cannot be timed is refused; a rank that hangs or dies ends all, with a message."""
+
+from pathlib import Path
+
+import pytest
+from faulty_collectives import MARKED
+
+from rpbench.torch_runtime.collectives import CollectiveRequest
+from rpbench.torch_runtime.diagnosis import RunFailed
+from rpbench.torch_runtime.ranks import GRACE_S, LAST_WORDS_S, STALL_S, Ranks
+
+FAULTY = str(Path(__file__).with_name("faulty_collectives.py"))
+
+
+def test_a_request_survives_the_line_it_is_sent_as():
+    asked = CollectiveRequest(4, (64, 1024), 3, "cuda")
+    assert CollectiveRequest.from_json(asked.to_json()) == asked
+
+
+@pytest.mark.parametrize(
+    "asked, rule",
+    [
+        (CollectiveRequest(1), "ranks=1: a collective needs at least 2"),
+        (CollectiveRequest(2, (4096,)), "at least two"),
+        (CollectiveRequest(2, (4, 4096)), "a value of 4 bytes for every rank"),
+        (CollectiveRequest(99, device="cuda"), "each rank needs one"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(asked, rule):
+    with pytest.raises(ValueError, match=rule):
+        asked.check()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_all():
+    with Ranks(2, stall_s=20.0, program=(FAULTY, "hang")) as ranks:
+        ranks.time_collectives(CollectiveRequest(2, (4096, 65536), repeats=1))
+        with pytest.raises(RunFailed, match=r"rank . hangs"):
+            ranks.time_collectives(CollectiveRequest(2, (MARKED, 65536), repeats=1))
+        assert not ranks._processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what, words", [("exit", "died .exit status 3"), ("kill", "died .signal -?9")])
+def test_a_rank_that_dies_ends_all(what, words):
+    with Ranks(2, program=(FAULTY, what)) as ranks:
+        with pytest.raises(RunFailed, match=words) as caught:
+            ranks.time_collectives(CollectiveRequest(2, (MARKED, 65536), repeats=1))
+        assert caught.value.rank == 1
+        assert not ranks._processes
+
+
+def test_standing_still_and_the_end_of_all_take_less_than_a_minute():
+    assert STALL_S + LAST_WORDS_S + GRACE_S < 60
