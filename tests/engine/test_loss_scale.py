@@ -7,6 +7,7 @@ import torch
 from cases import build
 from hypothesis import given
 from hypothesis import strategies as st
+from spared import slow
 from training_cases import assert_same, reference_of, train, workload_of
 
 from rpbench.engine.backends.cpu import CpuBackend
@@ -31,7 +32,7 @@ def stale(microbatch_of_module, microbatch):
 
 @pytest.mark.parametrize(
     "name, options, read_version",
-    [("1f1b", {}, None), ("roundpipe", {}, None), ("roundpipe", {"asynchronous": True}, stale)],
+    [slow(("1f1b", {}, None)), ("roundpipe", {}, None), ("roundpipe", {"asynchronous": True}, stale)],
     ids=["1f1b", "roundpipe", "roundpipe-asynchronous"],
 )
 @pytest.mark.parametrize("initial, num_skipped", [(2.0**10, 0), (2.0**20, None)])

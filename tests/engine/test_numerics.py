@@ -8,7 +8,7 @@ import torch
 from cases import NAMES, SPARED, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spared import slow
+from spared import slow, spared
 from training_cases import MOE, TINY, Run, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.engine.backends.virtual import VirtualBackend
@@ -68,7 +68,7 @@ def check_any_shape(name, draw):
 
 
 @pytest.mark.parametrize("devices", [8, slow(16)])
-@pytest.mark.parametrize("name", SPARED)
+@pytest.mark.parametrize("name", spared(NAMES, lambda name: name in ("megatron_tp", "roundpipe", "zb_v")))
 def test_gradients_equal_the_reference_on_many_devices(name, devices):
     stages = devices - 1, devices + 3
     microbatches = devices if name == "pipedream_2bw" else 5

@@ -1,6 +1,7 @@
 """What backward runs again: nothing, the last stage spared, or everything, with the same gradients to the last bit."""
 
 import pytest
+from spared import slow
 
 SIZES = (
     "model=tiny_gpt",
@@ -21,12 +22,12 @@ SIZES = (
         ("schedule=gpipe", "backend=cpu", "recompute=none"),
         ("schedule=1f1b", "backend=cpu", "recompute=except_last"),
         ("schedule=1f1b", "backend=virtual", "recompute=none"),
-        ("schedule=interleaved_1f1b", "backend=virtual", "recompute=none"),
+        slow((("schedule=interleaved_1f1b", "backend=virtual", "recompute=none"),)),
         ("schedule=zb_h1", "backend=virtual", "recompute=none"),
         ("schedule=chimera", "backend=virtual", "recompute=none"),
-        ("schedule=pipedream", "backend=virtual", "recompute=none"),
+        slow((("schedule=pipedream", "backend=virtual", "recompute=none"),)),
         ("schedule=pipedream_2bw", "backend=virtual", "recompute=none"),
-        ("schedule=data_parallel", "backend=virtual", "recompute=none"),
+        slow((("schedule=data_parallel", "backend=virtual", "recompute=none"),)),
     ],
     ids=" ".join,
 )
