@@ -79,7 +79,9 @@ def _modules() -> str:
 def _said(folder: Path) -> Iterator[tuple[Path, str]]:
     """Every module of a package and the first sentence of its docstring."""
     for path in sorted(folder.rglob("*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) if "notebooks" not in path.parts else None
+        if "notebooks" in path.relative_to(folder).parts:
+            continue
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         if text:
             yield path, " ".join(text.split("\n\n")[0].split())
 

@@ -1,42 +1,29 @@
 """Figures: the numbers they draw are those of the records, beside the published ones, and they can be read."""
 
 import re
-from itertools import chain, combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 
 import matplotlib.colors
-import pandas as pd
 import pytest
 from judged import JUDGED
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.text import Text
+from page_texts import check_texts
 
 from analysis.exhibits import catalogue, style
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.figures import (
     dispatch,
     duel,
-    figure2,
-    figure3,
-    figure5,
     figure17,
-    gains,
-    prediction,
-    steady_state,
-    systems,
-    thousand_devices,
-    timelines,
-    tuning,
 )
 from analysis.exhibits.figures.files import save_figure, svg_text
 from analysis.exhibits.tables.files import save_table
 from analysis.records import runs
-from analysis.records.experiments import Experiments, MissingRuns
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.experiments import Experiments
+from analysis.records.paper import PUBLISHED_MODELS
 from analysis.records.published import published
 from rpbench import registry
-from rpbench.harness.config import CONF, swept
+from rpbench.harness.config import CONF
 from rpbench.harness.manifest import FOLDER, PLAN
 
 ALL = (
@@ -134,32 +121,7 @@ TABLES = (
 def test_texts_stay_on_the_page_and_apart(made: dict[str, Exhibit], name: str) -> None:
     draw = made[name].draw
     assert draw is not None
-    _check_texts(draw())
-
-
-def _check_texts(figure: Figure) -> None:
-    figure.draw_without_rendering()
-    ticks = [
-        [label for label in axis.get_ticklabels() if label.get_text() and _in_view(axis, label)]
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-    ]
-    tick_texts = {text for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for text in axis.get_ticklabels()}
-    others = [text for text in figure.findobj(Text) if text not in tick_texts and text.get_text()]
-    for text in [*others, *chain.from_iterable(ticks)]:
-        box = text.get_window_extent()
-        inside = figure.bbox.padded(1)
-        assert inside.contains(box.x0, box.y0), f"{text.get_text()!r} leaves the page"
-        assert inside.contains(box.x1, box.y1), f"{text.get_text()!r} leaves the page"
-    for labels in ticks:
-        for first, second in pairwise(labels):
-            assert not first.get_window_extent().overlaps(second.get_window_extent()), first.get_text()
-
-
-def _in_view(axis: Axis, label: Text) -> bool:
-    low, high = sorted(axis.get_view_interval())
-    place = label.get_position()[0 if axis.axis_name == "x" else 1]
-    return bool(low <= place <= high)
+    check_texts(draw())
 
 
 def test_axes_carry_units(made: dict[str, Exhibit]) -> None:
@@ -255,200 +217,7 @@ def test_models_are_named_as_their_configs_say() -> None:
         assert re.search(rf"^published_name: {re.escape(name)}$", config, re.MULTILINE)
 
 
-# --- figure 17 and back to back ------------------------------------------------------------------------------
-
-
-def test_figure17_meets_every_published_bar(full_experiments: Experiments) -> None:
-    data = figure17.numbers(full_experiments)
-    assert len(data) == 5 * 8
-    known = data.dropna(subset="published")
-    assert len(known) == 5 * 6
-    for row in known.itertuples():
-        digits = 2 if row.bar == "relabelled" else 4
-        assert round(row.total, digits) == row.published, (row.model, row.bar)
-    assert "30 of 30 published bars" in figure17.answer(data)
-
-
-def test_a_wrong_bar_is_not_counted_as_met(full_experiments: Experiments) -> None:
-    data = figure17.numbers(full_experiments)
-    data.loc[0, "total"] += 0.001
-    assert "29 of 30 published bars" in figure17.answer(data)
-
-
-def test_figure17_parts_sum_to_their_bar(full_experiments: Experiments) -> None:
-    data = figure17.numbers(full_experiments)
-    split = data.dropna(subset="switch")
-    assert split[list(figure17.PARTS)].sum(axis=1).to_list() == pytest.approx(split["total"].to_list(), abs=1e-9)
-
-
-def test_figure17_draws_the_numbers_it_tabulates(full_experiments: Experiments) -> None:
-    data = figure17.numbers(full_experiments)
-    panels = figure17.draw(data).axes
-    for axes, model in zip(panels, runs.MODELS, strict=True):
-        drawn: dict[int, float] = {}
-        for bar in axes.patches:
-            height = round(bar.get_y() + bar.get_height() / 2)
-            drawn[height] = drawn.get(height, 0) + bar.get_width()
-        totals = data[data["model"] == model]["total"].to_list()
-        assert [drawn[height] for height in sorted(drawn)] == pytest.approx(totals)
-
-
-def test_the_relabelled_bar_is_the_sync_record_without_fill_and_drain(full_experiments: Experiments) -> None:
-    bars = figure17.numbers(full_experiments).set_index(["model", "bar"])
-    for model in runs.MODELS:
-        sync, relabelled = bars.loc[(model, "roundpipe-sync")], bars.loc[(model, "relabelled")]
-        assert relabelled["total"] == sync["switch"] + sync["intra"]
-        assert relabelled["run_id"] == sync["run_id"]
-        assert relabelled[["fill", "drain"]].isna().all()
-
-
-def test_steady_state_shows_what_was_run(full_experiments: Experiments) -> None:
-    without = full_experiments.replaced("steady_causal", pd.DataFrame())
-    data = steady_state.numbers(without)
-    assert data["bubble"].to_list() == pytest.approx([40 / count for count in data["num_microbatches"]])
-    assert data["bubble_causal"].isna().all()
-    columns = steady_state.tabulate(data).columns
-    assert not any("causal" in column for column in columns)
-
-
-def test_steady_state_adds_causal_runs_where_they_are(full_experiments: Experiments) -> None:
-    steady = full_experiments.cells("steady_state")
-    chosen = steady[(steady["model"] == "gpt_oss_20b") & (steady["num_microbatches"] == 9)]
-    waits = chosen.assign(run_id="waits", bubble_steady=0.25)
-    data = steady_state.numbers(full_experiments.replaced("steady_causal", waits))
-    assert data["bubble_causal"].count() == 1
-    table = steady_state.tabulate(data)
-    row = next(row for row in table.rows if row[0].text == "GPT-OSS-20B")
-    assert row[table.columns.index("N = 9, causal (%)")].text == "25.00"
-    assert row[table.columns.index("N = 9, causal (%)")].run_ids == ("waits",)
-    _check_texts(steady_state.draw(data))
-
-
-# --- every schedule ------------------------------------------------------------------------------------------
-
-
-def test_gains_count_what_fits_once_and_losses_as_wins(full_experiments: Experiments) -> None:
-    data = gains.numbers(full_experiments).set_index(["schedule", "model"])
-    # The fixture's paces rise by 1 with the place of a schedule in its sweep; the late ones have a rival of their own.
-    names = swept("figure10", "schedule")
-    pace = {name: 1000.0 + place for place, name in enumerate(names)}
-    assert data.loc[("gpipe", "qwen3_32b"), "slower"] == pytest.approx(pace["roundpipe"] / pace["gpipe"])
-    late = data.loc[("pipedream", "qwen3_32b")]
-    assert late["late"]
-    assert late["slower"] == pytest.approx(pace["roundpipe_async"] / pace["pipedream"])
-    kept = set(data.index.get_level_values("schedule"))
-    assert kept.isdisjoint({"roundpipe", "roundpipe_async"})
-    assert "data_parallel" not in kept, "it does not fit"
-    assert "1f1b" not in kept, "it has the order of the faster dapple"
-    assert data.loc[("dapple", "qwen3_32b"), "names"] == ("dapple", "1f1b")
-    losses = (data["slower"] < 1).sum()
-    assert 0 < losses < len(data)
-    assert f"and slower than {losses} by up to" in gains.answer(data.reset_index())
-
-
-def test_a_thousand_devices_are_told_by_schedule_and_number(full_experiments: Experiments) -> None:
-    data = thousand_devices.numbers(full_experiments).set_index(["schedule", "num_devices"])
-    assert data.loc[("1f1b", 256), "bubble"] == pytest.approx(
-        1 + 256
-    )  # as the records were made up: % per place, device
-    assert data.loc[("zb_v", 64), "span"] == pytest.approx(0.5 * 64)
-    assert "1F1B idles 9.0 % of the time on 8 devices" in thousand_devices.answer(data.reset_index())
-    rows = full_experiments.cells("thousand_devices_v")
-    lost = full_experiments.replaced("thousand_devices_v", rows[rows["schedule"] != "zb_v"])
-    with pytest.raises(MissingRuns, match="experiment=thousand_devices_v"):
-        thousand_devices.numbers(lost)
-
-
-# --- closed forms --------------------------------------------------------------------------------------------
-
-
-def test_figure2_meets_the_published_numbers(experiments: Experiments) -> None:
-    for row in figure2.numbers(experiments).to_dict("records"):
-        for ours, theirs in (
-            ("recompute_ms_artifact", "recompute_ms"),
-            ("reload_ms_artifact", "reload_ms"),
-            ("ratio_artifact", "ratio"),
-            ("recompute_ms_corrected", "recompute_corrected_ms"),
-            ("ratio_half_corrected", "ratio_corrected"),
-        ):
-            known = look_up("figure2", theirs, model=PUBLISHED_MODELS[row["model"]]).value
-            if known is not None:
-                assert row[ours] == pytest.approx(known, abs=0.0051), (row["model"], ours)
-
-
-def test_figure2_corrects_both_sides_of_the_ratio(experiments: Experiments) -> None:
-    ratio = figure2.numbers(experiments).set_index("model")["ratio_corrected"]
-    wrong = ["gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora"]
-    assert ratio[wrong].round(2).to_list() == [3.99, 2.29, 2.85]
-
-
-def test_figure3_meets_the_published_numbers(experiments: Experiments) -> None:
-    data = figure3.numbers(experiments)
-    assert len(data) == 15
-    digits = data["bar"].map(lambda bar: 2 if bar == "ideal" else 4)
-    equal = [round(row.bubble, count) == row.published for row, count in zip(data.itertuples(), digits, strict=True)]
-    assert all(equal)
-
-
-def test_figure5_meets_the_published_batches(experiments: Experiments) -> None:
-    data = figure5.numbers(experiments).set_index(["model", "cluster", "convention"])
-    for model, name in PUBLISHED_MODELS.items():
-        for cluster, (gpu, _) in figure5.GPUS.items():
-            row = data.loc[(model, cluster, "artifact")]
-            assert row["smallest_compute_bound_batch"] == look_up("figure5", f"smallest_batch_{gpu}", model=name).value
-    assert data.loc[("qwen3_235b_lora", "8x_rtx4090", "corrected"), "smallest_compute_bound_batch"] == 59
-
-
-# --- tuning and prediction -----------------------------------------------------------------------------------
-
-
-def test_the_lead_is_best_baseline_over_roundpipe(full_experiments: Experiments) -> None:
-    data = tuning.numbers(full_experiments)
-    leads = tuning.leads(data).set_index(["model", "cut"])
-    call = runs.single_call(full_experiments).set_index(["schedule", "model"])["makespan_s"]
-    for model in runs.MODELS:
-        best = min(call[schedule, model] for schedule in runs.BASELINES)
-        plain = best / call["roundpipe", model]
-        # The made-up records: a searched cut takes 0.97 of the published one, and 0.9 with recomputation ahead.
-        assert leads.loc[(model, "published"), "lead"] == pytest.approx(plain)
-        assert leads.loc[(model, "search"), "lead"] == pytest.approx(plain)
-        assert leads.loc[(model, tuning.AHEAD), "lead"] == pytest.approx(plain * 0.9 / 0.97)
-        assert leads.loc[(model, tuning.ONE_ROUND), "lead"] == pytest.approx(plain * 0.9 / 0.95)
-        assert leads.loc[(model, "published"), "best"] == "looped_bfs"
-
-
-def test_a_lost_lead_is_told(full_experiments: Experiments) -> None:
-    data = tuning.numbers(full_experiments)
-    assert "not the fastest" in tuning.answer(data)  # of the made-up records
-    slow = data["schedule"] != "roundpipe"
-    data.loc[slow, "makespan_s"] *= 2
-    assert "not the fastest" not in tuning.answer(data)
-
-
-def test_prediction_meets_the_published_estimates(full_experiments: Experiments) -> None:
-    data = prediction.numbers(full_experiments).set_index(["estimate", "model"])
-    for model, name in PUBLISHED_MODELS.items():
-        for estimate, column in (("sync", "predicted_sync_ktokens_per_s"), ("label", "predicted_async_ktokens_per_s")):
-            known = look_up("headline", column, model=name).value
-            if known is not None:
-                assert float(f"{data.loc[(estimate, model), 'simulated'] / 1000:.3g}") == known
-
-
-# --- published systems ---------------------------------------------------------------------------------------
-
-
-def test_speed_ups_are_those_of_the_paper() -> None:
-    data = systems.numbers("throughput", "tokens_per_s")
-    for name in PUBLISHED_MODELS.values():
-        best = systems.best_baseline(data, name)
-        known = look_up("headline", "speedup_over_best_baseline", model=name).value
-        if known is None:
-            assert best is None
-        else:
-            own = data.loc[(data["system"] == "roundpipe") & (data["model"] == name), "value"].iloc[0]
-            assert best is not None
-            assert round(own / best["value"], 2) == known
-            assert best["system"] == look_up("headline", "best_baseline", model=name).value
+# --- drawn ---------------------------------------------------------------------------------------------------
 
 
 def test_what_did_not_run_is_written_and_has_no_bar(made: dict[str, Exhibit]) -> None:
@@ -460,37 +229,12 @@ def test_what_did_not_run_is_written_and_has_no_bar(made: dict[str, Exhibit]) ->
     assert len(last.patches) == 2  # RoundPipe and RoundPipe-sync
 
 
-def test_cost_is_price_over_throughput() -> None:
-    table = systems.cost(Experiments(Path())).table
-    assert table is not None
-    row = next(row for row in table.rows if row[0].text == "RoundPipe")
-    assert row[1].value == pytest.approx(2.32 / (65416.83 * 3600) * 1e9)
-
-
-# --- timelines -----------------------------------------------------------------------------------------------
-
-
-def test_a_timeline_is_read_back_as_it_ran(experiments: Experiments, results: Path) -> None:
-    rows = runs.single_call(experiments)
-    for schedule, model in (("roundpipe", "gpt_oss_20b"), ("interleaved_1f1b", "qwen3_1p7b")):
-        row = rows[(rows["schedule"] == schedule) & (rows["model"] == model)].iloc[0].to_dict()
-        timeline = timelines.read_timeline(row, results)
-        assert timeline.schedule.num_actions == row["num_actions"]
-        assert [timeline.busy(device) for device in range(8)] == pytest.approx(row["busy_s"])
-
-
 def test_one_page_and_25_files(made: dict[str, Exhibit]) -> None:
     exhibit = made["timelines"]
     assert len(exhibit.drawings) == 25
     assert "timeline_1f1b_qwen3_32b" in exhibit.drawings
     figure = exhibit.drawings["timeline_1f1b_qwen3_32b"]()
     assert "1F1B, Qwen3-32B" in figure.axes[0].get_title(loc="left")
-
-
-def test_a_missing_timeline_is_named(experiments: Experiments, tmp_path: Path) -> None:
-    elsewhere = Experiments(tmp_path).replaced("figure17", experiments.cells("figure17"))
-    with pytest.raises(MissingRuns, match=r"timeline\.csv of 25 of 25 runs"):
-        timelines.exhibit(elsewhere)
 
 
 # --- the duel ------------------------------------------------------------------------------------------------
