@@ -109,7 +109,7 @@ def test_the_other_machine_has_its_own_measurements_and_price() -> None:
     found = chosen(systems.numbers("throughput", "tokens_per_s", predicted.A800), system="roundpipe")
     assert found.set_index("model")["value"]["qwen3-235b-lora"] == 2132.29, "the figure's bar, not the library's README"
     assert float(systems.price_of(predicted.A800).value) == 8.16
-    with pytest.raises(ValueError, match="there is no roundpipe on qwen3-1.7b, .*: leave it in"):
+    with pytest.raises(ValueError, match=r"there is no roundpipe on qwen3-1\.7b, .*: leave it in"):
         systems.speedups(chosen(systems.numbers("throughput", "tokens_per_s"), system="fsdp"))
 
 
