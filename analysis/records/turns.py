@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
     Args:
         first, second: who was ahead before it, and who is from then on.
-        before, after: the lead of `first` at the level before, and that of `second` now; infinite where the other is out.
+        before, after: lead of `first` at the level before, and of `second` now; infinite where the other is out.
     """
 
     first: str

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import combinations, product
 from math import inf
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -216,7 +217,13 @@ def _draw_turns(axes: Axes, rows: pd.DataFrame) -> None:
             axes.plot([after - 1 + place[0]], [place[1]], color=style.BLACK, **_RING)
 
 
-_RING = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "linestyle": "none", "markeredgewidth": 0.9}
+_RING: dict[str, Any] = {
+    "marker": "o",
+    "markersize": 11,
+    "markerfacecolor": "none",
+    "linestyle": "none",
+    "markeredgewidth": 0.9,
+}
 
 
 def crossing(one: Sequence[float], other: Sequence[float]) -> tuple[float, float] | None:
