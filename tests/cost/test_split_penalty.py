@@ -7,6 +7,7 @@ from rpbench.cost.table import LayerTimes
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.layer_times import layer_times
 from rpbench.harness.request import load
+from rpbench.harness.tuned import terms_of_request
 
 TIMES = LayerTimes(
     [1.0], [1.0], [4.0], 0.5, 2.0, input_grad=[2.5], weight_grad=[1.5], head_input_grad=1.0, head_weight_grad=1.0
@@ -33,3 +34,9 @@ def test_it_is_an_option_of_the_costs():
 def test_a_penalty_below_one_is_refused(penalty):
     with pytest.raises(ConfigError, match=r"cost\.split_penalty=.*at least 1"):
         load(["schedule=zb_h1", "cost=analytic", "model=qwen3_1p7b", f"cost.split_penalty={penalty}"])
+
+
+def test_a_search_of_all_options_does_not_leave_it_out_silently():
+    asked = ["schedule=zb_h1", "cost=analytic", "model=qwen3_1p7b", "cluster=8x_rtx4090", "tuning_budget=160"]
+    with pytest.raises(ConfigError, match=r"cost\.split_penalty=1\.03 with tuning_budget=160"):
+        terms_of_request(load([*asked, "cost.split_penalty=1.03"]))
