@@ -310,7 +310,7 @@ def test_a_broken_notebook_turns_it_red_and_a_lack_of_runs_does_only_in_full(
 
 
 def test_quick_executes_the_first_notebook_that_has_its_records(
-    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[str] = []
 
@@ -319,11 +319,12 @@ def test_quick_executes_the_first_notebook_that_has_its_records(
         if notebook.stem == "lacking":
             raise driver.MissingRuns("20 runs")
 
-    still.setattr(driver, "execute", execute)
-    still.setattr(driver, "notebooks", lambda: [Path("lacking.py"), Path("first.py"), Path("second.py")])
-    still.setattr(driver, "QUICK", AT_HAND)
-    assert reproduce(AT_HAND, results, tmp_path) == 0
-    assert tried == ["lacking", "first"]
+    monkeypatch.setattr(driver, "execute", execute)
+    monkeypatch.setattr(driver, "notebooks", lambda: [Path("lacking.py"), Path("first.py"), Path("second.py")])
+    for scope, wanted in ((QUICK, ["lacking", "first"]), (PAPER, ["lacking", "first", "second"])):
+        tried.clear()
+        assert driver._run_notebooks(scope, tmp_path, tmp_path, driver._Progress()) == []
+        assert tried == wanted
     assert "notebooks: 1 of 3 executed" in capsys.readouterr().err
 
 
