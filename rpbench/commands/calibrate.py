@@ -38,7 +38,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
         ValueError: for a device that is not there, or fewer of them than ranks.
-        RanksFailed: if a rank died or hung; all have ended within a minute, and nothing is written.
+        RanksFailed: if a rank died, or hung for half a minute; all have ended, and nothing is written.
     """
     options = _options(arguments)
     name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", (home() or CONF) / "cluster"))
