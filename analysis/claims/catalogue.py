@@ -19,6 +19,7 @@ from analysis.claims import (
     steady_state,
     torch_duel,
     tuning,
+    turning,
 )
 from analysis.claims.claim import Claim, Verdict, judge
 from analysis.claims.evidence import Need
@@ -38,6 +39,7 @@ _SECTIONS = (
     predicted,
     figure10,
     torch_duel,
+    turning,
     regression,
     statements,
 )

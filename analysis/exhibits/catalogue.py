@@ -24,6 +24,7 @@ from analysis.exhibits.figures import (
     timelines,
     tradeoff,
     tuning,
+    turning,
     uneven_head,
     what_if,
 )
@@ -57,6 +58,7 @@ _MAKERS: dict[str, Callable[[Experiments], Exhibit]] = {
     "hop_latency": hop_latency.exhibit,
     "thousand_devices": thousand_devices.exhibit,
     "uneven_head": uneven_head.exhibit,
+    "turning": turning.exhibit,
     "duel": duel.exhibit,
     "calibrated": calibrated.exhibit,
     "torch_duel": torch_duel.exhibit,

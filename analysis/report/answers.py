@@ -41,6 +41,7 @@ _QUESTIONS = {
     "hop_latency": "How much does every schedule lose when the link gets slower?",
     "thousand_devices": "What is left of the lead on a thousand devices?",
     "uneven_head": "Who suffers from a large vocabulary?",
+    "turning": "Which level of detail turns the ranking of schedules?",
     "duel": "Who is faster when all train for real on this machine?",
     "calibrated": "Can a run on this machine be predicted from a minute of measuring?",
     "torch_duel": "What does a table of ours cost on torch's own pipeline runtime?",

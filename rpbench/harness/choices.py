@@ -73,6 +73,7 @@ class CostConfig:
     recompute_ahead: bool | None = None
     fused_ahead: bool = False
     split_backward: bool = False
+    split_penalty: float = 1.0
     profile: str | None = None
     microbatches_per_device: int = 3
     constants: dict[str, Any] = field(default_factory=dict)
@@ -82,6 +83,10 @@ class CostConfig:
         if not 0 <= self.overlap_gain <= 1:
             raise ConfigError(
                 f"cost.overlap_gain={self.overlap_gain}: a fraction, from 0 (nothing is hidden) to 1 (all is)"
+            )
+        if not (math.isfinite(self.split_penalty) and self.split_penalty >= 1):
+            raise ConfigError(
+                f"cost.split_penalty={self.split_penalty}: kernels of two halves over those of one backward; at least 1"
             )
         at_least_one(self, "cost.", "microbatches_per_device")
 

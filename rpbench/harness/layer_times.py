@@ -10,7 +10,7 @@ from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.engine_times import engine_times
-from rpbench.cost.halves import with_halves
+from rpbench.cost.halves import penalised, with_halves
 from rpbench.cost.measured import has_engine
 from rpbench.cost.model import Model
 from rpbench.cost.profiled import read_profile
@@ -34,6 +34,7 @@ def layer_times(request: Request, num_layers: int) -> LayerTimes:
     if request.recompute == "none":
         times = replace(times, recompute=[0] * times.num_layers)
     speeds = request.cluster.speeds_of(request.num_devices)
+    times = penalised(times, request.cost.split_penalty)
     return replace(times, overlap_gain=request.cost.overlap_gain, speeds=speeds)
 
 

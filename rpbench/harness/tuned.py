@@ -130,6 +130,11 @@ def _check(request: Request) -> None:
             f"{name} with cost={request.cost.name}: microbatches of several sizes need times and bytes; use "
             "cost=published or cost=analytic"
         )
+    if request.cost.split_penalty != 1:
+        raise ConfigError(
+            f"cost.split_penalty={request.cost.split_penalty} with {name}: the search takes halves of a backward as they "
+            "are counted; leave one of both out"
+        )
     for key, usual in (CHOSEN | CHARGED).items():
         if (value := getattr(request, key)) != usual:
             why = "the search chooses it" if key in CHOSEN else "everything that moves is charged by its bytes"

@@ -23,6 +23,7 @@ from analysis.exhibits.figures.duel import NAMES
 from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 from analysis.records.runs import MODELS, ONE_ROUND, SCHEDULES
+from analysis.records.turns import LEVELS
 from rpbench.harness import record
 from rpbench.harness.config import composed, swept
 from rpbench.harness.record import Record
@@ -137,6 +138,7 @@ def _made_up(rows: list[Record]) -> dict[str, Cells]:
         **_trained(first),
         **_what_if(first),
         **_of_unit_work(first),
+        **_turning(first),
         "cpu_duel": _duels(first),
         "torch_duel": [({}, _torch_duel(first))],
         "equivalence": _verified_runs(first),
@@ -206,6 +208,23 @@ def _unit_work_of(row: Record, name: str, axis: str) -> Cells:
             **fields,
         )
         yield {"schedule": schedule, axis: value}, [made]
+
+
+def _turning(row: Record) -> dict[str, Cells]:
+    """Records of the levels of charging: each moves the order on by one; from memory on DualPipe is out."""
+    return {experiment: list(_level(row, place, experiment)) for place, experiment in enumerate(LEVELS.values())}
+
+
+def _level(row: Record, place: int, experiment: str) -> Cells:
+    keys = ("model", "cluster", "schedule")
+    for model, cluster, schedule in product(*(swept(experiment, key) for key in keys)):
+        names = swept(experiment, "schedule")
+        out = schedule == "dualpipe" and place >= list(LEVELS).index("memory")
+        fields = {"status": "infeasible"} if out else {}
+        time = 1.0 + (names.index(schedule) + place) % len(names)
+        name = f"{experiment} {model} {cluster} {schedule}"
+        made = _edited(row, name, model=model, cluster=cluster, schedule=schedule, step_time_s=time, **fields)
+        yield {"model": model, "cluster": cluster, "schedule": schedule}, [made]
 
 
 def _what_if(row: Record) -> dict[str, Cells]:

@@ -41,6 +41,7 @@ ALL = (
     "hop_latency",
     "thousand_devices",
     "uneven_head",
+    "turning",
     "duel",
     "calibrated",
     "torch_duel",

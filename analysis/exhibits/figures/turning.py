@@ -1,0 +1,242 @@
+"""Rankings that turn: six schedules in the order of their step times, as ever more of what a step costs is charged."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import combinations, product
+from math import inf
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records.experiments import Experiments, index
+from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
+from rpbench.harness.config import swept
+
+_FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
+_KEYS = ("model", "cluster", "schedule")
+# Looks of their own where the project's would be the same.
+_LOOKS = {
+    "zb_h1": style.Look("ZB-H1", style.PURPLE, "<"),
+    "dualpipe": style.Look("DualPipe", style.BLACK, "X"),
+}
+_MACHINES = {"8x_rtx4090": "8 x RTX 4090", "8x_rtx5090": "8 x RTX 5090"}
+Placed = tuple[str, str, Turn]  # model, machine and what turns there
+
+
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        id="turning",
+        title="Rankings that turn",
+        caption=(
+            "Each level charges what the levels left of it charge and one thing more. Order: the kernels of the "
+            "model's layers alone; hops: boundary tensors arrive later; transfers: what moves shares links, and "
+            "optimizers take time; memory: what does not fit is out (a cross behind its last place); halves: a split "
+            "backward takes 3 % more than a whole one (2 to 4 % in measured runs of others); collectives: gradients "
+            "are summed over the copies of a stage, which DualPipe alone keeps. Everybody recomputes; even cuts, four "
+            "steps of 32 sequences. So small a step hides little of RoundPipe's synchronous optimizer on the host. "
+            f"Rings mark pairs that change places. {never_sentence(data)} {answer(data)}"
+        ),
+        evidence=("predicted",),
+        command="; ".join(f"python -m rpbench -m experiment={name}" for name in LEVELS.values()),
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a level, model, cluster and schedule: `step_time_s`, infinite for what is out; `rank` and `run_id`.
+
+    `rank` is 1 for the fastest, and not a number for what is out.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = pd.concat([_of(experiments, level) for level in LEVELS], ignore_index=True)
+    fits = data["step_time_s"].where(data["step_time_s"] < inf)
+    data["rank"] = fits.groupby([data[key] for key in ("level", "model", "cluster")]).rank(method="first")
+    return data
+
+
+def _of(experiments: Experiments, level: str) -> pd.DataFrame:
+    experiment = LEVELS[level]
+    wanted = list(product(*(swept(_FIRST, key) for key in _KEYS)))
+    rows = index(experiments.cells(experiment), _KEYS, wanted, experiment)
+    times = [step_time_s(row) for row in rows.to_dict("records")]
+    return rows[[*_KEYS, "run_id"]].assign(level=level, step_time_s=times)
+
+
+def found_turns(data: pd.DataFrame) -> list[Placed]:
+    """Every turn of every model on every machine, in the order of the levels."""
+    found = [
+        (model, cluster, turn)
+        for (model, cluster), rows in data.groupby(["model", "cluster"], sort=False)
+        for turn in turns(_times(rows), list(LEVELS))
+    ]
+    return sorted(found, key=lambda placed: list(LEVELS).index(placed[2].level))
+
+
+def never(data: pd.DataFrame) -> list[tuple[str, str]]:
+    """Pairs that turn nowhere and stand in the same order everywhere: (ahead, behind)."""
+    turned = {frozenset((turn.first, turn.second)) for _, _, turn in found_turns(data)}
+    every = [_times(rows) for _, rows in data.groupby(["model", "cluster"], sort=False)]
+    found = []
+    for pair in combinations(every[0], 2):
+        for one, other in (pair, pair[::-1]):
+            if frozenset(pair) not in turned and all(times[one][0] < times[other][0] for times in every):
+                found.append((one, other))
+    return found
+
+
+def _times(rows: pd.DataFrame) -> dict[str, list[float]]:
+    """Step times by schedule, one a level."""
+    wide = rows.pivot(index="schedule", columns="level", values="step_time_s")[list(LEVELS)]
+    return {name: list(wide.loc[name]) for name in rows["schedule"].unique()}
+
+
+def answer(data: pd.DataFrame) -> str:
+    """Which level turned how many pairs, in a sentence."""
+    found = [turn for _, _, turn in found_turns(data)]
+    counts = counted(found, list(LEVELS))
+    places = len(data[["model", "cluster"]].drop_duplicates())
+    pairs = places * len(list(combinations(data["schedule"].unique(), 2)))
+    told = ", ".join(f"{level} {count}" for level, count in sorted(counts.items(), key=lambda item: -item[1]) if count)
+    none = " and ".join(level for level, count in counts.items() if not count)
+    return (
+        f"Of {pairs} pairs (two schedules on one model and machine) the levels turn: {told or 'none'}"
+        f"{f'; {none} turn none' if none and told else ''}."
+    )
+
+
+def never_sentence(data: pd.DataFrame) -> str:
+    """The pairs that never turn, in a sentence."""
+    pairs = [f"{style.method_name(one)} before {style.method_name(other)}" for one, other in never(data)]
+    if not pairs:
+        return "No pair keeps its order everywhere."
+    return (
+        f"Pairs that keep their order at every level where both fit, on both models and machines: {', '.join(pairs)}."
+    )
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a turn: the level that turned the pair, and the lead before and after; then the pairs that never turn."""
+    columns = ("level", "model", "machine", "was ahead", "then ahead", "lead before (%)", "lead after (%)")
+    at = data.set_index(["level", *_KEYS])["run_id"].to_dict()
+    rows = [_turned(placed, at) for placed in found_turns(data)]
+    return table(columns, [*rows, *(_kept(data, pair) for pair in never(data))])
+
+
+def _turned(placed: Placed, at: dict) -> list[Cell]:
+    model, cluster, turn = placed
+    levels = list(LEVELS)
+    before = levels[levels.index(turn.level) - 1]
+    names = (turn.first, turn.second)
+    runs = {level: [at[level, model, cluster, name] for name in names] for level in (before, turn.level)}
+    gone = turn.after == inf
+    after = label("the other is out") if gone else ours(100 * turn.after, ".2f", runs[turn.level])
+    return [
+        label(turn.level),
+        label(style.model_name(model)),
+        label(_MACHINES.get(cluster, cluster)),
+        *(label(style.method_name(name)) for name in names),
+        ours(100 * turn.before, ".2f", runs[before]),
+        after,
+    ]
+
+
+def _kept(data: pd.DataFrame, pair: tuple[str, str]) -> list[Cell]:
+    """A pair that never turns: its least and its largest lead over all levels where both fit."""
+    one, other = (data[data["schedule"] == name].reset_index(drop=True) for name in pair)
+    both = (one["step_time_s"] < inf) & (other["step_time_s"] < inf)
+    leads = [lead(*each) for each in zip(one[both]["step_time_s"], other[both]["step_time_s"], strict=True)]
+    runs = (*one[both]["run_id"], *other[both]["run_id"])
+    names = (label(style.method_name(name)) for name in pair)
+    ends = (ours(100 * end(leads), ".2f", runs) for end in (min, max))
+    return [label("never"), label("all"), label("all, least and largest"), *names, *ends]
+
+
+# --- drawn ---------------------------------------------------------------------------------------------------
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Places over levels; a panel a model and machine, a line a schedule, a ring where two change places."""
+    schedules = list(data["schedule"].unique())
+    places = list(data.groupby(["model", "cluster"], sort=False))
+    with style.applied():
+        figure = Figure(figsize=(10.0, 6.4), layout="constrained")
+        panels = figure.subplots(-(-len(places) // 2), 2, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, ((model, cluster), rows) in zip(panels, places, strict=True):
+            for schedule in schedules:
+                _draw_line(axes, rows[rows["schedule"] == schedule], schedule)
+            _draw_turns(axes, rows)
+            axes.set_title(f"{style.model_name(model)}, {_MACHINES.get(cluster, cluster)}")
+            axes.set_ylabel("place (1: fastest)")
+        panels[0].set_ylim(len(schedules) + 0.5, 0.5)
+        panels[0].set_yticks(range(1, len(schedules) + 1))
+        panels[0].set_xticks(range(len(LEVELS)), [name if n == 0 else f"+ {name}" for n, name in enumerate(LEVELS)])
+        panels[0].set_xlim(-0.3, len(LEVELS) - 0.7)
+        figure.legend(handles=_legend(schedules), loc="outside lower center", ncols=4)
+        return figure
+
+
+def _look(schedule: str) -> style.Look:
+    return _LOOKS.get(schedule) or style.look_of(schedule)
+
+
+def _draw_line(axes: Axes, rows: pd.DataFrame, schedule: str) -> None:
+    look = _look(schedule)
+    ranks = _ranks(rows)
+    axes.plot(range(len(ranks)), ranks, color=look.colour, marker=look.marker, linewidth=1.6, markersize=6)
+    out = next((at for at, rank in enumerate(ranks) if rank != rank), None)
+    if out is not None:
+        axes.plot([out - 0.6], [ranks[out - 1]], color=look.colour, marker="x", markersize=8, linestyle="none")
+
+
+def _ranks(rows: pd.DataFrame) -> list[float]:
+    return list(rows.set_index("level")["rank"].reindex(list(LEVELS)))
+
+
+def _draw_turns(axes: Axes, rows: pd.DataFrame) -> None:
+    """A ring where two lines cross; where a schedule goes out its line ends, and crosses none."""
+    ranks = {name: _ranks(found) for name, found in rows.groupby("schedule", sort=False)}
+    for turn in turns(_times(rows), list(LEVELS)):
+        after = list(LEVELS).index(turn.level)
+        place = crossing(ranks[turn.first][after - 1 : after + 1], ranks[turn.second][after - 1 : after + 1])
+        if place is not None:
+            axes.plot([after - 1 + place[0]], [place[1]], color=style.BLACK, **_RING)
+
+
+_RING: dict[str, Any] = {
+    "marker": "o",
+    "markersize": 11,
+    "markerfacecolor": "none",
+    "linestyle": "none",
+    "markeredgewidth": 0.9,
+}
+
+
+def crossing(one: Sequence[float], other: Sequence[float]) -> tuple[float, float] | None:
+    """Where two lines from level 0 to level 1 cross, (level, place); None where one of them ends."""
+    first, second = other[0] - one[0], other[1] - one[1]
+    if first != first or second != second or first == second:
+        return None
+    level = first / (first - second)
+    return level, one[0] + level * (one[1] - one[0])
+
+
+def _legend(schedules: Sequence[str]) -> list[Line2D]:
+    looks = [_look(name) for name in schedules]
+    lines = [Line2D([], [], color=look.colour, marker=look.marker, label=look.name) for look in looks]
+    ring = Line2D([], [], color=style.BLACK, label="change places", **_RING)
+    return [*lines, ring, Line2D([], [], color=style.GREY, marker="x", linestyle="none", label="out")]
