@@ -29,6 +29,8 @@ def label(row: Record) -> str:
 def left_out(row: Record) -> str:
     """What takes time on a machine and takes none in this run; "" where all is charged, or times are slots."""
     asked = row.get("config", {})
+    if row.get("mesh") is not None and row["evidence"] == "predicted":
+        return ""
     in_hops = row["mode"] == "simulate" and asked.get("charge") == "hops" and asked.get("tuning_budget") is None
     if not in_hops or row["cost"] == "unit" or asked.get("model", {}).get("name") == "abstract":
         return ""
