@@ -68,6 +68,8 @@ def _schedule(row: Record) -> str:
 
 
 def _timed(row: Record) -> str:
+    if "terms_s" in row:
+        return f": step {row['step_time_s']:.6g} s, {row['tokens_per_s']:,.0f} tokens/s of all devices"
     unit = "slots" if _in_slots(row) else "s"
     text = f": makespan {row['makespan_s']:.6g} {unit}, bubble {100 * row['bubble_makespan']:.2f} %"
     if "grad_max_abs_diff" in row:

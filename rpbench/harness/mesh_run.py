@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from rpbench.cost.activations import UNKNOWN, LayerActivations
 from rpbench.cost.table import LayerTimes
 from rpbench.harness.assemble import build_schedule
 from rpbench.harness.collection import collection_paused
@@ -76,7 +75,6 @@ def _problem(request: Request, job: Job) -> Problem:
         options=dict(request.schedule.options),
         recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
         fused_ahead=cost.fused_ahead,
-        activations=_activations(job),
     )
 
 
@@ -87,10 +85,6 @@ def _times(request: Request, job: Job) -> LayerTimes:
         return mesh_times(job)
     of_rank = replace(request, num_devices=job.mesh.pipeline)
     return under_mesh(layer_times(of_rank, len(job.architecture.layers)), job)
-
-
-def _activations(job: Job) -> LayerActivations:
-    return UNKNOWN
 
 
 def _opening(request: Request, choice: Choice, step: Step) -> Fields:
@@ -105,7 +99,19 @@ def _opening(request: Request, choice: Choice, step: Step) -> Fields:
         "num_backward_stages": shape.num_backward_stages,
         "num_updates": shape.num_steps,
         "mesh": request.mesh.plain(),
+        "notes": [*request.notes, *_notes(request)],
     }
+
+
+def _notes(request: Request) -> list[str]:
+    """What is not in the figures of a schedule that moves its weights or its states itself."""
+    entry = request.entry
+    if entry.lower is None and not entry.separate_cuts:
+        return []
+    return [
+        f"what {entry.name} moves between host and device, and what it shares over its ranks, is neither timed nor in "
+        "the memory here: a mesh shares over replicas, as mesh.shard says"
+    ]
 
 
 def _outcome(request: Request, job: Job, step: Step) -> Outcome:
@@ -123,7 +129,7 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
         step.sharded, step.timeline, step.costs, switch_after_last_forward=request.entry.switch_after_last_forward
     )
     seconds = step.step_time_s
-    tokens_per_s = job.tokens / seconds
+    tokens_per_s = _tokens(job, step) / seconds
     more: dict[str, Any] = {
         "step_time_s": seconds,
         "tokens_per_s": tokens_per_s,
@@ -133,10 +139,15 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
     return Outcome({**facts, **fields, **more, "evidence": evidence, "reason": found.reason}, step.timeline)
 
 
+def _tokens(job: Job, step: Step) -> int:
+    """Tokens behind one update, on all devices."""
+    return job.sequences * job.seq_len * job.mesh.data * step.order.shape.num_microbatches
+
+
 def _facts(job: Job, step: Step) -> Fields:
     return {
         "num_plans_evaluated": 0,
-        "tokens_per_step": job.tokens,
+        "tokens_per_step": _tokens(job, step),
         "tokens_per_s": None,
         "weight_versions": step.versions.max_live,
         "staleness_steps": step.versions.max_staleness,

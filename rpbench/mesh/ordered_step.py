@@ -19,7 +19,8 @@ import numpy as np
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.moved_objects import Cargo
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.versions import Versions
 from rpbench.mesh.architecture import Layer
@@ -75,19 +76,30 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
         ScheduleError: if the order cannot run, or replicas cannot share what the mesh says.
     """
     graph, versions = checked_graph(order)
-    second = costs.units_per_second
     plain = simulate_graph(graph, costs)
-    at_once = step_time(graph, simulate_graph(graph, replace(costs, hop=0))) / second
+    at_once = _step_s(graph, simulate_graph(graph, replace(costs, hop=0)))
     busiest = _busiest_s(graph, plain) / order.shape.num_steps
     terms = _work(job, order, busiest) if counts_layers else {"work": busiest}
-    pipeline = step_time(graph, plain) / second
+    pipeline = _step_s(graph, plain)
     terms |= {"bubble": at_once - busiest, "hops": pipeline - at_once}
-    sharded, charged, late_s = _with_replicas(job, order, graph, costs)
+    sharded, charged, late_s = _with_replicas(job, order, graph, costs, counts_layers)
     timeline = plain if sharded is graph else simulate_graph(sharded, charged)
-    terms["data"] = step_time(sharded, timeline) / second - pipeline + late_s
+    terms["data"] = _step_s(sharded, timeline) - pipeline + late_s
     if counts_layers:
-        _add_rest(job, terms)
+        terms = step_terms(job) if _gathers_layers(job) else _with_rest(job, terms)
     return Step(order, graph, versions, sharded, charged, timeline, terms)
+
+
+def _step_s(graph: Graph, timeline: Timeline) -> float:
+    """Seconds of a step; of a single one to the end of its last exchange."""
+    if graph.schedule.shape.num_steps > 1:
+        return step_time(graph, timeline) / timeline.units_per_second
+    return float(np.max(np.asarray(timeline.end, float))) / timeline.units_per_second
+
+
+def _gathers_layers(job: Job) -> bool:
+    """Whether layers' parameters are gathered one layer after another, which no action of a stage says."""
+    return job.mesh.pipeline == 1 and job.mesh.sharing.what == "parameters" and job.mesh.shard_group > 1
 
 
 def _busiest_s(graph: Graph, timeline: Timeline) -> float:
@@ -113,61 +125,85 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
     return {name: busiest_s * value / whole for name, value in found.items()}
 
 
-def _add_rest(job: Job, terms: Terms) -> None:
-    """What a step takes beside its schedule, and the loss of many nodes on all of it."""
+def _with_rest(job: Job, terms: Terms) -> Terms:
+    """Terms with what a step takes beside its schedule, and the loss of many nodes on all of it."""
     closed = step_terms(job)
     before = sum(closed.values()) - closed.get("jitter", 0.0)
-    terms |= {name: closed[name] for name in OUTSIDE}
-    if "jitter" in closed:
-        terms["jitter"] = sum(terms.values()) * closed["jitter"] / before
+    found = terms | {name: closed[name] for name in OUTSIDE}
+    return found | ({"jitter": sum(found.values()) * closed["jitter"] / before} if "jitter" in closed else {})
 
 
 # --- data parallelism as actions --------------------------------------------------------------------------------
 
 
-def _with_replicas(job: Job, order: Schedule, graph: Graph, costs: CostTable) -> tuple[Graph, CostTable, float]:
-    """The graph with what replicas outside the schedule exchange, its costs, and seconds that follow the step.
+def _with_replicas(
+    job: Job, order: Schedule, graph: Graph, costs: CostTable, counts_layers: bool
+) -> tuple[Graph, CostTable, float]:
+    """The graph with what replicas exchange, its costs, and seconds that follow the step.
 
     What does not run beside computation, and gathers that an order has no place for, follow the step.
     """
+    copies = _copies(order) if counts_layers or job.mesh.data > 1 else 1
+    job = _widened(job, copies)
     if job.mesh.replicas == 1 and job.mesh.expert_replicas == 1:
         return graph, costs, 0.0
     partition = order.partition
     assert partition is not None
-    up = _exchanged(job, partition.forward)
-    down = _exchanged(job, partition.backward)
+    up, down = _exchanged(job, partition.forward), _exchanged(job, partition.backward)
     parameters, gradients = _lowered(job, order)
-    late = _late_s(job, order, up, down, has_place=parameters is not None)
-    if not job.software.gradients_beside:
-        gradients = None
+    late = _late_s(order, up, down, gathers=_gathers_late(job, parameters), sums=gradients is None)
     if parameters is None and gradients is None:
         return graph, costs, late
-    outside = replace(order, shape=replace(order.shape, outer_replicas=max(2, job.mesh.replicas)))
+    outside = replace(order, shape=replace(order.shape, outer_replicas=max(2, job.mesh.replicas // copies)))
     sharded = build_graph(shard(outside, parameters=parameters, gradients=gradients))
     times = partial(_transfer_time, up, down, costs.units_per_second)
     return sharded, replace(costs, transfer_time=times), late
 
 
+def _copies(order: Schedule) -> int:
+    """Ranks that hold each stage, where that number is the same for all and weights stay with their ranks."""
+    if order.weights is Weights.STREAMED:
+        return 1
+    ranks = range(order.shape.num_ranks)
+    rows = [{part.stage for action in order.compute(rank) for part in parts_of(action)} for rank in ranks]
+    counts = {sum(stage in row for row in rows) for stage in range(order.shape.num_stages)}
+    return counts.pop() if len(counts) == 1 and not order.shape.tensor_parallel else 1
+
+
+def _widened(job: Job, copies: int) -> Job:
+    """The job whose data groups count the copies that a schedule keeps of its stages."""
+    if copies == 1 or job.mesh.pipeline % copies:
+        return job
+    mesh = replace(job.mesh, data=job.mesh.data * copies, pipeline=job.mesh.pipeline // copies)
+    return replace(job, mesh=mesh, cut=())
+
+
 def _lowered(job: Job, order: Schedule) -> tuple[Per | None, Per | None]:
-    """When weights are gathered and gradients reduced; weights None where that follows the step."""
+    """When weights are gathered and gradients summed on lane net; None where that follows the step.
+
+    An order whose weights change with every microbatch has no place for either.
+    """
     parameters, gradients = LOWERED[job.mesh.sharing.what]
     if parameters == "visit" and not job.mesh.sharing.reshard:
         parameters = "step"
-    has_no_place = order.shape.separate_cuts or order.shape.num_head_shards or not job.software.parameters_beside
-    if parameters == "step" and has_no_place:
+    changes = order.policy not in STEPS_BEHIND
+    no_gather = changes or order.shape.separate_cuts or order.shape.num_head_shards
+    if parameters == "step" and (no_gather or not job.software.parameters_beside):
         parameters = None
-    return parameters, gradients
+    return parameters, None if changes or not job.software.gradients_beside else gradients
 
 
-def _late_s(job: Job, order: Schedule, up: tuple[Reduced, ...], down: tuple[Reduced, ...], *, has_place: bool) -> float:
+def _gathers_late(job: Job, parameters: Per | None) -> bool:
+    return parameters is None and LOWERED[job.mesh.sharing.what][0] is not None
+
+
+def _late_s(order: Schedule, up: tuple[Reduced, ...], down: tuple[Reduced, ...], *, gathers: bool, sums: bool) -> float:
     """Seconds of the rank that waits longest for exchanges which nothing hides."""
-    gathers = LOWERED[job.mesh.sharing.what][0] is not None and not has_place
     found = 0.0
     for rank in range(order.shape.num_ranks):
         parts = [part for action in order.compute(rank) for part in parts_of(action)]
-        gathered = {part.stage for part in parts if part.kind is Kind.F} if gathers else set()
-        backward = {part.stage for part in parts if part.kind in (Kind.B, Kind.W, Kind.FB)}
-        summed = set() if job.software.gradients_beside else backward
+        gathered = {part.stage for part in parts if gathers and part.kind is Kind.F}
+        summed = {part.stage for part in parts if sums and part.kind in (Kind.B, Kind.W, Kind.FB)}
         seconds = sum(up[stage].parameters for stage in gathered) + sum(down[stage].gradients for stage in summed)
         found = max(found, seconds)
     return found
