@@ -98,7 +98,6 @@ def _opening(request: Request, choice: Choice, step: Step) -> Fields:
         "num_stages": shape.num_stages,
         "num_backward_stages": shape.num_backward_stages,
         "num_updates": shape.num_steps,
-        "mesh": request.mesh.plain(),
         "notes": [*request.notes, *_notes(request)],
     }
 

@@ -46,7 +46,8 @@ class Step:
         order: what the ranks compute; `graph` is of it.
         sharded: the graph with what data parallelism moves; that of the order where nothing moves.
         timeline: of the sharded graph.
-        terms: seconds of one step by cause; they add up to the step.
+        step_time_s: seconds of one step.
+        terms: the same by cause; they add up to it.
     """
 
     order: Schedule
@@ -55,12 +56,8 @@ class Step:
     sharded: Graph
     costs: CostTable
     timeline: Timeline
+    step_time_s: float
     terms: Terms
-
-    @property
-    def step_time_s(self) -> float:
-        """Seconds of a step."""
-        return sum(self.terms.values())
 
 
 def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers: bool) -> Step:
@@ -84,10 +81,12 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
     terms |= {"bubble": at_once - busiest, "hops": pipeline - at_once}
     sharded, charged, late_s = _with_replicas(job, order, graph, costs, counts_layers)
     timeline = plain if sharded is graph else simulate_graph(sharded, charged)
-    terms["data"] = _step_s(sharded, timeline) - pipeline + late_s
+    step_s = _step_s(sharded, timeline) + late_s
+    terms["data"] = step_s - pipeline
     if counts_layers:
         terms = step_terms(job) if _gathers_layers(job) else _with_rest(job, terms)
-    return Step(order, graph, versions, sharded, charged, timeline, terms)
+        step_s = sum(terms.values())
+    return Step(order, graph, versions, sharded, charged, timeline, step_s, terms)
 
 
 def _step_s(graph: Graph, timeline: Timeline) -> float:
