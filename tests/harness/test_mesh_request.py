@@ -97,7 +97,7 @@ def test_a_run_that_does_not_fit_says_so_and_gives_no_pace():
 
 
 def test_overlap_and_faster_links_never_slow_a_step():
-    asked = ("schedule=1f1b", *ON_NODES, "mesh.data=4", "mesh.tensor=2", "num_devices=32", "mesh.shard=none")
+    asked = ("schedule=looped_bfs", *ON_NODES, "mesh.data=4", "mesh.tensor=2", "num_devices=32", "mesh.shard=none")
     plain = fields_of(*asked)
     alone = fields_of(*asked, "mesh.overlap.gradients=false")
     faster = fields_of(*asked, "cluster.inter_bytes_per_s=100e9")
