@@ -1,11 +1,14 @@
 """Requests with a mesh: a mesh of ones changes nothing, every schedule runs, what cannot be is refused with a way out."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
 from rpbench.harness import provenance, record
 from rpbench.harness.mesh_run import job_of, prepare
 from rpbench.harness.recording import identity
-from rpbench.harness.request import load
+from rpbench.harness.request import ScheduleChoice, load
 from rpbench.harness.run import run
 from rpbench.mesh.exact import makespan_s
 from rpbench.mesh.memory import rank_bytes
@@ -44,11 +47,15 @@ def test_the_identity_of_a_run_without_a_mesh_has_none(monkeypatch):
     assert record.run_id(under) != record.run_id(found)
 
 
+@cache
+def on_sixteen():
+    return load([*ON_NODES, "mesh.data=2", "mesh.tensor=2", "num_devices=16", "num_microbatches=12"])
+
+
 @pytest.mark.parametrize("name", sorted(entries()))
 def test_every_schedule_runs_under_a_mesh(name):
-    found = fields_of(
-        f"schedule={name}", *ON_NODES, "mesh.data=2", "mesh.tensor=2", "num_devices=16", "num_microbatches=12"
-    )
+    entry = entries()[name]
+    found = prepare(replace(on_sixteen(), schedule=ScheduleChoice(name, entry, entry.options))).carry_out().fields
     assert found["evidence"] == "predicted"
     assert sum(found["terms_s"].values()) == pytest.approx(found["step_time_s"], rel=1e-12)
     assert found["tokens_per_s"] * found["step_time_s"] == pytest.approx(found["tokens_per_step"], rel=1e-12)
@@ -63,12 +70,7 @@ def test_the_step_is_that_of_the_simulated_pipeline_and_what_stands_beside_it():
     job = job_of(request, request.mesh)
     inside = ("kernels", "recompute", "collectives", "host", "bubble", "hops")
     assert terms["data"] == 0
-    chunked = type(job)(**{**vars_of(job), "chunks": 2, "cut": ()})
-    assert sum(terms[name] for name in inside) == pytest.approx(makespan_s(chunked), rel=1e-12)
-
-
-def vars_of(job):
-    return {name: getattr(job, name) for name in type(job).__dataclass_fields__}
+    assert sum(terms[name] for name in inside) == pytest.approx(makespan_s(replace(job, chunks=2, cut=())), rel=1e-12)
 
 
 @pytest.mark.parametrize("shard", ["none", "optimizer", "parameters"])
