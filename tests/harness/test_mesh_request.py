@@ -1,4 +1,4 @@
-"""Requests with a mesh: a mesh of ones changes nothing, every schedule runs, what cannot be is refused with a way out."""
+"""Requests with a mesh: one of ones changes nothing, every schedule runs, what cannot be is refused with a way out."""
 
 from dataclasses import replace
 from functools import cache
@@ -23,8 +23,10 @@ def fields_of(*overrides):
     return prepare(load(overrides)).carry_out().fields
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_v", "roundpipe", "pipedream"])
-@pytest.mark.parametrize("cluster", ["local", "dgx_h100"])
+@pytest.mark.parametrize(
+    "name, cluster",
+    [("1f1b", "local"), *((name, "dgx_h100") for name in ("interleaved_1f1b", "zb_v", "roundpipe", "pipedream"))],
+)
 def test_a_mesh_of_ones_gives_the_times_of_a_run_without_one_to_the_last_bit(name, cluster, tmp_path):
     asked = [f"schedule={name}", "num_devices=4", *CONSTANT, f"results_dir={tmp_path}"]
     (plain,) = run(load(asked))
