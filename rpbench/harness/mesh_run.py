@@ -16,6 +16,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.memory import Bytes, verdict_of
 from rpbench.mesh.order_memory import bytes_of_ranks
 from rpbench.mesh.ordered_step import Step, simulate_step
+from rpbench.mesh.smallest_change import smallest_change
 from rpbench.mesh.wrapping import under_mesh
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
@@ -123,7 +124,8 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
     found = verdict_of(job, rank, memory[rank])
     facts |= _memory_fields(rank, memory) | {"verdict": found.answer}
     if found.answer == "oom":
-        return Outcome({**facts, "status": "infeasible", "reason": found.reason, "evidence": evidence})
+        facts |= {"status": "infeasible", "reason": found.reason, "smallest_change": _smallest_change(job, step)}
+        return Outcome({**facts, "evidence": evidence})
     fields = measure(
         step.sharded, step.timeline, step.costs, switch_after_last_forward=request.entry.switch_after_last_forward
     )
@@ -136,6 +138,18 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
         "terms_s": dict(step.terms),
     }
     return Outcome({**facts, **fields, **more, "evidence": evidence, "reason": found.reason}, step.timeline)
+
+
+def _smallest_change(job: Job, step: Step) -> dict[str, Any] | None:
+    """What makes a run fit, for stages dealt in turn; None where nothing of that is known."""
+    chunks, rest = divmod(step.order.shape.num_stages, job.mesh.pipeline)
+    if rest:
+        return None
+    try:
+        change = smallest_change(replace(job, chunks=chunks, cut=()))
+    except ValueError:  # an order that other sizes do not have
+        return None
+    return change.plain() if change else None
 
 
 def _tokens(job: Job, step: Step) -> int:

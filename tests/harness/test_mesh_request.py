@@ -10,6 +10,7 @@ from rpbench.harness.mesh_run import job_of, prepare
 from rpbench.harness.recording import identity
 from rpbench.harness.request import ScheduleChoice, load
 from rpbench.harness.run import run
+from rpbench.harness.scheduled import assembled_of
 from rpbench.mesh.exact import makespan_s
 from rpbench.mesh.memory import rank_bytes
 from rpbench.registry import entries
@@ -98,6 +99,12 @@ def test_a_run_that_does_not_fit_says_so_and_gives_no_pace():
     assert (found["status"], found["verdict"]) == ("infeasible", "oom")
     assert found["tokens_per_s"] is None
     assert "GB" in found["reason"]
+    assert found["smallest_change"]
+
+
+def test_a_schedule_is_shown_without_a_mesh():
+    with pytest.raises(ValueError, match="set num_devices=4"):
+        assembled_of(load([*ON_NODES, "mesh.pipeline=4"]))
 
 
 def test_overlap_and_faster_links_never_slow_a_step():
