@@ -1,5 +1,6 @@
 """Requests with a mesh: one of ones changes nothing, every schedule runs, what cannot be is refused with a way out."""
 
+import json
 from dataclasses import replace
 from functools import cache
 
@@ -158,3 +159,35 @@ def test_a_cluster_without_levels_takes_a_mesh_of_ones_only():
 def test_a_machine_is_named_where_a_cluster_is_misspelt():
     with pytest.raises(ValueError, match="dgx_h100"):
         load(["cluster=dgx_h10", "mesh.pipeline=4"])
+
+
+PACE = {"num_ranks": 2, "bytes_per_s": 2e9, "latency_s": 0.0}
+CALIBRATED = {
+    "name": "mine",
+    "num_devices": 4,
+    "host_memory_bytes": 900_000_000_000,
+    "matmul_flops_per_s": 1e11,
+    "wide_matmul_flops_per_s": 9e10,
+    "matmul_efficiency": 1.0,
+    "attention_efficiency": 0.5,
+    "memory_bytes_per_s": 2e10,
+    "memory_efficiency": 1.0,
+    "copy_bytes_per_s": 7e9,
+    "collectives": {
+        name: PACE | {"bytes_per_s_low": 2e9, "bytes_per_s_high": 2e9, "latency_s_low": 0.0, "latency_s_high": 0.0}
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    },
+}
+
+
+def test_a_calibrated_cluster_scales_the_costs_of_one_device(tmp_path, monkeypatch):
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "mine.yaml").write_text(json.dumps(CALIBRATED))
+    monkeypatch.setenv("RPBENCH_PATH", str(tmp_path))
+    asked = ["cluster=mine", "model=tiny_gpt", "cost=constant", "num_devices=4"]
+    found = fields_of(*asked, "mesh.data=2", "recompute=none")
+    assert found["evidence"] == "simulated"
+    assert set(found["terms_s"]) == {"work", "bubble", "hops", "data"}
+    assert found["terms_s"]["data"] > 0
+    with pytest.raises(ValueError, match="take cost=analytic"):
+        load([*asked[:2], "cost=unit", "num_devices=4", "mesh.data=2"])
