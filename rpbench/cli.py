@@ -118,7 +118,7 @@ def _version() -> str:
 
 
 def _verbs() -> dict[str, Verb]:
-    from rpbench.commands.advise import USAGE as ADVISE
+    from rpbench.commands.advise_usage import USAGE as ADVISE
     from rpbench.commands.new import USAGE as NEW
 
     return {

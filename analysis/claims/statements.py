@@ -22,6 +22,7 @@ def claims() -> Iterator[Claim]:
     yield from _thousand_devices()
     yield from _uneven_head()
     yield from _dispatch()
+    yield from _contest()
     yield from _waiting()
     yield from _parity()
     yield from _bars()
@@ -118,6 +119,31 @@ def _dispatch() -> Iterator[Claim]:
                 for pool, rotation in zip(runs[::2], runs[1::2], strict=True)
             ),
         )
+
+
+def _contest() -> Iterator[Claim]:
+    """Who is the fastest of figure 10 at equal tuning, in paces of RoundPipe: what trains on late weights apart."""
+    rows = [row for row in read_table("figure10") if row["status"] == "ok"]
+    for model in PUBLISHED_MODELS:
+        runs = {row["cell.schedule"]: need_of("figure10", row) for row in rows if row["cell.model"] == model}
+        for late, own, words in (
+            (True, "roundpipe_async", "the fastest that fits, over RoundPipe one step late"),
+            (False, "roundpipe", "the fastest that fits and is never late, over RoundPipe"),
+        ):
+            if own in runs:
+                others = [need for name, need in runs.items() if name != own]
+                yield _say(
+                    f"figure10/{model}/{'late' if late else 'synchronous'}",
+                    f"Figure 10 at equal tuning, {model}: pace of {words}",
+                    "x",
+                    (runs[own], *others),
+                    lambda *found, late=late: _best_over_first(found, late=late),
+                )
+
+
+def _best_over_first(runs: tuple[Record, ...], *, late: bool) -> float:
+    paces = [run["tokens_per_s"] for run in runs if late or not run["staleness_steps"]]
+    return float(max(paces) / runs[0]["tokens_per_s"])
 
 
 def _waiting() -> Iterator[Claim]:

@@ -89,7 +89,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         return _say_what_is_red(problems, "")
     if scope is ALL:
         problems += [f"exhibit {name} was not made: {why}" for name, why in content.missing]
-    problems += _run_notebooks(results, folder / "notebooks", progress, lacking_is_a_fault=scope is ALL)
+    problems += _run_notebooks(scope, results, folder / "notebooks", progress)
     content.images = _draw(content, folder, progress)
     for exhibit in content.shown:
         if exhibit.table is not None:
@@ -143,16 +143,19 @@ def _draw(content: Content, folder: Path, progress: "_Progress") -> dict[str, st
     return images
 
 
-def _run_notebooks(results: Path, folder: Path, progress: "_Progress", *, lacking_is_a_fault: bool) -> list[str]:
-    """Execute the notebooks, one after another in one kernel, and return what went wrong."""
+def _run_notebooks(scope: Scope, results: Path, folder: Path, progress: "_Progress") -> list[str]:
+    """Execute the notebooks in one kernel and return what went wrong; quick takes the first it has records for."""
     progress.tick("notebooks")
-    found = notebooks()
+    found, outcomes = notebooks(), []
     with Kernel(results) as kernel:
-        outcomes = [_run_notebook(notebook, results, folder, kernel) for notebook in found]
+        for notebook in found:
+            outcomes.append(_run_notebook(notebook, results, folder, kernel))
+            if scope is QUICK and not outcomes[-1][2]:
+                break
     lacking = [f"{name}: {why}" for name, why, is_lack in outcomes if why and is_lack]
     broken = [f"notebook {name}: {why}" for name, why, is_lack in outcomes if why and not is_lack]
-    progress.say(f"notebooks: {len(found) - len(lacking) - len(broken)} of {len(found)} executed")
-    if lacking_is_a_fault:
+    progress.say(f"notebooks: {len(outcomes) - len(lacking) - len(broken)} of {len(found)} executed")
+    if scope is ALL:
         broken += [f"notebook {line}" for line in lacking]
     return broken
 

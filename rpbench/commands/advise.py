@@ -12,6 +12,7 @@ from rpbench.advice.machine_figures import FIGURES, Described, described
 from rpbench.advice.model_source import SIZES, architecture_of, config_path, model_of, model_of_sizes, read_config
 from rpbench.advice.ranking import UNSEARCHED, Advice, advise
 from rpbench.commands.advise_nodes import advise_nodes
+from rpbench.commands.advise_usage import USAGE
 from rpbench.cost.basis import make_basis
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
@@ -33,10 +34,6 @@ BUDGET = Budget(work=40, climb_work=100_000)
 SECONDS = 8.0  # for the searches; what they lead to takes the rest of ten
 
 OWN = ("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "seconds")
-USAGE = (
-    "advise model=CONFIG.json|NAME [seq_len=N] gpu=NAME num_devices=N [devices_per_node=N intra_bytes_per_s= "
-    "inter_bytes_per_s= host_link_bytes_per_s= device_memory_bytes= host_memory_bytes=] | cluster=NAME|FILE"
-)
 
 
 @dataclass(frozen=True)

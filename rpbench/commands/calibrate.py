@@ -38,7 +38,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
         ValueError: for a device that is not there, or fewer of them than ranks.
-        RanksFailed: if a rank died or hung; all have ended within a minute, and nothing is written.
+        RanksFailed: if a rank died, or hung for half a minute; all have ended, and nothing is written.
     """
     options = _options(arguments)
     name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", (home() or CONF) / "cluster"))
@@ -106,7 +106,7 @@ def _num_devices(options: dict[str, str], device: str) -> int:
 def _collectives(asked: str, device: str, num_devices: int, tell: Callable[[str], None]) -> "list[CollectiveRate]":
     """Rates of the collectives between several ranks of this host."""
     from rpbench.cost.collective_rates import fit_rate
-    from rpbench.torch_runtime.collectives import CollectiveRequest
+    from rpbench.torch_runtime.collectives import STALL_S, CollectiveRequest
     from rpbench.torch_runtime.diagnosis import RunFailed
     from rpbench.torch_runtime.ranks import Ranks
 
@@ -118,7 +118,7 @@ def _collectives(asked: str, device: str, num_devices: int, tell: Callable[[str]
         raise ConfigError(f"ranks={asked}: at most one for each of the {num_devices} cores that are devices here")
     tell(f"collectives of {asked} ranks")
     try:
-        with Ranks(request.num_ranks) as ranks:
+        with Ranks(request.num_ranks, STALL_S) as ranks:
             seconds = ranks.time_collectives(request)["seconds"]
     except RunFailed as error:
         raise RanksFailed(f"ranks={asked}: {error}\nnothing was written; try again, or leave ranks= out") from None

@@ -114,6 +114,11 @@ def pose(request: Request) -> Problem:
         ValueError: for a size, a name or a combination that cannot be.
     """
     entry, cost, cluster, model = request.entry, request.cost, request.cluster, request.model
+    if request.mesh is not None and request.mesh.machine is not None:
+        raise ConfigError(
+            "mesh: only runs and rpbench plan mesh=search take one; for the schedule alone leave it out and set "
+            f"num_devices={request.mesh.mesh.pipeline}"
+        )
     check_charge(request)
     if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
         raise ConfigError(

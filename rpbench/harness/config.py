@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rpbench import registry
 from rpbench.harness.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
 from rpbench.harness.hydra_words import reworded
+from rpbench.harness.mesh_config import MeshConfig, nodes_named, with_folders
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
 
@@ -64,6 +65,7 @@ class RunConfig:
     prefetch: int = 1
     charge: str | None = None
     recompute: str = "all"
+    mesh: MeshConfig = field(default_factory=MeshConfig)
     tuning_budget: int | None = None
     schedule_file: str | None = None
     seed: int = MISSING
@@ -104,13 +106,19 @@ class Places(SearchPathPlugin):
             search_path.append("rpbench", f"file://{place}")
 
 
-def register() -> None:
-    """Offer the schema, every registered schedule and the user's folders to Hydra; safe to call twice."""
+def register(overrides: Sequence[str] = ()) -> None:
+    """Offer the schema, every registered schedule and the user's folders to Hydra; safe to call twice.
+
+    Args:
+        overrides: may name machines and architectures, which runs under a mesh take.
+    """
     Plugins.instance().register(Places)
     store = ConfigStore.instance()
     store.store(name="rpbench_schema", node=RunConfig)
     for name, entry in registry.entries().items():
         store.store(group="schedule", name=name, node={"name": name, **entry.options}, package="schedule")
+    for group, name, keys in nodes_named(overrides):
+        store.store(group=group, name=name, node=keys, package=group)
 
 
 def composed(overrides: Sequence[str]) -> Composed:
@@ -120,7 +128,7 @@ def composed(overrides: Sequence[str]) -> Composed:
         ConfigError: for an unknown name, key or value, with the nearest known one.
     """
     refuse_old_spellings(overrides)
-    register()
+    register(overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -229,7 +237,7 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
                 f"{group}={name}: none of this name is installed; leave it out, or install the package that brings it, "
                 "such as hydra-joblib-launcher or hydra-submitit-launcher"
             )
-        return ConfigError(unknown_name(group, name, options_of(group)))
+        return ConfigError(unknown_name(group, name, with_folders(group, options_of(group))))
     if isinstance(error, ConfigCompositionException) and (
         missing := re.search(r"Could not override '([^']+)'", str(error))
     ):

@@ -29,6 +29,8 @@ def label(row: Record) -> str:
 def left_out(row: Record) -> str:
     """What takes time on a machine and takes none in this run; "" where all is charged, or times are slots."""
     asked = row.get("config", {})
+    if row.get("mesh") is not None and row["evidence"] == "predicted":
+        return ""
     in_hops = row["mode"] == "simulate" and asked.get("charge") == "hops" and asked.get("tuning_budget") is None
     if not in_hops or row["cost"] == "unit" or asked.get("model", {}).get("name") == "abstract":
         return ""
@@ -66,6 +68,8 @@ def _schedule(row: Record) -> str:
 
 
 def _timed(row: Record) -> str:
+    if "terms_s" in row:
+        return f": step {row['step_time_s']:.6g} s, {row['tokens_per_s']:,.0f} tokens/s of all devices"
     unit = "slots" if _in_slots(row) else "s"
     text = f": makespan {row['makespan_s']:.6g} {unit}, bubble {100 * row['bubble_makespan']:.2f} %"
     if "grad_max_abs_diff" in row:

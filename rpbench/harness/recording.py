@@ -148,6 +148,7 @@ def names(request: Request) -> Fields:
         "num_microbatches": request.num_microbatches,
         "num_steps": request.num_steps,
         "seed": request.seed,
+        **({} if request.mesh is None else {"mesh": request.mesh.plain()}),
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,12 +35,16 @@ from rpbench.harness.choices import (
 from rpbench.harness.composing import recalling
 from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain
 from rpbench.harness.keys import missing_text
+from rpbench.harness.mesh_config import is_architecture, is_machine
 from rpbench.harness.schedule_options import check_options
 from rpbench.harness.source_file import SourceFile, read_source
 from rpbench.harness.usual_charge import charged_as
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
+
+if TYPE_CHECKING:
+    from rpbench.harness.mesh_choice import MeshChoice
 
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
@@ -82,6 +86,8 @@ class Request:
         subject: everything that decides what the run measures, as plain data: values, and the bytes of files by
             their SHA-256.
         notes: what there is to tell about how it was read, a sentence each.
+        mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices,
+            and `model` is None where the architecture is more than a `Model` says.
     """
 
     mode: Mode
@@ -116,6 +122,7 @@ class Request:
     overrides: tuple[str, ...]
     subject: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    mesh: "MeshChoice | None" = None
 
     @property
     def entry(self) -> Entry:
@@ -124,6 +131,8 @@ class Request:
 
     @property
     def model_name(self) -> str:
+        if self.mesh is not None and self.mesh.architecture is not None:
+            return self.mesh.architecture.name
         return self.model.name if self.model else ABSTRACT
 
     @property
@@ -176,8 +185,9 @@ def request_of(found: Composed) -> Request:
     config = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
     _check_names(found.choices)
     shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
-    cluster = _built(Cluster, "cluster", config.cluster)
-    config = replace(config, model=shape, num_devices=_num_devices(config, cluster))
+    cluster, model = _cluster(config), _model(config, shape)
+    config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model)
+    config = replace(config, num_devices=_num_devices(config, cluster))
     _check_sizes(config)
     mode = _mode(config)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
@@ -195,7 +205,7 @@ def request_of(found: Composed) -> Request:
     request = Request(
         mode=mode,
         schedule=schedule,
-        model=None if config.model.get("name") == ABSTRACT else _built(Model, "model", config.model),
+        model=model,
         num_layers=_num_layers(config),
         cluster=cluster,
         workload=workload,
@@ -204,10 +214,11 @@ def request_of(found: Composed) -> Request:
         optimizer=typed(OptimizerConfig, config.optimizer),
         tracker=typed(TrackerConfig, config.tracker),
         results_dir=Path(config.results_dir),
-        choices={**found.choices, "mode": mode.name},
+        choices={**choices, "mode": mode.name},
         overrides=found.overrides,
-        subject=_subject(config, mode, schedule, files),
+        subject={**_subject(config, mode, schedule, files), **(mesh.figures() if mesh else {})},
         notes=notes,
+        mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
     _check_mode(request)
@@ -244,6 +255,8 @@ def _subject(
     subject["schedule"] = {"name": schedule.entry.name, **as_plain(dict(schedule.options))}
     if not isinstance(mode, Train | Duel):
         del subject["optimizer"]  # nothing is stepped
+    if not config.mesh.is_given:
+        del subject["mesh"]  # as in records from before there were meshes
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
     return subject
 
@@ -280,6 +293,54 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
         found = None if option is None else file_of(group, option)
         if found is not None and group == "schedule" and option in registry.entries():
             raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
+
+
+def _cluster(config: RunConfig) -> Cluster:
+    """The host of a run; of a machine with levels its name alone, because a mesh reads the rest."""
+    if not is_machine(config.cluster):
+        return _built(Cluster, "cluster", config.cluster)
+    name = str(config.cluster.get("name"))
+    if not config.mesh.is_given:
+        raise ConfigError(
+            f"cluster={name} has nodes with links of two speeds, which only a mesh uses: say how its devices are "
+            "divided, as in mesh.pipeline=8, or take a cluster of one host, such as cluster=8x_h100"
+        )
+    return Cluster(name=name)
+
+
+def _model(config: RunConfig, shape: Mapping[str, Any]) -> Model | None:
+    """The model that schedules on one host are timed with; None where only a mesh knows its shape."""
+    if shape.get("name") == ABSTRACT or (is_architecture(shape) and config.mesh.is_given):
+        return None
+    if is_architecture(shape):
+        raise ConfigError(
+            f"model={shape.get('name')} is an architecture of conf/architecture/, which only meshes take: give one, as "
+            "in mesh.pipeline=8 cluster=dgx_h100, or take a model of conf/model/"
+        )
+    return _built(Model, "model", shape)
+
+
+def _meshed(
+    config: RunConfig, found: Composed, cluster: Cluster, model: Model | None
+) -> tuple[RunConfig, Mapping[str, str | None], "MeshChoice | None"]:
+    """The configuration, the choices and the mesh, with what a mesh settles: devices, and where seconds are from."""
+    if not config.mesh.is_given:
+        return config, found.choices, None
+    from rpbench.harness.mesh_choice import mesh_choice  # the packages of meshes, for runs that have one
+    from rpbench.harness.mesh_rules import check_meshed, counted_cost
+
+    choices = dict(found.choices)
+    if is_machine(config.cluster) and config.cost.get("name") == "unit":
+        config = replace(config, cost=counted_cost(found.overrides))
+        choices["cost"] = str(config.cost["name"])
+    groups = {"cluster": config.cluster, "model": config.model}
+    mesh = mesh_choice(config.mesh, config.num_devices, cluster, groups, model, str(config.cost.get("name")))
+    check_meshed(config, mesh)
+    settled = replace(config.mesh, pipeline=mesh.mesh.pipeline)
+    config = replace(config, mesh=settled, num_devices=mesh.mesh.num_devices)
+    if mesh.machine is not None:
+        config = replace(config, charge="hops", offload="none")
+    return config, choices, mesh
 
 
 def _num_devices(config: RunConfig, cluster: Cluster) -> int:
@@ -348,6 +409,12 @@ def _check_mode(request: Request) -> None:
         ConfigError: naming what to write instead.
     """
     mode, backend = request.mode, request.backend
+    if request.mesh is not None and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"mesh with mode={mode.name}: meshes are simulated; use mode=simulate, search one with rpbench plan "
+            "mesh=search, or train replicas and tensor shards with backend=torch backend.data_parallel=2 "
+            "backend.tensor_parallel=2"
+        )
     if isinstance(mode, Train) and backend is None:
         raise ConfigError("mode=train: choose what executes it, as in backend=virtual, backend=cpu or backend=emulated")
     if not isinstance(mode, Train) and backend is not None:

@@ -33,6 +33,7 @@ from rpbench.harness.config import (
 )
 from rpbench.harness.machine_lock import machine_alone
 from rpbench.harness.manifest import Journal, Plan
+from rpbench.harness.mesh_config import with_folders
 from rpbench.harness.request import load, request_of
 from rpbench.harness.run import emit, run
 from rpbench.harness.slurm import Slurm, asked_for, refuse_without_slurm
@@ -116,7 +117,7 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
     Raises:
         ConfigError, RunFailed: the first that a cell ended with.
     """
-    register()
+    register(overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3", job_name="rpbench"):
@@ -197,6 +198,6 @@ def _check_choices(overrides: Sequence[str]) -> None:
         group, equals, value = item.lstrip("+").partition("=")
         if equals and group in GROUPS:
             for name in value.split(","):
-                known = options_of(group)
+                known = with_folders(group, options_of(group))
                 if name.strip() not in (*known, "null", "") and not name.strip().startswith(("$", "glob", "choice")):
                     raise ConfigError(unknown_name(group, name.strip(), known))

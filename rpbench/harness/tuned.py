@@ -132,8 +132,8 @@ def _check(request: Request) -> None:
         )
     if request.cost.split_penalty != 1:
         raise ConfigError(
-            f"cost.split_penalty={request.cost.split_penalty} with {name}: the search takes both halves as they are "
-            "counted; leave one of both out"
+            f"cost.split_penalty={request.cost.split_penalty} with {name}: the search takes halves of a backward as "
+            "they are counted; leave one of both out"
         )
     for key, usual in (CHOSEN | CHARGED).items():
         if (value := getattr(request, key)) != usual:

@@ -14,7 +14,7 @@ backward stage above; the transfer from the last forward stage carries a tensor 
 """
 
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
@@ -38,7 +38,7 @@ def key(action: Action) -> Key:
     return action.kind, action.stage, -1 if index is None else index, action.part
 
 
-@cache
+@lru_cache(maxsize=1 << 14)  # of a few shapes: a sweep goes through many
 def needs(shape: Shape, kind: Kind, stage: int, part: int = 0) -> tuple[Need, ...]:
     """What an action of this kind, stage and part waits for within its own microbatch."""
     rule = (_TENSOR_RULES if shape.tensor_parallel else _RULES).get(kind)

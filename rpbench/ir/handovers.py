@@ -60,6 +60,11 @@ class Handovers:
         for (stage, _), carriers in self.carried.items():
             self._chain(stage, carriers)
 
+    @property
+    def are_there(self) -> bool:
+        """Whether anything goes from device to device."""
+        return bool(self.origins or self.carried)
+
     def peer(self, number: int) -> int | None:
         """The rank that an action names, if it names one."""
         peer = self._index.actions[number].peer

@@ -53,7 +53,7 @@ def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
 
 def _brought(moves: Moves) -> dict[int, Cargo]:
     """What is carried of weights and gradients, by number."""
-    found = dict[int, Cargo]()
+    found, between_devices = dict[int, Cargo](), moves.handovers.are_there
     for what, transfers in moves.transfers.items():
         cargo = cache(partial(_of_weights, moves, what))  # each once: fractions are slow to make and to compare
         for transfer in transfers:
@@ -61,7 +61,7 @@ def _brought(moves: Moves) -> dict[int, Cargo]:
             carried = cargo(visit.stage, visit.backward, len(transfer.pieces))
             for number in transfer.pieces:
                 found[number] = carried
-                if moves.handovers.peer(number) is not None:  # from device to device
+                if between_devices and moves.handovers.peer(number) is not None:
                     share_sent = Fraction(0) if moves.handovers.is_local(number) else carried.share
                     found[number] = carried._replace(share=share_sent, lane="net")
     return found

@@ -20,6 +20,7 @@ LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import NoReturn
 
 from rpbench.ir.action import MOVES, SUMS, Kind
 from rpbench.ir.dependencies import version_read
@@ -80,10 +81,14 @@ class Moves:
         for visits in visits_of_devices:
             for visit in visits:
                 self._visits[visit.device, visit.stage].append(visit)
-        for number, action in enumerate(index.actions):
-            if action.kind in TRANSFERS:
-                self._check_lane(number)
-                self._numbers[(action.kind, action.object), index.device(number), action.stage].append(number)
+        for lane in index.lanes:
+            for number in range(lane.start, lane.stop):
+                action = index.actions[number]
+                kind = action[0]
+                if kind in TRANSFERS:
+                    if lane.name not in LANES[kind]:
+                        self._refuse_lane(number)
+                    self._numbers[(kind, action[5]), lane.device, action[1]].append(number)
         for arrive, leave in _ARRIVALS:
             self._match_weights(arrive, leave)
         for what in _LEAVERS:
@@ -235,8 +240,8 @@ class Moves:
             for transfer in self.transfers[before]:
                 for visit in transfer.visits:
                     earlier[visit.first].append(transfer)
-            for transfer in self.transfers[after]:
-                last = {found.pieces[-1] for visit in transfer.visits for found in earlier[visit.first]}
+            for transfer in self.transfers[after] if earlier else ():
+                last = {found.pieces[-1] for visit in transfer.visits for found in earlier.get(visit.first, ())}
                 self.edges += [(number, transfer.pieces[0]) for number in sorted(last)]
 
     def _join_shards(self) -> None:
@@ -319,11 +324,10 @@ class Moves:
             rule = f"{self.index.actions[number]} stands before {self.index.actions[producer]}, which it waits for"
             raise broken(self.index.schedule, rule, [number, producer])
 
-    def _check_lane(self, number: int) -> None:
+    def _refuse_lane(self, number: int) -> NoReturn:
         action, lane = self.index.actions[number], self.index.lanes[self.index.lane_of[number]]
-        if lane.name not in LANES[action.kind]:
-            rule = f"{action} stands on lane {lane.name}, it belongs on lane {' or '.join(LANES[action.kind])}"
-            raise broken(self.index.schedule, rule, [number])
+        rule = f"{action} stands on lane {lane.name}, it belongs on lane {' or '.join(LANES[action.kind])}"
+        raise broken(self.index.schedule, rule, [number])
 
     def _count_replicas(self, what: What) -> None:
         devices: dict[int, set[int]] = defaultdict(set)

@@ -12,8 +12,10 @@ and the k-th FREE ends the k-th LOAD. A weight may come in pieces, `0LOAD:P 0LOA
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rpbench.ir.action import COMPUTE, HEAD, Kind, parts_of
+from rpbench.ir.action import COMPUTE, HEAD, Kind
 from rpbench.ir.index import GRADIENT, Index
+
+_VISITING = COMPUTE - set(HEAD)
 
 
 class Visit(NamedTuple):
@@ -62,20 +64,22 @@ def visits_of(index: Index) -> list[list[Visit]]:
 def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
     run: list[int] = []
     now: tuple[bool, int, int] | None = None
-    gradient = -1
+    gradient, actions, size = -1, index.actions, index.shape.num_microbatches
     for number in numbers:
-        for part in parts_of(index.actions[number]):
-            if part.kind not in COMPUTE or part.kind in HEAD:
+        action = actions[number]
+        for part in action.sub or (action,):
+            kind, stage, microbatch = part[:3]
+            if kind not in _VISITING:
                 continue
-            assert part.microbatch is not None
-            place = part.kind is not Kind.F, part.stage, part.microbatch // index.shape.num_microbatches
+            assert microbatch is not None
+            place = kind is not Kind.F, stage, microbatch // size
             if place != now and now is not None:
                 yield Visit(device, *now, tuple(run), gradient)
                 run, gradient = [], -1
             now = place
             if run[-1:] != [number]:  # an OVERLAP may hold two of one visit
                 run.append(number)
-            gradient = number if part.kind in GRADIENT else gradient
+            gradient = number if kind in GRADIENT else gradient
     if now is not None:
         yield Visit(device, *now, tuple(run), gradient)
 

@@ -2,16 +2,17 @@
 
 Seconds of layers depend on a few choices and are computed once for each (`layer_table`); all else is arithmetic on
 columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory`, with layers as their mean where kinds
-differ; the best plans are simulated afterwards.
+differ (bytes: `rpbench.mesh.closed_bytes`); the best plans are simulated afterwards.
 """
 
 from functools import lru_cache
 from math import log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rpbench.mesh.architecture import Architecture
+from rpbench.mesh.closed_bytes import expert_shards, peak_bytes, rank_layers
 from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision, padded_vocab
@@ -114,43 +115,13 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
     constants = question.software.constants
     replicas = data * columns["context"]
     owned = columns["dense"] * most / np.where(plans.shared == 0, 1.0, replicas)
-    owned += columns["experts"] * most / np.where(plans.shared == 0, 1.0, _expert_shards(columns, replicas))
+    owned += columns["experts"] * most / np.where(plans.shared == 0, 1.0, expert_shards(columns, replicas))
     rate = question.machine.gpu.memory_bytes_per_s * question.machine.gpu.sustained_memory
     step += owned * constants["optimizer_bytes"] / rate + constants["step_s"]
     nodes = question.machine.num_devices / question.machine.devices_per_node
     step *= 1.0 + (constants["jitter"] * log2(nodes) if nodes > 1 else 0.0)
-    return Timed(step, _peak_bytes(question, plans, columns, ranks, p, v, m, replicas))
-
-
-class RankLayers(NamedTuple):
-    """Layers of ranks as `split_evenly` deals them, larger stages in the middle: of the fullest, the first, the last.
-
-    Args:
-        fullest_rank: the first of those with most layers.
-    """
-
-    most: Floats
-    first: Floats
-    last: Floats
-    fullest_rank: Floats
-
-
-def rank_layers(layers: int, p: Floats, v: Floats) -> RankLayers:
-    """The layers of the ranks of plans with p ranks and v chunks, each with one of the stages in turn."""
-    base, extra = np.floor(layers / (p * v)), layers % (p * v)
-    begin = np.floor((p * v - extra + 1) / 2)  # the first larger stage; the others follow it
-    end, over = begin + extra, extra % p
-
-    def larger(rank: Floats) -> Floats:
-        found: Floats = np.floor((end - 1 - rank) / p) - np.floor((begin - 1 - rank) / p)
-        return found
-
-    around = (over == 0) | (begin % p + over > p)
-    return RankLayers(
-        base * v + np.ceil(extra / p),
-        base * v + larger(np.zeros_like(p)),
-        base * v + larger(p - 1),
-        np.where(around, 0.0, begin % p),
+    return Timed(
+        step, peak_bytes(question.software, question.architecture.tied, plans, columns, ranks, p, v, m, replicas)
     )
 
 
@@ -223,69 +194,3 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
     pace = np.where(inside, intra, np.minimum(intra, inter * here))
     hops = np.where(inside, size - 1, here - 1 + 2 * np.log2(np.maximum(1.0, size / here)))
     return pace, hops * np.where(inside, machine.intra_latency_s, machine.inter_latency_s)
-
-
-def _peak_bytes(
-    question: Question,
-    plans: Plans,
-    columns: dict[str, Floats],
-    ranks: RankLayers,
-    p: Floats,
-    v: Floats,
-    m: Floats,
-    n: Floats,
-) -> Floats:
-    """Bytes of the first rank, of the first of those with most layers, or of the last, whichever has most."""
-    names = np.array(plans.schedules)[plans.schedule]
-    tied = question.architecture.tied
-    alone = p == 1
-    ends = columns["matrix"] * np.where(alone, 1.0 if tied else 2.0, 1.0)
-    found = np.zeros_like(p)
-    for rank, layers, matrix, logits in (
-        (np.zeros_like(p), ranks.first, ends, alone),
-        (ranks.fullest_rank, ranks.most, np.where(ranks.fullest_rank % (p - 1 + alone) == 0, ends, 0.0), alone),
-        (p - 1, ranks.last, ends, True),
-    ):
-        held = _states_bytes(question, plans, columns, layers, matrix, n)
-        held += _in_flight(names, rank, p, v, m) * layers * columns["kept"] + columns["working"]
-        found = np.maximum(found, held + np.where(logits, columns["logits"], 0.0))
-    return found
-
-
-def _in_flight(names: "np.ndarray[Any, Any]", rank: Floats, p: Floats, v: Floats, m: Floats) -> Floats:
-    """Microbatches whose activations a rank keeps, in the usual closed forms."""
-    found = np.minimum(m, p - rank)
-    found = np.where(names == "interleaved_1f1b", np.minimum(m, p + (p - 1 - 2 * rank) / v), found)
-    found = np.where(names == "zb_h2", np.minimum(m, np.maximum(1.0, 2 * (p - rank) - 1)), found)
-    return np.where(names == "gpipe", m, found)
-
-
-def _expert_shards(columns: dict[str, Floats], replicas: Floats) -> Floats:
-    """Devices that share the states of an expert; as `Mesh.expert_shard_group`."""
-    found: Floats = np.maximum(1.0, np.minimum(replicas, replicas * columns["tensor"] / columns["expert"]))
-    return found
-
-
-def _states_bytes(
-    question: Question, plans: Plans, columns: dict[str, Floats], layers: Floats, matrix: Floats, n: Floats
-) -> Floats:
-    """Bytes of weights, gradients and optimizer of ranks with that many layers."""
-    software = question.software
-    others = _expert_shards(columns, n)
-    found = np.zeros_like(n)
-    for size, shards in ((columns["dense"] * layers + matrix, n), (columns["experts"] * layers, others)):
-        weights, gradients, optimizer = 2.0, float(software.accumulate_bytes), software.optimizer_bytes
-        parts = np.select(
-            [plans.shared == number for number in range(len(SHARED))],
-            [
-                weights + gradients + optimizer,
-                weights + gradients + optimizer / shards,
-                weights + (gradients + optimizer) / shards,
-                (weights + gradients + optimizer) / shards,
-            ],
-        )
-        found = found + size * parts
-    fully = plans.shared == SHARED.index("parameters")
-    gathered = (4.0 + software.accumulate_bytes) * (columns["dense"] + columns["experts"])
-    whole: Floats = found + np.where(fully, gathered, 0.0)
-    return whole

@@ -79,7 +79,11 @@ def fits(job: Job) -> bool:
 
 def verdict(job: Job, log_sd: float = 0.06) -> Verdict:
     """Whether the fullest rank fits into a device, with a margin of two standard deviations."""
-    rank, classes = fullest(job)
+    return verdict_of(job, *fullest(job), log_sd)
+
+
+def verdict_of(job: Job, rank: int, classes: Mapping[str, float], log_sd: float = 0.06) -> Verdict:
+    """The same of a rank whose bytes are known."""
     need, room = needed_bytes(job, classes), job.machine.gpu.memory_bytes
     largest = max(classes, key=lambda name: classes[name])
     text = f"rank {rank} needs {need / 1e9:.1f} GB of {room / 1e9:.1f} GB; the most is {largest}"

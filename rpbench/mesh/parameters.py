@@ -1,7 +1,9 @@
 """Parameters on one device of each pipeline rank or stage, dense and of experts, under a mesh."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from rpbench.mesh.architecture import Layer
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import padded_vocab
 
@@ -34,16 +36,26 @@ def held(job: Job, rank: int) -> Held:
 
 def held_by_stage(job: Job, stage: int) -> Held:
     """The parameters of a device for one stage, with the embedding in the first and the head in the last."""
+    return held_layers(job, job.stage_layers[stage], first=stage == 0, last=stage == job.num_stages - 1)
+
+
+def held_layers(job: Job, layers: Iterable[tuple[Layer, int]], *, first: bool, last: bool) -> Held:
+    """The parameters of a device for some layers.
+
+    Args:
+        layers: (kind, how many).
+        first, last: whether the embedding, or the head, is with them.
+    """
     own, mesh = job.architecture, job.mesh
     dense = experts = largest = 0.0
-    for kind, count in job.stage_layers[stage]:
+    for kind, count in layers:
         of_layer = own.dense_parameters(kind) / mesh.tensor
         of_experts = own.expert_parameters(kind) / (mesh.expert * mesh.expert_tensor)
         dense, experts = dense + count * of_layer, experts + count * of_experts
         largest = max(largest, of_layer + of_experts)
     rows = padded_vocab(job.setting) / mesh.tensor
-    if stage == 0:
+    if first:
         dense += (rows + own.learned_positions) * own.hidden
-    if stage == job.num_stages - 1:
+    if last:
         dense += rows * own.hidden
     return Held(dense, experts, largest)

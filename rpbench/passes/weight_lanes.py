@@ -20,6 +20,9 @@ class WeightLanes:
     def __init__(self, index: Index, arrive: Kind, leave: Kind, what: str | None, prefetch: int) -> None:
         self._index, self.prefetch = index, prefetch
         self._arrive, self._leave, self._what = arrive, leave, what
+        # Each once: there are as many of them as visits.
+        self._arrivals: dict[tuple[int, int, int | None], Action] = {}
+        self._departures: dict[int, Action] = {}
 
     def per_visit(
         self, visits: Sequence[Visit], uploads: Mapping[int, list[Action]], after: After | None = None
@@ -56,12 +59,18 @@ class WeightLanes:
 
     def arrival(self, visit: Visit, part: int = 0) -> Action:
         """What brings the weights of a visit."""
-        version = self._version(visit) if self._index.steps else None
-        return Action(self._arrive, visit.stage, part=part, version=version, object=self._what)
+        version = self._versions[visit.step] if self._index.steps else None
+        key = visit.stage, part, version
+        if key not in self._arrivals:
+            self._arrivals[key] = Action(self._arrive, visit.stage, None, part, version, self._what)
+        return self._arrivals[key]
 
     def departure(self, visit: Visit) -> Action:
         """What takes them away."""
-        return Action(self._leave, visit.stage, object=self._what)
+        stage = visit.stage
+        if stage not in self._departures:
+            self._departures[stage] = Action(self._leave, stage, object=self._what)
+        return self._departures[stage]
 
     def cut(self, visit: Visit, num_pieces: int) -> list[Action]:
         """What brings them, in pieces; a gather is one."""
@@ -108,6 +117,11 @@ class _Lane:
     def interleave(self, place: int, groups: Sequence[Sequence[Action]], coming: Sequence[int]) -> None:
         """Let activations come in, and in the gaps the weights of visits to come."""
         pieces = [piece for other in coming for piece in self.pieces(other, len(groups))]
+        if len(groups) == 1 and not groups[0]:  # nothing but weights
+            if coming:
+                self.free(coming[-1] - 1 - self._weights.prefetch)
+            self.row += pieces
+            return
         for number, group in enumerate(groups):
             self.take(place, group)
             if number == 0 and coming:

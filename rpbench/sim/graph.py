@@ -243,7 +243,8 @@ def _with_transfers(analysis: Analysis, producer: Ints, consumer: Ints, moved: I
     """The edges, and those that LOAD, STORE, FREE and their like add; these take no hop."""
     if not analysis.transfer_edges:
         return producer, consumer, moved
-    more = np.asarray(analysis.transfer_edges, np.int32).reshape(-1, 2)
+    edges = analysis.transfer_edges
+    more = np.fromiter(chain.from_iterable(edges), np.int32, 2 * len(edges)).reshape(-1, 2)
     return (
         np.concatenate([producer, more[:, 0]]),
         np.concatenate([consumer, more[:, 1]]),

@@ -18,6 +18,7 @@ from rpbench.torch_runtime.board import Phase, Place
 SIZES = tuple(2**power for power in range(12, 25, 2))  # bytes: 4 KiB to 16 MiB
 REPEATS = 9
 WARM_UPS = 3
+STALL_S = 25.0  # no collective of these sizes takes so long; starting and ending come on top
 MARK = '{"collectives"'
 
 

@@ -28,18 +28,12 @@ OTHERS = ("Qwen3-1.7B", "Llama-3.1-8B", "GPT-OSS-20B", "Qwen3-235B")
 
 
 def _words(figure: Figure) -> str:
-    axes = [
-        text
-        for each in figure.axes
-        for text in (each.title, *each.texts, *each.get_xticklabels(), *each.get_yticklabels())
-    ]
-    legends = [
-        text
-        for legend in figure.legends + [each.get_legend() for each in figure.axes]
-        if legend
-        for text in legend.get_texts()
-    ]
-    return " ".join(text.get_text().replace("\n", " ") for text in (*axes, *legends))
+    legends = [legend for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes)) if legend]
+    texts = [text.get_text() for legend in legends for text in legend.get_texts()]
+    for axes in figure.axes:
+        texts += [axes.get_title("left"), axes.get_title(), *(text.get_text() for text in axes.texts)]
+        texts += [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels(), axes.yaxis.label)]
+    return " ".join(texts).replace("\n", " ")
 
 
 def _drawn(experiments: Experiments) -> dict[str, Any]:

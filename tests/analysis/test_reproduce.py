@@ -309,6 +309,25 @@ def test_a_broken_notebook_turns_it_red_and_a_lack_of_runs_does_only_in_full(
     assert "notebooks: 0 of 2 executed" in err
 
 
+def test_quick_executes_the_first_notebook_that_has_its_records(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def execute(notebook: Path, *_: Any) -> None:
+        tried.append(notebook.stem)
+        if notebook.stem == "lacking":
+            raise driver.MissingRuns("20 runs")
+
+    monkeypatch.setattr(driver, "execute", execute)
+    monkeypatch.setattr(driver, "notebooks", lambda: [Path("lacking.py"), Path("first.py"), Path("second.py")])
+    for scope, wanted in ((QUICK, ["lacking", "first"]), (PAPER, ["lacking", "first", "second"])):
+        tried.clear()
+        assert driver._run_notebooks(scope, tmp_path, tmp_path, driver._Progress()) == []
+        assert tried == wanted
+    assert "notebooks: 1 of 3 executed" in capsys.readouterr().err
+
+
 def test_a_failed_sweep_turns_it_red(
     still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

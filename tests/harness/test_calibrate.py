@@ -196,8 +196,8 @@ class Answering:
 
     error: Exception | None = None
 
-    def __init__(self, num_ranks):
-        self.num_ranks = num_ranks
+    def __init__(self, num_ranks, stall_s):
+        self.num_ranks, self.stall_s = num_ranks, stall_s
 
     def __enter__(self):
         return self

@@ -1,4 +1,4 @@
-"""Composer: every cell of every experiment is what Hydra composes, and what it cannot prove it leaves to Hydra."""
+"""Composer: cells of every experiment are what Hydra composes, and what it cannot prove it leaves to Hydra."""
 
 import pytest
 from hydra import initialize_config_dir
@@ -38,9 +38,10 @@ def test_the_last_cell_of_an_experiment_is_hydras(experiment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_cell_of_every_experiment_is_hydras(experiment):
-    composer = Composer()
-    for cell in cells_of(f"experiment={experiment}"):
+def test_cells_of_every_experiment_are_hydras(experiment):
+    """Some ten of each, over all of its sweep; Hydra takes a third of a second for one."""
+    composer, cells = Composer(), cells_of(f"experiment={experiment}")
+    for cell in cells[:: max(1, len(cells) // 10)]:
         assert_same(composer.compose(cell), cell)
 
 

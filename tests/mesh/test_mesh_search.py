@@ -9,7 +9,8 @@ import pytest
 
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.architecture import architecture
-from rpbench.mesh.closed_forms import Question, layer_table, rank_layers, time_plans
+from rpbench.mesh.closed_bytes import rank_layers
+from rpbench.mesh.closed_forms import Question, layer_table, time_plans
 from rpbench.mesh.fitting import job_of
 from rpbench.mesh.machine import machine
 from rpbench.mesh.memory import fullest

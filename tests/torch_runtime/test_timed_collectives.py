@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from faulty_collectives import MARKED
 
-from rpbench.torch_runtime.collectives import CollectiveRequest
+from rpbench.torch_runtime.collectives import STALL_S, CollectiveRequest
 from rpbench.torch_runtime.diagnosis import RunFailed
-from rpbench.torch_runtime.ranks import GRACE_S, LAST_WORDS_S, STALL_S, Ranks
+from rpbench.torch_runtime.ranks import GRACE_S, LAST_WORDS_S, Ranks
 
 FAULTY = str(Path(__file__).with_name("faulty_collectives.py"))
 
@@ -50,5 +50,5 @@ def test_a_rank_that_dies_ends_all(what, words):
         assert not ranks._processes
 
 
-def test_standing_still_and_the_end_of_all_take_less_than_a_minute():
-    assert STALL_S + LAST_WORDS_S + GRACE_S < 60
+def test_standing_still_and_the_end_of_all_leave_a_third_of_a_minute_to_start():
+    assert STALL_S + LAST_WORDS_S + GRACE_S < 40

@@ -22,6 +22,10 @@ def records(request: Request) -> list[Record]:
 
 
 def _prepare(request: Request) -> Work:
+    if request.mesh is not None and request.mesh.machine is not None:
+        from rpbench.harness.mesh_run import prepare  # the packages of meshes, for runs that have one
+
+        return prepare(request)
     assembled = assembled_of(request)
     in_slots = request.cost.name == "unit"
     return scheduled(

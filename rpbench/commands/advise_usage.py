@@ -1,0 +1,6 @@
+"""Usage of `advise`, apart from its work: every start of the command line reads it, and few need the rest."""
+
+USAGE = (
+    "advise model=CONFIG.json|NAME [seq_len=N] gpu=NAME num_devices=N [devices_per_node=N intra_bytes_per_s= "
+    "inter_bytes_per_s= host_link_bytes_per_s= device_memory_bytes= host_memory_bytes=] | cluster=NAME|FILE"
+)

@@ -1,0 +1,227 @@
+"""Ordered step: a step of any registered schedule under a mesh, simulated, with its seconds by cause.
+
+The schedule's ranks are groups of devices. Collectives inside layers are a part of the seconds of actions; what data
+parallelism moves stands on lane net, over partners outside the schedule. Causes are differences of simulations of one
+order: without hops, with hops, with what data parallelism moves.
+
+    kernels, recompute, collectives, host    the busiest rank's work, by what its layers' seconds are made of
+    bubble                                   what that rank waits where hops take no time
+    hops                                     what hops add
+    data                                     what data parallelism adds
+    tied, optimizer, fixed, jitter           as in `rpbench.mesh.step`, where the layers' seconds are counted here
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from rpbench.cost.table import CostTable
+from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.timeline import Timeline
+from rpbench.ir.versions import Versions
+from rpbench.mesh.architecture import Layer
+from rpbench.mesh.data_parallel import Reduced, reduced
+from rpbench.mesh.exact import LOWERED
+from rpbench.mesh.job import Job
+from rpbench.mesh.parameters import held_layers
+from rpbench.mesh.step import Terms, step_terms
+from rpbench.passes.offload import Per, shard
+from rpbench.sim.checked import checked_graph
+from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.metrics import step_time
+
+OUTSIDE = ("tied", "optimizer", "fixed")  # of a step, beside its schedule
+
+
+@dataclass(frozen=True)
+class Step:
+    """A simulated step.
+
+    Args:
+        order: what the ranks compute; `graph` is of it.
+        sharded: the graph with what data parallelism moves; that of the order where nothing moves.
+        timeline: of the sharded graph.
+        step_time_s: seconds of one step.
+        terms: the same by cause; they add up to it.
+    """
+
+    order: Schedule
+    graph: Graph
+    versions: Versions
+    sharded: Graph
+    costs: CostTable
+    timeline: Timeline
+    step_time_s: float
+    terms: Terms
+
+
+def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers: bool) -> Step:
+    """A step of an order whose partition is known.
+
+    Args:
+        job: the run; its own cut does not matter.
+        order: what the ranks compute, with steps where several follow each other.
+        costs: of its actions, in seconds.
+        counts_layers: whether the seconds of layers are those of the job.
+
+    Raises:
+        ScheduleError: if the order cannot run, or replicas cannot share what the mesh says.
+    """
+    graph, versions = checked_graph(order)
+    plain = simulate_graph(graph, costs)
+    at_once = _step_s(graph, simulate_graph(graph, replace(costs, hop=0)))
+    busiest = _busiest_s(graph, plain) / order.shape.num_steps
+    terms = _work(job, order, busiest) if counts_layers else {"work": busiest}
+    pipeline = _step_s(graph, plain)
+    terms |= {"bubble": at_once - busiest, "hops": pipeline - at_once}
+    sharded, charged, late_s = _with_replicas(job, order, graph, costs, counts_layers)
+    timeline = plain if sharded is graph else simulate_graph(sharded, charged)
+    step_s = _step_s(sharded, timeline) + late_s
+    terms["data"] = step_s - pipeline
+    if counts_layers:
+        terms = step_terms(job) if _gathers_layers(job) else _with_rest(job, terms)
+        step_s = sum(terms.values())
+    return Step(order, graph, versions, sharded, charged, timeline, step_s, terms)
+
+
+def _step_s(graph: Graph, timeline: Timeline) -> float:
+    """Seconds of a step; of a single one to the end of its last exchange."""
+    if graph.schedule.shape.num_steps > 1:
+        return step_time(graph, timeline) / timeline.units_per_second
+    return float(np.max(np.asarray(timeline.end, float))) / timeline.units_per_second
+
+
+def _gathers_layers(job: Job) -> bool:
+    """Whether layers' parameters are gathered one layer after another, which no action of a stage says."""
+    return job.mesh.pipeline == 1 and job.mesh.sharing.what == "parameters" and job.mesh.shard_group > 1
+
+
+def _busiest_s(graph: Graph, timeline: Timeline) -> float:
+    """Seconds of work of the busiest rank."""
+    duration = (np.asarray(timeline.end, float) - np.asarray(timeline.start, float)) / timeline.units_per_second
+    starts = graph.columns.lane_start.tolist()
+    lanes = zip(graph.schedule.items(), starts, starts[1:], strict=False)
+    return float(max(duration[first:last].sum() for (_, lane, _), first, last in lanes if lane == "compute"))
+
+
+def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
+    """The seconds of the busiest rank by what they are made of: as its kinds of layers say, in proportion."""
+    layers = [*(job.kinds[kind] for kind in job.architecture.layers), job.head]
+    split = {Kind.I, Kind.W} & order.kinds
+    penalty = job.software.split_penalty if split else 1.0
+    found = {
+        "kernels": sum(each.forward + penalty * (each.input_grad + each.weight_grad) for each in layers),
+        "recompute": sum(each.recompute for each in layers),
+        "collectives": sum(each.forward_exposed + each.backward_exposed for each in layers),
+        "host": sum(2 * each.host for each in layers) + job.software.constants["microbatch_s"] * job.mesh.pipeline,
+    }
+    whole = sum(found.values())
+    return {name: busiest_s * value / whole for name, value in found.items()}
+
+
+def _with_rest(job: Job, terms: Terms) -> Terms:
+    """Terms with what a step takes beside its schedule, and the loss of many nodes on all of it."""
+    closed = step_terms(job)
+    before = sum(closed.values()) - closed.get("jitter", 0.0)
+    found = terms | {name: closed[name] for name in OUTSIDE}
+    return found | ({"jitter": sum(found.values()) * closed["jitter"] / before} if "jitter" in closed else {})
+
+
+# --- data parallelism as actions --------------------------------------------------------------------------------
+
+
+def _with_replicas(
+    job: Job, order: Schedule, graph: Graph, costs: CostTable, counts_layers: bool
+) -> tuple[Graph, CostTable, float]:
+    """The graph with what replicas exchange, its costs, and seconds that follow the step.
+
+    What does not run beside computation, and gathers that an order has no place for, follow the step.
+    """
+    copies = _copies(order) if counts_layers or job.mesh.data > 1 else 1
+    job = _widened(job, copies)
+    if job.mesh.replicas == 1 and job.mesh.expert_replicas == 1:
+        return graph, costs, 0.0
+    partition = order.partition
+    assert partition is not None
+    up, down = _exchanged(job, partition.forward), _exchanged(job, partition.backward)
+    parameters, gradients = _lowered(job, order)
+    late = _late_s(order, up, down, gathers=_gathers_late(job, parameters), sums=gradients is None)
+    if parameters is None and gradients is None:
+        return graph, costs, late
+    outside = replace(order, shape=replace(order.shape, outer_replicas=max(2, job.mesh.replicas // copies)))
+    sharded = build_graph(shard(outside, parameters=parameters, gradients=gradients))
+    times = partial(_transfer_time, up, down, costs.units_per_second)
+    return sharded, replace(costs, transfer_time=times), late
+
+
+def _copies(order: Schedule) -> int:
+    """Ranks that hold each stage, where that number is the same for all and weights stay with their ranks."""
+    if order.weights is Weights.STREAMED:
+        return 1
+    ranks = range(order.shape.num_ranks)
+    rows = [{part.stage for action in order.compute(rank) for part in parts_of(action)} for rank in ranks]
+    counts = {sum(stage in row for row in rows) for stage in range(order.shape.num_stages)}
+    return counts.pop() if len(counts) == 1 and not order.shape.tensor_parallel else 1
+
+
+def _widened(job: Job, copies: int) -> Job:
+    """The job whose data groups count the copies that a schedule keeps of its stages."""
+    if copies == 1 or job.mesh.pipeline % copies:
+        return job
+    mesh = replace(job.mesh, data=job.mesh.data * copies, pipeline=job.mesh.pipeline // copies)
+    return replace(job, mesh=mesh, cut=())
+
+
+def _lowered(job: Job, order: Schedule) -> tuple[Per | None, Per | None]:
+    """When weights are gathered and gradients summed on lane net; None where that follows the step.
+
+    An order whose weights change with every microbatch has no place for either.
+    """
+    parameters, gradients = LOWERED[job.mesh.sharing.what]
+    if parameters == "visit" and not job.mesh.sharing.reshard:
+        parameters = "step"
+    changes = order.policy not in STEPS_BEHIND
+    no_gather = changes or order.shape.separate_cuts or order.shape.num_head_shards
+    if parameters == "step" and (no_gather or not job.software.parameters_beside):
+        parameters = None
+    return parameters, None if changes or not job.software.gradients_beside else gradients
+
+
+def _gathers_late(job: Job, parameters: Per | None) -> bool:
+    return parameters is None and LOWERED[job.mesh.sharing.what][0] is not None
+
+
+def _late_s(order: Schedule, up: tuple[Reduced, ...], down: tuple[Reduced, ...], *, gathers: bool, sums: bool) -> float:
+    """Seconds of the rank that waits longest for exchanges which nothing hides."""
+    found = 0.0
+    for rank in range(order.shape.num_ranks):
+        parts = [part for action in order.compute(rank) for part in parts_of(action)]
+        gathered = {part.stage for part in parts if gathers and part.kind is Kind.F}
+        summed = {part.stage for part in parts if sums and part.kind in (Kind.B, Kind.W, Kind.FB)}
+        seconds = sum(up[stage].parameters for stage in gathered) + sum(down[stage].gradients for stage in summed)
+        found = max(found, seconds)
+    return found
+
+
+def _transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int, cargo: Cargo) -> float | None:
+    """Time of a gather or a sum of a stage."""
+    found = (down if cargo.backward else up)[cargo.stage]
+    seconds = {"P": found.parameters, "G": found.gradients}.get(cargo.object)
+    return None if seconds is None else seconds * units
+
+
+def _exchanged(job: Job, counts: tuple[int, ...]) -> tuple[Reduced, ...]:
+    """Seconds of what data parallelism moves of each stage of a cut."""
+    last = len(counts) - 1
+    found, begin = [], 0
+    for stage, count in enumerate(counts):
+        layers = job.architecture.layers[begin : begin + count]
+        kinds: list[tuple[Layer, int]] = [(kind, layers.count(kind)) for kind in dict.fromkeys(layers)]
+        found.append(reduced(job, held_layers(job, kinds, first=stage == 0, last=stage == last)))
+        begin += count
+    return tuple(found)
