@@ -93,11 +93,8 @@ def _left(group: int, num_devices: int | None, said: str) -> int:
         )
     found, rest = divmod(num_devices, group)
     if rest or not found:
-        near = sorted({max(1, found) * group, (found + 1) * group})
-        raise ConfigError(
-            f"num_devices={num_devices}: mesh {said} takes multiples of {group}; the nearest are "
-            f"{' and '.join(map(str, near))}"
-        )
+        near = f"are {found * group} and {(found + 1) * group}" if found else f"is {group}"
+        raise ConfigError(f"num_devices={num_devices}: mesh {said} takes multiples of {group}; the nearest {near}")
     return found
 
 

@@ -8,6 +8,9 @@ import pytest
 from spared import spared
 
 from rpbench.harness import provenance, record
+from rpbench.harness.choices import ConfigError
+from rpbench.harness.mesh_choice import mesh_of
+from rpbench.harness.mesh_config import MeshConfig
 from rpbench.harness.mesh_run import job_of, prepare
 from rpbench.harness.recording import identity
 from rpbench.harness.request import ScheduleChoice, load
@@ -122,19 +125,33 @@ def test_overlap_and_faster_links_never_slow_a_step():
 
 
 @pytest.mark.parametrize(
+    "keys, num_devices, said",
+    [
+        ({"data": 3, "tensor": 2}, 16, "multiples of 6; the nearest are 12 and 18"),
+        ({"data": 4, "tensor": 8}, 16, "the nearest is 32"),
+        ({"data": 3, "pipeline": 2}, 16, "= 6 devices, the cluster has 16"),
+        ({"data": 2}, None, "give mesh.pipeline=, or num_devices="),
+        ({"data": 0}, 8, "mesh.data=0: a size is a whole number of at least 1"),
+        ({"pipeline": 4, "data": 2, "expert": 3}, None, "does not divide the 2 devices"),
+        ({"pipeline": 4, "sequence_parallel": True}, None, "mesh.tensor=1"),
+        ({"pipeline": 4, "shard": "zero"}, None, "one of none, optimizer"),
+        ({"pipeline": 4, "data": 4, "shard_group": 3}, None, "take one of 1, 2, 4"),
+        ({"pipeline": 4, "order": ["tensor", "data"]}, None, "each of data, pipeline"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_those_that_do(keys, num_devices, said):
+    with pytest.raises(ConfigError, match=said):
+        mesh_of(MeshConfig(**keys), num_devices)
+
+
+@pytest.mark.parametrize(
     "words, said",
     [
-        (("mesh.data=3", "mesh.tensor=2", "num_devices=16"), "multiples of 6; the nearest are 12 and 18"),
-        (("mesh.data=3", "mesh.pipeline=2", "num_devices=16"), "= 6 devices, the cluster has 16"),
-        (("mesh.data=2",), "give mesh.pipeline=, or num_devices="),
         (("mesh.pipeline=4", "mesh.order=[tensor,tensor,data,pipeline]"), "names tensor twice"),
-        (("mesh.pipeline=4", "mesh.data=2", "mesh.expert=3"), "does not divide the 2 devices"),
         (("mesh.tensor=64", "mesh.pipeline=1"), "more tensor shards than heads"),
-        (("mesh.pipeline=4", "mesh.sequence_parallel=true"), "mesh.tensor=1"),
         (("mesh.pipeline=4", "cluster.inter_bytes_per_s=0"), "bandwidth 0 never ends"),
         (("mesh.pipeline=4", "cluster.gpu=h100"), "h100_sxm5_80gb"),
         (("mesh.pipeline=4", "mesh.data=3"), "take 8 or 16"),
-        (("mesh.pipeline=4", "mesh.shard=zero"), "one of none, optimizer"),
         (("mesh.pipeline=4", "mesh.framework=megatron"), "megatron_core"),
         (("mesh.pipeline=4", "mesh.precision=int8"), "bf16"),
         (("mesh.pipeline=4", "mesh.overlap.tensor=2"), "a share, from 0"),
