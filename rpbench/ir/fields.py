@@ -35,6 +35,8 @@ def check_fields(index: Index) -> None:
         raise broken(index.schedule, f"{index.actions[number]}: {rule}", [number])
     if any(what == "A" and isinstance(peer, int) for _, _, what, peer, _ in distinct):
         _check_partners(index)
+    if any(kind is Kind.STORE and what == "G" and isinstance(peer, int) for kind, _, what, peer, _ in distinct):
+        _check_takers(index)
 
 
 def _rules(index: Index, names: tuple) -> Iterator[str]:
@@ -86,3 +88,17 @@ def _check_partners(index: Index) -> None:
         if other.peer != action.peer:
             rule = f"{other} and {action} name different peers: activations come back from where they went"
             raise broken(index.schedule, rule, [first, number])
+
+
+def _check_takers(index: Index) -> None:
+    """Gradients of a stage go from rank to rank all the way, or all to the host."""
+    stores = [
+        number for number, action in enumerate(index.actions) if (action.kind, action.object) == (Kind.STORE, "G")
+    ]
+    handed = {index.actions[number].stage: number for number in stores if isinstance(index.actions[number].peer, int)}
+    for number in stores:
+        action = index.actions[number]
+        if action.stage in handed and not isinstance(action.peer, int):
+            other = handed[action.stage]
+            rule = f"{index.actions[other]} hands gradients to a rank and {action} to the host: one of both for a stage"
+            raise broken(index.schedule, rule, sorted((other, number)))

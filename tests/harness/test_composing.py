@@ -98,6 +98,9 @@ def test_single_configurations_are_recalled_until_a_file_changes(tmp_path, monke
     file.write_text("name: mine\nnum_devices: 16\n")
     assert recalling.compose(("cluster=mine",)).node.cluster["num_devices"] == 16
     assert recalling.compose(("cluster=mine", "seed=1")).node.cluster["num_devices"] == 16
+    with pytest.raises(ConfigError, match="hydra/launcher=foo"):
+        recalling.compose(("schedule=gpipe", "hydra/launcher=foo"))
+    recalling.compose(("schedule=gpipe",))
     with pytest.raises(ConfigError, match="num_stepps"):
         recalling.compose(("num_stepps=2",))
     with pytest.raises(ConfigError, match=r"write mode\.system=mobius"):

@@ -49,6 +49,10 @@ def test_what_is_changed_below_is_good():
         ),
         (with_action(STASHED, 0, 0, "0LOAD:P>moon"), "0LOAD:P>moon: peer moon: a LOAD or STORE names the host"),
         (
+            edit(STREAMED, 0, lambda row: row.__setitem__(0, parse("0STORE:G>1")), "d2h"),
+            "0STORE:G>1 hands gradients to a rank and 0STORE:G to the host: one of both for a stage",
+        ),
+        (
             edit(PARTNERS, 0, lambda row: row.__setitem__(0, row[0]._replace(peer=103)), "h2d"),
             "0LOAD:A1>103: peer 103: ranks are 0 to 3",
         ),

@@ -101,11 +101,21 @@ def test_a_lunch_that_is_free_is_found():
     assert found[0].gain == max(change.gain for change in every_change(plan, case)) > 0.05
 
 
+def _tuned(who, case, budget):
+    """The plan of a contender; None for one of which no setting can be built."""
+    try:
+        return tune(who, case, budget)
+    except ValueError as refused:
+        if "no setting can be built" not in str(refused):
+            raise
+        return None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3_1p7b", "llama31_8b", "gpt_oss_20b", "qwen3_32b"])
 def test_no_free_lunch_in_figure_10(model):
     case, budget = terms(model), Budget(work=400)
-    plans = [tune(who, case, budget) for who in contenders() if not why_not_charged(who)]
+    plans = [plan for who in contenders() if not why_not_charged(who) and (plan := _tuned(who, case, budget))]
     fitting = sorted((plan for plan in plans if plan.outcome.fits), key=lambda plan: -plan.outcome.tokens_per_s)
     for plan in fitting[:2]:
         assert improvements(plan, case) == [], plan.contender.name
