@@ -6,6 +6,7 @@ from typing import Any
 
 from rpbench.harness.choices import ConfigError
 from rpbench.mesh.gpu import CONF, names, read
+from rpbench.places import file_of
 
 SEQ_LEN = 4096  # of an architecture where none is given: its file does not say how long sequences are
 FOLDERS = {"cluster": "machine", "model": "architecture"}  # groups, and the folders whose files they take as well
@@ -67,14 +68,14 @@ def is_architecture(model: Mapping[str, Any]) -> bool:
 
 
 def nodes_named(overrides: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
-    """(group, name, keys) of the machines and architectures that overrides name."""
+    """(group, name, keys) of the machines and architectures that overrides name; an option of the group comes first."""
     found = []
     for item in overrides:
         group, _, value = item.partition("=")
         folder = FOLDERS.get(group)
         for name in value.split(",") if folder else ():
             path = CONF / str(folder) / f"{name}.yaml"
-            if path.is_file():
+            if path.is_file() and file_of(group, name) is None:
                 more = {"seq_len": SEQ_LEN} if group == "model" else {}
                 found.append((group, name, {**read(path), "name": name, **more}))
     return found

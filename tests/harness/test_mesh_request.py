@@ -9,11 +9,13 @@ from spared import spared
 
 from rpbench.harness import provenance, record
 from rpbench.harness.choices import ConfigError
+from rpbench.harness.composing import Composer
+from rpbench.harness.config import composed, register
 from rpbench.harness.mesh_choice import mesh_of
-from rpbench.harness.mesh_config import MeshConfig
+from rpbench.harness.mesh_config import MeshConfig, nodes_named
 from rpbench.harness.mesh_run import job_of, prepare
 from rpbench.harness.recording import identity
-from rpbench.harness.request import ScheduleChoice, load
+from rpbench.harness.request import ScheduleChoice, load, request_of
 from rpbench.harness.run import run
 from rpbench.harness.scheduled import assembled_of
 from rpbench.mesh.exact import makespan_s
@@ -211,3 +213,12 @@ def test_a_calibrated_cluster_scales_the_costs_of_one_device(tmp_path, monkeypat
     assert found["terms_s"]["data"] > 0
     with pytest.raises(ValueError, match="take cost=analytic"):
         load([*asked[:2], "cost=unit", "num_devices=4", "mesh.data=2"])
+
+
+def test_a_model_whose_architecture_has_its_name_stays_a_model():
+    """Also where Hydra has been told of architectures, as a sweep over models does, and where parts are kept."""
+    register(["model=gpt_oss_20b,qwen3_32b"])
+    assert nodes_named(["model=gpt_oss_20b,llama3_8b"])[0][:2] == ("model", "llama3_8b")
+    for compose in (Composer().compose, composed):
+        request = request_of(compose(["experiment=steady_state", "model=gpt_oss_20b"]))
+        assert request.model.published_name == "gpt-oss-20b"
