@@ -29,6 +29,7 @@ from rpbench.harness.config import (
     RunConfig,
     asked_for,
     composed,
+    is_of_hydra,
     refuse_old_spellings,
     register,
 )
@@ -191,8 +192,10 @@ class Recalling:
         Raises:
             ConfigError: as of `composed`.
         """
+        if any(map(is_of_hydra, overrides)):  # a composer leaves them to whoever sweeps
+            return composed(overrides)
         state = _state_of_files()
-        if state != self._state or any(_is_hydras(item) for item in overrides):
+        if state != self._state:
             self._state, self._composer = state, None
             return composed(overrides)
         refuse_old_spellings(overrides)
@@ -208,10 +211,6 @@ def _state_of_files() -> tuple[object, ...]:
     files = sorted(path for folder in (CONF, *places()) for path in folder.rglob("*.yaml"))
     stats = ((path, path.stat()) for path in files)
     return (tuple(entries().items()), *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
-
-
-def _is_hydras(override: str) -> bool:
-    return override.lstrip("+~").replace("/", ".").partition("=")[0].split(".")[0] == "hydra"
 
 
 def _is_plain(override: Override) -> bool:

@@ -156,11 +156,12 @@ def composed_of(node: DictConfig, hydra: DictConfig) -> Composed:
 def asked_for(overrides: Sequence[str]) -> tuple[str, ...]:
     """The overrides that say what is run, not how or where it is kept."""
     named = ((item, item.partition("=")[0]) for item in overrides)
-    return tuple(
-        item
-        for item, key in named
-        if key.split(".")[0] not in BESIDES and key.lstrip("+~").replace("/", ".").split(".")[0] != "hydra"
-    )
+    return tuple(item for item, key in named if key.split(".")[0] not in BESIDES and not is_of_hydra(item))
+
+
+def is_of_hydra(override: str) -> bool:
+    """Whether an override is of Hydra's own keys and groups, such as `hydra/launcher=joblib`."""
+    return override.partition("=")[0].lstrip("+~").replace("/", ".").split(".")[0] == "hydra"
 
 
 def options_of(group: str) -> list[str]:

@@ -49,6 +49,11 @@ def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:
         raise ConfigError(
             f"offload={config.offload} under a mesh: nothing is moved to hosts there; leave it out, or take one host"
         )
+    if config.cost.get("split_penalty", 1.0) != 1.0:
+        raise ConfigError(
+            f"cost.split_penalty={config.cost['split_penalty']} under a mesh: the framework's file in conf/software/ "
+            "says what two halves of a backward cost; leave it out, or choose another mesh.framework"
+        )
     if config.cost.get("name") == "unit":
         raise ConfigError(
             "cost=unit under a mesh: its slots are no seconds, and links take seconds; take cost=analytic, or "

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from contest_terms import small, terms
+from spared import slow, spared
 
 from rpbench.cost.memory import Footprint
 from rpbench.ir.action import Kind
@@ -47,7 +48,7 @@ def known(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["pipedream_2bw", *(pytest.param(name, marks=pytest.mark.slow) for name in list(KNOWN)[1:])],
+    spared(KNOWN, lambda name: name == "pipedream_2bw"),
 )
 def test_known_paces_of_figure_10_are_reached(name):
     again, kept, gigabytes = known(name)
@@ -73,7 +74,7 @@ def every_plan(name, case):
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb_h1"])
-@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 0.75])
+@pytest.mark.parametrize("share", [slow(1.0), 0.75])
 def test_no_plan_of_a_small_space_is_better(name, share):
     full = max(outcome.peak_bytes for outcome in every_plan(name, small()))
     case = small(int(share * full))
@@ -130,9 +131,7 @@ def test_what_fits_nowhere_is_told_by_how_much():
     )
 
 
-@pytest.mark.parametrize(
-    "names", [("gpipe", "chimera", "mobius", "hanayo", "seq1f1b"), pytest.param(None, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("names", [("gpipe", "chimera", "mobius", "hanayo", "seq1f1b"), slow(None)])
 def test_everybody_has_the_same_budget_and_keeps_to_it(names):
     case, budget = small(), Budget(work=60)
     for who in contenders(names):

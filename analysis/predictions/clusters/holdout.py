@@ -42,7 +42,8 @@ def _devices(case: Case) -> str:
     return f"{case.job.machine.num_devices} x {case.job.machine.gpu.name}"
 
 
-def _length(case: Case) -> str:
+def length(case: Case) -> str:
+    """Tokens of a sequence, as a group."""
     assert case.job is not None
     return f"{case.job.seq_len} tokens"
 
@@ -50,11 +51,11 @@ def _length(case: Case) -> str:
 # What is left out of each problem, chosen like what is asked of its set: other models, meshes, machines, lengths.
 AXES = {
     "deepspeed_2022": (Axis("model", _model),),
-    "vocab_parallel": (Axis("length", _length),),
+    "vocab_parallel": (Axis("length", length),),
     "foundry_a100": (Axis("model", _model),),
     "foundry_h100": (Axis("machine", _devices),),
     "internevo": (Axis("machine", _devices), Axis("mesh", _mesh)),
-    "simumax": (Axis("length", _length),),
+    "simumax": (Axis("length", length),),
     "bridge_dense": (Axis("model", _model), Axis("machine", _devices)),
     "bridge_experts": (Axis("model", _model), Axis("machine", _devices)),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from analysis.predictions.clusters.case import Case, Model
-from analysis.predictions.clusters.holdout import Axis
+from analysis.predictions.clusters.holdout import Axis, length
 from analysis.predictions.clusters.memory_fit import TraitModel, fit_traits
 from analysis.predictions.clusters.problems import given
 from analysis.predictions.clusters.writing import out_of_memory
@@ -54,11 +54,6 @@ def _device(case: Case) -> str:
     return case.job.machine.gpu.name
 
 
-def _length(case: Case) -> str:
-    assert case.job is not None
-    return f"{case.job.seq_len} tokens"
-
-
 @dataclass(frozen=True)
 class Part:
     """Rows that are judged together.
@@ -92,7 +87,7 @@ class Part:
 
 PARTS = (
     Part("BLOOM search", "bloom_a100_topologies", ("scale", "reserve_bytes"), (Axis("model", _size),), 0.05),
-    Part("SimuMax B200", "simumax_b200", ("scale",), (Axis("length", _length), Axis("mesh", _mesh)), 0.025),
+    Part("SimuMax B200", "simumax_b200", ("scale",), (Axis("length", length), Axis("mesh", _mesh)), 0.025),
     Part(
         "Megatron CI, dense",
         "megatron_ci_golden",
@@ -109,7 +104,7 @@ PARTS = (
         0.12,
         experts=True,
     ),
-    Part("zero bubble's kin: vocabulary table", "vocab_stage_times", (), (Axis("length", _length),), 0.08),
+    Part("zero bubble's kin: vocabulary table", "vocab_stage_times", (), (Axis("length", length),), 0.08),
     Part("InternEvo", "internevo", ("scale",), (Axis("row", lambda case: case.id),)),
     Part("torchtitan", "torchtitan", ("scale",), (Axis("model", _size),)),
 )
