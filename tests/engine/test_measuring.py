@@ -1,5 +1,8 @@
 """What a run's times are turned into: costs that can be simulated again, and the load of other processes."""
 
+import subprocess
+import sys
+import time
 from itertools import count
 
 import pytest
@@ -35,13 +38,36 @@ def test_foreign_load_is_what_is_busy_less_what_is_ours(monkeypatch):
     monkeypatch.setattr(foreign, "_own_s", lambda pids: next(own))
     with ForeignLoad() as load:
         pass
-    assert load.cores == pytest.approx((18 - 3) / 10)
+    assert (load.others_s, load.cores) == pytest.approx((18 - 3, (18 - 3) / 10))
+
+
+def test_what_ticks_round_away_in_one_block_they_add_in_the_next(monkeypatch):
+    busy, own = iter([1.0, 1.0, 1.0, 1.0, 1.0, 1.02]), iter([0.0, 0.005, 0.005, 0.010, 0.010, 0.015])
+    monkeypatch.setattr(foreign, "_busy_s", lambda: next(busy))
+    monkeypatch.setattr(foreign, "_own_s", lambda pids: next(own))
+    loads = []
+    for _ in range(3):
+        with ForeignLoad() as load:
+            pass
+        loads.append(load)
+    assert [load.others_s for load in loads] == pytest.approx([-0.005, -0.005, 0.015])
+    assert [load.cores for load in loads[:2]] == [0, 0]
+
+
+def test_a_process_of_ours_is_counted_by_its_own_clock():
+    before = foreign._own_s()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        deadline = time.perf_counter() + 20
+        while foreign._own_s([busy.pid]) < before + 0.05 and time.perf_counter() < deadline:
+            time.sleep(0.01)
+        assert foreign._own_s([busy.pid]) >= before + 0.05
+        busy.kill()
 
 
 def test_foreign_load_is_unknown_where_the_system_is_silent(monkeypatch, tmp_path):
     monkeypatch.setattr(foreign, "_STAT", tmp_path / "stat")
     with ForeignLoad() as load:
         pass
-    assert load.cores is None
+    assert load.others_s is load.cores is None
     (tmp_path / "stat").write_text("cpu  100 2 30 4000 50 6 7 8 9 10\ncpu0 1 1\n")
     assert foreign._busy_s() == (100 + 2 + 30 + 6 + 7 + 8) / foreign.os.sysconf("SC_CLK_TCK")

@@ -18,24 +18,31 @@ class ForeignLoad:
         pids: processes that are ours too and still run; ended ones are counted without.
 
     Attributes:
-        cores: processor cores that others kept busy on average; None where the system does not say.
         elapsed_s: that passed.
+        others_s: processor time that others had; None where the system does not say. The system counts in ticks of
+            10 ms, so that a short block may find less than nothing: add blocks up before judging them.
     """
 
-    cores: float | None = None
     elapsed_s = 0.0
+    others_s: float | None = None
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
         self._pids = pids
 
     def __enter__(self) -> Self:
-        self._began, self._busy, self._own = time.perf_counter(), _busy_s(), _own_s(self._pids)
+        self._began, self._busy = time.perf_counter(), _busy_s()
+        self._own = 0.0 if self._busy is None else _own_s(self._pids)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.elapsed_s, busy = time.perf_counter() - self._began, _busy_s()
-        if busy is not None and self._busy is not None and self.elapsed_s > 0:
-            self.cores = max(0.0, (busy - self._busy - (_own_s(self._pids) - self._own)) / self.elapsed_s)
+        if busy is not None and self._busy is not None:
+            self.others_s = busy - self._busy - (_own_s(self._pids) - self._own)
+
+    @property
+    def cores(self) -> float | None:
+        """Processor cores that others kept busy on average; None where the system does not say."""
+        return None if self.others_s is None else max(0.0, self.others_s / self.elapsed_s)
 
 
 def _busy_s() -> float | None:
@@ -52,6 +59,5 @@ def _own_s(pids: Sequence[int] = ()) -> float:
 
 
 def _used_s(pid: int) -> float:
-    """Processor time of a process that runs; its name, in brackets, may hold anything."""
-    columns = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(columns[11]) + int(columns[12])) / os.sysconf("SC_CLK_TCK")  # user and system, the 14th and 15th
+    """Processor time of a process that runs, by its own clock: its file in /proc counts in ticks."""
+    return time.clock_gettime(~pid << 3 | 2)  # how Linux numbers these clocks: clock_getcpuclockid(3)

@@ -29,7 +29,7 @@ def plan_fields(plan: WholePlan) -> dict[str, Any]:
 def timed_fields(name: str, starts: Sequence[Started], plan: WholePlan) -> dict[str, Any]:
     """A contender's runs of every start, and the medians over starts of the medians within each."""
     shape, runs = plan.schedule.shape, [start.columns[name] for start in starts]
-    others = [share for share in map(_others, runs) if share is not None]
+    others = [cores for cores in map(other_cores, runs) if cores is not None]
     return {
         "makespan_s": _median(runs, "wall_s"),
         "step_time_s": _median(runs, "wall_s") / shape.num_steps,
@@ -46,11 +46,11 @@ def _median(runs: Sequence[Mapping[str, Sequence[float]]], key: str) -> float:
     return median(median(start[key]) for start in runs)
 
 
-def _others(columns: Mapping[str, Sequence[Any]]) -> float | None:
+def other_cores(columns: Mapping[str, Sequence[Any]]) -> float | None:
     """Cores that other programs kept busy in a contender's runs; None where nobody knows."""
     if any(each is None for each in columns["others_s"]):
         return None
-    return sum(columns["others_s"]) / sum(columns["elapsed_s"])
+    return max(0.0, sum(columns["others_s"]) / sum(columns["elapsed_s"]))
 
 
 def calibrated_fields(makespans: Sequence[float], foreign_cores: Sequence[float | None]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def columns_of(names: Sequence[str], runs: "Sequence[Run]") -> dict[str, dict[st
         name: {key: [] for key in ("at_s", "wall_s", "replay_s", "cpu_s", "elapsed_s", "others_s")} for name in names
     }
     for name, at_s, sample in runs:
-        others = None if sample.foreign_cores is None else round(sample.foreign_cores * sample.elapsed_s, DECIMALS)
+        others = None if sample.others_s is None else round(sample.others_s, DECIMALS)
         values = (at_s, sample.wall_s, sample.replay_s, sample.cpu_s, sample.elapsed_s)
         for key, value in zip(found[name], (*(round(value, DECIMALS) for value in values), others), strict=True):
             found[name][key].append(value)

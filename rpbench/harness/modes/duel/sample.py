@@ -12,7 +12,7 @@ class Sample:
         replay_s: what the actions' processor times give on the same action graph, whatever else the machine did.
         cpu_s: these times together.
         elapsed_s: that passed in which other programs were watched.
-        foreign_cores: cores that they kept busy meanwhile; None where the system does not say.
+        others_s: processor time that they had meanwhile; None where the system does not say.
         loss: of the last step; None if it is not ours to know.
     """
 
@@ -20,5 +20,5 @@ class Sample:
     replay_s: float
     cpu_s: float
     elapsed_s: float
-    foreign_cores: float | None
+    others_s: float | None
     loss: float | None = None

@@ -64,7 +64,7 @@ class EngineTeam:
         cpu_s = [sum(both) for both in zip(self._backend.pre_cpu_s, self._backend.main_cpu_s, strict=True)]
         replayed = replay_clock(program, self._backend.pre_cpu_s, self._backend.main_cpu_s)
         loss = self._last_loss(training)
-        sample = Sample(wall_s, float(replayed.makespan), sum(cpu_s), foreign.elapsed_s, foreign.cores, loss)
+        sample = Sample(wall_s, float(replayed.makespan), sum(cpu_s), foreign.elapsed_s, foreign.others_s, loss)
         busy_s = sum(span.end - span.start for span in timeline.spans())
         return self._counted(sample, busy_s)
 
@@ -114,7 +114,7 @@ class TorchTeam:
         replayed = replay_clock(self._program, [0.0] * len(took), took)
         wall_s = max(answer["wall_s"] for answer in answers)
         cpu_s = sum(answer["cpu_s"] for answer in answers)
-        return Sample(wall_s, float(replayed.makespan), cpu_s, foreign.elapsed_s, foreign.cores)
+        return Sample(wall_s, float(replayed.makespan), cpu_s, foreign.elapsed_s, foreign.others_s)
 
     def _cpu_by_action(self, actions: Sequence[tuple[str, int, int, float]]) -> list[float]:
         """Processor time of every action of our program; torch counts microbatches within a step."""

@@ -11,6 +11,7 @@ from rpbench.engine.backends.cpu import usable_cores
 from rpbench.harness import record, tracking
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import ConfigError, TorchDuel
+from rpbench.harness.modes.duel.rows import other_cores
 from rpbench.harness.modes.duel.started import Started
 from rpbench.harness.modes.duel.verdict import Rules
 from rpbench.harness.modes.torch_duel.entrants import OWN, TWIN, Entrant, entrants
@@ -148,7 +149,7 @@ def _opening(request: Request, entrant: Entrant, cut: Assembled) -> Record:
 def _timed(name: str, starts: Sequence[Started]) -> dict[str, Any]:
     """An entrant's runs of every start, and the medians over starts of the medians within each."""
     runs = [start.columns[name] for start in starts]
-    others = [sum(own["others_s"]) / sum(own["elapsed_s"]) for own in runs if None not in own["others_s"]]
+    others = [cores for cores in map(other_cores, runs) if cores is not None]
 
     def middle(key: str) -> float:
         return median(median(own[key]) for own in runs)
