@@ -69,6 +69,7 @@ _NAMES = {
     "pipedream": "PipeDream",
     "pipedream_2bw": "PipeDream-2BW",
     "pipedream_flush": "PipeDream-Flush",
+    "pipelined_backprop": "Pipelined Backpropagation",
     "pipemare": "PipeMare",
     "pipeoptim": "PipeOptim",
     "seq1f1b": "Seq1F1B",

@@ -27,7 +27,7 @@ from rpbench.engine.state.accumulation import gradient_groups
 from rpbench.engine.state.adjusted_weights import Adjustments
 from rpbench.engine.state.carried_gradients import carried_windows
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, slowdown
+from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, check_momentum, slowdown
 from rpbench.engine.state.device_memory import DeviceMemory
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.state.gradients import Gradients
@@ -150,6 +150,7 @@ class Training:
         compensation = self.settings.compensation
         _check_recompute(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
+        check_momentum(compensation, self.settings.optimizer)
         _check_stored(schedule, self.layout, self.settings.recompute_grain)
 
     def _weights(self, loaded: set[int], pin: bool) -> Weights:
@@ -181,6 +182,7 @@ class Training:
         return Gradients(self.groups, keep=keep, on_devices=stored, reduced=windows)
 
     def _optimizer(self) -> HostOptimizer:
+        delays = self._delays if self.settings.compensation.spike_compensation else None
         return HostOptimizer(
             self.workload,
             self.layout,
@@ -192,6 +194,7 @@ class Training:
             self._read_by,
             None if self.start is None else self.start.moments,
             self.sharing,
+            delays and delays.tau,
         )
 
     def _team(self) -> Team | None:
