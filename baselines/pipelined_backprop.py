@@ -7,9 +7,9 @@ combined, are made for gradient descent with momentum, v <- mu v + g and w <- w 
     spike compensation    w <- w - eta (a v + b g)       a = mu^D, b = (1 - mu^D) / (1 - mu)
     weight prediction     forward on w - eta D v         the velocity form; with the other, on w - eta D (a v + b g)
 
-An impulse moves a weight by eta / (1 - mu) in the end, compensated or not: b + a / (1 - mu) = 1 / (1 - mu). Compensated,
-it has moved it as far as without delay as soon as it has come. With 3 ranks, @v for the version that is read and +n for
-n steps foretold:
+An impulse moves a weight by eta / (1 - mu) in the end, compensated or not: b + a / (1 - mu) = 1 / (1 - mu).
+Compensated, it has moved it as far as without delay as soon as it has come. With 3 ranks, @v for the version that is
+read and +n for n steps foretold:
 
     rank 0   0F0@0 0F1@0 0F2@0 0B0@0 0F3@1+2 0B1@1 0F4@2+2 0B2@2 0B3@3 0B4@4
     rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 1F3@2+1 1B2@2 1F4@3+1 1B3@3 1B4@4

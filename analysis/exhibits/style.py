@@ -52,6 +52,7 @@ _NAMES = {
     "bpipe": "BPipe",
     "chimera": "Chimera",
     "combined_1f1b": "Combined 1F1B",
+    "cyclic_dp": "Cyclic data parallelism",
     "dapple": "DAPPLE",
     "data_parallel": "Data parallel",
     "dualpipe": "DualPipe",

@@ -249,7 +249,7 @@ class Training:
         }
         if isinstance(self.weights, DeviceWeights):
             compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
-        return compute | dict(self.transfers.handlers) | {Kind.STEP: self._step}
+        return compute | dict(self.transfers.handlers) | {Kind.STEP: self._step, Kind.WAIT: _has_waited}
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
         """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
@@ -415,6 +415,10 @@ class Training:
                 if again and again[-1].start in others:
                     found[stage] = forward
         return found
+
+
+def _has_waited(action: Action, number: int, gate: Gate) -> None:
+    """A WAIT: what it waits for is an edge of the program."""
 
 
 def _not_counted(device: int, what: str, num_bytes: int) -> None:

@@ -16,7 +16,7 @@ from rpbench.ir.schedule import Schedule, Shape
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
-_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV | SUMS
+_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.WAIT, *HEAD}) | SEND | RECV | SUMS
 USERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.R, Kind.FB})  # kinds that use a tensor of another stage
 # Kinds that may stand without a microbatch, as often as it pleases.
 _ANYWHERE = frozenset(Kind) - _COUNTED - {Kind.STEP, Kind.OVERLAP}
