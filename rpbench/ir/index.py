@@ -291,7 +291,7 @@ def _stage_ranges(shape: Shape) -> dict[Kind, range]:
     forward, backward = shape.num_stages, shape.num_backward_stages
     ranges = dict.fromkeys(Kind, range(max(forward, backward)))
     ranges[Kind.STEP] = range(backward)
-    ranges[Kind.F] = range(forward)
+    ranges[Kind.F] = ranges[Kind.WAIT] = range(forward)
     # With separate cuts the last forward stage sends to the top backward stage, as if to a next stage.
     ranges[Kind.SEND_F] = range(forward - (not shape.separate_cuts))
     ranges[Kind.RECV_F] = range(1, forward + shape.separate_cuts)
