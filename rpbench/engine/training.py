@@ -194,7 +194,7 @@ class Training:
             self._read_by,
             None if self.start is None else self.start.moments,
             self.sharing,
-            delays and delays.tau,
+            None if delays is None else delays.tau,
         )
 
     def _team(self) -> Team | None:

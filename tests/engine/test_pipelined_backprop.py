@@ -193,7 +193,7 @@ def test_one_by_one_a_velocity_decays_as_fast_and_a_gradient_goes_as_far(rate, m
 
 def test_a_batch_of_one_changes_nothing_and_of_none_is_refused():
     assert one_by_one(0.1, 0.9, 1) == (pytest.approx(0.1), 0.9)
-    with pytest.raises(ValueError, match="batch=0, momentum=0.9: a batch of at least 1"):
+    with pytest.raises(ValueError, match=r"batch=0, momentum=0.9: a batch of at least 1"):
         one_by_one(0.1, 0.9, 0)
 
 
