@@ -7,7 +7,7 @@
     optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane
 
 Where stages go from device to device (LOAD:P>q), the home of a stage keeps its weights and optimizer state, and the
-others have what they have loaded.
+others have what they have loaded. It keeps the gradient as well where sums of groups come to it.
 
 A gathered stage holds its device's own shard too. Of n devices each brings, keeps and updates 1/n. What stays is
 exact; how many gradients are on their way depends on the links, and two stages are what a device has room for.
@@ -167,6 +167,7 @@ class _Shares:
         self._index, self.moves, self._visits = analysis.index, analysis.moves, analysis.visits
         # stage -> the device that keeps it, where it goes from device to device
         self.homes = self.moves.handovers.homes
+        self._grouped = {stage for stage, _ in self.moves.handovers.grouped}  # whose home adds up what comes
         self.on_host = {  # stage -> whether the host updates it
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
             for number in self._index.steps.values()
@@ -192,6 +193,8 @@ class _Shares:
 
     def of_gradients(self, device: int, stage: int) -> Fraction:
         """Of its gradients."""
+        if stage in self._grouped:
+            return Fraction(int(self.homes[stage] == device))
         if not self._leaves_after_visits(device, stage):
             return Fraction(1)
         if self.moves.moves((Kind.STORE, "G"), stage):
