@@ -2,8 +2,9 @@
 
 From the usual setting on, one dimension at a time: every other value is tried, the best one taken, and so on until no
 single change helps. A setting is sketched first (`rpbench.plan.contest.sketch`). What is worth it is timed with all
-that moves, a few steps of it; layers then move between stages one by one, and the finalists run as many steps as the
-terms say. The same budget of timelines is given to everybody, and what was spent is kept with the plan.
+that moves, a few steps of it; layers then move between stages one by one, and where another setting is better with the
+cut that was found, the search goes on from there. The finalists run as many steps as the terms say. The same budget of
+timelines is given to everybody, and what was spent is kept with the plan.
 """
 
 from collections.abc import Iterator
@@ -142,9 +143,11 @@ class _Search:
         return self.work + RESERVED > self.budget.work
 
     def run(self) -> Tuned:
-        setting = self._descend(self._start())
-        if not self.sketcher.of(setting).is_level and not self._is_beaten(setting):
+        setting: Setting | None = self._descend(self._start())
+        while setting is not None and self._depends_on_cut(setting) and not self._is_beaten(setting):
             self._improve_cut(setting)
+            near = self._better_with_its_cut(setting)
+            setting = near and self._descend(near)
         best = self._final()
         return Tuned(
             self.contender,
@@ -238,6 +241,11 @@ class _Search:
 
     # --- cuts ---
 
+    def _depends_on_cut(self, setting: Setting) -> bool:
+        """Whether layers elsewhere can help: not where every device runs all stages and waits for no other."""
+        cut = _cut(self.tried[setting])
+        return not self.sketcher.of(setting).is_level or self.frames.of(setting, cut, FEW_STEPS).passes_on
+
     def _improve_cut(self, setting: Setting) -> None:
         """Move single layers while that helps."""
         improved = True
@@ -255,6 +263,25 @@ class _Search:
                 if self._beats(moved, self.tried[setting]):
                     self.tried[setting], improved = moved, True
                     break
+
+    def _better_with_its_cut(self, setting: Setting) -> Setting | None:
+        """A setting near by that beats this one once it has the same cut; of those timed, others are too slow."""
+        cut = _cut(self.tried[setting])
+        for _, near in self.space.changes(setting):
+            known = self.tried.get(near)
+            if known is None or known.outcome is None or known.partition == cut or self.is_spent():
+                continue
+            if len(_cut(known).forward) != len(cut.forward) or len(_cut(known).backward) != len(cut.backward):
+                continue
+            try:
+                recut = self._timed(near, cut)
+            except ValueError:  # the order follows from times, and that of this cut does not take the setting
+                continue
+            if self._beats(recut, known):
+                self.tried[near] = recut
+            if self._beats(recut, self.tried[setting]):
+                return near
+        return None
 
     def _final(self) -> Tried:
         """The best of the finalists, each with all its steps."""
