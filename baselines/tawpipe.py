@@ -2,8 +2,8 @@
 
 The layers are cut into p slices, and every rank runs all of them for its own microbatches, r, r + p, r + 2p, ..., one
 microbatch after another. Ranks form Q `groups` of q = p / Q, a node each. Slice i is owned by rank
-(i mod Q) q + floor(i / Q), so that successive slices are in successive groups. With 4 ranks, 2 groups and 4 microbatches
-(group 1 is drawn the one turn later that it starts; slices 0 to 3 are owned by ranks 0, 2, 1, 3):
+(i mod Q) q + floor(i / Q), so that successive slices are in successive groups. With 4 ranks, 2 groups and 4
+microbatches (group 1 is drawn the one turn later that it starts; slices 0 to 3 are owned by ranks 0, 2, 1, 3):
 
     rank 0   0F0 1F0 2F0 3F0 3B0 2B0 1B0 0B0
     rank 1   0F1 1F1 2F1 3F1 3B1 2B1 1B1 0B1
@@ -12,7 +12,7 @@ microbatch after another. Ranks form Q `groups` of q = p / Q, a node each. Slice
 
     weights     in the owner's group, from the owner (a broadcast); into another group, to the rank with the owner's
                 place in it, and from there to the others of that group
-    gradients   in the owner's group, to the owner; in another one, to its first rank, which sends their sum to the owner
+    gradients   in the owner's group, to the owner; in another one, to its first rank, which sends the sum to the owner
 
 The slice of the next turn comes beside the work of this one. An owner runs its own slice on what it keeps. Owner and
 optimizer state never move; a rank holds three slices of weights (its own, the one it runs, the next one) and three of
@@ -20,8 +20,8 @@ gradients. A step of G = m/p microbatches a rank takes 3 (Q - 1) slices across g
 back and for gradients: 3 (Q - 1) G model sizes.
 
 Group g starts g turns later, so that in a turn each group takes from another one. If only the start is late, a step
-takes G p (f + b) + (Q - 1) f for the times f and b of one slice. If all ranks wait for one another after every turn, and
-b is not less than f, a turn in which any group goes back lasts b: the bubble is (Q - 1) (G b - (G - 1) f).
+takes G p (f + b) + (Q - 1) f for the times f and b of one slice. If all ranks wait for one another after every turn,
+and b is not less than f, a turn in which any group goes back lasts b: the bubble is (Q - 1) (G b - (G - 1) f).
 
 The order says nothing of turns: here a group starts when its first slice has come. For a time h of a slice over a link
 that is no longer than f / 2, the last backward ends 2 h behind the work of a rank, or h where a group is one rank or

@@ -137,7 +137,7 @@ class Handovers:
     # --- gradients ---
 
     def _join_sums(self, stage: int, step: int, stores: list[Transfer]) -> None:
-        """Match what is sent with what takes it on; the stores of a stage and step stand in the order of microbatches."""
+        """Match what is sent of a stage and step, by microbatch, with what takes it on."""
         apart = next((pair for pair in pairwise(stores) if self._peer_of(pair[0]) != pair[1].visits[0].device), None)
         grouped = self._groups(stage, stores) if apart else None
         if grouped is not None:

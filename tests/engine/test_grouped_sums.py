@@ -102,7 +102,9 @@ def test_weights_that_have_not_come_are_an_error():
 
 
 def test_a_sum_that_has_not_come_is_an_error():
-    with pytest.raises(ActionFailed, match=r"the sum is handed on for microbatch \d, but that of \d is not in it|is taken"):
+    with pytest.raises(
+        ActionFailed, match=r"the sum is handed on for microbatch \d, but that of \d is not in it|is taken"
+    ):
         run_without(Kind.STORE, skip=1)
 
 

@@ -225,7 +225,8 @@ def test_time_by_turns(p, groups, rounds, f, b):
     """Where only the start is late the bubble is (Q - 1) f; with a barrier after every turn it is longer."""
     schedule, work = order(p, groups, rounds), rounds * p * (f + b)
     late = [
-        group * f + sum(f if kind is Kind.F else b for turn in turns(schedule, groups) for g, kind, _ in turn if g == group)
+        group * f
+        + sum(f if kind is Kind.F else b for turn in turns(schedule, groups) for g, kind, _ in turn if g == group)
         for group in range(groups)
     ]
     assert max(late) == work + (groups - 1) * f
