@@ -30,6 +30,7 @@ from rpbench.cost.sizes import ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.residency import inputs_stay
 from rpbench.ir.schedule import Schedule, Weights
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
@@ -49,7 +50,8 @@ def shares_or_offloads(schedule: Schedule) -> bool:
 def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None = None) -> int:
     """Bytes at home on the host: what is loaded for every visit, stored, or updated there.
 
-    Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from.
+    Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from, unless
+    those stay on the device.
 
     Args:
         analysis: of the same actions, if there is one already.
@@ -58,7 +60,8 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None 
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
     numbers = range(schedule.shape.num_backward_stages)
     if schedule.weights is Weights.STREAMED:
-        kept = sizes.boundary * (len(numbers) - 1) * schedule.shape.num_microbatches
+        on_host = 0 if inputs_stay(schedule) else schedule.shape.num_microbatches
+        kept = sizes.boundary * (len(numbers) - 1) * on_host
         return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
     if not shares_or_offloads(schedule):
         return 0

@@ -15,7 +15,7 @@ from rpbench.torch_runtime.tables import make_table
 
 REFUSED = {
     "asynchronous": "pipedream pipedream_2bw pipemare pipeoptim spectrain xpipe",
-    "its weights are streamed": "greedysnake mobius roundpipe",
+    "its weights are streamed": "greedysnake megatrain mobius roundpipe",
     "stands on lane h2d": "bpipe pipe_offload",
     "copies of whole pipelines are data parallelism": "data_parallel tawpipe weipipe zero_2 zero_3 zero_infinity "
     "zero_offload",

@@ -93,9 +93,7 @@ class Passes:
 
         def note(module: int, value: torch.Tensor) -> None:
             if module and (self._grain == "layer" or module in self._layout.starts):
-                self._kept[module, segment] = value
-                if self._memory is not None:
-                    self._memory.hold(value, "inputs kept to recompute from")
+                self._keep(module, segment, value)
 
         exchange = self._segments.exchange(segment, with_graph=False)
         x, weights = self._input(action.stage, segment), version
@@ -133,7 +131,9 @@ class Passes:
     def recompute(self, action: Action, number: int, gate: Gate) -> None:
         modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
         again = self.recomputed(action.stage)
-        if again:
+        if self._layout.keeps_every > 1:
+            self._make_next_input(action.stage, segment, version)
+        elif again:
             self._recomputed[action.stage, segment] = self._again(again[-1], segment, version)
         self._release(modules, version)
 
@@ -269,6 +269,20 @@ class Passes:
         first = modules.start
         x = self._kept.pop((first, segment)) if first else self._tokens(segment)
         return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
+
+    def _make_next_input(self, stage: int, segment: Segment, version: int) -> None:
+        """Run a stage once more, without graph, for the input of the one above where no forward has kept it."""
+        modules = self._layout.backward[stage]
+        x = self._kept[modules.start, segment] if modules.start else self._tokens(segment)
+        x = self._stages.keep(self._run_again(modules), x, segment, version, lambda module, value: None)
+        if stage < self._layout.top and modules.stop not in self._layout.starts:
+            self._keep(modules.stop, segment, x)
+
+    def _keep(self, module: int, segment: Segment, value: torch.Tensor) -> None:
+        """Keep the input of a module for recomputation."""
+        self._kept[module, segment] = value
+        if self._memory is not None:
+            self._memory.hold(value, "inputs kept to recompute from")
 
     def _tokens(self, segment: Segment) -> torch.Tensor:
         return self._workload.segment(*segment, self._segments.num_parts).tokens
