@@ -78,7 +78,7 @@ def test_with_all_it_moves_it_runs(p, layers, m, interval, steps):
 
 
 def test_the_host_steps_when_the_backward_is_nearly_over():
-    """Layer 1 first, which waits for all backwards but that of layer 0, and layer 0 last, which the forward waits for."""
+    """Layer 1 first, which waits for all backwards but that of layer 0; layer 0 last, for the next forward."""
     host = complete(1, 4, 2, 2, num_steps=2).lanes[0]["host"]
     assert " ".join(map(str, host)) == "1STEP@1 2STEP@1 3STEP@1 0STEP@1 1STEP@2 2STEP@2 3STEP@2 0STEP@2"
 
