@@ -152,7 +152,6 @@ class Training:
         _check_recompute(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
         _check_stored(schedule, self.layout, self.settings.recompute_grain)
-        _check_kept(schedule, self.settings.recompute_grain)
 
     def _weights(self, loaded: set[int], pin: bool) -> Weights:
         """The weights at home; with copies on devices where stages are loaded, or shards where replicas share them."""
@@ -451,16 +450,6 @@ def _check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
                     f"recompute_grain=layer: {action} is of what several forward stages keep (modules "
                     f"{list(layout.backward[action.stage])}, of which {apart} are another's); use recompute_grain=stage"
                 )
-
-
-def _check_kept(schedule: Schedule, grain: Grain) -> None:
-    """Refuse to keep every layer's input where the schedule makes them again."""
-    every = schedule.shape.keeps_every
-    if grain == "layer" and every > 1:
-        raise ValueError(
-            f"recompute_grain=layer keeps the input of every layer, and {schedule.name} that of one stage in {every}; "
-            "use recompute_grain=stage, or schedule.checkpoint_interval=1"
-        )
 
 
 def _check_recompute(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:

@@ -49,6 +49,17 @@ def test_every_bit_is_that_of_plain_training(p, stages, m, interval, real_time):
     assert run.training.weights.num_on_devices == 0
 
 
+def test_stages_of_several_layers_are_recomputed_layer_by_layer():
+    """What lies inside a stage is made again with what lies between stages; a stage is empty, and one is the head."""
+    for layers, interval in (((2, 1, 1), 2), ((1, 0, 3, 0), 2), ((0, 2, 2), 4)):
+        method = entry("megatrain")
+        order = method.build(Shape(1, len(layers), 2, num_steps=2), checkpoint_interval=interval)
+        schedule = method.lower(order.with_partition(symmetric(layers)), prefetch=1, checkpoint_interval=interval)
+        run = train(schedule, workload_of(schedule), recompute_grain="layer", learning_rate=1e-2)
+        assert_same(run, reference_of(run))
+        assert run.training.passes.num_left == 0
+
+
 def test_what_is_copied_is_what_the_actions_count():
     schedule = complete(1, 4, 1, 2, 2)
     found = train(schedule, workload_of(schedule, dtype=torch.bfloat16)).training.traffic.moved_bytes
@@ -81,9 +92,3 @@ def test_fewer_inputs_are_held():
     assert most_inputs(1) == 3 * one
     assert most_inputs(2) == 2 * one
     assert most_inputs(4) == 3 * one
-
-
-def test_an_input_of_every_layer_is_not_kept_where_it_is_made_again():
-    schedule = complete(1, 2, 1, 1, 2)
-    with pytest.raises(ValueError, match="recompute_grain=layer keeps the input of every layer, and megatrain"):
-        Training(workload_of(schedule), schedule, Settings(recompute_grain="layer"))

@@ -92,7 +92,7 @@ class Passes:
         modules, (segment, version) = self._layout.forward[action.stage], self._at(action, number)
 
         def note(module: int, value: torch.Tensor) -> None:
-            if module and (self._grain == "layer" or module in self._layout.starts):
+            if module and (self._keeps_all or module in self._layout.starts):
                 self._keep(module, segment, value)
 
         exchange = self._segments.exchange(segment, with_graph=False)
@@ -132,7 +132,7 @@ class Passes:
         modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
         again = self.recomputed(action.stage)
         if self._layout.keeps_every > 1:
-            self._make_next_input(action.stage, segment, version)
+            self._make_inputs(action.stage, segment, version)
         elif again:
             self._recomputed[action.stage, segment] = self._again(again[-1], segment, version)
         self._release(modules, version)
@@ -270,13 +270,25 @@ class Passes:
         x = self._kept.pop((first, segment)) if first else self._tokens(segment)
         return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
 
-    def _make_next_input(self, stage: int, segment: Segment, version: int) -> None:
-        """Run a stage once more, without graph, for the input of the one above where no forward has kept it."""
-        modules = self._layout.backward[stage]
+    def _make_inputs(self, stage: int, segment: Segment, version: int) -> None:
+        """Run a stage once more, without graph, for what its backward and the next one need and no forward has kept."""
+        modules = self._run_again(self._layout.backward[stage])
+        if not modules:
+            return
+
+        def note(module: int, value: torch.Tensor) -> None:
+            if self._grain == "layer" and module != modules.start:
+                self._keep(module, segment, value)
+
         x = self._kept[modules.start, segment] if modules.start else self._tokens(segment)
-        x = self._stages.keep(self._run_again(modules), x, segment, version, lambda module, value: None)
-        if stage < self._layout.top and modules.stop not in self._layout.starts:
+        x = self._stages.keep(modules, x, segment, version, note)
+        if modules.stop != self._layout.head and modules.stop not in self._layout.starts:
             self._keep(modules.stop, segment, x)
+
+    @property
+    def _keeps_all(self) -> bool:
+        """Whether forwards keep the input of every module."""
+        return self._grain == "layer" and self._layout.keeps_every == 1
 
     def _keep(self, module: int, segment: Segment, value: torch.Tensor) -> None:
         """Keep the input of a module for recomputation."""
