@@ -49,7 +49,7 @@ from rpbench.ir.saved_inputs import keeping_stage
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.models.shards import held_parameters
-from rpbench.passes.recomputation import RECOMPUTES, Recompute, check_recompute
+from rpbench.passes.recomputation import EXECUTED, Recompute, check_recompute
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.recompute_grain not in GRAINS:
             raise ValueError(f"recompute_grain={self.recompute_grain!r}: one of {', '.join(GRAINS)}")
-        if self.recompute not in RECOMPUTES:
-            raise ValueError(f"recompute={self.recompute!r}: one of {', '.join(RECOMPUTES)}")
+        if self.recompute not in EXECUTED:
+            raise ValueError(f"recompute={self.recompute!r}: one of {', '.join(EXECUTED)}")
 
 
 class Training:

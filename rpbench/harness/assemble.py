@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from rpbench import registry
 from rpbench.cost.activations import UNKNOWN, layer_activations
+from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.hardware import Cluster
+from rpbench.cost.memory import Footprint
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
@@ -32,6 +36,7 @@ from rpbench.registry import Entry
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
 from rpbench.sim.graph import Graph
+from rpbench.sim.memory import peak_in_flight
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Assembled:
     plan: Tuned | None = None  # what a search of all options found
     step_terms_s: Mapping[str, float] | None = None  # of such a plan: seconds of a step by cause
     order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
+    keeps: tuple[int, ...] | None = None  # stages that recompute nothing, where they were chosen one by one
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -83,8 +89,9 @@ def assemble(request: Request) -> Assembled:
     if request.offload != "none":
         check_sizes(schedule, sizes)
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
-    costs = problem.charged(schedule)
     graph, versions = checked_graph(schedule)
+    keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
+    costs = replace(problem, keeps=keeps or ()).charged(schedule)
     return Assembled(
         problem.entry,
         schedule,
@@ -99,7 +106,18 @@ def assemble(request: Request) -> Assembled:
         transfers_of(costs),
         profile=problem.times if request.cost.name == "profiled" else None,
         evidence=_evidence(request.cost),
+        keeps=keeps,
     )
+
+
+def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
+    """The stages that recompute nothing, where as many keep their activations as fit."""
+    num_stages, memory = schedule.shape.num_backward_stages, problem.memory
+    if memory is None or schedule.partition is None:
+        return tuple(range(num_stages))
+    footprint = Footprint(schedule, memory.sizes, peak_in_flight(graph), keeps=())
+    cut = np.array([schedule.partition.forward]), np.array([schedule.partition.backward])
+    return fitting_stages(lambda keeps: int(footprint.keeping(keeps).peaks(*cut).max()), num_stages, memory.limit_bytes)
 
 
 def transfers_of(costs: CostTable) -> TransferTimes | None:

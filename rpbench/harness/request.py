@@ -434,5 +434,15 @@ def _check_mode(request: Request) -> None:
             f"tuning_budget={request.tuning_budget} with mode={mode.name}: plans are searched in simulation; use "
             "mode=simulate"
         )
+    if request.recompute == "fitting" and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "
+            "recompute=all, except_last or none"
+        )
+    if request.recompute == "fitting" and (request.model is None or request.schedule.file is not None):
+        raise ConfigError(
+            "recompute=fitting: what fits follows from a model's bytes and a schedule of the registry; "
+            "choose both, or use recompute=all"
+        )
     if isinstance(mode, Duel) and request.recompute != "all":
         raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")

@@ -68,6 +68,8 @@ def _shape(request: Request, assembled: Assembled) -> Fields:
     if request.schedule.file is not None:
         fields |= {"schedule": assembled.schedule.name, "generator": None}
         fields |= {"num_microbatches": shape.num_microbatches, "num_steps": shape.num_steps}
+    if assembled.keeps is not None:
+        fields["keeping_stages"] = list(assembled.keeps)
     return fields if assembled.plan is None else fields | plan_fields(assembled)
 
 
@@ -97,8 +99,7 @@ def _memory(assembled: Assembled) -> tuple[list[int] | None, str]:
         return None, ""
     in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.device_memory_bytes
     plan = assembled.plan
-    keeps = None if plan is None else plan.outcome.keeps
-    needed = device_bytes(assembled.schedule, assembled.sizes, in_flight, keeps, _analysis(assembled))
+    needed = device_bytes(assembled.schedule, assembled.sizes, in_flight, assembled.keeps, _analysis(assembled))
     if plan is not None:
         return needed, why_not(plan, assembled.cluster)
     if limit is None or max(needed) <= limit:

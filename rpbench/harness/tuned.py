@@ -78,6 +78,7 @@ def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
         transfers_of(costs),
         evidence="simulated" if terms.source == "published" else "predicted",
         plan=plan,
+        keeps=plan.outcome.keeps,
         step_terms_s=causes_of(frame, plan.partition, plan.outcome.keeps),
         order_sha256=hashlib.sha256(repr(order_key(plan, terms)).encode()).hexdigest(),
     )
@@ -158,14 +159,13 @@ def plan_fields(assembled: Assembled) -> Fields:
     """What was chosen, what the search spent, and what identifies the order."""
     plan = assembled.plan
     assert plan is not None
-    setting, outcome = plan.setting, plan.outcome
+    setting = plan.setting
     return {
         "partition": "contest",
         "num_microbatches": assembled.schedule.shape.num_microbatches,
         "microbatch_sequences": setting.microbatch_sequences,
         "chunks_per_device": setting.chunks_per_device,
         "recompute": setting.recompute,
-        "keeping_stages": list(outcome.keeps),
         "prefetch": setting.prefetch,
         "schedule_options": dict(setting.options),
         "fixed_options": dict(plan.contender.fixed),

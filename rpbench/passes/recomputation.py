@@ -1,9 +1,10 @@
-"""What a backward runs again: everything, everything but the last stage, or nothing.
+"""What a backward runs again: everything, everything but the last stage, as little as fits, or nothing.
 
     all          every stage runs its forward again, from the input it has kept
     except_last  the last stage does not, where its backward directly follows its forward (`rpbench.ir.turnaround`): it
                  then holds no more than it would
     none         no stage does: a device holds whole activations of every microbatch in flight
+    fitting      as few stages do as the memory allows (`rpbench.cost.fitting`); in simulation
 
 torchgpipe's `checkpoint` says the same of microbatches: `always` is `all`, `never` is `none`; its `except_last` spares
 the last microbatch of a batch, which comes back at once on the last stage only.
@@ -18,8 +19,10 @@ from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.turnaround import turns_at_once
 
-Recompute = Literal["all", "except_last", "none"]
+# A search tries them in this order: other choices are to be made with as little recomputation as fits.
+Recompute = Literal["fitting", "all", "except_last", "none"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+EXECUTED: tuple[Recompute, ...] = ("all", "except_last", "none")  # what the engines do
 
 # Backward reads the weights that forward read.
 _SAME_WEIGHTS = frozenset({Policy.FLUSH, Policy.STASH, Policy.VERTICAL, Policy.TWO_BW, Policy.DELAYED})
@@ -33,24 +36,27 @@ def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
     """
     if recompute == "all":
         return
+    keeps_whole_stages = recompute in ("none", "fitting")
     if recompute == "except_last" and not turns_at_once(schedule):
         raise ValueError(
             f"recompute=except_last: the last stage of {schedule.name} does other work between a forward and its "
             "backward; use recompute=all, or a schedule such as 1f1b"
         )
-    if recompute == "none" and schedule.weights is Weights.STREAMED:
+    if keeps_whole_stages and schedule.weights is Weights.STREAMED:
         raise ValueError(
-            f"recompute=none: the stages of {schedule.name} come and go, and nothing of a forward stays on a "
+            f"recompute={recompute}: the stages of {schedule.name} come and go, and nothing of a forward stays on a "
             "device; use recompute=all, or a schedule whose stages stay where they are, such as gpipe"
         )
     leaves = Kind.UNSHARD in schedule.kinds  # gathered weights are dropped in between
     moved = {action.object for _, _, row in schedule.items() for action in row if action.object}
-    if leaves or moved & ({"P", "G"} if recompute == "none" else {"P", "G", "A"}):
+    if leaves or moved & ({"P", "G"} if keeps_whole_stages else {"P", "G", "A"}):
         raise ValueError(f"recompute={recompute}: nothing may leave the devices in between; use recompute=all")
-    if recompute == "none" and (schedule.shape.num_parts > 1 or schedule.shape.num_head_shards):
-        raise ValueError(f"recompute=none: {schedule.name} cuts sequences or layers into parts; use recompute=all")
-    if recompute == "none" and schedule.policy not in _SAME_WEIGHTS:
+    if keeps_whole_stages and (schedule.shape.num_parts > 1 or schedule.shape.num_head_shards):
         raise ValueError(
-            f"recompute=none: the backward of {schedule.name} reads other weights than its forward, which a kept graph "
-            "would not; use recompute=all"
+            f"recompute={recompute}: {schedule.name} cuts sequences or layers into parts; use recompute=all"
+        )
+    if keeps_whole_stages and schedule.policy not in _SAME_WEIGHTS:
+        raise ValueError(
+            f"recompute={recompute}: the backward of {schedule.name} reads other weights than its forward, which a "
+            "kept graph would not; use recompute=all"
         )

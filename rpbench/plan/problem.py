@@ -34,6 +34,7 @@ class Problem:
         published: the partition somebody published for this schedule and model, if any.
         memory: of a device, and the model's sizes; None for no limit.
         keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`ir.turnaround`).
+        keeps: nor are those of these backward stages; a problem does not know them before it is cut.
         activations: of one layer, for schedules that order by what stages hold.
         finish: makes what runs of an order: steps and transfers; None: steps, where several follow each other.
         traffic: what transfers take; None: nothing.
@@ -51,6 +52,7 @@ class Problem:
     published: Partition | None = None
     memory: DeviceMemory | None = None
     keeps_last: bool = False
+    keeps: tuple[int, ...] = ()
     activations: LayerActivations = UNKNOWN
     finish: Callable[[Schedule], Schedule] | None = None
     traffic: Traffic | None = None
@@ -117,6 +119,7 @@ class Problem:
             fused_ahead=self.fused_ahead,
             num_head_shards=self.num_ranks if self.entry.shards_head else 0,
             keeps_last=self.keeps_last,
+            keeps=self.keeps,
         )
 
     def finished(self, order: Schedule) -> Schedule:

@@ -53,7 +53,7 @@ def test_whole_activations_take_less_time_and_more_memory(rpbench):
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        (("schedule=gpipe", "recompute=never"), "recompute=never: one of all, except_last, none"),
+        (("schedule=gpipe", "recompute=never"), "recompute=never: one of fitting, all, except_last, none"),
         (("schedule=gpipe", "recompute=except_last"), "does other work between a forward and its backward"),
         (("schedule=roundpipe", "recompute=none"), "the stages of roundpipe come and go"),
         (("schedule=pipemare", "recompute=none"), "reads other weights than its forward"),

@@ -1,11 +1,10 @@
 """Frame: an order with all that it moves, made once and timed for any cut and any choice of what is recomputed.
 
 What runs again is chosen by stage: `all` of them, none (`none`), all but the last where it goes back at once
-(`except_last`), or as few as the memory allows (`fitting`): stages keep their activations from the last stage up, for
-it has fewest microbatches in flight, as long as every device that holds them has room.
+(`except_last`), or as few as the memory allows (`fitting`, `rpbench.cost.fitting`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.memory import Footprint
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
@@ -22,10 +22,10 @@ from rpbench.ir.action import RECV, SEND
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.passes.recomputation import check_recompute
+from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.plan.contest.charges import with_everything
 from rpbench.plan.contest.contender import Contender
-from rpbench.plan.contest.space import Recompute, Setting
+from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import build_graph
@@ -142,7 +142,7 @@ class Frame:
 
     def _check(self, recompute: Recompute) -> None:
         if recompute not in self._takes:
-            check_recompute(self.schedule, "none" if recompute == "fitting" else recompute)
+            check_recompute(self.schedule, recompute)
             self._takes.add(recompute)
 
     def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
@@ -156,18 +156,9 @@ class Frame:
         if recompute in fixed:
             return fixed[recompute]
         limit = self.terms.limits.device_memory_bytes
-        if limit is None or self._peak(partition, fixed["none"]) <= limit:
-            return fixed["none"]
-        chosen: tuple[int, ...] = ()
-        if self._peak(partition, ()) > limit:
-            return chosen
-        for stage in range(last, -1, -1):
-            more = tuple(sorted((stage, *chosen)))
-            if self._peak(partition, more) <= limit:
-                chosen = more
-        return chosen
+        return fitting_stages(partial(self._peak, partition), last + 1, limit)
 
-    def _peak(self, partition: Partition, keeps: tuple[int, ...]) -> int:
+    def _peak(self, partition: Partition, keeps: Sequence[int]) -> int:
         cut = np.array([partition.forward]), np.array([partition.backward])
         return int(self._footprint.keeping(keeps).peaks(*cut).max())
 

@@ -11,14 +11,12 @@ The cut into stages belongs to every point of the space and is searched for each
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
+from rpbench.passes.recomputation import RECOMPUTES, Recompute
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.terms import Terms
 
-# First as little as the memory allows, which other choices are to be made with.
-Recompute = Literal["fitting", "all", "except_last", "none"]
-RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 PREFETCHES = (1, 2)
 MOST_CHUNKS = 4  # above, stages on a device are tried in steps of a half
 OPTION = "schedule."
