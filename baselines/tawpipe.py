@@ -44,8 +44,6 @@ from rpbench.ir.visits import visits_of
 from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, sums
 from rpbench.registry import schedule
 
-BUFFERS = 2  # the slice that runs and the next one
-
 
 def owner(stage: int, num_ranks: int, groups: int) -> int:
     """The rank that keeps a slice."""
@@ -69,14 +67,23 @@ def _goes_to(rank: int, stage: int, p: int, groups: int) -> int:
 
 
 def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
-    """The order with a step of every slice at its owner, LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
+    """The order with a step of every slice at its owner, LOAD:P>q (lane h2d) and STORE:G>q (d2h).
+
+    Args:
+        prefetch: slices that come ahead of the one that runs; a rank has one buffer more than that.
+
+    Raises:
+        ValueError: if it is negative.
+    """
+    if prefetch < 0:
+        raise ValueError(f"prefetch={prefetch}: slices that come ahead, 0 for none; take 1, as TawPipe does")
     p = order.shape.num_ranks
     kept = sorted(range(p), key=lambda stage: owner(stage, p, groups))
     stepped = step_at_home(order, kept)
     rows = []
     for rank, visits in enumerate(visits_of(Index(stepped))):
         others = [visit for visit in visits if visit.stage != kept[rank]]
-        comes = tuple(loads(others, BUFFERS, lambda visit: _comes_from(visit.device, visit.stage, p, groups)))
+        comes = tuple(loads(others, prefetch + 1, lambda visit: _comes_from(visit.device, visit.stage, p, groups)))
         goes = tuple(sums(visits, lambda visit: _goes_to(visit.device, visit.stage, p, groups)))
         lanes = {"compute": stepped.compute(rank), "h2d": comes, "d2h": goes}
         rows.append({name: row for name, row in lanes.items() if row})

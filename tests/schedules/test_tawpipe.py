@@ -200,6 +200,22 @@ def test_a_rank_holds_three_slices_of_weights_and_three_of_gradients(p, groups):
         assert classes["kept stage inputs"] == p * bare.boundary
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_rank_has_a_buffer_for_each_slice_that_comes_ahead_and_one_more(prefetch):
+    schedule = entry("tawpipe").lower(order(6, 3, 2), prefetch=prefetch, groups=3)
+    check(schedule)
+    sizes = model_bytes(Model("equal", num_layers=6, hidden=8, heads=2, vocab=16, seq_len=4), 4)
+    none = LayerSize(0, 0, 0, 0)
+    bare = replace(sizes, embedding=none, head=none)
+    for classes in classes_of(schedule, bare, [6] * 6):
+        assert classes["gathered weights"] == (prefetch + 1) * bare.layers[0].weights
+
+
+def test_slices_cannot_come_less_than_none_ahead():
+    with pytest.raises(ValueError, match=r"prefetch=-1: slices that come ahead, 0 for none; take 1"):
+        entry("tawpipe").lower(order(4, 2, 1), prefetch=-1, groups=2)
+
+
 def test_one_microbatch_is_in_flight_on_every_rank():
     assert peak_in_flight(build_graph(order(6, 2, 3))) == [6] * 6
 
