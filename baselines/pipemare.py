@@ -27,7 +27,7 @@ from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
-@schedule("pipemare", source="Yang et al., MLSys'21", steps_each_microbatch=True, compensation="pipemare")
+@schedule("pipemare", source="Yang et al., MLSys'21", steps_each_microbatch=True, compensation=dict)
 def pipemare(
     shape: Shape,
     *,

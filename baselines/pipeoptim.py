@@ -21,7 +21,12 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("pipeoptim", source="Guan et al., arXiv 2312.00839", steps_each_microbatch=True, compensation="pipeoptim")
+@schedule(
+    "pipeoptim",
+    source="Guan et al., arXiv 2312.00839",
+    steps_each_microbatch=True,
+    compensation=lambda: {"predictor": "pipeoptim"},
+)
 def pipeoptim(shape: Shape) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""
     return never_flushed(shape, "pipeoptim", Policy.PREDICT)

@@ -8,7 +8,7 @@ backward, and p - 1 - k + floor(k / 2) after its forward. With 3 ranks, +n for n
     rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 ...
     rank 2   2F0@0 2B0@0 2F1@1+1 2B1@1+1 ...
 
-It is made for gradient descent with momentum (`backend.optimizer=sgd backend.momentum=0.9`); with AdamW, Adam's
+It is made for gradient descent with momentum (`optimizer=sgd optimizer.momentum=0.9`); with AdamW, Adam's
 direction foretells in its place. Forecasts before the first step are the weights themselves.
 
 Source: Chen et al., "Efficient and Robust Parallel DNN Training through Model Parallelism on Multi-GPU Platform"
@@ -21,7 +21,12 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("spectrain", source="Chen et al., arXiv 1809.02839", steps_each_microbatch=True, compensation="spectrain")
+@schedule(
+    "spectrain",
+    source="Chen et al., arXiv 1809.02839",
+    steps_each_microbatch=True,
+    compensation=lambda: {"predictor": "spectrain"},
+)
 def spectrain(shape: Shape) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""
     return never_flushed(shape, "spectrain", Policy.PREDICT)

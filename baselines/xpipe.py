@@ -21,7 +21,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 
 
-@schedule("xpipe", source="Guan et al., arXiv 1911.04610", compensation="xpipe")
+@schedule("xpipe", source="Guan et al., arXiv 1911.04610", compensation=lambda: {"predictor": "xpipe"})
 def xpipe(shape: Shape) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""
     return never_flushed(shape, "xpipe", Policy.PREDICT)

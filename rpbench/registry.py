@@ -49,7 +49,8 @@ class Entry:
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
             `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
-        compensation: what the engine does about late gradients, and by whose rules; "" for nothing.
+        compensation: what the engine does about late gradients, as settings of `rpbench.engine.state.compensation` by
+            their names; takes the schedule's options. None: nothing.
         tensor_parallel: whether every device has a share of every matrix, and parts are such shares.
         lower: adds optimizer steps and what the method moves (`rpbench.passes.offload`) to an order whose partition is
             known; takes the schedule's options and `prefetch`. None: nothing belongs to the method but its order.
@@ -72,7 +73,7 @@ class Entry:
     recompute_ahead: bool = False
     switch_after_last_forward: bool = False
     steps_each_microbatch: bool = False
-    compensation: str = ""
+    compensation: Callable[..., Mapping[str, Any]] | None = None
     tensor_parallel: bool = False
     lower: Callable[..., Schedule] | None = None
     searched: Mapping[str, Values] = field(default_factory=dict)

@@ -175,7 +175,7 @@ class _Shares:
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
             for number in self._index.steps.values()
         }
-        self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))}
+        self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))} | self.homes.keys()
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
         self._cargo = analysis.cargo
 

@@ -154,7 +154,8 @@ def _optimizer(
     """One optimizer over all masters, with a learning rate for each stage."""
     stages = sorted({layout.stage_of(module) for module, _ in masters})
     groups = [[master for place, master in masters.items() if layout.stage_of(place[0]) == stage] for stage in stages]
-    optimizer = settings.make([{"params": group} for group in groups])
+    late = [delays.tau[stage] for stage in stages] if delays and compensation.spike_compensation else None
+    optimizer = settings.make([{"params": group} for group in groups], late)
 
     def rate_of(stage: int) -> Callable[[int], float]:
         tau = delays.tau[stage] if delays else 0.0

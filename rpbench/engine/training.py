@@ -27,7 +27,7 @@ from rpbench.engine.state.accumulation import gradient_groups
 from rpbench.engine.state.adjusted_weights import Adjustments
 from rpbench.engine.state.carried_gradients import carried_windows
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, slowdown
+from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, check_momentum, slowdown
 from rpbench.engine.state.device_memory import DeviceMemory
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
 from rpbench.engine.state.gradients import Gradients
@@ -151,6 +151,7 @@ class Training:
         compensation = self.settings.compensation
         _check_recompute(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
+        check_momentum(compensation, self.settings.optimizer)
         _check_stored(schedule, self.layout, self.settings.recompute_grain)
 
     def _weights(self, loaded: set[int], pin: bool) -> Weights:
@@ -182,6 +183,7 @@ class Training:
         return Gradients(self.groups, keep=keep, on_devices=stored, reduced=windows)
 
     def _optimizer(self) -> HostOptimizer:
+        delays = self._delays if self.settings.compensation.spike_compensation else None
         return HostOptimizer(
             self.workload,
             self.layout,
@@ -193,6 +195,7 @@ class Training:
             self._read_by,
             None if self.start is None else self.start.moments,
             self.sharing,
+            None if delays is None else delays.tau,
         )
 
     def _team(self) -> Team | None:
@@ -248,7 +251,7 @@ class Training:
         }
         if isinstance(self.weights, DeviceWeights):
             compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
-        return compute | dict(self.transfers.handlers) | {Kind.STEP: self._step}
+        return compute | dict(self.transfers.handlers) | {Kind.STEP: self._step, Kind.WAIT: _has_waited}
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
         """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
@@ -414,6 +417,10 @@ class Training:
                 if again and again[-1].start in others:
                     found[stage] = forward
         return found
+
+
+def _has_waited(action: Action, number: int, gate: Gate) -> None:
+    """A WAIT: what it waits for is an edge of the program."""
 
 
 def _not_counted(device: int, what: str, num_bytes: int) -> None:

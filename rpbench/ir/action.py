@@ -7,6 +7,7 @@ A token reads `<stage><KIND>[:object][microbatch][.part][@version][>peer]`:
     7LOAD:P@3       bring version 3 of stage 7's parameters to the device
     7LOAD:P.1@3     ... the second piece of them
     0STORE:A5>host  move the activations of microbatch 5 out
+    1WAIT4          go on when stage 1 has run microbatch 4 forward
     (0F7;7B3)OVERLAP  two actions that run together
 
 Letters follow torch.distributed.pipelining: F, I (input gradient), W (weight gradient), B = I then W.
@@ -51,6 +52,7 @@ class Kind(IntEnum):
     HB = 24  # the same, backward, once the sums of all shares are known
     SUM_F = 25  # all-reduces of a stage's forward, where every device has a share of its matrices
     SUM_B = 26  # the same of its backward, recomputation included
+    WAIT = 27  # until a forward of another device has run: devices that begin one after another
 
 
 HEAD = (Kind.HF, Kind.HB)  # kinds whose stage is the number of a share of the head, and of the device it is on
@@ -62,7 +64,7 @@ SUMS = frozenset({Kind.SUM_F, Kind.SUM_B})
 MOVES = frozenset({Kind.LOAD, Kind.STORE, Kind.FREE})  # kinds that name an object: P, G, O or A
 OBJECTS = "PGOA"  # parameters, gradients, optimizer state, activations
 
-_PER_MICROBATCH = (COMPUTE | SEND | RECV | SUMS) - {Kind.OVERLAP}
+_PER_MICROBATCH = (COMPUTE | SEND | RECV | SUMS | {Kind.WAIT}) - {Kind.OVERLAP}
 
 
 class Action(NamedTuple):

@@ -3,6 +3,7 @@
     F(s)  after F(s-1)                        W(s)  after I(s)
     B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
     FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
+    WAIT(s)  after F(s)
 
     With a head cut over the devices: HF after the last forward stage, HB after every HF of its microbatch, and the
     last backward stage after every HB. What these exchange are sums and broadcasts of all devices, not boundary
@@ -107,7 +108,7 @@ def _weight_gradient(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     yield Need(((Kind.I, stage),), "order")
 
 
-def _send_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+def _after_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     yield Need(((Kind.F, stage),), "order")
 
 
@@ -132,10 +133,11 @@ _RULES = {
     Kind.W: _weight_gradient,
     Kind.HF: _head_forward,
     Kind.HB: _head_backward,
-    Kind.SEND_F: _send_forward,
+    Kind.SEND_F: _after_forward,
     Kind.RECV_F: _receive_forward,
     Kind.SEND_B: _send_backward,
     Kind.RECV_B: _receive_backward,
+    Kind.WAIT: _after_forward,
 }
 
 

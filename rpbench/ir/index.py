@@ -16,7 +16,7 @@ from rpbench.ir.schedule import Schedule, Shape
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
-_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD}) | SEND | RECV | SUMS
+_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.WAIT, *HEAD}) | SEND | RECV | SUMS
 USERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.R, Kind.FB})  # kinds that use a tensor of another stage
 # Kinds that may stand without a microbatch, as often as it pleases.
 _ANYWHERE = frozenset(Kind) - _COUNTED - {Kind.STEP, Kind.OVERLAP}
@@ -291,7 +291,7 @@ def _stage_ranges(shape: Shape) -> dict[Kind, range]:
     forward, backward = shape.num_stages, shape.num_backward_stages
     ranges = dict.fromkeys(Kind, range(max(forward, backward)))
     ranges[Kind.STEP] = range(backward)
-    ranges[Kind.F] = range(forward)
+    ranges[Kind.F] = ranges[Kind.WAIT] = range(forward)
     # With separate cuts the last forward stage sends to the top backward stage, as if to a next stage.
     ranges[Kind.SEND_F] = range(forward - (not shape.separate_cuts))
     ranges[Kind.RECV_F] = range(1, forward + shape.separate_cuts)

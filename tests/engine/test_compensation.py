@@ -264,7 +264,7 @@ def test_the_papers_largest_claims_and_what_they_take():
 @pytest.mark.parametrize(
     "options, expected",
     [
-        ({"predictor": "oracle"}, "predictor='oracle': one of pipeoptim, spectrain, xpipe"),
+        ({"predictor": "oracle"}, "predictor='oracle': one of pipelined_backprop, pipeoptim, spectrain, xpipe"),
         ({"rescheduling_steps": -1}, "rescheduling_steps=-1"),
         ({"correction_decay": 1.0}, "correction_decay=1.0: between 0 and 1"),
         ({"num_sync_steps": -2}, "num_sync_steps=-2"),

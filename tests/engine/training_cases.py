@@ -75,11 +75,11 @@ OPTIMIZER = ("name", "momentum", "learning_rate", "weight_decay", "num_warmup_st
 
 
 def reference_of(run: Run, read_version=None, **options) -> Trajectory:
-    """Plain training on the newest weights, on those `read_version` names, or on those an asynchronous order reads."""
+    """Plain training on the newest weights, on those `read_version` names, or on those that a late order reads."""
     training = run.training
     if read_version is not None:
         options["reads"] = Reads(read_version, read_version)
-    elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW}:
+    elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW, Policy.DELAYED}:
         options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
     if training.settings.compensation.is_needed:
         options |= {"compensation": training.settings.compensation, "delays": Delays(training.analysis)}

@@ -10,7 +10,7 @@ from rpbench.ir.action import HEAD, MOVES, OBJECTS, RECV, SEND, SUMS, Action, Ki
 from rpbench.ir.action import actions as made_of
 
 NUMBERS = st.integers(0, 10**6)
-PER_MICROBATCH = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, *HEAD} | SEND | RECV | SUMS
+PER_MICROBATCH = {Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.WAIT, *HEAD} | SEND | RECV | SUMS
 
 
 @st.composite

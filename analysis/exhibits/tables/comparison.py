@@ -30,6 +30,7 @@ _COLUMNS = (
 )
 # The run of `experiment=convergence` that reads weights as late, where it has another name; PipeMare with T1 to T3.
 _TRAINED_AS = {
+    "cyclic_dp": "roundpipe_async",
     "roundpipe": "roundpipe_async",
     "zero_offload": "roundpipe_async",
     "pipemare": "pipemare_t1_t2_t3",

@@ -2,26 +2,30 @@
 
     rescheduling   PipeMare T1: a stage that is late by tau steps learns slower by tau^p, p falling from 1 to 0
     correction     PipeMare T2: backward on w - lateness * delta, delta a running mean of how the weights move
-    prediction     forward on w - horizon * d, d the optimizer's own direction (PipeOptim, SpecTrain, XPipe)
+    prediction     forward on w - horizon * d, d the optimizer's own direction (PipeOptim, SpecTrain, XPipe,
+                   pipelined backpropagation)
+    spikes         a late gradient takes part at once with what it has missed (pipelined backpropagation,
+                   `rpbench.engine.state.spike_compensation`)
 
 Delays are measured on the schedule by replay: the steps published between what a forward reads and the step that
 adds its gradient, for every stage and microbatch.
 
 Sources: Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys'21 (arXiv 1910.05124), section 3;
 Guan et al., PipeOptim (arXiv 2312.00839); Chen et al., SpecTrain (arXiv 1809.02839); Guan et al., XPipe (arXiv
-1911.04610).
+1911.04610); Kosson et al., "Pipelined Backpropagation at Scale", MLSys'21 (arXiv 2003.11666).
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
 
-Predictor = Literal["", "pipeoptim", "spectrain", "xpipe"]
+Predictor = Literal["", "pipelined_backprop", "pipeoptim", "spectrain", "xpipe"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,14 @@ class Compensation:
         correction_decay: D of T2, what is left of an old move after as many steps as a gradient is late; None: no
             correction.
         num_sync_steps: T3, steps at the start that are flushed and need no compensation.
+        spike_compensation: a step makes up for what its late gradients have missed.
     """
 
     predictor: Predictor = ""
     rescheduling_steps: int = 0
     correction_decay: float | None = None
     num_sync_steps: int = 0
+    spike_compensation: bool = False
 
     def __post_init__(self) -> None:
         if self.predictor not in get_args(Predictor):
@@ -57,7 +63,15 @@ class Compensation:
     @property
     def is_needed(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.predictor or self.rescheduling_steps or self.correction_decay is not None)
+        slows_or_corrects = self.rescheduling_steps or self.correction_decay is not None
+        return bool(self.predictor or slows_or_corrects or self.spike_compensation)
+
+    @property
+    def made_for(self) -> str:
+        """A schedule that is compensated so."""
+        if self.predictor:
+            return self.predictor
+        return "pipelined_backprop" if self.spike_compensation else "pipemare"
 
 
 class Delays:
@@ -130,7 +144,7 @@ def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: 
     if schedule.policy is not wanted:
         raise ValueError(
             f"compensation of late gradients takes a schedule of policy {wanted.value}, {schedule.name} has "
-            f"{schedule.policy.value}; use schedule={'pipeoptim' if settings.predictor else 'pipemare'}"
+            f"{schedule.policy.value}; use schedule={settings.made_for}"
         )
     if schedule.shape.num_parts > 1:
         raise ValueError(
@@ -143,3 +157,22 @@ def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: 
         )
     if Kind.R in schedule.plain_kinds:
         raise ValueError(f"schedule={schedule.name} has recomputation of its own, which would not be compensated")
+
+
+def check_momentum(settings: Compensation, optimizer: OptimizerSettings) -> None:
+    """Refuse an optimizer without the velocity that pipelined backpropagation compensates with.
+
+    Raises:
+        ValueError: with the optimizer it takes, and what to leave out for another.
+    """
+    asked = {
+        "spike_compensation": settings.spike_compensation,
+        "weight_prediction": settings.predictor == "pipelined_backprop",
+    }
+    names = [name for name, is_asked in asked.items() if is_asked]
+    if names and not (optimizer.name == "sgd" and optimizer.momentum):
+        raise ValueError(
+            f"optimizer={optimizer.name} optimizer.momentum={optimizer.momentum}: {' and '.join(names)} of "
+            "pipelined_backprop must have the velocity of gradient descent with momentum; use optimizer=sgd "
+            f"optimizer.momentum=0.9, or {' '.join(f'schedule.{name}=false' for name in names)}"
+        )

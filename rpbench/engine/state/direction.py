@@ -9,14 +9,15 @@ def direction(optimizer: torch.optim.Optimizer, weight: torch.Tensor, *, with_de
     """What a step of learning rate 1 would take off a weight if gradients stayed as they are; None before the first.
 
     AdamW: the mean gradient over the root of the mean square, both without their bias towards 0, and the weight decay
-    if it is to count. SGD: the momentum, which plain gradient descent does not have.
+    if it is to count. SGD: the momentum, which plain gradient descent does not have; what the last step took off, where
+    steps compensate spikes.
 
     Source: PipeOptim (arXiv 2312.00839), section 3; XPipe (arXiv 1911.04610), section 3.2, for Adam.
     """
     state, group = optimizer.state.get(weight, {}), optimizer.param_groups[0]
     if isinstance(optimizer, torch.optim.SGD):
-        momentum: torch.Tensor | None = state.get("momentum_buffer")
-        return momentum
+        found: torch.Tensor | None = state.get("direction", state.get("momentum_buffer"))
+        return found
     if not state:
         return None
     found = _adam_direction(state, group)

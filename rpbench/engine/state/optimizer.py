@@ -10,7 +10,7 @@ put together again, in the order of plain training, where a system on several ma
 so are the two gradients of shared parameters before they are cut again. Neither is counted as moved.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -24,6 +24,7 @@ from rpbench.engine.state.gradients import Gradients, Place, Tensors
 from rpbench.engine.state.loss_scale import LossScaler, LossScaling
 from rpbench.engine.state.owned_masters import Moments, Part, make_parts, moments_of, resume
 from rpbench.engine.state.ownership import Sharing, take
+from rpbench.engine.state.spike_compensation import SpikeCompensatedSGD
 from rpbench.engine.workload import Workload
 
 
@@ -64,8 +65,16 @@ class OptimizerSettings:
         """The learning rate of the step that makes `version`, which counts from 1."""
         return self.learning_rate * min(1.0, version / (self.num_warmup_steps + 1))
 
-    def make(self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimizer of some masters, or groups of them; its learning rate is set at every step."""
+    def make(
+        self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]], delays: Sequence[float] | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimizer of some masters, or groups of them; its learning rate is set at every step.
+
+        Args:
+            delays: the steps that the gradients of every group are late, where steps compensate spikes.
+        """
+        if delays is not None:
+            return SpikeCompensatedSGD(parameters, delays, self.momentum, self.weight_decay)
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay)
         return torch.optim.AdamW(parameters, lr=1.0, weight_decay=self.weight_decay, fused=True)
@@ -103,8 +112,12 @@ class HostOptimizer:
         read_by: Callable[[int], int] = lambda version: version - 1,
         moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
         sharing: Mapping[int, Sharing] | None = None,
+        spike_delays: Sequence[float] | None = None,
     ) -> None:
-        """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`."""
+        """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`.
+
+        Steps compensate spikes where `spike_delays` has the steps that gradients are late, by stage.
+        """
         self.masters, self._pace = masters, pace
         self._scaler, self._read_by = scaler, read_by
         self._workload, self._layout = workload, layout
@@ -114,7 +127,7 @@ class HostOptimizer:
         self._places: dict[int, list[Place]] = {stage: [] for stage in range(len(layout.backward))}
         for owner in own:
             self._places[layout.stage_of(owner[0])].append(owner)
-        self._sharing_of = sharing or {}
+        self._sharing_of, self._spike_delays = sharing or {}, spike_delays
         self._parts = {stage: self._cut(stage, places) for stage, places in self._places.items() if places}
         tied_stages = sorted({layout.stage_of(owner[0]) for owner in self._tied})
         self._shared_parts = [part for stage in tied_stages for part in self._cut(stage, self._tied_of(stage))]
@@ -166,7 +179,11 @@ class HostOptimizer:
     def _cut(self, stage: int, places: list[Place]) -> list[Part]:
         masters = {place: self.masters[place] for place in places}
         recut = any(place in self._tied for place in places)
-        return make_parts(masters, self._sharing_of.get(stage), self._settings.make, recut=recut)
+
+        def make(own: list[torch.Tensor]) -> torch.optim.Optimizer:
+            return self._settings.make(own, None if self._spike_delays is None else [self._spike_delays[stage]])
+
+        return make_parts(masters, self._sharing_of.get(stage), make, recut=recut)
 
     def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
         """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.

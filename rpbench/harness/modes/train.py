@@ -21,7 +21,7 @@ from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.program import Program, make_program
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.compensation import Compensation, check_compensation
+from rpbench.engine.state.compensation import Compensation, check_compensation, check_momentum
 from rpbench.engine.state.device_memory import is_out_of_memory
 from rpbench.engine.state.device_weights import copy_in_memory
 from rpbench.engine.state.loss_scale import LossScaling
@@ -107,11 +107,9 @@ def settings_of(request: Request, entry: Entry | None) -> Settings:
 
 def _compensation(request: Request, entry: Entry | None) -> Compensation:
     """What the schedule's method does about late gradients, by its options; a schedule from a file has none."""
-    if entry is None or request.schedule.file is not None or not entry.compensation:
+    if entry is None or request.schedule.file is not None or entry.compensation is None:
         return Compensation()
-    if entry.compensation != "pipemare":
-        return Compensation(entry.compensation)  # type: ignore[arg-type]  # checked there
-    return Compensation(**request.schedule.options)
+    return Compensation(**entry.compensation(**request.schedule.options))
 
 
 def _backend(request: Request) -> BackendConfig:
@@ -155,6 +153,7 @@ def check_request(request: Request, assembled: Assembled) -> None:
     _data(request, assembled)
     _check_checkpoint(request, assembled)
     check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
+    check_momentum(settings.compensation, settings.optimizer)
     check_host_memory(assembled.model, DTYPES[request.dtype], _num_copies(assembled.schedule))
     if request.verify:
         _check_reads_are_known(assembled.schedule)

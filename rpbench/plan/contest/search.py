@@ -3,11 +3,12 @@
 From the usual setting on, one dimension at a time: every other value is tried, the best one taken, and so on until no
 single change helps. A setting is sketched first (`rpbench.plan.contest.sketch`). What is worth it is timed with all
 that moves, a few steps of it; layers then move between stages one by one, and where another setting is better with the
-cut that was found, the search goes on from there. The finalists run as many steps as the terms say. The same budget of
-timelines is given to everybody, and what was spent is kept with the plan.
+cut that was found, the search goes on from there. So it does from close settings with other numbers of stages. The
+finalists run as many steps as the terms say. The same budget of timelines is given to everybody, and what was spent is
+kept with the plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -144,10 +145,12 @@ class _Search:
 
     def run(self) -> Tuned:
         setting: Setting | None = self._descend(self._start())
+        seen = list[Setting]()
         while setting is not None and self._depends_on_cut(setting) and not self._is_beaten(setting):
             self._improve_cut(setting)
+            seen.append(setting)
             near = self._better_with_its_cut(setting)
-            setting = near and self._descend(near)
+            setting = self._runner_up(seen) if near is None else self._descend(near)
         best = self._final()
         return Tuned(
             self.contender,
@@ -202,6 +205,8 @@ class _Search:
         outcome, estimate = self.tried[current].outcome, self._estimate(changed)
         if outcome is None or not outcome.fits or estimate >= self._estimate(current) * (1 - WORTH):
             return True
+        if estimate and self.sketcher.of(changed).overlaps:  # of few steps much is filling, and of all of them little
+            return True
         if estimate:
             share = estimate / self._estimate(current)
             self.tried[changed] = Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed")
@@ -227,10 +232,11 @@ class _Search:
 
     def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
         self.num_timed += 1
-        whole = all_steps or self.sketcher.of(setting).overlaps
-        num_steps = self.terms.num_steps if whole else FEW_STEPS
-        frame = self.frames.of(setting, cut, num_steps)
+        frame = self.frames.of(setting, cut, self.terms.num_steps if all_steps else self._num_steps(setting))
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
+
+    def _num_steps(self, setting: Setting) -> int:
+        return self.terms.num_steps if self.sketcher.of(setting).overlaps else FEW_STEPS
 
     @staticmethod
     def _beats(one: Tried, other: Tried) -> bool:
@@ -244,7 +250,9 @@ class _Search:
     def _depends_on_cut(self, setting: Setting) -> bool:
         """Whether layers elsewhere can help: not where every device runs all stages and waits for no other."""
         cut = _cut(self.tried[setting])
-        return not self.sketcher.of(setting).is_level or self.frames.of(setting, cut, FEW_STEPS).passes_on
+        return (
+            not self.sketcher.of(setting).is_level or self.frames.of(setting, cut, self._num_steps(setting)).passes_on
+        )
 
     def _improve_cut(self, setting: Setting) -> None:
         """Move single layers while that helps."""
@@ -265,23 +273,40 @@ class _Search:
                     break
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
-        """A setting near by that beats this one once it has the same cut; of those timed, others are too slow."""
+        """A setting near by that beats this one once it has the same cut; those without a frame are not looked at."""
         cut = _cut(self.tried[setting])
         for _, near in self.space.changes(setting):
-            known = self.tried.get(near)
-            if known is None or known.outcome is None or known.partition == cut or self.is_spent():
-                continue
-            if len(_cut(known).forward) != len(cut.forward) or len(_cut(known).backward) != len(cut.backward):
+            known = self.tried.get(near, Tried(near))
+            if known.partition == cut or self.is_spent():
                 continue
             try:
+                if not self._has_frame(near, cut):
+                    continue
                 recut = self._timed(near, cut)
-            except ValueError:  # the order follows from times, and that of this cut does not take the setting
+            except ValueError:  # the schedule does not take the setting, or its order for this cut does not
                 continue
             if self._beats(recut, known):
                 self.tried[near] = recut
             if self._beats(recut, self.tried[setting]):
                 return near
         return None
+
+    def _runner_up(self, seen: Sequence[Setting]) -> Setting | None:
+        """The best setting with another number of stages, whose layers have not been moved yet, if it is close."""
+        counts = {each.chunks_per_device for each in seen}
+        worth = max(rank(_outcome(self.tried[each])) for each in seen) * (1 - WORTH)
+        others = [
+            each
+            for each in self.tried.values()
+            if each.outcome is not None and each.setting.chunks_per_device not in counts and rank(each.outcome) > worth
+        ]
+        return max(others, key=lambda each: rank(_outcome(each))).setting if others and not self.is_spent() else None
+
+    def _has_frame(self, setting: Setting, cut: Partition) -> bool:
+        alike = setting.chunks_per_device is None or setting.chunks_per_device * self.terms.num_devices == len(
+            cut.forward
+        )
+        return alike and self.frames.has(setting, cut, self._num_steps(setting))
 
     def _final(self) -> Tried:
         """The best of the finalists, each with all its steps."""
@@ -322,9 +347,7 @@ class Frames:
         Raises:
             ValueError: if the schedule does not take the setting.
         """
-        if not self.contender.entry.needs_costs:  # the order does not depend on what is recomputed
-            setting = setting.changed("recompute", "all")
-        keys = (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
+        setting, *keys = self._keys(setting, cut, num_steps)
         for key in keys:
             if key in self._known:
                 return self._known[key]
@@ -332,6 +355,19 @@ class Frames:
         self.num_made += 1
         self._known[keys[0 if made.serves_any_cut else 1]] = made
         return made
+
+    def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
+        """Whether the frame of a setting that can time a cut has been made."""
+        _, *keys = self._keys(setting, cut, num_steps)
+        return any(key in self._known for key in keys)
+
+    def _keys(
+        self, setting: Setting, cut: Partition, num_steps: int
+    ) -> tuple[Setting, tuple[object, ...], tuple[object, ...]]:
+        """What a frame is made for, and its names: for any cut with as many stages, and for this one alone."""
+        if not self.contender.entry.needs_costs:  # the order does not depend on what is recomputed
+            setting = setting.changed("recompute", "all")
+        return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
 
 
 def shifted(cut: Partition) -> Iterator[Partition]:

@@ -1,0 +1,133 @@
+"""Cyclic data parallelism: workers with whole microbatches that begin two slots apart, one step late.
+
+There are as many workers as stages. A slot is a forward or a backward of one stage; worker i begins each microbatch two
+slots after worker i - 1, so that every stage is run by one worker at a time. With 3 workers and 2 steps, in slots:
+
+    worker 0   0F0 1F0 2F0 2B0 1B0 0B0 0F3 1F3 2F3 2B3 1B3 0B3
+    worker 1           0F1 1F1 2F1 2B1 1B1 0B1 0F4 1F4 2F4 2B4 1B4 0B4
+    worker 2                   0F2 1F2 2F2 2B2 1B2 0B2 0F5 1F5 2F5 2B5 1B5 0B5
+
+A worker waits (`1WAIT0`) for the second forward of the one before it, and nothing else holds it back: where all passes
+are equal, N workers hold N (N + 1) / 2 stage inputs together at any time once all have begun, and never more. In data
+parallelism, where all begin at once, they come to N^2.
+
+Worker 0 begins a step before worker N - 1 has ended the one before. All gradients of a step are therefore taken at the
+weights of the step before (CDP-v1): theta_{t+1} = theta_t - gamma / N sum_i grad f_i(theta_{t-1}).
+
+A stage's gradient goes from worker to worker, each adding its own, instead of an all-reduce; from the last one it goes
+home. Stage s is at home on worker N - 1 - s, which has its master weights and optimizer state, steps it right before it
+runs it forward, and hands it to worker 0; from there it goes from worker to worker as well. A worker keeps a copy of
+the model, always N stages: after the backward of one it lets that go, and takes another for the next step. With
+m = k N microbatches a worker runs k of them a step. In a step N (N - 1) weights of a stage go over the links and
+k N^2 - 1 sums; for k = 1 that is (N - 1) (2 N + 1) stages, in an all-reduce of data parallelism 2 N (N - 1).
+
+Ours: where stages are at home, and k. The second rule of the paper (v2), with which a worker takes what is new already,
+is left out: see `docs/methods/cyclic_dp.md`.
+
+Source: after the abstract of Fournier and Oyallon, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural
+Networks" (arXiv 2403.08837), and from memory: the stagger, the two rules. Counts are derived.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.dependencies import version_read
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.registry import schedule
+
+
+def home(stage: int, num_workers: int) -> int:
+    """The worker that has the master weights of a stage, and the stage of a worker: the same both ways."""
+    return num_workers - 1 - stage
+
+
+def _lower(order: Schedule, *, prefetch: int) -> Schedule:
+    """The order with the step of every stage at home, weights that come (lane h2d) and sums that go (lane d2h)."""
+    return replace(
+        order,
+        rows=tuple(
+            {
+                "compute": tuple(_with_steps(order, worker)),
+                "h2d": tuple(_loads(order, worker)),
+                "d2h": tuple(_sums(order, worker)),
+            }
+            for worker in range(order.shape.num_ranks)
+        ),
+    )
+
+
+@schedule("cyclic_dp", source="Fournier and Oyallon, arXiv 2403.08837", lower=_lower)
+def cyclic_dp(shape: Shape) -> Schedule:
+    """Worker i of N runs microbatches i, i + N, i + 2 N, ... of every step.
+
+    Raises:
+        ValueError: if there is not one stage for each worker, or they cannot share the microbatches evenly.
+    """
+    p, m = shape.num_ranks, shape.num_microbatches
+    if shape.num_stages != p:
+        raise ValueError(
+            f"cyclic_dp has {shape.num_stages} stages for {p} workers: there must be one for each; "
+            "set chunks_per_device=1"
+        )
+    if m % p:
+        raise ValueError(
+            f"cyclic_dp deals {m} microbatches to {p} workers: they must be a multiple of {p}; "
+            f"take num_microbatches={m + -m % p}"
+        )
+    rows = tuple(tuple(_row(shape, worker)) for worker in range(p))
+    return Schedule(shape, rows, name="cyclic_dp", policy=Policy.DELAYED, placement=(tuple(range(p)),) * p)
+
+
+def _row(shape: Shape, worker: int) -> Iterator[Action]:
+    stages = range(shape.num_stages)
+    for batch in shape.batches:
+        for microbatch in batch[worker :: shape.num_ranks]:
+            if worker:
+                yield Action(Kind.WAIT, 1, microbatch - 1)
+            yield from (Action(Kind.F, stage, microbatch) for stage in stages)
+            yield from (Action(Kind.B, stage, microbatch) for stage in reversed(stages))
+
+
+def _with_steps(order: Schedule, worker: int) -> Row:
+    """A worker's row with the step of its own stage, before it runs it forward in the step after."""
+    shape, own = order.shape, home(worker, order.shape.num_ranks)
+    first = {batch.start + worker: step for step, batch in enumerate(shape.batches)}  # microbatch -> its step
+    row = list[Action]()
+    for action in order.compute(worker):
+        step = first.get(action.microbatch or 0, 0) if (action.kind, action.stage) == (Kind.F, own) else 0
+        if step:
+            row.append(Action(Kind.STEP, own, version=step))
+        row.append(action)
+    return (*row, Action(Kind.STEP, own, version=shape.num_steps))
+
+
+def _loads(order: Schedule, worker: int) -> Iterator[Action]:
+    """A copy of every stage for every step; when one is let go, another comes for the next step."""
+    stages, num_steps = range(order.shape.num_stages), order.shape.num_steps
+    yield from (_load(order, stage, worker, 0) for stage in stages)
+    for step in range(1, num_steps + 1):
+        for following, stage in enumerate(reversed(stages)):
+            yield Action(Kind.FREE, stage, object="P")
+            if step < num_steps:
+                yield _load(order, following, worker, step)
+
+
+def _load(order: Schedule, stage: int, worker: int, step: int) -> Action:
+    """From the worker before; from home for the first worker, and at home."""
+    shape, at_home = order.shape, home(stage, order.shape.num_ranks)
+    version = version_read(order.policy, shape, step * shape.num_microbatches)
+    peer = at_home if worker in (0, at_home) else worker - 1
+    return Action(Kind.LOAD, stage, version=version, object="P", peer=peer)
+
+
+def _sums(order: Schedule, worker: int) -> Iterator[Action]:
+    """After every backward, the sum of gradients goes to the next worker, in the end home."""
+    p, m = order.shape.num_ranks, order.shape.num_microbatches
+    for action in order.compute(worker):
+        if action.kind is Kind.B and action.microbatch is not None:
+            is_last = action.microbatch % m == m - 1
+            peer = home(action.stage, p) if is_last else (worker + 1) % p
+            yield Action(Kind.STORE, action.stage, object="G", peer=peer)
+            yield Action(Kind.FREE, action.stage, object="G")

@@ -1,0 +1,86 @@
+"""Cyclic data parallelism with tensors: every bit is that of training one step late, every byte is counted."""
+
+import pytest
+import torch
+from spared import slow
+from test_compensation import Head, known
+from training_cases import TINY, assert_same, reference_of, train, workload_of
+
+from rpbench.cost.sizes import model_bytes
+from rpbench.cost.transfers import moved_bytes
+from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.ir.check import check
+from rpbench.ir.partition import split_evenly, symmetric
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import entry
+
+
+def complete(p: int, rounds: int, num_steps: int, num_layers: int = 4) -> Schedule:
+    shape = Shape(p, p, p * rounds, num_steps=num_steps)
+    order = entry("cyclic_dp").build(shape).with_partition(symmetric(split_evenly(num_layers, p)))
+    schedule = entry("cyclic_dp").lower(order, prefetch=1)
+    check(schedule)
+    return schedule
+
+
+@pytest.mark.parametrize("real_time", [False, True])
+@pytest.mark.parametrize("p, rounds, num_steps", [slow((1, 2, 3)), (2, 2, 3), (3, 1, 4), slow((4, 2, 3))])
+def test_every_bit_is_that_of_training_one_step_late(p, rounds, num_steps, real_time):
+    schedule = complete(p, rounds, num_steps)
+    options = {"learning_rate": 1e-2, "clip_norm": 0.05}
+    if real_time:
+        with CpuBackend() as backend:
+            run = train(schedule, workload_of(schedule), backend=backend, **options)
+    else:
+        run = train(schedule, workload_of(schedule), **options)
+    window = p * rounds
+    assert_same(run, reference_of(run, lambda module, microbatch: max(0, microbatch // window - 1)))
+    assert set(run.training.groups.values()) == {  # one after another, as the sum comes by
+        tuple((mb,) for mb in range(step * window, (step + 1) * window)) for step in range(num_steps)
+    }
+    assert run.training.weights.num_on_devices == 0
+    assert run.training.passes.num_left == 0
+
+
+def test_the_engine_is_the_recurrence_of_cdp_v1():
+    """theta_{t+1} = theta_t - gamma grad f(theta_{t-1}) on a parabola, the same for all of a step's microbatches."""
+    rate, curvature, steps = 0.3, 0.8, 25
+    schedule = complete(3, 1, steps, num_layers=3)
+    run = train(schedule, known(schedule, Head(curvature)), name="sgd", learning_rate=rate, weight_decay=0.0)
+    weights = [1.0]
+    for step in range(steps):
+        weights.append(weights[-1] - rate * curvature * weights[max(0, step - 1)])
+    assert run.training.optimizer.masters[1, "weight"].tolist() == pytest.approx([weights[-1]] * 4, rel=1e-9)
+
+
+def test_it_is_not_training_on_the_newest_weights():
+    schedule = complete(3, 1, 3)
+    run = train(schedule, workload_of(schedule), learning_rate=1e-2)
+    with pytest.raises(AssertionError):
+        assert_same(run, reference_of(run, lambda module, microbatch: microbatch // 3))
+
+
+def test_what_is_copied_is_what_the_actions_count():
+    schedule = complete(4, 1, 3)
+    found = train(schedule, workload_of(schedule, dtype=torch.bfloat16)).training.traffic.moved_bytes
+    counted = moved_bytes(schedule, model_bytes(TINY, 10))
+    assert {lane for _, lane in found} == {"net"}
+    assert sum(found.values()) == sum(sum(device.values()) for device in counted)
+
+
+def test_a_worker_holds_its_stage_and_the_copies_that_have_come():
+    schedule = complete(4, 1, 2)
+    training = train(schedule, workload_of(schedule), device_memory_bytes=10**9).training
+    assert not any(held["weights from a peer"] for held in training.memory._held)
+    for device in range(4):
+        own = sum(p.nbytes for module in training.layout.backward[3 - device]
+                  for p in training.workload.modules[module].parameters())  # fmt: skip
+        assert training.memory._held[device]["weights"] == own
+
+
+def test_one_step_late_on_the_command_line(rpbench):
+    words = ("backend=cpu", "model=tiny_gpt", "model.num_layers=4", "num_devices=2", "num_microbatches=4")
+    status, (row,), err = rpbench("schedule=cyclic_dp", *words, "num_steps=3", "verify=true", "dtype=float64")
+    assert (status, row["status"]) == (0, "ok"), err
+    assert row["grad_max_abs_diff"] == row["weight_max_abs_diff"] == 0.0
+    assert (row["staleness_steps"], row["versions_as_reference"]) == (1, True)

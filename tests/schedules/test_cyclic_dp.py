@@ -1,0 +1,224 @@
+"""Cyclic data parallelism: two slots between workers, half of the activations, sums and weights from hand to hand."""
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from rpbench.cost.memory import classes_of
+from rpbench.cost.model import Model
+from rpbench.cost.sizes import LayerSize, ModelBytes, model_bytes
+from rpbench.cost.table import LayerTimes
+from rpbench.cost.transfers import moved_bytes
+from rpbench.ir.action import Action, Kind, parse
+from rpbench.ir.check import check
+from rpbench.ir.partition import symmetric
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.ir.timeline import Timeline
+from rpbench.registry import entry
+from rpbench.sim.longest_path import simulate
+
+# Three workers and two steps by the rule, by hand: every worker one microbatch a step, two slots behind the one before.
+GOLDEN = """
+    0F0 1F0 2F0 2B0 1B0 0B0 0F3 1F3 2F3 2B3 1B3 0B3
+    1WAIT0 0F1 1F1 2F1 2B1 1B1 0B1 1WAIT3 0F4 1F4 2F4 2B4 1B4 0B4
+    1WAIT1 0F2 1F2 2F2 2B2 1B2 0B2 1WAIT4 0F5 1F5 2F5 2B5 1B5 0B5
+"""
+# The same with its steps: worker 2 has stage 0 at home, which is the last to be summed and the first to be used.
+STEPPED = """
+    0F0 1F0 2F0 2B0 1B0 0B0 0F3 1F3 2STEP@1 2F3 2B3 1B3 0B3 2STEP@2
+    1WAIT0 0F1 1F1 2F1 2B1 1B1 0B1 1WAIT3 0F4 1STEP@1 1F4 2F4 2B4 1B4 0B4 1STEP@2
+    1WAIT1 0F2 1F2 2F2 2B2 1B2 0B2 1WAIT4 0STEP@1 0F5 1F5 2F5 2B5 1B5 0B5 0STEP@2
+"""
+# What worker 1 of 3 gets and lets go: the middle stage is its own, the others come from worker 0.
+LOADED = """
+    0LOAD:P@0>0 1LOAD:P@0>1 2LOAD:P@0>0
+    2FREE:P 0LOAD:P@0>0 1FREE:P 1LOAD:P@0>1 0FREE:P 2LOAD:P@0>0
+    2FREE:P 1FREE:P 0FREE:P
+"""
+SUMMED = """
+    2STORE:G>2 2FREE:G 1STORE:G>2 1FREE:G 0STORE:G>2 0FREE:G
+    2STORE:G>2 2FREE:G 1STORE:G>2 1FREE:G 0STORE:G>2 0FREE:G
+"""
+
+
+def order(p: int, rounds: int = 1, num_steps: int = 1, name: str = "cyclic_dp") -> Schedule:
+    shape = Shape(p, p, p * rounds, num_steps=num_steps)
+    return entry(name).build(shape).with_partition(symmetric((1,) * p))
+
+
+def complete(p: int, rounds: int = 1, num_steps: int = 1, name: str = "cyclic_dp") -> Schedule:
+    return entry(name).lower(order(p, rounds, num_steps, name), prefetch=1)
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def test_order():
+    schedule = order(3, num_steps=2)
+    assert [" ".join(map(str, schedule.compute(worker))) for worker in range(3)] == lines(GOLDEN)
+
+
+def test_steps_weights_and_sums():
+    schedule = complete(3, num_steps=2)
+    assert [" ".join(map(str, schedule.compute(worker))) for worker in range(3)] == lines(STEPPED)
+    assert " ".join(map(str, schedule.lanes[1]["h2d"])) == " ".join(lines(LOADED))
+    assert " ".join(map(str, schedule.lanes[1]["d2h"])) == " ".join(lines(SUMMED))
+    assert [str(action) for action in schedule.lanes[2]["d2h"] if action.kind is Kind.STORE] == [
+        "2STORE:G>0", "1STORE:G>1", "0STORE:G>2", "2STORE:G>0", "1STORE:G>1", "0STORE:G>2"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("p, rounds, steps", [(1, 1, 3), (1, 2, 2), (2, 1, 3), (3, 2, 2), (4, 1, 4), (6, 3, 1)])
+def test_with_all_it_moves_it_runs_one_step_late(p, rounds, steps):
+    versions = check(complete(p, rounds, steps))
+    assert versions.published == (steps,) * p
+    for (_, microbatch), late in versions.staleness_steps.items():
+        assert late == min(microbatch // (p * rounds), 1)
+    assert not any(versions.drift.values())
+
+
+# --- time and activations -------------------------------------------------------------------------------------
+
+
+def timed(schedule: Schedule, f: Fraction = Fraction(1), b: Fraction = Fraction(1)) -> Timeline:
+    """Every forward of a stage takes f, every backward b, all else nothing."""
+    p = schedule.shape.num_ranks
+    return simulate(schedule, LayerTimes([f] * p, [Fraction(0)] * p, [b] * p).table(symmetric((1,) * p)))
+
+
+def held(timeline: Timeline) -> list[int]:
+    """Stage inputs on all devices together, in every slot: from the start of a forward to the end of its backward."""
+    changes: Counter[int] = Counter()
+    for span in timeline.spans():
+        if span.action.kind in (Kind.F, Kind.B):
+            at = span.start if span.action.kind is Kind.F else span.end
+            changes[int(at)] += 1 if span.action.kind is Kind.F else -1
+    level, levels = 0, []
+    for slot in range(int(timeline.makespan)):
+        level += changes[slot]
+        levels.append(level)
+    return levels
+
+
+@pytest.mark.parametrize("make", [order, complete])
+@pytest.mark.parametrize("p, rounds, steps", [(2, 1, 3), (3, 1, 3), (4, 2, 2), (7, 1, 2)])
+def test_a_worker_is_two_slots_behind_the_one_before_and_never_idle(make, p, rounds, steps):
+    timeline = timed(make(p, rounds, steps))
+    for span in timeline.spans():
+        if span.action.kind in (Kind.F, Kind.B):
+            run, place = divmod(span.action.microbatch, p)
+            stage = span.action.stage
+            slot = stage if span.action.kind is Kind.F else 2 * p - 1 - stage
+            assert span.start == 2 * p * run + 2 * place + slot
+    assert timeline.makespan == 2 * p * rounds * steps + 2 * (p - 1)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_every_stage_is_run_by_one_worker_at_a_time(p):
+    spans = [span for span in timed(order(p, num_steps=3)).spans() if span.action.kind in (Kind.F, Kind.B)]
+    found = Counter((span.start, span.action.stage) for span in spans)
+    assert set(found.values()) == {1}
+    busy = Counter(start for start, _ in found)
+    assert all(busy[slot] == p for slot in range(2 * p - 2, 6 * p)), "as many workers as stages"
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 8])
+def test_activations_are_constant_and_half_of_data_parallelisms(p):
+    """N (N + 1) / 2 at all times once all have begun, and never more; N^2 where all begin at once."""
+    levels = held(timed(order(p, num_steps=3)))
+    assert max(levels) == p * (p + 1) // 2
+    assert set(levels[2 * (p - 1) : 6 * p]) == {p * (p + 1) // 2}
+    assert max(held(timed(order(p, num_steps=3, name="data_parallel")))) == p * p
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_without_waiting_all_begin_at_once(p):
+    """It is the WAITs that keep workers apart: neither weights nor sums would."""
+    schedule = complete(p, num_steps=2)
+    rows = [dict(row) for row in schedule.lanes]
+    for row in rows:
+        row["compute"] = tuple(action for action in row["compute"] if action.kind is not Kind.WAIT)
+    at_once = replace(schedule, rows=tuple(rows))
+    check(at_once)
+    assert max(held(timed(at_once))) == p * p
+
+
+def test_a_wait_for_what_never_comes_is_shown():
+    schedule = order(3)
+    rows = [dict(row) for row in schedule.lanes]
+    first, *others = rows[1]["compute"]
+    rows[1]["compute"] = (first._replace(microbatch=1), *others)  # for its own forward
+    with pytest.raises(ScheduleError, match=r"1WAIT1 stands twice|no rank can move"):
+        check(replace(schedule, rows=tuple(rows)))
+    assert str(parse("1WAIT4")) == "1WAIT4"
+    assert parse("1WAIT4") == Action(Kind.WAIT, 1, 4)
+    with pytest.raises(ValueError, match="WAIT needs a microbatch"):
+        parse("1WAIT")
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------
+
+
+def equal_layers(p: int) -> ModelBytes:
+    """Stages of the same size: layers and nothing else."""
+    sizes = model_bytes(Model("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4), 4)
+    none = LayerSize(0, 0, 0, 0)
+    return replace(sizes, embedding=none, head=none)
+
+
+@pytest.mark.parametrize("p, rounds", [(2, 1), (3, 1), (3, 2), (5, 3)])
+def test_what_goes_over_links(p, rounds):
+    """N (N - 1) weights and k N^2 - 1 sums of a stage, all workers together."""
+    sizes = equal_layers(p)
+    layer, total = sizes.layers[0], Counter()
+    for device in moved_bytes(complete(p, rounds), sizes):
+        total.update(device)
+    assert total["net LOAD:P"] == p * (p - 1) * layer.weights
+    assert total["net STORE:G"] == (rounds * p * p - 1) * layer.gradients
+    assert set(total) == {"net LOAD:P", "net STORE:G"}
+
+
+def test_a_worker_alone_sends_nothing():
+    (moved,) = moved_bytes(complete(1, 2), equal_layers(1))
+    assert not any(moved.values())
+
+
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_over_links_beside_an_all_reduce(p):
+    """(N - 1) (2 N + 1) stages against 2 N (N - 1)."""
+    sizes = equal_layers(p)
+    cyclic, parallel = (
+        sum(sum(device.values()) for device in moved_bytes(complete(p, name=name), sizes))
+        for name in ("cyclic_dp", "data_parallel")
+    )
+    assert Fraction(cyclic, parallel) == Fraction((p - 1) * (2 * p + 1), 2 * p * (p - 1))
+
+
+@pytest.mark.parametrize("p", [2, 4, 5])
+def test_a_worker_holds_the_model_its_own_stage_and_two_gradients_on_their_way(p):
+    sizes = equal_layers(p)
+    layer = sizes.layers[0]
+    for classes in classes_of(complete(p, num_steps=3), sizes, [p] * p):
+        assert classes["weights"] == layer.weights
+        assert classes["optimizer state"] == layer.optimizer
+        assert classes["gathered weights"] == p * layer.weights
+        assert classes["gradients"] == 0
+        assert classes["gradients on their way"] == 2 * layer.gradients
+
+
+# --- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape, message",
+    [
+        (Shape(4, 8, 8), "8 stages for 4 workers: there must be one for each; set chunks_per_device=1"),
+        (Shape(4, 4, 6), "6 microbatches to 4 workers: they must be a multiple of 4; take num_microbatches=8"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(shape, message):
+    with pytest.raises(ValueError, match=message):
+        entry("cyclic_dp").build(shape)
