@@ -3,12 +3,12 @@
 The layers are cut into p slices, and every rank runs all of them for its own microbatches, r, r + p, r + 2p, ..., one
 microbatch after another. Ranks form Q `groups` of q = p / Q, a node each. Slice i is owned by rank
 (i mod Q) q + floor(i / Q), so that successive slices are in successive groups. With 4 ranks, 2 groups and 4
-microbatches (group 1 is drawn the one turn later that it starts; slices 0 to 3 are owned by ranks 0, 2, 1, 3):
+microbatches (slices 0 to 3 are owned by ranks 0, 2, 1, 3):
 
-    rank 0   0F0 1F0 2F0 3F0 3B0 2B0 1B0 0B0
-    rank 1   0F1 1F1 2F1 3F1 3B1 2B1 1B1 0B1
-    rank 2       0F2 1F2 2F2 3F2 3B2 2B2 1B2 0B2
-    rank 3       0F3 1F3 2F3 3F3 3B3 2B3 1B3 0B3
+    rank 0   0F0   1F0 2F0 3F0 3B0 2B0 1B0 0B0
+    rank 1   0F1   1F1 2F1 3F1 3B1 2B1 1B1 0B1
+    rank 2   0WAIT0 0F2 1F2 2F2 3F2 3B2 2B2 1B2 0B2
+    rank 3   0WAIT1 0F3 1F3 2F3 3F3 3B3 2B3 1B3 0B3
 
     weights     in the owner's group, from the owner (a broadcast); into another group, to the rank with the owner's
                 place in it, and from there to the others of that group
@@ -19,16 +19,15 @@ optimizer state never move; a rank holds three slices of weights (its own, the o
 gradients. A step of G = m/p microbatches a rank takes 3 (Q - 1) slices across groups for each of the G p turns, forth,
 back and for gradients: 3 (Q - 1) G model sizes.
 
-Group g starts g turns later, so that in a turn each group takes from another one. If only the start is late, a step
-takes G p (f + b) + (Q - 1) f for the times f and b of one slice. If all ranks wait for one another after every turn,
-and b is not less than f, a turn in which any group goes back lasts b: the bubble is (Q - 1) (G b - (G - 1) f).
-
-The order says nothing of turns: here a group starts when its first slice has come. For a time h of a slice over a link
-that is no longer than f / 2, the last backward ends 2 h behind the work of a rank, or h where a group is one rank or
-all are one group.
+Group g starts g turns later, so that in a turn each group takes from another one: a rank waits (0WAIT0) for the first
+forward of the rank in its place in the group before, and then follows its own pace. A step takes
+G p (f + b) + (Q - 1) f for the times f and b of one slice, and the time h of the first slice over a link more where a
+group has several ranks, if h is no longer than f / 2. If all ranks waited for one another after every turn, and b is
+not less than f, a turn in which any group goes back would last b, and the bubble would be
+(Q - 1) (G b - (G - 1) f).
 
 Ours: sums inside a group are added in the order of microbatches; embedding and head travel with the first and the last
-slice; the offset of the groups is not enforced.
+slice; a group waits for the one before once a step, where the release has idle turns.
 
 Source: Wu et al., "TawPipe: Topology-Aware Weight Pipeline Parallelism for Accelerating Long-Context Large Models
 Training", AAAI'26, arXiv 2511.09741, and its released code; the closed forms are derived from that order.
@@ -43,8 +42,6 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.visits import visits_of
 from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, sums
 from rpbench.registry import schedule
-
-BUFFERS = 2  # the slice that runs and the next one
 
 
 def owner(stage: int, num_ranks: int, groups: int) -> int:
@@ -69,14 +66,23 @@ def _goes_to(rank: int, stage: int, p: int, groups: int) -> int:
 
 
 def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
-    """The order with a step of every slice at its owner, LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
+    """The order with a step of every slice at its owner, LOAD:P>q (lane h2d) and STORE:G>q (d2h).
+
+    Args:
+        prefetch: slices that come ahead of the one that runs; a rank has one buffer more than that.
+
+    Raises:
+        ValueError: if it is negative.
+    """
+    if prefetch < 0:
+        raise ValueError(f"prefetch={prefetch}: slices that come ahead, 0 for none; take 1, as TawPipe does")
     p = order.shape.num_ranks
     kept = sorted(range(p), key=lambda stage: owner(stage, p, groups))
     stepped = step_at_home(order, kept)
     rows = []
     for rank, visits in enumerate(visits_of(Index(stepped))):
         others = [visit for visit in visits if visit.stage != kept[rank]]
-        comes = tuple(loads(others, BUFFERS, lambda visit: _comes_from(visit.device, visit.stage, p, groups)))
+        comes = tuple(loads(others, prefetch + 1, lambda visit: _comes_from(visit.device, visit.stage, p, groups)))
         goes = tuple(sums(visits, lambda visit: _goes_to(visit.device, visit.stage, p, groups)))
         lanes = {"compute": stepped.compute(rank), "h2d": comes, "d2h": goes}
         rows.append({name: row for name, row in lanes.items() if row})
@@ -104,11 +110,15 @@ def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
         allowed = ", ".join(str(number) for number in range(1, p + 1) if p % number == 0)
         raise ValueError(f"schedule.groups={groups}: {p} ranks form equal groups only in these numbers: {allowed}")
     check_slices("tawpipe", shape)
-    rows = tuple(tuple(action for batch in shape.batches for action in _step(p, batch[rank::p])) for rank in range(p))
+    rows = tuple(
+        tuple(action for batch in shape.batches for action in _step(batch, rank, p, p // groups)) for rank in range(p)
+    )
     return Schedule(shape, rows, name="tawpipe", placement=(tuple(range(p)),) * p)
 
 
-def _step(p: int, own: range) -> Iterator[Action]:
-    for microbatch in own:
+def _step(batch: range, rank: int, p: int, size: int) -> Iterator[Action]:
+    if rank >= size:
+        yield Action(Kind.WAIT, 0, batch[rank - size])
+    for microbatch in batch[rank::p]:
         yield from (Action(Kind.F, stage, microbatch) for stage in range(p))
         yield from (Action(Kind.B, stage, microbatch) for stage in reversed(range(p)))

@@ -6,7 +6,7 @@ Where a transfer is still under way when the next forward begins, its device hol
 
 from collections.abc import Iterator
 
-from rpbench.ir.action import COMPUTE, SEND, Kind, parts_of
+from rpbench.ir.action import COMPUTE, Kind, parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.deadlock import in_rounds
 from rpbench.ir.schedule import Schedule, Weights
@@ -23,10 +23,8 @@ def moves_activations(schedule: Schedule) -> bool:
 
 
 def inputs_stay(schedule: Schedule) -> bool:
-    """Whether weights are streamed and what forwards keep stays on the device, where others take it to the host."""
-    if schedule.weights is not Weights.STREAMED or Kind.LOAD not in schedule.kinds or schedule.shape.num_stages == 1:
-        return False
-    return not any(action.object == "A" or action.kind in SEND for _, _, row in schedule.items() for action in row)
+    """Whether weights are streamed, and the few inputs that forwards keep stay: others take all to the host."""
+    return schedule.weights is Weights.STREAMED and schedule.shape.keeps_every > 1
 
 
 def peak_kept_inputs(schedule: Schedule, device: int) -> int:
@@ -41,7 +39,7 @@ def peak_kept_inputs(schedule: Schedule, device: int) -> int:
         stage, ends = action.stage, action.stage == top
         if action.kind is Kind.F:
             held += (stage > 0 and stage % every == 0) + ends
-        elif action.kind is Kind.R and every > 1:
+        elif action.kind is Kind.R:
             held += not ends and (stage + 1) % every > 0
         most = max(most, held)
         if action.kind is Kind.B:

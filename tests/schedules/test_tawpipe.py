@@ -21,12 +21,12 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
 
-# Rows and owners of the released code for 4 ranks in 2 groups, written down by hand.
+# Rows and owners of the released code for 4 ranks in 2 groups, written down by hand; its idle turn is a WAIT.
 GOLDEN = """
     0F0 1F0 2F0 3F0 3B0 2B0 1B0 0B0
     0F1 1F1 2F1 3F1 3B1 2B1 1B1 0B1
-    0F2 1F2 2F2 3F2 3B2 2B2 1B2 0B2
-    0F3 1F3 2F3 3F3 3B3 2B3 1B3 0B3
+    0WAIT0 0F2 1F2 2F2 3F2 3B2 2B2 1B2 0B2
+    0WAIT1 0F3 1F3 2F3 3F3 3B3 2B3 1B3 0B3
 """
 # What rank 2 of these brings and sends, by hand from the rules: it keeps slice 1, relays slices of rank 0 into its
 # group, and sends the sums of its group.
@@ -200,6 +200,22 @@ def test_a_rank_holds_three_slices_of_weights_and_three_of_gradients(p, groups):
         assert classes["kept stage inputs"] == p * bare.boundary
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_rank_has_a_buffer_for_each_slice_that_comes_ahead_and_one_more(prefetch):
+    schedule = entry("tawpipe").lower(order(6, 3, 2), prefetch=prefetch, groups=3)
+    check(schedule)
+    sizes = model_bytes(Model("equal", num_layers=6, hidden=8, heads=2, vocab=16, seq_len=4), 4)
+    none = LayerSize(0, 0, 0, 0)
+    bare = replace(sizes, embedding=none, head=none)
+    for classes in classes_of(schedule, bare, [6] * 6):
+        assert classes["gathered weights"] == (prefetch + 1) * bare.layers[0].weights
+
+
+def test_slices_cannot_come_less_than_none_ahead():
+    with pytest.raises(ValueError, match=r"prefetch=-1: slices that come ahead, 0 for none; take 1"):
+        entry("tawpipe").lower(order(4, 2, 1), prefetch=-1, groups=2)
+
+
 def test_one_microbatch_is_in_flight_on_every_rank():
     assert peak_in_flight(build_graph(order(6, 2, 3))) == [6] * 6
 
@@ -210,7 +226,10 @@ def test_one_microbatch_is_in_flight_on_every_rank():
 def turns(schedule: Schedule, groups: int) -> list[list[tuple[int, Kind, int]]]:
     """(group, kind, slice) of the groups that work in each turn, group g starting g turns late."""
     p = schedule.shape.num_ranks
-    rows = [schedule.compute(group * (p // groups)) for group in range(groups)]
+    rows = [
+        [action for action in schedule.compute(group * (p // groups)) if action.kind is not Kind.WAIT]
+        for group in range(groups)
+    ]
     found: list[list[tuple[int, Kind, int]]] = [[] for _ in range(len(rows[0]) + groups - 1)]
     for group, row in enumerate(rows):
         for place, action in enumerate(row):
@@ -243,15 +262,15 @@ def test_in_a_turn_every_group_takes_from_another_one(p, groups):
             assert len(set(owners)) == len(owners)
 
 
-@pytest.mark.parametrize("p, groups, hops", [(1, 1, 0), (4, 1, 1), (4, 2, 2), (6, 3, 2), (6, 2, 2), (4, 4, 1)])
+@pytest.mark.parametrize("p, groups", [(1, 1), (4, 1), (4, 2), (6, 3), (6, 2), (4, 4), (8, 4)])
 @pytest.mark.parametrize("hop", [Fraction(0), Fraction(1, 3), Fraction(1, 2)])
-def test_without_a_barrier_a_group_waits_for_its_first_slice(p, groups, hops, hop):
-    """The last backward ends as late as that slice has come over one link, or two, for 2 h no longer than f."""
+def test_a_step_is_longer_than_its_work_by_a_forward_for_each_group_but_one(p, groups, hop):
+    """G p (f + b) + (Q - 1) f; h of the first slice more where a group has several ranks; for h up to f / 2."""
     schedule, f, b = complete(p, groups, 2), Fraction(1), Fraction(2)
     costs = LayerTimes([f] * p, [Fraction(0)] * p, [b] * p).table(symmetric((1,) * p))
     timeline = simulate(schedule, replace(costs, transfer_time=lambda cargo: hop if cargo.share else 0))
     last = max(span.end for span in timeline.spans() if span.action.kind is Kind.B)
-    assert last == 2 * p * (f + b) + hops * hop
+    assert last == 2 * p * (f + b) + (groups - 1) * f + hop * (p > groups)
 
 
 # --- refusals -------------------------------------------------------------------------------------------------
