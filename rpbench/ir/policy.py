@@ -17,7 +17,8 @@ class Policy(Enum):
     | 2bw        | t - 1               | the same           | PipeDream-2BW                      |
     | latest     | newest              | newest             | PipeMare                           |
     | predict    | newest (+ forecast) | newest             | PipeOptim, XPipe, SpecTrain        |
-    | delayed    | t - 1               | the same           | ZeRO-Offload DPU, RoundPipe async  |
+    | delayed    | t - 1               | the same           | ZeRO-Offload DPU, RoundPipe async, |
+    |            |                     |                    | cyclic data parallelism (CDP-v1)   |
     | optimistic | t                   | the same           | zero-bubble post-validation        |
 
     A forecast is made by the first microbatch of a step, and the others of that step share it.
