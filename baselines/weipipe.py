@@ -39,8 +39,9 @@ from itertools import pairwise
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
-from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.visits import Visit, visits_of
+from rpbench.passes.peer_lanes import check_slices, loads, microbatch_of, step_at_home, sums
 from rpbench.registry import schedule
 
 
@@ -52,16 +53,22 @@ def home(stage: int, num_ranks: int) -> int:
 def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
     """The order with a step of every slice at home, and what goes round: LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
     p = order.shape.num_ranks
-    stepped = replace(order, rows=tuple(tuple(_with_steps(order, rank)) for rank in range(p)))
+    stepped = step_at_home(order, [home(rank, p) for rank in range(p)])  # `home` is its own inverse
     index = Index(stepped)
     rows = []
     for rank, visits in enumerate(visits_of(index)):
-        comes, goes = tuple(_loads(index, visits, buffers)), tuple(_sums(index, visits))
+        comes = tuple(loads(visits, buffers, lambda visit: _comes_from(index, visit)))
+        goes = tuple(sums(visits, lambda visit: _goes_to(index, visit)))
         rows.append({"compute": stepped.compute(rank), "h2d": comes, "d2h": goes})
     return replace(stepped, rows=tuple(rows))
 
 
-@schedule("weipipe", source="Lin et al., PPoPP'25", lower=_lower)
+@schedule(
+    "weipipe",
+    source="Lin et al., PPoPP'25",
+    lower=_lower,
+    searched={"buffers": lambda num_ranks, _: [n for n in (4, 6, num_ranks, num_ranks + 2) if n >= 4]},
+)
 def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
     """Rank r runs microbatches r, r + p, r + 2p, ... of every step.
 
@@ -74,16 +81,8 @@ def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
     """
     if type(buffers) is not int or buffers < 4:
         raise ValueError(f"schedule.buffers={buffers}: room for two slices of each ring, 4, or more; try 4")
-    p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != p:
-        raise ValueError(
-            f"weipipe has {shape.num_stages} slices for {p} ranks: there must be one for each; set chunks_per_device=1"
-        )
-    if m % p:
-        raise ValueError(
-            f"weipipe deals {m} microbatches to {p} ranks: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
+    check_slices("weipipe", shape)
+    p = shape.num_ranks
     rows = tuple(tuple(action for batch in shape.batches for action in _step(p, batch[rank::p])) for rank in range(p))
     return Schedule(shape, rows, name="weipipe", placement=(tuple(range(p)),) * p)
 
@@ -97,46 +96,16 @@ def _step(p: int, own: range) -> Iterator[Action]:
     yield from (Action(Kind.B, stage, own[-1]) for stage in reversed(range(p)))
 
 
-def _with_steps(order: Schedule, rank: int) -> Row:
-    """A rank's row with the step of its own slice behind its work of every step."""
-    own, row = home(rank, order.shape.num_ranks), order.compute(rank)  # which is its own inverse
-    each = len(row) // order.shape.num_steps
-    return tuple(
-        action
-        for step in range(order.shape.num_steps)
-        for action in (*row[step * each : (step + 1) * each], Action(Kind.STEP, own, version=step + 1))
-    )
-
-
-def _loads(index: Index, visits: list[Visit], buffers: int) -> Iterator[Action]:
-    """What brings the slices of a rank's visits, into buffers that are freed in turn."""
-    for place, visit in enumerate(visits):
-        if place >= buffers:
-            yield Action(Kind.FREE, visits[place - buffers].stage, object="P")
-        yield Action(Kind.LOAD, visit.stage, version=visit.step, object="P", peer=_comes_from(index, visit))
-    yield from (Action(Kind.FREE, visit.stage, object="P") for visit in visits[-buffers:])
-
-
 def _comes_from(index: Index, visit: Visit) -> int:
     """The rank before; the home of the slice where nobody has loaded it yet, or where a rank is that home."""
     p = index.shape.num_ranks
     own_forward = not visit.backward and visit.device == home(visit.stage, p)
-    is_first = _microbatch(index, visit) == visit.step * index.shape.num_microbatches
+    is_first = microbatch_of(index, visit) == visit.step * index.shape.num_microbatches
     return home(visit.stage, p) if own_forward or is_first else (visit.device - 1) % p
 
 
-def _sums(index: Index, visits: list[Visit]) -> Iterator[Action]:
-    """After every backward, the sum of gradients goes to the rank that runs the next microbatch, in the end home."""
+def _goes_to(index: Index, visit: Visit) -> int:
+    """The rank that runs the next microbatch, in the end the home of the slice."""
     p, m = index.shape.num_ranks, index.shape.num_microbatches
-    for visit in visits:
-        if visit.backward:
-            is_last = _microbatch(index, visit) == (visit.step + 1) * m - 1
-            peer = home(visit.stage, p) if is_last else (visit.device + 1) % p
-            yield Action(Kind.STORE, visit.stage, object="G", peer=peer)
-            yield Action(Kind.FREE, visit.stage, object="G")
-
-
-def _microbatch(index: Index, visit: Visit) -> int:
-    microbatch = index.actions[visit.first].microbatch
-    assert microbatch is not None
-    return microbatch
+    is_last = microbatch_of(index, visit) == (visit.step + 1) * m - 1
+    return home(visit.stage, p) if is_last else (visit.device + 1) % p

@@ -33,12 +33,13 @@ from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
-from rpbench.ir.residency import moves_activations, resident_levels
+from rpbench.ir.residency import inputs_stay, moves_activations, peak_kept_inputs, resident_levels
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.lower import add_steps
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
 BOUNDARY_BUFFERS = 4
+STAYING_BUFFERS = 2  # what comes into a stage and what it makes, where nothing of it leaves the device
 
 # Backward reads what forward read, which may be older than the newest weights.
 _STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
@@ -118,6 +119,7 @@ class Footprint:
         devices = range(schedule.shape.num_ranks)
         self._visits = [_visits(schedule.compute(device)) if self._streamed else [] for device in devices]
         self._holds = _holds(schedule)
+        self._kept_inputs = [peak_kept_inputs(schedule, device) for device in devices] if inputs_stay(schedule) else []
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
@@ -187,7 +189,10 @@ class Footprint:
                     for name, table in found.items()
                 }
             return found
-        return self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
+        found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
+        if self._kept_inputs:
+            found["kept stage inputs"] = np.tile(np.array(self._kept_inputs) * self._sizes.boundary, (len(forward), 1))
+        return found
 
     def _with_activations(self, stages: StageSizes) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
@@ -252,7 +257,8 @@ class Footprint:
         weights = np.concatenate([up.weights, down.weights, zeros[:, :1]], axis=1)
         gradients = np.concatenate([zeros, down.gradients, zeros[:, :1]], axis=1)
         activations = np.concatenate([zeros, down.activations, zeros[:, :1]], axis=1)
-        boundary = BOUNDARY_BUFFERS * self._sizes.boundary * (current != none)
+        buffers = STAYING_BUFFERS if self._kept_inputs else BOUNDARY_BUFFERS
+        boundary = buffers * self._sizes.boundary * (current != none)
         at_visits = {
             "weights": weights[:, current],
             "prefetched weights": weights[:, after],

@@ -7,7 +7,7 @@
     optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane
 
 Where stages go from device to device (LOAD:P>q), the home of a stage keeps its weights and optimizer state, and the
-others have what they have loaded.
+others have what they have loaded. It keeps the gradient as well where sums of groups come to it.
 
 A gathered stage holds its device's own shard too. Of n devices each brings, keeps and updates 1/n. What stays is
 exact; how many gradients are on their way depends on the links, and two stages are what a device has room for.
@@ -30,6 +30,7 @@ from rpbench.cost.sizes import ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.residency import inputs_stay
 from rpbench.ir.schedule import Schedule, Weights
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
@@ -49,7 +50,8 @@ def shares_or_offloads(schedule: Schedule) -> bool:
 def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None = None) -> int:
     """Bytes at home on the host: what is loaded for every visit, stored, or updated there.
 
-    Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from.
+    Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from, unless
+    those stay on the device.
 
     Args:
         analysis: of the same actions, if there is one already.
@@ -58,7 +60,8 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None 
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
     numbers = range(schedule.shape.num_backward_stages)
     if schedule.weights is Weights.STREAMED:
-        kept = sizes.boundary * (len(numbers) - 1) * schedule.shape.num_microbatches
+        on_host = 0 if inputs_stay(schedule) else schedule.shape.num_microbatches
+        kept = sizes.boundary * (len(numbers) - 1) * on_host
         return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
     if not shares_or_offloads(schedule):
         return 0
@@ -167,6 +170,7 @@ class _Shares:
         self._index, self.moves, self._visits = analysis.index, analysis.moves, analysis.visits
         # stage -> the device that keeps it, where it goes from device to device
         self.homes = self.moves.handovers.homes
+        self._grouped = {stage for stage, _ in self.moves.handovers.grouped}  # whose home adds up what comes
         self.on_host = {  # stage -> whether the host updates it
             self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
             for number in self._index.steps.values()
@@ -192,6 +196,8 @@ class _Shares:
 
     def of_gradients(self, device: int, stage: int) -> Fraction:
         """Of its gradients."""
+        if stage in self._grouped:
+            return Fraction(int(self.homes[stage] == device))
         if not self._leaves_after_visits(device, stage):
             return Fraction(1)
         if self.moves.moves((Kind.STORE, "G"), stage):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.partition import Partition
-from rpbench.ir.schedule import ScheduleError
+from rpbench.ir.schedule import ScheduleError, Shape
 
 Number = Any  # float, or Fraction where an exact result is wanted
 
@@ -91,6 +91,12 @@ class CostTable:
         """What something takes on a link, whatever the speed of its device; None if its bytes do not decide."""
         time = None if cargo is None or self.transfer_time is None else self.transfer_time(cargo)
         return None if time is None else Work(time)
+
+    def of_order(self, shape: Shape) -> "CostTable":
+        """The same where R is a run of its own, not the first part of its backward: it makes an input again."""
+        if shape.keeps_every == 1 or Kind.R in self.work:
+            return self
+        return replace(self, work={**self.work, Kind.R: tuple(Work(own.pre) for own in self.work[Kind.B])})
 
     def together(self, members: Members) -> Work:
         """The work of actions that run together; nothing of it runs ahead of its inputs."""

@@ -14,13 +14,17 @@ from rpbench.ir.partition import Partition
 
 @dataclass(frozen=True)
 class Layout:
-    """Modules of a model of `num_modules` and `num_head_shares`, per forward stage and per backward stage."""
+    """Modules of a model of `num_modules` and `num_head_shares`, per forward stage and per backward stage.
+
+    Forwards keep the input of one stage in `keeps_every`.
+    """
 
     forward: tuple[range, ...]
     backward: tuple[range, ...]
     num_modules: int
     fused: bool
     num_head_shares: int = 0
+    keeps_every: int = 1
 
     @property
     def head(self) -> int | None:
@@ -34,8 +38,8 @@ class Layout:
 
     @cached_property
     def starts(self) -> frozenset[int]:
-        """Where backward stages begin: the inputs a forward keeps for recomputation."""
-        return frozenset(modules.start for modules in self.backward)
+        """Where backward stages begin, of those whose input a forward keeps for recomputation."""
+        return frozenset(modules.start for modules in self.backward[:: self.keeps_every])
 
     def stage_of(self, module: int) -> int:
         """The backward stage that a module is updated with."""

@@ -44,7 +44,7 @@ from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
-from rpbench.ir.residency import moves_activations
+from rpbench.ir.residency import inputs_stay, moves_activations
 from rpbench.ir.saved_inputs import keeping_stage
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
@@ -119,7 +119,8 @@ class Training:
         _check_shape(workload, given.schedule)
         self.uncut, self.settings = workload, settings or Settings()
         self.workload, self.start = _cut(workload, given.schedule, start)
-        self.layout = layout_of(partition, self.workload.num_head_shares)
+        layout = layout_of(partition, self.workload.num_head_shares)
+        self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
         self.step_groups: StepGroups = step_groups(self.workload, self.layout, self.settings.optimizer)
         self.analysis = Analysis(gather_steps(given.schedule)) if self.step_groups else given
@@ -213,7 +214,8 @@ class Training:
         return Stages(self.workload, self.weights, shells, self.schedule.shape.num_segments, self._splits)
 
     def _make_passes(self, stages: Stages, gradients: Gradients) -> Passes:
-        kept_there = None if self.schedule.weights is WeightsAre.STREAMED else self.memory
+        streamed = self.schedule.weights is WeightsAre.STREAMED
+        kept_there = None if streamed and not inputs_stay(self.schedule) else self.memory
         return Passes(
             stages,
             self.layout,
@@ -379,7 +381,7 @@ class Training:
             if streamed:
                 modules = self.layout.modules_of(action)
                 comes = sum((self._bytes_of(module, devices[number]) for module in modules), comes)
-                if action.kind is Kind.F:
+                if action.kind in (Kind.F, Kind.R):
                     del comes["gradients"]
             with memory.visit(devices[number], comes):
                 handler(action, number, gate)

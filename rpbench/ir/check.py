@@ -90,7 +90,7 @@ def _check_size(schedule: Schedule) -> None:
 
 
 def check_complete(index: Index) -> None:
-    """Every stage runs every microbatch forward once, and backward once: as B, or as I and W."""
+    """Every stage runs every microbatch forward once, and backward once: as B, or as I and W; no input is missing."""
     shape = index.shape
     bottom = shape.num_backward_stages - shape.fused
     _check_all_there(index, Kind.F, 0, shape.num_stages)
@@ -99,6 +99,9 @@ def check_complete(index: Index) -> None:
         _check_all_there(index, Kind.FB, bottom, bottom + 1)
     for kind in HEAD if shape.num_head_shards else ():
         _check_all_there(index, kind, 0, shape.num_head_shards)
+    for stage in range(1, shape.num_stages):
+        if stage % shape.keeps_every:
+            _check_all_there(index, Kind.R, stage - 1, stage)
 
 
 def _check_all_there(index: Index, kind: Kind, first_stage: int, stop_stage: int) -> None:

@@ -9,6 +9,9 @@
     last backward stage after every HB. What these exchange are sums and broadcasts of all devices, not boundary
     tensors: no SEND stands for them. Share d is stepped with stage d: STEP(d) waits for the gradients of HB(d), too.
 
+    Where forwards keep the input of one stage in K (`Shape.keeps_every`), R(s) and B(s) after R(s-1), if K does not
+    divide s.
+
 Where a schedule has communication actions, RECV stands in for the neighbour's action and waits for its SEND.
 When forward and backward are cut apart, a backward stage waits for the last forward stage and for the
 backward stage above; the transfer from the last forward stage carries a tensor only into the topmost of them.
@@ -72,6 +75,7 @@ def _own_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
 def _backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     own = next(_own_forward(shape, stage, part))
     yield own._replace(options=((Kind.R, stage), *own.options))
+    yield from _made_again(shape, stage)
     if stage < shape.num_backward_stages - 1:
         above = stage + 1
         yield Need(((Kind.RECV_B, stage), (Kind.B, above), (Kind.I, above), (Kind.FB, above)), "gradient")
@@ -79,6 +83,17 @@ def _backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
         yield from (Need(((Kind.HB, shard),), "order") for shard in range(shape.num_head_shards))
     if part < shape.num_parts - 1:
         yield Need(((Kind.B, stage), (Kind.I, stage)), "order", 1)
+
+
+def _recompute(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _own_forward(shape, stage, part)
+    yield from _made_again(shape, stage)
+
+
+def _made_again(shape: Shape, stage: int) -> Iterator[Need]:
+    """An input that no forward has kept is made by the recomputation of the stage below."""
+    if stage % shape.keeps_every:
+        yield Need(((Kind.R, stage - 1),), "order")
 
 
 def _head_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
@@ -112,7 +127,7 @@ def _receive_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
 _RULES = {
     Kind.F: _forward,
     Kind.FB: _fused,
-    Kind.R: _own_forward,
+    Kind.R: _recompute,
     Kind.B: _backward,
     Kind.I: _backward,
     Kind.W: _weight_gradient,

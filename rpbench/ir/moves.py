@@ -120,8 +120,10 @@ class Moves:
         for (device, stage), visits in sorted(self._visits.items()):
             if stage in stages:
                 loads = self._pieces(self._numbers[arrive, device, stage])
-                groups = self._served(visits, loads, arrive)
                 ends = self._numbers[leave, device, stage]
+                if not loads and not ends and self._keeps(device, stage):
+                    continue
+                groups = self._served(visits, loads, arrive)
                 self._match_ends(loads, ends, groups, arrive, leave)
                 for pieces, group, end in zip(loads, groups, ends, strict=True):
                     self._check_serves(pieces, group)
@@ -130,6 +132,24 @@ class Moves:
                     self.edges += [(step, pieces[0]) for step in self._steps_before(group[0], pieces[0])]
         if arrive[0] is Kind.UNSHARD:
             self._count_replicas(arrive)
+
+    def _keeps(self, device: int, stage: int) -> bool:
+        """Whether a device runs a stage on what it keeps of it, where the others take it from device to device."""
+        step = self.index.steps.get((stage, 1))
+        if step is None or stage not in self._handed_on:
+            return False
+        lane = self.index.lanes[self.index.lane_of[step]]
+        return (lane.device, lane.name) == (device, "compute")
+
+    @cached_property
+    def _handed_on(self) -> set[int]:
+        """Stages of which a device takes a copy from another one."""
+        what, actions = (Kind.LOAD, "P"), self.index.actions
+        return {
+            stage
+            for (found, _, stage), numbers in self._numbers.items()
+            if found == what and any(isinstance(actions[number].peer, int) for number in numbers)
+        }
 
     def _check_known(self, arrive: What) -> None:
         """Weights that are brought have a version which follows from the step, so that it is known beforehand."""

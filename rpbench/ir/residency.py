@@ -6,10 +6,10 @@ Where a transfer is still under way when the next forward begins, its device hol
 
 from collections.abc import Iterator
 
-from rpbench.ir.action import COMPUTE, Kind, parts_of
+from rpbench.ir.action import COMPUTE, SEND, Kind, parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.deadlock import in_rounds
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.schedule import Schedule, Weights
 
 _TAKE = frozenset({Kind.F, Kind.FB})
 _RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})
@@ -20,6 +20,33 @@ def moves_activations(schedule: Schedule) -> bool:
     if Kind.STORE not in schedule.kinds:
         return False
     return any(action.kind is Kind.STORE and action.object == "A" for _, _, row in schedule.items() for action in row)
+
+
+def inputs_stay(schedule: Schedule) -> bool:
+    """Whether weights are streamed and what forwards keep stays on the device, where others take it to the host."""
+    if schedule.weights is not Weights.STREAMED or Kind.LOAD not in schedule.kinds or schedule.shape.num_stages == 1:
+        return False
+    return not any(action.object == "A" or action.kind in SEND for _, _, row in schedule.items() for action in row)
+
+
+def peak_kept_inputs(schedule: Schedule, device: int) -> int:
+    """The most inputs that a device keeps for backwards, that of the head included, where they stay there.
+
+    The first stage has the tokens. A forward keeps the input of one stage in `Shape.keeps_every`, and R makes that of
+    the stage above.
+    """
+    every, top = schedule.shape.keeps_every, schedule.shape.num_stages - 1
+    held = most = 0
+    for action in schedule.compute(device):
+        stage, ends = action.stage, action.stage == top
+        if action.kind is Kind.F:
+            held += (stage > 0 and stage % every == 0) + ends
+        elif action.kind is Kind.R and every > 1:
+            held += not ends and (stage + 1) % every > 0
+        most = max(most, held)
+        if action.kind is Kind.B:
+            held -= (stage > 0) + ends
+    return most
 
 
 def peak_resident(analysis: Analysis) -> list[int]:

@@ -50,6 +50,7 @@ class Shape:
     num_head_shards: int = 0  # shares the head is cut into, one for each device; 0: it belongs to the last stage
     tensor_parallel: bool = False  # parts are shares of every matrix, one for each device, not segments of a sequence
     outer_replicas: int = 1  # devices outside the schedule, itself counted, that do the same as each rank (a mesh)
+    keeps_every: int = 1  # forwards keep the input of one stage in so many; R makes those of the others again
 
     def __post_init__(self) -> None:
         if not self.num_backward_stages:
@@ -65,6 +66,11 @@ class Shape:
         if self.tensor_parallel and self.num_parts != self.num_ranks:
             raise ValueError(
                 f"num_parts={self.num_parts}: every matrix has one share on each of {self.num_ranks} ranks"
+            )
+        if self.keeps_every > 1 and (self.separate_cuts or self.num_parts > 1 or self.num_head_shards):
+            raise ValueError(
+                f"keeps_every={self.keeps_every}: inputs are made again of whole sequences by stages that are the same "
+                "both ways, the head in the last; keep all inputs, keeps_every=1"
             )
         if (self.tensor_parallel or self.num_head_shards) and self.separate_cuts:
             raise ValueError("layers or a head in shares: stages are the same both ways, not cut apart or fused")
@@ -231,6 +237,7 @@ def _header(schedule: Schedule) -> str:
         **({"head_shards": shape.num_head_shards} if shape.num_head_shards else {}),
         **({"tensor_parallel": 1} if shape.tensor_parallel else {}),
         **({"outer_replicas": shape.outer_replicas} if shape.outer_replicas > 1 else {}),
+        **({"keeps_every": shape.keeps_every} if shape.keeps_every > 1 else {}),
         "policy": schedule.policy.value,
         "weights": schedule.weights.value,
         "placement": ",".join("+".join(map(str, holders)) for holders in schedule.placement) or "-",
@@ -270,6 +277,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             int(header.get("head_shards", 0)),
             header.get("tensor_parallel") == "1",
             int(header.get("outer_replicas", 1)),
+            int(header.get("keeps_every", 1)),
         )
         if shape.num_ranks > num_rows:
             raise ValueError(f"{shape.num_ranks} ranks but {num_rows} rows")

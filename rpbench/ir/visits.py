@@ -6,7 +6,8 @@ Transfers name a stage, not a visit; they are matched by order. The transfers of
     or one for each step    weights that stay on the device until the optimizer has new ones
     or one for all          weights that are brought once
 
-and the k-th FREE ends the k-th LOAD. A weight may come in pieces, `0LOAD:P 0LOAD:P.1`, which count as one.
+and the k-th FREE ends the k-th LOAD. A weight may come in pieces, `0LOAD:P 0LOAD:P.1`, which count as one. An R that
+makes the input of another stage (`Shape.keeps_every`) is a visit of its own, whatever follows it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,7 +65,9 @@ def visits_of(index: Index) -> list[list[Visit]]:
 def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
     run: list[int] = []
     now: tuple[bool, int, int] | None = None
+    again = False
     gradient, actions, size = -1, index.actions, index.shape.num_microbatches
+    is_alone = Kind.R if index.shape.keeps_every > 1 else None  # makes the input of another stage
     for number in numbers:
         action = actions[number]
         for part in action.sub or (action,):
@@ -73,10 +76,10 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
                 continue
             assert microbatch is not None
             place = kind is not Kind.F, stage, microbatch // size
-            if place != now and now is not None:
+            if now is not None and (place != now or again != (kind is is_alone)):
                 yield Visit(device, *now, tuple(run), gradient)
                 run, gradient = [], -1
-            now = place
+            now, again = place, kind is is_alone
             if run[-1:] != [number]:  # an OVERLAP may hold two of one visit
                 run.append(number)
             gradient = number if kind in GRADIENT else gradient

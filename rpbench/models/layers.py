@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from rpbench.cost.model import Model
 from rpbench.models.attention import Attention, KeysValues
+from rpbench.models.linear import linear
 from rpbench.models.loss import CHUNK_TOKENS, linear_cross_entropy
 from rpbench.models.mlp import Experts, Mlp
 from rpbench.models.norm import Norm
@@ -67,5 +68,5 @@ class Head(nn.Module):
         """Logits (B, S, V) of x (B, S, H); or, with labels (B, S), their mean cross-entropy without the logits."""
         x = self.norm(x)
         if labels is None:
-            return functional.linear(x, self.weight)
+            return linear(x, self.weight)
         return linear_cross_entropy(x.flatten(0, 1), self.weight, labels.flatten(), self.chunk_tokens)

@@ -1,5 +1,9 @@
 """Linear maps, one or a bank of experts, with an optional low-rank adapter beside the weight."""
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -7,6 +11,33 @@ from torch.nn import functional
 from rpbench.models.grouped import Layout
 
 LORA_ALPHA = 16.0  # an adapter's output is multiplied by alpha / rank; as in the published benchmark
+
+Make = Callable[..., torch.Tensor]
+
+
+class _Making(threading.local):
+    """How the calling thread makes linear maps; None: as torch does."""
+
+    by: Make | None = None
+
+
+_making = _Making()
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), as whoever asked for it by `made_by` makes it."""
+    weights = (weight,) if bias is None else (weight, bias)
+    return functional.linear(x, *weights) if _making.by is None else _making.by(x, *weights)
+
+
+@contextmanager
+def made_by(make: Make) -> Iterator[None]:
+    """Inside, linear maps of the calling thread are made by a call with the input, the weight and a bias if any."""
+    before, _making.by = _making.by, make
+    try:
+        yield
+    finally:
+        _making.by = before
 
 
 class Adapter(nn.Module):
@@ -32,11 +63,11 @@ class Linear(nn.Module):
         self.adapter: Adapter | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = functional.linear(x, self.weight, self.bias)
+        y = linear(x, self.weight, self.bias)
         if self.adapter is None:
             return y
-        thin = functional.linear(x, self.adapter.lora_a)
-        return y + self.adapter.scale * functional.linear(thin, self.adapter.lora_b)
+        thin = linear(x, self.adapter.lora_a)
+        return y + self.adapter.scale * linear(thin, self.adapter.lora_b)
 
 
 class ExpertLinear(nn.Module):

@@ -69,7 +69,8 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
     Raises:
         ScheduleError: if the costs say nothing of an action.
     """
-    num_parts = graph.schedule.shape.num_parts
+    shape = graph.schedule.shape
+    num_parts, costs = shape.num_parts, costs.of_order(shape)
     cargo = graph.cargo or (None,) * len(graph.slots)
     works = [costs.together(members) for members in graph.slots]
     slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(works))])

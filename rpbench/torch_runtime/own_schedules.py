@@ -36,6 +36,10 @@ def own_runtime(request: TorchRequest, recorder: Recorder, stages: list[Any]) ->
         raise ValueError(f"order_of={name}: torch runs one stage a rank there, this partition has {len(stages)}")
     schedules, _, _ = load_runtime()
     kind = schedules.get_schedule_class(name)
+    settled = {"loss_fn": _sum, "scale_grads": False}
+    if name in ONE_STAGE:  # GPipe's own names of its loop's turns are no lowered actions
+        _listen_alone(stages[0], recorder)
+        return kind(stages[0], request.lowered.num_microbatches, **settled)
 
     class Recording(kind):  # type: ignore[misc, valid-type]  # one of several
         """torch's schedule under our clock."""
@@ -44,12 +48,8 @@ def own_runtime(request: TorchRequest, recorder: Recorder, stages: list[Any]) ->
             with recorded(schedules, recorder):
                 return super()._step_microbatches(*arguments, **options)
 
-    if name in ONE_STAGE:
-        _listen_alone(stages[0], recorder)
-    else:
-        listen(stages, recorder)
-    first: Any = stages[0] if name in ONE_STAGE else stages
-    return Recording(first, request.lowered.num_microbatches, loss_fn=_sum, scale_grads=False)
+    listen(stages, recorder)
+    return Recording(stages, request.lowered.num_microbatches, **settled)
 
 
 def _sum(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

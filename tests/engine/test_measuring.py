@@ -18,7 +18,7 @@ from rpbench.sim.longest_path import simulate
 @pytest.mark.parametrize("name", NAMES)
 def test_costs_measured_on_a_timeline_give_it_again(name):
     schedule = build(name, 3, 6, num_steps=2)
-    costs = uneven_costs(schedule)
+    costs = uneven_costs(schedule).of_order(schedule.shape)
     timeline = simulate(schedule, costs)
     again = measured_costs(timeline, recompute_ahead=True, hop_s=costs.hop)
     for span in timeline.spans():

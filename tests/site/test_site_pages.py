@@ -1,6 +1,7 @@
 """Pages of the site: one for each method, paths that are there, and the site itself where mkdocs is installed."""
 
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from rpbench.registry import entries
 from tests.site.site_pages import DOCS, PAGES, ROOT, name_of
 
 _PATH = re.compile(r"`((?:rpbench|analysis|tests|conf|baselines|docs|\.ci)/[\w./-]*\w/?)`")
+CHROMIUM = next((path for name in ("chromium", "google-chrome") if (path := shutil.which(name))), None)
 # What runs make, and what readers write.
 _MADE = ("analysis/figures", "conf/cluster/this_machine.yaml", "analysis/published/measured/NAME.csv")
 
@@ -77,13 +79,19 @@ def test_generated_parts_name_what_the_program_has(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("mkdocs") is None or find_spec("material") is None, reason="no mkdocs: the extra docs")
-def test_the_site_is_built_and_asks_nobody(tmp_path):
-    """--strict: a link, a heading or a page that is not there ends it."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The site. --strict: a link, a heading or a page that is not there ends it."""
+    if find_spec("mkdocs") is None or find_spec("material") is None:
+        pytest.skip("no mkdocs: the extra docs")
+    folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", "analysis/site/mkdocs.yml", "-d"]
-    ended = subprocess.run([*build, str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    ended = subprocess.run([*build, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    built = tmp_path / "site"
+    return folder
+
+
+def test_the_site_is_built_and_asks_nobody(built):
     assert all((built / "methods" / f"{name}.svg").stat().st_size > 1000 for name in entries())
     for page in built.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
@@ -94,6 +102,39 @@ def test_the_site_is_built_and_asks_nobody(tmp_path):
             assert page.name == "404.html" or (page.parent / local).exists(), f"{page.relative_to(built)}: {asked}"
     for sheet in built.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+# What a reader does who looks for a word, and the pages that are found.
+SEARCHES = """
+<script>
+addEventListener("load", async () => {
+  const pause = () => new Promise((done) => setTimeout(done, 100));
+  const words = document.querySelector("input[data-md-component=search-query]");
+  for (let tries = 0; tries < 50 && !document.querySelector("a.md-search-result__link"); tries++) {
+    words.focus();
+    words.value = "WORDS";
+    words.dispatchEvent(new Event("keyup", { bubbles: true }));
+    await pause();
+  }
+  const found = [...document.querySelectorAll("a.md-search-result__link")].map((link) => link.href);
+  document.body.dataset.found = found.join(" ");
+});
+</script>
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install one (Debian: chromium) to search the site")
+def test_a_reader_can_search_the_site_on_disk(built, tmp_path):
+    start = built / "index.html"
+    asked = built / "asked.html"
+    asked.write_text(start.read_text("utf-8").replace("</body>", SEARCHES.replace("WORDS", "weipipe") + "</body>"))
+    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=20000", "--dump-dom", asked.as_uri()]
+    dump = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r'<body[^>]*data-found="([^"]*)"', dump)
+    assert found is not None
+    assert any("methods/weipipe.html" in link for link in found[1].split()), found[1]
 
 
 def _requests(text: str) -> list[str]:

@@ -92,10 +92,8 @@ class Passes:
         modules, (segment, version) = self._layout.forward[action.stage], self._at(action, number)
 
         def note(module: int, value: torch.Tensor) -> None:
-            if module and (self._grain == "layer" or module in self._layout.starts):
-                self._kept[module, segment] = value
-                if self._memory is not None:
-                    self._memory.hold(value, "inputs kept to recompute from")
+            if module and (self._keeps_all or module in self._layout.starts):
+                self._keep(module, segment, value)
 
         exchange = self._segments.exchange(segment, with_graph=False)
         x, weights = self._input(action.stage, segment), version
@@ -133,7 +131,9 @@ class Passes:
     def recompute(self, action: Action, number: int, gate: Gate) -> None:
         modules, (segment, version) = self._layout.backward[action.stage], self._at(action, number)
         again = self.recomputed(action.stage)
-        if again:
+        if self._layout.keeps_every > 1:
+            self._make_inputs(action.stage, segment, version)
+        elif again:
             self._recomputed[action.stage, segment] = self._again(again[-1], segment, version)
         self._release(modules, version)
 
@@ -269,6 +269,32 @@ class Passes:
         first = modules.start
         x = self._kept.pop((first, segment)) if first else self._tokens(segment)
         return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
+
+    def _make_inputs(self, stage: int, segment: Segment, version: int) -> None:
+        """Run a stage once more, without graph, for what its backward and the next one need and no forward has kept."""
+        modules = self._run_again(self._layout.backward[stage])
+        if not modules:
+            return
+
+        def note(module: int, value: torch.Tensor) -> None:
+            if self._grain == "layer" and module != modules.start:
+                self._keep(module, segment, value)
+
+        x = self._kept[modules.start, segment] if modules.start else self._tokens(segment)
+        x = self._stages.keep(modules, x, segment, version, note)
+        if modules.stop != self._layout.head and modules.stop not in self._layout.starts:
+            self._keep(modules.stop, segment, x)
+
+    @property
+    def _keeps_all(self) -> bool:
+        """Whether forwards keep the input of every module."""
+        return self._grain == "layer" and self._layout.keeps_every == 1
+
+    def _keep(self, module: int, segment: Segment, value: torch.Tensor) -> None:
+        """Keep the input of a module for recomputation."""
+        self._kept[module, segment] = value
+        if self._memory is not None:
+            self._memory.hold(value, "inputs kept to recompute from")
 
     def _tokens(self, segment: Segment) -> torch.Tensor:
         return self._workload.segment(*segment, self._segments.num_parts).tokens

@@ -1,29 +1,59 @@
 """Deferred: linear maps whose weight gradient is left for later, so that I and W share the work of B.
 
-Autograd goes back through a graph once, for inputs and weights together. Inside `Deferring`, every `linear` becomes
-one operation with a graph of its own, apart from the one around it:
+Autograd goes back through a graph once, for inputs and weights together. Inside `Deferring`, every linear map becomes
+one operation of ours. Going back through it makes the gradient of x and keeps x and the gradient of y, from which those
+of weight and bias are made later; the graph is gone by then. Products, shapes and strides are those autograd would have
+used, so the bits are the same:
 
-    x  -> [ x' -> linear(weight, bias) -> y' ] -> y
-
-Going back through the outer graph asks the inner one for the gradient of x' only, and notes that of y'. Later the
-inner one is asked for weight and bias. Both times kernels, shapes and strides are those autograd would have used, so
-the bits are the same. In between only x and the gradient of y are kept; the outer graph is gone.
+    y = x W^T + b      dx = dy W      dW = dy^T x      db = sum of dy over all but the last dimension
 
 Weights that a graph uses more than once, and those of other operations (norms, embeddings, banks of experts, the
 chunked loss), get their gradient together with the input's: several contributions might be added in another order.
 A module without a linear map thus has all its work in I, and its W is empty.
 
-Source: the halves are those of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 1.
+Source: the halves are those of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 1; the products those of
+torch's derivatives.yaml for mm and addmm.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+
+from rpbench.models.linear import made_by
+
+
+class Slopes(NamedTuple):
+    """What the gradients of a linear map are made of.
+
+    Args:
+        x: its input, (..., inputs).
+        slope: the gradient of its result, (..., outputs).
+    """
+
+    x: torch.Tensor
+    slope: torch.Tensor
+
+    def of_input(self, weight: torch.Tensor) -> torch.Tensor:
+        """The gradient of x."""
+        x, slope = self._rows()
+        is_by_columns = x.stride() == (1, len(x))  # then autograd makes the transposed product
+        found = weight.t().mm(slope.t()).t() if is_by_columns else slope.mm(weight)
+        return found.reshape(self.x.shape)
+
+    def of_weights(self, weights: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The gradients of the weight, and of the bias if there is one."""
+        x, slope = self._rows()
+        # torch makes one product of rows and adds the bias in it, or a product of x as it is, and adds it afterwards.
+        is_one = self.x.dim() == 2 or (self.x.dim() == 3 and self.x.is_contiguous())
+        biases = ((slope if is_one else self.slope).sum_to_size(bias.shape) for bias in weights[1:])
+        return slope.t().mm(x), *biases
+
+    def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x.reshape(-1, self.x.shape[-1]), self.slope.reshape(-1, self.slope.shape[-1])
 
 
 class Linear:
@@ -32,61 +62,44 @@ class Linear:
     Attributes:
         weights: the leaves it used: the weight, and the bias if there is one.
         deferred: whether going back leaves their gradients to `weight_gradients`.
+        left: what it left for that.
     """
 
     def __init__(self, *weights: torch.Tensor) -> None:
         self.weights = weights
         self.deferred = False
-        self._start: torch.Tensor | None = None  # x', while it is needed
-        self._end: GradientEdge | None = None  # where y' stands in its graph; y' itself would take memory
-        self._slope: torch.Tensor | None = None
-
-    def run(self, x: torch.Tensor) -> torch.Tensor:
-        """The map, in a graph of its own; the result stands outside of it."""
-        with torch.enable_grad():
-            self._start = x.detach().requires_grad_(x.requires_grad)
-            y = functional.linear(self._start, *self.weights)
-        self._end = get_gradient_edge(y)
-        return y.detach()
-
-    def go_back(self, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of x and the weights from that of the result; of the weights none, if they are deferred."""
-        assert self._start is not None
-        assert self._end is not None
-        inputs = [self._start] if self._start.requires_grad else []
-        none = (None,) * (1 - len(inputs))
-        if not self.deferred:
-            return (*none, *torch.autograd.grad(self._end, [*inputs, *self.weights], slope))
-        self._start, self._slope = None, slope
-        found = torch.autograd.grad(self._end, inputs, slope, retain_graph=True) if inputs else ()
-        return (*none, *found, *(None,) * len(self.weights))
+        self.left: Slopes | None = None
 
     def weight_gradients(self) -> tuple[torch.Tensor, ...]:
         """Those of `weights`, once; none if nothing went back through the map."""
-        if self._end is None or self._slope is None:
-            return ()
-        found = torch.autograd.grad(self._end, self.weights, self._slope)
-        self._end = self._slope = None
-        return found
+        left, self.left = self.left, None
+        return () if left is None else left.of_weights(self.weights)
 
 
 class _Node(torch.autograd.Function):
-    """A `Linear` as a node of the outer graph, reached whenever its anchor is among the inputs asked for."""
+    """A `Linear` in a graph, reached whenever its anchor is among the inputs asked for."""
 
     @staticmethod
     def forward(
         ctx: Any, linear: Linear, anchor: torch.Tensor, x: torch.Tensor, *weights: torch.Tensor
     ) -> torch.Tensor:
         ctx.linear = linear
-        return linear.run(x)
+        ctx.save_for_backward(x, weights[0])  # torch refuses to go back if they were written to
+        return functional.linear(x, *weights)
 
     @staticmethod
     def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (None, None, *ctx.linear.go_back(slopes[0]))
+        x, weight = ctx.saved_tensors
+        linear, found = ctx.linear, Slopes(x.detach(), slopes[0])
+        below = found.of_input(weight) if ctx.needs_input_grad[2] else None
+        if linear.deferred:
+            linear.left = found
+            return (None, None, below, *(None for _ in linear.weights))
+        return (None, None, below, *found.of_weights(linear.weights))
 
 
-class Deferring(TorchFunctionMode):
-    """A context in which linear maps whose weights are among some leaves can be deferred.
+class Deferring:
+    """A context in which linear maps (`rpbench.models.linear`) whose weights are among some leaves can be deferred.
 
     Attributes:
         linears: what was applied, in order.
@@ -94,25 +107,23 @@ class Deferring(TorchFunctionMode):
     """
 
     def __init__(self, leaves: Iterable[torch.Tensor]) -> None:
-        super().__init__()
         self.linears: list[Linear] = []
         self.anchor = torch.zeros((), requires_grad=True)
         self._leaves = {id(leaf) for leaf in leaves}
+        self._inside = ExitStack()
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func is functional.linear:
-            return self._linear(*args, **given)
-        return func(*args, **given)
+    def __enter__(self) -> Self:
+        self._inside.enter_context(made_by(self._linear))
+        return self
 
-    def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        weights = (weight,) if bias is None else (weight, bias)
+    def __exit__(self, *exception: object) -> None:
+        self._inside.close()
+
+    def _linear(self, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled() or any(id(tensor) not in self._leaves for tensor in weights):
-            return functional.linear(input, weight, bias)
+            return functional.linear(x, *weights)
         self.linears.append(Linear(*weights))
-        result: torch.Tensor = _Node.apply(self.linears[-1], self.anchor, input, *weights)
+        result: torch.Tensor = _Node.apply(self.linears[-1], self.anchor, x, *weights)
         return result
 
 

@@ -3,9 +3,10 @@
 A group is a sequence of microbatches whose gradients one lane adds into one buffer, in the order of its row; the
 groups are then added in the order of their first microbatch. Where weights are bound, a lane's microbatches of a
 step are one group. Where they are streamed, a group is a round: each visit of the stage to a device brings one
-sum home. So is what a STORE:G takes home of bound weights; and where replicas reduce after every visit, a group is
-what they reduce together, a microbatch of each. A microbatch stands twice in a group where a device has a share of
-the head: the share's gradient comes first, that of the stage it is updated with later.
+sum home. So is what a STORE:G takes home of bound weights, or what several of them bring together; and where replicas
+reduce after every visit, a group is what they reduce together, a microbatch of each. A microbatch stands twice in a
+group where a device has a share of the head: the share's gradient comes first, that of the stage it is updated with
+later.
 """
 
 from bisect import bisect_right
@@ -73,6 +74,10 @@ def _stored(analysis: Analysis) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     for transfer in analysis.moves.transfers[Kind.STORE, "G"]:
         for version, own in groupby(microbatches_of(index, transfer), key=lambda number: number // window + 1):
             found.setdefault((transfer.visits[0].stage, version), []).append(tuple(own))
+    for (stage, step), sums in analysis.moves.handovers.grouped.items():
+        found[stage, step + 1] = [
+            tuple(microbatch for part in one.parts for microbatch in microbatches_of(index, part)) for one in sums
+        ]
     return found
 
 

@@ -92,7 +92,7 @@ class DeviceWeights(Weights):
 
     def all_of(self, module: int, version: int) -> Named:
         action = getattr(self._now, "action", None)
-        if action is None or action.stage not in self._streamed:  # nobody computes, or the stage is at home here
+        if action is None or action.stage not in self._streamed or self._is_home(action.stage):  # or nobody computes
             return self._at_home(module, version)
         found = None if self._now.transfer is None else self._copies.get(self._now.transfer, {}).get(module)
         if found is None:
@@ -100,6 +100,10 @@ class DeviceWeights(Weights):
                 f"{action} reads module {module}, which is not on its device: no {self._brings(action.stage)}"
             )
         return found
+
+    def _is_home(self, stage: int) -> bool:
+        """Whether the device that computes keeps the stage, and loads no copy of it."""
+        return self._now.transfer is None and self._handovers.homes.get(stage) == self._now.device
 
     def _brings(self, stage: int) -> str:
         """What brings a stage's weights to where they are read."""

@@ -2,8 +2,9 @@
 
 From the usual setting on, one dimension at a time: every other value is tried, the best one taken, and so on until no
 single change helps. A setting is sketched first (`rpbench.plan.contest.sketch`). What is worth it is timed with all
-that moves, a few steps of it; layers then move between stages one by one, and the finalists run as many steps as the
-terms say. The same budget of timelines is given to everybody, and what was spent is kept with the plan.
+that moves, a few steps of it; layers then move between stages one by one, and where another setting is better with the
+cut that was found, the search goes on from there. The finalists run as many steps as the terms say. The same budget of
+timelines is given to everybody, and what was spent is kept with the plan.
 """
 
 from collections.abc import Iterator
@@ -142,9 +143,11 @@ class _Search:
         return self.work + RESERVED > self.budget.work
 
     def run(self) -> Tuned:
-        setting = self._descend(self._start())
-        if not self.sketcher.of(setting).is_level and not self._is_beaten(setting):
+        setting: Setting | None = self._descend(self._start())
+        while setting is not None and self._depends_on_cut(setting) and not self._is_beaten(setting):
             self._improve_cut(setting)
+            near = self._better_with_its_cut(setting)
+            setting = near and self._descend(near)
         best = self._final()
         return Tuned(
             self.contender,
@@ -199,6 +202,8 @@ class _Search:
         outcome, estimate = self.tried[current].outcome, self._estimate(changed)
         if outcome is None or not outcome.fits or estimate >= self._estimate(current) * (1 - WORTH):
             return True
+        if estimate and self.sketcher.of(changed).overlaps:  # of few steps much is filling, and of all of them little
+            return True
         if estimate:
             share = estimate / self._estimate(current)
             self.tried[changed] = Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed")
@@ -224,10 +229,11 @@ class _Search:
 
     def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
         self.num_timed += 1
-        whole = all_steps or self.sketcher.of(setting).overlaps
-        num_steps = self.terms.num_steps if whole else FEW_STEPS
-        frame = self.frames.of(setting, cut, num_steps)
+        frame = self.frames.of(setting, cut, self.terms.num_steps if all_steps else self._num_steps(setting))
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
+
+    def _num_steps(self, setting: Setting) -> int:
+        return self.terms.num_steps if self.sketcher.of(setting).overlaps else FEW_STEPS
 
     @staticmethod
     def _beats(one: Tried, other: Tried) -> bool:
@@ -237,6 +243,13 @@ class _Search:
         return rank(one.outcome) > known + TOLERANCE * abs(known)
 
     # --- cuts ---
+
+    def _depends_on_cut(self, setting: Setting) -> bool:
+        """Whether layers elsewhere can help: not where every device runs all stages and waits for no other."""
+        cut = _cut(self.tried[setting])
+        return (
+            not self.sketcher.of(setting).is_level or self.frames.of(setting, cut, self._num_steps(setting)).passes_on
+        )
 
     def _improve_cut(self, setting: Setting) -> None:
         """Move single layers while that helps."""
@@ -255,6 +268,31 @@ class _Search:
                 if self._beats(moved, self.tried[setting]):
                     self.tried[setting], improved = moved, True
                     break
+
+    def _better_with_its_cut(self, setting: Setting) -> Setting | None:
+        """A setting near by that beats this one once it has the same cut; those without a frame are not looked at."""
+        cut = _cut(self.tried[setting])
+        for _, near in self.space.changes(setting):
+            known = self.tried.get(near, Tried(near))
+            if known.partition == cut or self.is_spent():
+                continue
+            try:
+                if not self._has_frame(near, cut):
+                    continue
+                recut = self._timed(near, cut)
+            except ValueError:  # the schedule does not take the setting, or its order for this cut does not
+                continue
+            if self._beats(recut, known):
+                self.tried[near] = recut
+            if self._beats(recut, self.tried[setting]):
+                return near
+        return None
+
+    def _has_frame(self, setting: Setting, cut: Partition) -> bool:
+        alike = setting.chunks_per_device is None or setting.chunks_per_device * self.terms.num_devices == len(
+            cut.forward
+        )
+        return alike and self.frames.has(setting, cut, self._num_steps(setting))
 
     def _final(self) -> Tried:
         """The best of the finalists, each with all its steps."""
@@ -295,9 +333,7 @@ class Frames:
         Raises:
             ValueError: if the schedule does not take the setting.
         """
-        if not self.contender.entry.needs_costs:  # the order does not depend on what is recomputed
-            setting = setting.changed("recompute", "all")
-        keys = (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
+        setting, *keys = self._keys(setting, cut, num_steps)
         for key in keys:
             if key in self._known:
                 return self._known[key]
@@ -305,6 +341,19 @@ class Frames:
         self.num_made += 1
         self._known[keys[0 if made.serves_any_cut else 1]] = made
         return made
+
+    def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
+        """Whether the frame of a setting that can time a cut has been made."""
+        _, *keys = self._keys(setting, cut, num_steps)
+        return any(key in self._known for key in keys)
+
+    def _keys(
+        self, setting: Setting, cut: Partition, num_steps: int
+    ) -> tuple[Setting, tuple[object, ...], tuple[object, ...]]:
+        """What a frame is made for, and its names: for any cut with as many stages, and for this one alone."""
+        if not self.contender.entry.needs_costs:  # the order does not depend on what is recomputed
+            setting = setting.changed("recompute", "all")
+        return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
 
 
 def shifted(cut: Partition) -> Iterator[Partition]:

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.terms import Terms
 
-Recompute = Literal["all", "except_last", "none", "fitting"]
+# First as little as the memory allows, which other choices are to be made with.
+Recompute = Literal["fitting", "all", "except_last", "none"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 PREFETCHES = (1, 2)
 MOST_CHUNKS = 4  # above, stages on a device are tried in steps of a half

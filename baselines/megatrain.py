@@ -1,0 +1,100 @@
+"""MegaTrain: a model at home on the host streams through one device layer by layer, and few inputs are kept.
+
+The forward keeps the input of one layer in K (`checkpoint_interval`). The backward goes from block to block of K
+layers, the last one first: the layers of a block run forward again from the input that was kept, each making the input
+of the next (R, without a graph); then each goes back, from the last, and runs forward once more for it, with a graph.
+Every run of a layer loads it; the next one comes meanwhile into a second buffer. With 4 layers, K = 2 and 1 microbatch:
+
+    h2d       0LOAD:P 1LOAD:P 2LOAD:P 3LOAD:P 2LOAD:P 3LOAD:P 3LOAD:P         2LOAD:P         0LOAD:P ...
+    compute   0F0     1F0     2F0     3F0     2R0     3R0     3B0             2B0             0R0 1R0 1B0 0B0
+    d2h                                                           3STORE:G        2STORE:G        1STORE:G 0STORE:G
+    host                                                                                            1STEP@1 ... 0STEP@1
+
+The host's memory has master weights, optimizer state and the sum of gradients. For L layers of equal size and P bytes
+of weights a microbatch brings 3P to the device (6 bytes a parameter of 2 bytes) and sends one gradient (2 bytes). The
+work is F + R + (R + B). The device holds two layers of weights, a gradient, a layer's recomputed activations, and
+L/K + K - 1 inputs where K divides L: one a block but the first, whose input are the tokens; K - 1 of the block; that of
+the head. `checkpoint_interval=1` keeps every input: nothing runs a third time, 2P come.
+
+The last R of a block makes an input that nobody reads. The release runs it, and so it stands here.
+
+Ours: embedding and head are in the first and the last stage and come with them, where the release leaves them on the
+device; the head is run again in backward, whole, where the release computes it once, in chunks of 128 tokens. The host
+steps layer 0 last and layer 1 first, so that the first step waits for the backward of layer 1, not of layer 0; the next
+forward waits for all. Several devices stream the one copy of the host each for its own microbatches.
+
+Source: "MegaTrain", arXiv 2604.05091, after its released code and README; counts of bytes are derived from that order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Row, Schedule, Shape, Weights
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import stream
+from rpbench.registry import schedule
+
+
+def _lower(order: Schedule, *, prefetch: int, checkpoint_interval: int) -> Schedule:
+    stepped = add_steps(order, lane="host")
+    rows = tuple(
+        {name: _after_backward(row) if name == "host" else row for name, row in lanes.items()}
+        for lanes in stepped.lanes
+    )
+    return stream(replace(stepped, rows=rows), prefetch=prefetch, activations=False)
+
+
+def _after_backward(steps: Row) -> Row:
+    """Steps of one version after another, that of layer 0, whose gradient comes last, behind the others."""
+    return tuple(sorted(steps, key=lambda step: (step.version or 0, step.stage == 0, step.stage)))
+
+
+@schedule(
+    "megatrain",
+    source="arXiv 2604.05091",
+    looped=True,
+    lower=_lower,
+    searched={"checkpoint_interval": (4, 1, 2, 8)},
+)
+def megatrain(shape: Shape, *, checkpoint_interval: int = 4) -> Schedule:
+    """A microbatch after another, forth and back by blocks.
+
+    Args:
+        checkpoint_interval: of so many layers one has its input kept; 1: all have.
+
+    Raises:
+        ValueError: if the devices cannot share the microbatches evenly, or the interval is no whole number above 0.
+    """
+    p, m = shape.num_ranks, shape.num_microbatches
+    if type(checkpoint_interval) is not int or checkpoint_interval < 1:
+        raise ValueError(
+            f"schedule.checkpoint_interval={checkpoint_interval}: layers of which one has its input kept, 1 or more; "
+            "try 4"
+        )
+    if m % p:
+        raise ValueError(
+            f"megatrain deals {m} microbatches to {p} devices: they must be a multiple of {p}; "
+            f"take num_microbatches={m + -m % p}"
+        )
+    share = m // p
+    rows = tuple(
+        tuple(
+            action
+            for batch in shape.batches
+            for microbatch in batch[device * share : (device + 1) * share]
+            for action in _microbatch(microbatch, shape.num_stages, checkpoint_interval)
+        )
+        for device in range(p)
+    )
+    kept = replace(shape, keeps_every=checkpoint_interval)
+    return Schedule(kept, rows, name="megatrain", weights=Weights.STREAMED)
+
+
+def _microbatch(microbatch: int, num_stages: int, interval: int) -> Iterator[Action]:
+    yield from (Action(Kind.F, stage, microbatch) for stage in range(num_stages))
+    for first in reversed(range(0, num_stages, interval)):
+        block = range(first, min(first + interval, num_stages))
+        if interval > 1:
+            yield from (Action(Kind.R, stage, microbatch) for stage in block)
+        yield from (Action(Kind.B, stage, microbatch) for stage in reversed(block))

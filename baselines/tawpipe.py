@@ -1,0 +1,109 @@
+"""TawPipe: every slice of the model stays on the rank that owns it, and goes to the others for a turn at a time.
+
+The layers are cut into p slices, and every rank runs all of them for its own microbatches, r, r + p, r + 2p, ..., one
+microbatch after another. Ranks form Q `groups` of q = p / Q, a node each. Slice i is owned by rank
+(i mod Q) q + floor(i / Q), so that successive slices are in successive groups. With 4 ranks, 2 groups and 4
+microbatches (group 1 is drawn the one turn later that it starts; slices 0 to 3 are owned by ranks 0, 2, 1, 3):
+
+    rank 0   0F0 1F0 2F0 3F0 3B0 2B0 1B0 0B0
+    rank 1   0F1 1F1 2F1 3F1 3B1 2B1 1B1 0B1
+    rank 2       0F2 1F2 2F2 3F2 3B2 2B2 1B2 0B2
+    rank 3       0F3 1F3 2F3 3F3 3B3 2B3 1B3 0B3
+
+    weights     in the owner's group, from the owner (a broadcast); into another group, to the rank with the owner's
+                place in it, and from there to the others of that group
+    gradients   in the owner's group, to the owner; in another one, to its first rank, which sends the sum to the owner
+
+The slice of the next turn comes beside the work of this one. An owner runs its own slice on what it keeps. Owner and
+optimizer state never move; a rank holds three slices of weights (its own, the one it runs, the next one) and three of
+gradients. A step of G = m/p microbatches a rank takes 3 (Q - 1) slices across groups for each of the G p turns, forth,
+back and for gradients: 3 (Q - 1) G model sizes.
+
+Group g starts g turns later, so that in a turn each group takes from another one. If only the start is late, a step
+takes G p (f + b) + (Q - 1) f for the times f and b of one slice. If all ranks wait for one another after every turn,
+and b is not less than f, a turn in which any group goes back lasts b: the bubble is (Q - 1) (G b - (G - 1) f).
+
+The order says nothing of turns: here a group starts when its first slice has come. For a time h of a slice over a link
+that is no longer than f / 2, the last backward ends 2 h behind the work of a rank, or h where a group is one rank or
+all are one group.
+
+Ours: sums inside a group are added in the order of microbatches; embedding and head travel with the first and the last
+slice; the offset of the groups is not enforced.
+
+Source: Wu et al., "TawPipe: Topology-Aware Weight Pipeline Parallelism for Accelerating Long-Context Large Models
+Training", AAAI'26, arXiv 2511.09741, and its released code; the closed forms are derived from that order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.index import Index
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.visits import visits_of
+from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, sums
+from rpbench.registry import schedule
+
+BUFFERS = 2  # the slice that runs and the next one
+
+
+def owner(stage: int, num_ranks: int, groups: int) -> int:
+    """The rank that keeps a slice."""
+    return stage % groups * (num_ranks // groups) + stage // groups
+
+
+def _comes_from(rank: int, stage: int, p: int, groups: int) -> int:
+    """The rank that another one takes a slice from."""
+    size, home = p // groups, owner(stage, p, groups)
+    if rank // size == home // size:
+        return home
+    relay = rank // size * size + home % size
+    return home if rank == relay else relay
+
+
+def _goes_to(rank: int, stage: int, p: int, groups: int) -> int:
+    """The rank that takes a rank's gradient of a slice."""
+    size, home = p // groups, owner(stage, p, groups)
+    first = rank // size * size
+    return home if first == home // size * size or rank == first else first
+
+
+def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
+    """The order with a step of every slice at its owner, LOAD:P>q (lane h2d) and STORE:G>q (d2h)."""
+    p = order.shape.num_ranks
+    kept = sorted(range(p), key=lambda stage: owner(stage, p, groups))
+    stepped = step_at_home(order, kept)
+    rows = []
+    for rank, visits in enumerate(visits_of(Index(stepped))):
+        others = [visit for visit in visits if visit.stage != kept[rank]]
+        comes = tuple(loads(others, BUFFERS, lambda visit: _comes_from(visit.device, visit.stage, p, groups)))
+        goes = tuple(sums(visits, lambda visit: _goes_to(visit.device, visit.stage, p, groups)))
+        lanes = {"compute": stepped.compute(rank), "h2d": comes, "d2h": goes}
+        rows.append({name: row for name, row in lanes.items() if row})
+    return replace(stepped, rows=tuple(rows))
+
+
+@schedule("tawpipe", source="Wu et al., AAAI'26", lower=_lower)
+def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
+    """Rank r runs microbatches r, r + p, r + 2p, ... of every step, each forth and back.
+
+    Args:
+        groups: of ranks, as many as there are nodes; 1: one node, where slices are broadcast and nothing is relayed.
+
+    Raises:
+        ValueError: if the ranks cannot form so many equal groups, there is not one slice for each rank, or the ranks
+            cannot share the microbatches evenly.
+    """
+    p = shape.num_ranks
+    if type(groups) is not int or groups < 1 or p % groups:
+        allowed = ", ".join(str(number) for number in range(1, p + 1) if p % number == 0)
+        raise ValueError(f"schedule.groups={groups}: {p} ranks form equal groups only in these numbers: {allowed}")
+    check_slices("tawpipe", shape)
+    rows = tuple(tuple(action for batch in shape.batches for action in _step(p, batch[rank::p])) for rank in range(p))
+    return Schedule(shape, rows, name="tawpipe", placement=(tuple(range(p)),) * p)
+
+
+def _step(p: int, own: range) -> Iterator[Action]:
+    for microbatch in own:
+        yield from (Action(Kind.F, stage, microbatch) for stage in range(p))
+        yield from (Action(Kind.B, stage, microbatch) for stage in reversed(range(p)))
