@@ -9,7 +9,8 @@ slots after worker i - 1, so that every stage is run by one worker at a time. Wi
 
 A worker waits (`1WAIT0`) for the second forward of the one before it, and nothing else holds it back: where all passes
 are equal, N workers hold N (N + 1) / 2 stage inputs together at any time once all have begun, and never more. In data
-parallelism, where all begin at once, they come to N^2.
+parallelism, where all begin at once, they come to N^2. Where a backward takes as long as k - 1 forwards, `stagger=k`
+keeps workers evenly apart, with the same count.
 
 Worker 0 begins a step before worker N - 1 has ended the one before. All gradients of a step are therefore taken at the
 weights of the step before (CDP-v1): theta_{t+1} = theta_t - gamma / N sum_i grad f_i(theta_{t-1}). With `newest`
@@ -45,7 +46,7 @@ def home(stage: int, num_workers: int) -> int:
     return num_workers - 1 - stage
 
 
-def _lower(order: Schedule, *, prefetch: int, newest: bool) -> Schedule:
+def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Schedule:
     """The order with the step of every stage at home, weights that come (lane h2d) and sums that go (lane d2h)."""
     loads = _loads_before_use if newest else _loads
     return replace(
@@ -62,14 +63,16 @@ def _lower(order: Schedule, *, prefetch: int, newest: bool) -> Schedule:
 
 
 @schedule("cyclic_dp", source="Fournier and Oyallon, arXiv 2403.08837", lower=_lower)
-def cyclic_dp(shape: Shape, *, newest: bool = False) -> Schedule:
+def cyclic_dp(shape: Shape, *, newest: bool = False, stagger: int = 2) -> Schedule:
     """Worker i of N runs microbatches i, i + N, i + 2 N, ... of every step.
 
     Args:
         newest: a worker takes the new weights of a stage where they are out when it comes there first in a step (v2).
+        stagger: forwards of the worker before that are over when a worker begins.
 
     Raises:
-        ValueError: if there is not one stage for each worker, or they cannot share the microbatches evenly.
+        ValueError: if there is not one stage for each worker, they cannot share the microbatches evenly, or a
+            microbatch has fewer forwards.
     """
     p, m = shape.num_ranks, shape.num_microbatches
     if shape.num_stages != p:
@@ -82,17 +85,22 @@ def cyclic_dp(shape: Shape, *, newest: bool = False) -> Schedule:
             f"cyclic_dp deals {m} microbatches to {p} workers: they must be a multiple of {p}; "
             f"take num_microbatches={m + -m % p}"
         )
-    rows = tuple(tuple(_row(shape, worker)) for worker in range(p))
+    if not 1 <= stagger <= max(p, 2):
+        raise ValueError(
+            f"schedule.stagger={stagger}: a worker begins after 1 to {max(p, 2)} forwards of the one before, which has "
+            f"{p} stages; try 2"
+        )
+    rows = tuple(tuple(_row(shape, worker, stagger)) for worker in range(p))
     policy = Policy.CYCLIC if newest else Policy.DELAYED
     return Schedule(shape, rows, name="cyclic_dp", policy=policy, placement=(tuple(range(p)),) * p)
 
 
-def _row(shape: Shape, worker: int) -> Iterator[Action]:
+def _row(shape: Shape, worker: int, stagger: int) -> Iterator[Action]:
     stages = range(shape.num_stages)
     for batch in shape.batches:
         for microbatch in batch[worker :: shape.num_ranks]:
             if worker:
-                yield Action(Kind.WAIT, 1, microbatch - 1)
+                yield Action(Kind.WAIT, stagger - 1, microbatch - 1)
             yield from (Action(Kind.F, stage, microbatch) for stage in stages)
             yield from (Action(Kind.B, stage, microbatch) for stage in reversed(stages))
 

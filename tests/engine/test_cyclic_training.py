@@ -19,7 +19,7 @@ from rpbench.registry import entry
 def complete(p: int, rounds: int, num_steps: int, num_layers: int = 4, *, newest: bool = False) -> Schedule:
     shape = Shape(p, p, p * rounds, num_steps=num_steps)
     order = entry("cyclic_dp").build(shape, newest=newest).with_partition(symmetric(split_evenly(num_layers, p)))
-    schedule = entry("cyclic_dp").lower(order, prefetch=1, newest=newest)
+    schedule = entry("cyclic_dp").lower(order, prefetch=1, newest=newest, stagger=2)
     check(schedule)
     return schedule
 

@@ -176,6 +176,17 @@ def test_activations_are_constant_and_half_of_data_parallelisms(p):
     assert max(held(timed(order(p, num_steps=3, name="data_parallel")))) == p * p
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("p, stagger", [(3, 3), (4, 3), (5, 4), (8, 3)])
+def test_longer_backwards_are_further_apart_and_hold_as_much(p, stagger, late):
+    """A backward of k - 1 forwards and workers k forwards apart: a worker is never idle, and the count is the same."""
+    timeline = timed(complete(p, num_steps=3, newest=not late, stagger=stagger), b=Fraction(stagger - 1))
+    levels = held(timeline)
+    assert timeline.makespan == stagger * (3 * p + p - 1)
+    assert set(levels[stagger * (p - 1) : 3 * stagger * p]) == {p * (p + 1) // 2} == {max(levels)}
+    assert max(held(timed(order(p, num_steps=3), b=Fraction(stagger - 1)))) > p * (p + 1) // 2, "two forwards apart"
+
+
 @pytest.mark.parametrize("p", [2, 4])
 def test_without_waiting_all_begin_at_once(p):
     """It is the WAITs that keep workers apart: neither weights nor sums would."""
@@ -254,6 +265,12 @@ def test_a_worker_holds_the_model_its_own_stage_and_two_gradients_on_their_way(m
 
 
 # --- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stagger", [0, 5])
+def test_a_worker_begins_after_some_forward(stagger):
+    with pytest.raises(ValueError, match=f"stagger={stagger}: a worker begins after 1 to 4 forwards .* try 2"):
+        entry("cyclic_dp").build(Shape(4, 4, 4), stagger=stagger)
 
 
 def test_weights_that_are_not_the_newest_are_refused():
