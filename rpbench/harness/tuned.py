@@ -34,9 +34,9 @@ from rpbench.plan.contest.terms import Source, Terms, terms_of
 from rpbench.sim.checked import check_graph
 
 TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
-# Actions timed in one sketch of a cut, for each timeline of the budget. With a fourth of it one schedule in ten of the
+# Actions timed in one sketch of a cut, for each timeline of the budget. With a twelfth of it one schedule in ten of the
 # published comparison stayed 2 to 9 % below what it can do, for want of a cut that fits with little recomputation.
-SKETCHED = 12_000
+SKETCHED = 36_000
 # What the search chooses; a request leaves it as it is by default.
 CHOSEN = {"partition": "even", "chunks_per_device": None, "recompute": "all", "prefetch": RunConfig.prefetch}
 CHARGED = {"offload": "none", "charge": "hops", "dispatch": "round_robin"}

@@ -78,7 +78,6 @@ def test_generated_parts_name_what_the_program_has(monkeypatch):
     assert "| `rpbench/ir/schedule.py` | Shape and Schedule" in pages["code"]
 
 
-@pytest.mark.slow
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The site. --strict: a link, a heading or a page that is not there ends it."""
@@ -91,6 +90,7 @@ def built(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_is_built_and_asks_nobody(built):
     assert all((built / "methods" / f"{name}.svg").stat().st_size > 1000 for name in entries())
     for page in built.rglob("*.html"):
@@ -123,6 +123,7 @@ addEventListener("load", async () => {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install one (Debian: chromium) to search the site")
 def test_a_reader_can_search_the_site_on_disk(built, tmp_path):

@@ -3,11 +3,12 @@
 From the usual setting on, one dimension at a time: every other value is tried, the best one taken, and so on until no
 single change helps. A setting is sketched first (`rpbench.plan.contest.sketch`). What is worth it is timed with all
 that moves, a few steps of it; layers then move between stages one by one, and where another setting is better with the
-cut that was found, the search goes on from there. The finalists run as many steps as the terms say. The same budget of
-timelines is given to everybody, and what was spent is kept with the plan.
+cut that was found, the search goes on from there. So it does from close settings with other numbers of stages. The
+finalists run as many steps as the terms say. The same budget of timelines is given to everybody, and what was spent is
+kept with the plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -144,10 +145,12 @@ class _Search:
 
     def run(self) -> Tuned:
         setting: Setting | None = self._descend(self._start())
+        seen = list[Setting]()
         while setting is not None and self._depends_on_cut(setting) and not self._is_beaten(setting):
             self._improve_cut(setting)
+            seen.append(setting)
             near = self._better_with_its_cut(setting)
-            setting = near and self._descend(near)
+            setting = self._runner_up(seen) if near is None else self._descend(near)
         best = self._final()
         return Tuned(
             self.contender,
@@ -287,6 +290,17 @@ class _Search:
             if self._beats(recut, self.tried[setting]):
                 return near
         return None
+
+    def _runner_up(self, seen: Sequence[Setting]) -> Setting | None:
+        """The best setting with another number of stages, whose layers have not been moved yet, if it is close."""
+        counts = {each.chunks_per_device for each in seen}
+        worth = max(rank(_outcome(self.tried[each])) for each in seen) * (1 - WORTH)
+        others = [
+            each
+            for each in self.tried.values()
+            if each.outcome is not None and each.setting.chunks_per_device not in counts and rank(each.outcome) > worth
+        ]
+        return max(others, key=lambda each: rank(_outcome(each))).setting if others and not self.is_spent() else None
 
     def _has_frame(self, setting: Setting, cut: Partition) -> bool:
         alike = setting.chunks_per_device is None or setting.chunks_per_device * self.terms.num_devices == len(
