@@ -9,20 +9,23 @@ slots after worker i - 1, so that every stage is run by one worker at a time. Wi
 
 A worker waits (`1WAIT0`) for the second forward of the one before it, and nothing else holds it back: where all passes
 are equal, N workers hold N (N + 1) / 2 stage inputs together at any time once all have begun, and never more. In data
-parallelism, where all begin at once, they come to N^2.
+parallelism, where all begin at once, they come to N^2. Where a backward takes as long as k - 1 forwards, `stagger=k`
+keeps workers evenly apart, with the same count.
 
 Worker 0 begins a step before worker N - 1 has ended the one before. All gradients of a step are therefore taken at the
-weights of the step before (CDP-v1): theta_{t+1} = theta_t - gamma / N sum_i grad f_i(theta_{t-1}).
+weights of the step before (CDP-v1): theta_{t+1} = theta_t - gamma / N sum_i grad f_i(theta_{t-1}). With `newest`
+(CDP-v2) worker i takes theta_t of a stage where it is out when the worker comes to it, for s + i >= N - 1, and
+theta_{t-1} of the others: worker 0 has one new stage, worker N - 1 all. Its weights come just before they are used.
 
 A stage's gradient goes from worker to worker, each adding its own, instead of an all-reduce; from the last one it goes
 home. Stage s is at home on worker N - 1 - s, which has its master weights and optimizer state, steps it right before it
-runs it forward, and hands it to worker 0; from there it goes from worker to worker as well. A worker keeps a copy of
-the model, always N stages: after the backward of one it lets that go, and takes another for the next step. With
-m = k N microbatches a worker runs k of them a step. In a step N (N - 1) weights of a stage go over the links and
-k N^2 - 1 sums; for k = 1 that is (N - 1) (2 N + 1) stages, in an all-reduce of data parallelism 2 N (N - 1).
+runs it forward, and hands it to worker 0; from there it goes from worker to worker as well (v2: to worker N - s, and
+so on round the ring). A worker keeps a copy of the model, always N stages: after the backward of one it lets that go,
+and takes another for the next step. With m = k N microbatches a worker runs k of them a step. In a step N (N - 1)
+weights of a stage go over the links and k N^2 - 1 sums; for k = 1 that is (N - 1) (2 N + 1) stages, in an all-reduce of
+data parallelism 2 N (N - 1).
 
-Ours: where stages are at home, and k. The second rule of the paper (v2), with which a worker takes what is new already,
-is left out: see `docs/methods/cyclic_dp.md`.
+Ours: where stages are at home, and k.
 
 Source: after the abstract of Fournier and Oyallon, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural
 Networks" (arXiv 2403.08837), and from memory: the stagger, the two rules. Counts are derived.
@@ -43,14 +46,15 @@ def home(stage: int, num_workers: int) -> int:
     return num_workers - 1 - stage
 
 
-def _lower(order: Schedule, *, prefetch: int) -> Schedule:
+def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Schedule:
     """The order with the step of every stage at home, weights that come (lane h2d) and sums that go (lane d2h)."""
+    loads = _loads_before_use if newest else _loads
     return replace(
         order,
         rows=tuple(
             {
                 "compute": tuple(_with_steps(order, worker)),
-                "h2d": tuple(_loads(order, worker)),
+                "h2d": tuple(loads(order, worker)),
                 "d2h": tuple(_sums(order, worker)),
             }
             for worker in range(order.shape.num_ranks)
@@ -59,11 +63,16 @@ def _lower(order: Schedule, *, prefetch: int) -> Schedule:
 
 
 @schedule("cyclic_dp", source="Fournier and Oyallon, arXiv 2403.08837", lower=_lower)
-def cyclic_dp(shape: Shape) -> Schedule:
+def cyclic_dp(shape: Shape, *, newest: bool = False, stagger: int = 2) -> Schedule:
     """Worker i of N runs microbatches i, i + N, i + 2 N, ... of every step.
 
+    Args:
+        newest: a worker takes the new weights of a stage where they are out when it comes there first in a step (v2).
+        stagger: forwards of the worker before that are over when a worker begins.
+
     Raises:
-        ValueError: if there is not one stage for each worker, or they cannot share the microbatches evenly.
+        ValueError: if there is not one stage for each worker, they cannot share the microbatches evenly, or a
+            microbatch has fewer forwards.
     """
     p, m = shape.num_ranks, shape.num_microbatches
     if shape.num_stages != p:
@@ -76,16 +85,22 @@ def cyclic_dp(shape: Shape) -> Schedule:
             f"cyclic_dp deals {m} microbatches to {p} workers: they must be a multiple of {p}; "
             f"take num_microbatches={m + -m % p}"
         )
-    rows = tuple(tuple(_row(shape, worker)) for worker in range(p))
-    return Schedule(shape, rows, name="cyclic_dp", policy=Policy.DELAYED, placement=(tuple(range(p)),) * p)
+    if not 1 <= stagger <= max(p, 2):
+        raise ValueError(
+            f"schedule.stagger={stagger}: a worker begins after 1 to {max(p, 2)} forwards of the one before, which has "
+            f"{p} stages; try 2"
+        )
+    rows = tuple(tuple(_row(shape, worker, stagger)) for worker in range(p))
+    policy = Policy.CYCLIC if newest else Policy.DELAYED
+    return Schedule(shape, rows, name="cyclic_dp", policy=policy, placement=(tuple(range(p)),) * p)
 
 
-def _row(shape: Shape, worker: int) -> Iterator[Action]:
+def _row(shape: Shape, worker: int, stagger: int) -> Iterator[Action]:
     stages = range(shape.num_stages)
     for batch in shape.batches:
         for microbatch in batch[worker :: shape.num_ranks]:
             if worker:
-                yield Action(Kind.WAIT, 1, microbatch - 1)
+                yield Action(Kind.WAIT, stagger - 1, microbatch - 1)
             yield from (Action(Kind.F, stage, microbatch) for stage in stages)
             yield from (Action(Kind.B, stage, microbatch) for stage in reversed(stages))
 
@@ -114,12 +129,24 @@ def _loads(order: Schedule, worker: int) -> Iterator[Action]:
                 yield _load(order, following, worker, step)
 
 
+def _loads_before_use(order: Schedule, worker: int) -> Iterator[Action]:
+    """The same, but that all of a step's copies come as it begins: some are made just then."""
+    stages, num_steps = range(order.shape.num_stages), order.shape.num_steps
+    for step in range(num_steps):
+        yield from (_load(order, stage, worker, step) for stage in stages if stage or not step)
+        for stage in reversed(stages):
+            if not stage and step + 1 < num_steps:  # which is needed at once
+                yield _load(order, stage, worker, step + 1)
+            yield Action(Kind.FREE, stage, object="P")
+
+
 def _load(order: Schedule, stage: int, worker: int, step: int) -> Action:
-    """From the worker before; from home for the first worker, and at home."""
+    """From the worker before, and at home from there; the first worker's from home, too, unless it goes round (v2)."""
     shape, at_home = order.shape, home(stage, order.shape.num_ranks)
-    version = version_read(order.policy, shape, step * shape.num_microbatches)
-    peer = at_home if worker in (0, at_home) else worker - 1
-    return Action(Kind.LOAD, stage, version=version, object="P", peer=peer)
+    version = version_read(order.policy, shape, step * shape.num_microbatches + worker, stage)
+    goes_round = order.policy is Policy.CYCLIC and step > 0
+    peer = (worker - 1) % shape.num_ranks if worker or goes_round else at_home
+    return Action(Kind.LOAD, stage, version=version, object="P", peer=at_home if worker == at_home else peer)
 
 
 def _sums(order: Schedule, worker: int) -> Iterator[Action]:

@@ -190,10 +190,17 @@ def window(shape: Shape, version: int) -> range:
     return range((version - 1) * shape.num_microbatches, version * shape.num_microbatches)
 
 
-def version_read(policy: Policy, shape: Shape, microbatch: int) -> int | None:
-    """The version a forward must read; None when the policy reads whatever is newest."""
+def version_read(policy: Policy, shape: Shape, microbatch: int, stage: int = 0) -> int | None:
+    """The version a forward must read; None when the policy reads whatever is newest.
+
+    Args:
+        stage: of that forward; only workers that begin one after another (policy cyclic) tell stages apart.
+    """
+    step, place = divmod(microbatch, shape.num_microbatches)
     behind = STEPS_BEHIND.get(policy)
-    return None if behind is None else max(0, microbatch // shape.num_microbatches - behind)
+    if policy is Policy.CYCLIC:
+        behind = int(stage + place % shape.num_ranks < shape.num_stages - 1)
+    return None if behind is None else max(0, step - behind)
 
 
 def names_versions(schedule: Schedule) -> bool:

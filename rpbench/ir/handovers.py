@@ -1,7 +1,8 @@
 """Handovers: weights and gradients that go from device to device instead of from and to the host.
 
     sLOAD:P>q    the device takes a copy of stage s from rank q: what q has loaded of it for an earlier microbatch of
-                 the same direction, or, where q has loaded none, what q keeps: then q is the home of the stage
+                 the same direction, of the step before if that is the version read, or, where q has loaded none,
+                 what q keeps: then q is the home of the stage
     sSTORE:G>q   the device adds its gradient of stage s to what has come to it, and sends the sum to rank q
 
     LOAD:P>q     after q's LOAD:P of that copy, whose FREE:P waits for it
@@ -23,6 +24,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.visits import Transfer, Visit
@@ -117,6 +119,9 @@ class Handovers:
                 wanted = self._microbatch(load)
                 earlier = (other for other in there if self._microbatch(other) < wanted)
                 origin = max(earlier, key=self._microbatch, default=None)
+                if origin is None:
+                    before = on_rank.get((rank, visit.stage, visit.backward, visit.step - 1), ())
+                    origin = next((other for other in reversed(before) if self._reads_the_same(other, load)), None)
         self.origins[number] = origin
         if origin is not None:
             self.edges += [(origin.pieces[-1], number), (number, origin.end)]
@@ -128,6 +133,14 @@ class Handovers:
             )
             way_out = f"take it from rank {home}, or from a rank that has loaded it for an earlier microbatch"
             raise broken(self._index.schedule, f"{rule}on rank {home}", [number], way_out=way_out)
+
+    def _reads_the_same(self, one: Transfer, other: Transfer) -> bool:
+        """Whether two transfers of a stage bring the same version, one that is known before the schedule runs."""
+        policy, shape = self._index.schedule.policy, self._index.shape
+        read, wanted = (
+            version_read(policy, shape, self._microbatch(load), load.visits[0].stage) for load in (one, other)
+        )
+        return read is not None and read == wanted
 
     def _home(self, stage: int, rank: int) -> int:
         """Where a stage is stepped; without steps, the first rank that is taken to have it."""

@@ -264,7 +264,7 @@ class Index:
 
     def _steps_read(self, kind: Kind, stage: int, microbatch: int, named: int | None) -> Iterator[int]:
         """The STEPs that publish what a forward must read; none under a policy that reads what is newest."""
-        version = version_read(self.schedule.policy, self.shape, microbatch) if named is None else named
+        version = version_read(self.schedule.policy, self.shape, microbatch, stage) if named is None else named
         if version:
             for updated in self.updated_by(kind, stage):
                 if (updated, version) in self.steps:

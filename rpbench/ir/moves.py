@@ -27,7 +27,7 @@ from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.handovers import Handovers
 from rpbench.ir.index import Index
-from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.policy import KNOWN, STEPS_BEHIND
 from rpbench.ir.saved_inputs import What, activation_edges
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import Transfer as Transfer
@@ -152,13 +152,13 @@ class Moves:
         }
 
     def _check_known(self, arrive: What) -> None:
-        """Weights that are brought have a version which follows from the step, so that it is known beforehand."""
+        """Weights that are brought have a version which follows from microbatch and stage: it is known beforehand."""
         index = self.index
-        if index.steps and index.schedule.policy not in STEPS_BEHIND:
+        if index.steps and index.schedule.policy not in KNOWN:
             for (what, _, _), numbers in self._numbers.items():
                 if what == arrive and numbers:
                     rule = f"{index.actions[numbers[0]]}: policy {index.schedule.policy.value} reads what is newest"
-                    way_out = f"what is brought must be known: {', '.join(known.value for known in STEPS_BEHIND)}"
+                    way_out = f"what is brought must be known: {', '.join(known.value for known in KNOWN)}"
                     raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
 
     def _check_serves(self, pieces: Sequence[int], visits: Sequence[Visit]) -> None:
@@ -177,12 +177,15 @@ class Moves:
                 raise broken(index.schedule, rule, [pieces[0], visit.first], way_out="bring weights once a step")
 
     def _version(self, visit: Visit) -> int:
-        """The version that a visit reads, by its step."""
-        return self._versions[visit.step]
+        """The version that a visit reads."""
+        if self.index.schedule.policy in STEPS_BEHIND:
+            return self._versions[visit.step]
+        shape, microbatch = self.index.shape, self.index.actions[visit.first].microbatch
+        return version_read(self.index.schedule.policy, shape, microbatch or 0, visit.stage) or 0
 
     @cached_property
     def _versions(self) -> list[int]:
-        """By step."""
+        """By step, where the step decides."""
         shape, policy = self.index.shape, self.index.schedule.policy
         return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in range(shape.num_steps)]
 

@@ -17,8 +17,11 @@ class Policy(Enum):
     | 2bw        | t - 1               | the same           | PipeDream-2BW                      |
     | latest     | newest              | newest             | PipeMare                           |
     | predict    | newest (+ forecast) | newest             | PipeOptim, XPipe, SpecTrain        |
-    | delayed    | t - 1               | the same           | ZeRO-Offload DPU, RoundPipe async  |
+    | delayed    | t - 1               | the same           | ZeRO-Offload DPU, RoundPipe async, |
+    |            |                     |                    | cyclic data parallelism (CDP-v1)   |
     | optimistic | t                   | the same           | zero-bubble post-validation        |
+    | cyclic     | t if s + i >= S - 1, | the same          | cyclic data parallelism (CDP-v2),  |
+    |            | t - 1 elsewhere     |                    | stage s of S on worker i           |
 
     A forecast is made by the first microbatch of a step, and the others of that step share it.
     """
@@ -31,9 +34,12 @@ class Policy(Enum):
     PREDICT = "predict"
     DELAYED = "delayed"
     OPTIMISTIC = "optimistic"
+    CYCLIC = "cyclic"
 
 
 # Version read is a function of the step alone: t minus this.
 STEPS_BEHIND = {Policy.FLUSH: 0, Policy.OPTIMISTIC: 0, Policy.TWO_BW: 1, Policy.DELAYED: 1}
+# Version read follows from microbatch and stage, so that it is known before anything runs.
+KNOWN = (*STEPS_BEHIND, Policy.CYCLIC)
 # One step per microbatch is what these policies are made for; the others step once per `num_microbatches`.
 ASYNCHRONOUS = frozenset({Policy.STASH, Policy.VERTICAL, Policy.LATEST, Policy.PREDICT})

@@ -192,7 +192,7 @@ class _Replay:
         """The version an action reads when it runs now (table in `rpbench.ir.policy`)."""
         kind, stage, microbatch, part, _, _, _, _ = action
         assert microbatch is not None
-        fixed = version_read(self.policy, self.index.shape, microbatch)
+        fixed = version_read(self.policy, self.index.shape, microbatch, stage)
         if fixed is not None:
             version = fixed
         elif kind is Kind.F and action.version is not None and self.index.names_versions:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
-from rpbench.ir.dependencies import names_versions
+from rpbench.ir.dependencies import names_versions, version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import GRADIENT
-from rpbench.ir.policy import ASYNCHRONOUS, STEPS_BEHIND, Policy
+from rpbench.ir.policy import ASYNCHRONOUS, KNOWN, Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
 from rpbench.ir.versions import Versions
 
@@ -42,14 +42,13 @@ def lane_reads(schedule: Schedule) -> LaneReads:
     Raises:
         ScheduleError: if that depends on when other lanes get where, or the schedule cuts sequences in parts.
     """
-    behind = STEPS_BEHIND.get(schedule.policy)
     found = LaneReads({}, {})
     stepped = _has_steps(schedule)
-    if behind is not None or not stepped:
+    if schedule.policy in KNOWN or not stepped:
         for action in _computing(schedule):
-            own = found.forward if action.kind is Kind.F else found.backward
-            step = (action.microbatch or 0) // schedule.shape.num_microbatches
-            own[action.stage, action.microbatch or 0] = max(0, step - behind) if stepped and behind is not None else 0
+            own, microbatch = found.forward if action.kind is Kind.F else found.backward, action.microbatch or 0
+            known = version_read(schedule.policy, schedule.shape, microbatch, action.stage) if stepped else None
+            own[action.stage, microbatch] = known or 0
         return found
     _check(schedule)
     for _, _, row in schedule.items():

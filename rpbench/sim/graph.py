@@ -16,7 +16,7 @@ from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.index import GRADIENT
 from rpbench.ir.moved_objects import Cargo, carries
 from rpbench.ir.moves import TRANSFERS
-from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.policy import KNOWN, STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
@@ -309,14 +309,12 @@ def _step_edges(schedule: Schedule, where: Mapping[Kind, Ints]) -> list[tuple[In
         for kind in where.keys() & set(GRADIENT):
             gradients = where[kind][:, :, batch.start : batch.stop]
             pairs.append((gradients, np.broadcast_to(steps[:, None, version, None], gradients.shape)))
-    behind = STEPS_BEHIND.get(schedule.policy)
-    if behind is not None:
-        microbatch = np.arange(shape.total_microbatches)
-        read = np.maximum(0, microbatch // shape.num_microbatches - behind)
+    if schedule.policy in KNOWN:
         readers = [(Kind.F, stage, dependencies.stages_updated(schedule, stage)) for stage in range(shape.num_stages)]
         if shape.fused:
             readers.append((Kind.FB, shape.num_backward_stages - 1, (shape.num_backward_stages - 1,)))
         for kind, stage, updated_by in readers:
+            read = _versions_read(schedule, stage)
             for part in range(shape.num_parts):
                 pairs += [
                     (np.where(read > 0, steps[other, read], -1), where[kind][stage, part, : len(read)])
@@ -326,6 +324,15 @@ def _step_edges(schedule: Schedule, where: Mapping[Kind, Ints]) -> list[tuple[In
     if dependencies.names_versions(schedule):
         pairs += _named_versions(schedule, steps)
     return [_present(producer.ravel(), consumer.ravel()) for producer, consumer in pairs]
+
+
+def _versions_read(schedule: Schedule, stage: int) -> Ints:
+    """By microbatch, the version that a stage reads under a policy that says so."""
+    shape, policy = schedule.shape, schedule.policy
+    microbatches = np.arange(shape.total_microbatches)
+    if policy in STEPS_BEHIND:  # all at once: a large schedule has many
+        return np.maximum(0, microbatches // shape.num_microbatches - STEPS_BEHIND[policy])
+    return np.array([dependencies.version_read(policy, shape, number, stage) for number in microbatches.tolist()])
 
 
 def _named_versions(schedule: Schedule, steps: Ints) -> Iterator[tuple[Ints, Ints]]:

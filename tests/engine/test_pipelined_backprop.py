@@ -256,8 +256,10 @@ SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices
     "words, said",
     [
         ((), "optimizer=adamw optimizer.momentum=0.0: spike_compensation and weight_prediction of pipelined_backprop"),
-        (("optimizer=sgd",), "use optimizer=sgd optimizer.momentum=0.9, or schedule.spike_compensation=false"),
-        (("schedule.spike_compensation=false",), "or schedule.weight_prediction=false"),
+        (
+            ("optimizer=sgd", "schedule.weight_prediction=false"),
+            "use optimizer=sgd optimizer.momentum=0.9, or schedule.spike_compensation=false\n",
+        ),
         (("optimizer=sgd", "optimizer.momentum=0.9", "model.tied_embedding=true"), "set model.tied_embedding=false"),
         (("optimizer=sgd", "optimizer.momentum=0.9", "recompute=none"), "reads other weights than its forward"),
         (("schedule.spike_compensation=2",), "schedule.spike_compensation=2: pipelined_backprop takes true or false"),
@@ -266,7 +268,7 @@ SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices
 def test_what_cannot_be_is_refused_with_a_way_out(words, said, rpbench, tmp_path):
     status, rows, err = rpbench(f"schedule={NAME}", *SIZES, *words)
     assert (status, rows) == (2, [])
-    assert said in err.replace("\n", " ")
+    assert said in err
     assert not list(tmp_path.rglob("events.jsonl"))
 
 

@@ -21,7 +21,7 @@ from rpbench.ir.action import COMPUTE, Kind
 from rpbench.ir.analysis import replay
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.policy import ASYNCHRONOUS, Policy
-from rpbench.ir.schedule import ScheduleError, Shape
+from rpbench.ir.schedule import ScheduleError, Shape, from_text
 from rpbench.ir.versions_by_lane import lane_reads
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
@@ -58,6 +58,22 @@ def test_pipedream_trains_on_the_weights_of_the_paper(vertical, devices, minibat
         if action.kind in COMPUTE:
             assert run.training.passes.read[number, action] == read(action.stage, action.microbatch), action
     assert run.training.passes.num_left == 0
+
+
+DRIFTING_HEAD = """
+# rpbench-schedule 1
+# name=mine ranks=2 stages=2 backward_stages=2 microbatches=1 steps=4 parts=1 fused=0 policy=latest weights=bound \
+placement=0,1 partition=1-1
+0/compute: 0F0 0F1 0F2 0B0 0STEP@1 0B1 0STEP@2 0B2 0STEP@3 0F3 0B3 0STEP@4
+1/compute: 1F0 1F1 1F2 1B0 1STEP@1 1B1 1STEP@2 1B2 1STEP@3 1F3 1B3 1STEP@4
+"""
+
+
+def test_a_head_goes_back_through_the_weights_it_went_forth_with():
+    """Its graph waits while the last stage steps; the other layers recompute on what is newest."""
+    schedule = from_text(DRIFTING_HEAD.lstrip())
+    run = train(schedule, workload_of(schedule), learning_rate=1e-2)
+    assert_same(run, reference_of(run))
 
 
 def test_the_last_bits_tell_stale_weights_from_new_ones():

@@ -79,7 +79,7 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
     training = run.training
     if read_version is not None:
         options["reads"] = Reads(read_version, read_version)
-    elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW, Policy.DELAYED}:
+    elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW, Policy.DELAYED, Policy.CYCLIC}:
         options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
     if training.settings.compensation.is_needed:
         options |= {"compensation": training.settings.compensation, "delays": Delays(training.analysis)}

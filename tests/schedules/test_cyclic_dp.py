@@ -14,7 +14,7 @@ from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
-from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
 from rpbench.ir.timeline import Timeline
 from rpbench.registry import entry
 from rpbench.sim.longest_path import simulate
@@ -43,13 +43,26 @@ SUMMED = """
 """
 
 
-def order(p: int, rounds: int = 1, num_steps: int = 1, name: str = "cyclic_dp") -> Schedule:
+# With the newest weights, the same worker in steps 0 and 1. The last stage comes from worker 0, where it is at home and
+# new; its own is new as well; the first stage comes from worker 0, too, and is that of the step before.
+LOADED_NEWEST = """
+    0LOAD:P@0>0 1LOAD:P@0>1 2LOAD:P@0>0 2FREE:P 1FREE:P 0LOAD:P@0>0 0FREE:P
+    1LOAD:P@1>1 2LOAD:P@1>0 2FREE:P 1FREE:P 0FREE:P
+"""
+
+
+def order(p: int, rounds: int = 1, num_steps: int = 1, name: str = "cyclic_dp", **options) -> Schedule:
     shape = Shape(p, p, p * rounds, num_steps=num_steps)
-    return entry(name).build(shape).with_partition(symmetric((1,) * p))
+    return entry(name).build(shape, **options).with_partition(symmetric((1,) * p))
 
 
-def complete(p: int, rounds: int = 1, num_steps: int = 1, name: str = "cyclic_dp") -> Schedule:
-    return entry(name).lower(order(p, rounds, num_steps, name), prefetch=1)
+def complete(p: int, rounds: int = 1, num_steps: int = 1, name: str = "cyclic_dp", **options) -> Schedule:
+    ordered = order(p, rounds, num_steps, name, **options)
+    return entry(name).lower(ordered, prefetch=1, **(entry(name).options | options))
+
+
+def newest(p: int, rounds: int = 1, num_steps: int = 1) -> Schedule:
+    return complete(p, rounds, num_steps, newest=True)
 
 
 def lines(text: str) -> list[str]:
@@ -71,7 +84,36 @@ def test_steps_weights_and_sums():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("p, rounds, steps", [(1, 1, 3), (1, 2, 2), (2, 1, 3), (3, 2, 2), (4, 1, 4), (6, 3, 1)])
+def test_the_newest_weights_come_from_the_worker_before():
+    schedule = newest(3, num_steps=2)
+    assert [schedule.compute(worker) for worker in range(3)] == [complete(3, num_steps=2).compute(w) for w in range(3)]
+    assert " ".join(map(str, schedule.lanes[1]["h2d"])) == " ".join(lines(LOADED_NEWEST))
+    comes = [[str(action) for action in row["h2d"] if action.kind is Kind.LOAD] for row in schedule.lanes]
+    # The last worker keeps nothing old; what worker 0 has old has come to it from there.
+    assert comes[2][3:] == ["0LOAD:P@1>2", "1LOAD:P@1>1", "2LOAD:P@1>1"]
+    assert comes[0][3:] == ["0LOAD:P@0>2", "1LOAD:P@0>2", "2LOAD:P@1>0"]
+    assert from_text(to_text(schedule)) == schedule
+
+
+SIZES = [(1, 1, 3), (1, 2, 2), (2, 1, 3), (3, 2, 2), (4, 1, 4), (6, 3, 1)]
+
+
+@pytest.mark.parametrize("p, rounds, steps", SIZES)
+def test_the_newest_weights_that_are_out(p, rounds, steps):
+    """theta_t where stage + worker reaches the last stage, theta_{t-1} elsewhere; both ways."""
+    schedule = newest(p, rounds, steps)
+    versions = check(schedule)
+    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
+    for number, action in numbered:
+        if action.kind in (Kind.F, Kind.B):
+            step, place = divmod(action.microbatch, p * rounds)
+            new = action.stage + place % p >= p - 1
+            assert versions.read[number] == (step if new else max(0, step - 1)), action
+    for (stage, microbatch), late in versions.staleness_steps.items():
+        assert late == (microbatch >= p * rounds and stage + microbatch % p < p - 1)
+
+
+@pytest.mark.parametrize("p, rounds, steps", SIZES)
 def test_with_all_it_moves_it_runs_one_step_late(p, rounds, steps):
     versions = check(complete(p, rounds, steps))
     assert versions.published == (steps,) * p
@@ -103,7 +145,7 @@ def held(timeline: Timeline) -> list[int]:
     return levels
 
 
-@pytest.mark.parametrize("make", [order, complete])
+@pytest.mark.parametrize("make", [order, complete, newest])
 @pytest.mark.parametrize("p, rounds, steps", [(2, 1, 3), (3, 1, 3), (4, 2, 2), (7, 1, 2)])
 def test_a_worker_is_two_slots_behind_the_one_before_and_never_idle(make, p, rounds, steps):
     timeline = timed(make(p, rounds, steps))
@@ -132,6 +174,17 @@ def test_activations_are_constant_and_half_of_data_parallelisms(p):
     assert max(levels) == p * (p + 1) // 2
     assert set(levels[2 * (p - 1) : 6 * p]) == {p * (p + 1) // 2}
     assert max(held(timed(order(p, num_steps=3, name="data_parallel")))) == p * p
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("p, stagger", [(3, 3), (4, 3), (5, 4), (8, 3)])
+def test_longer_backwards_are_further_apart_and_hold_as_much(p, stagger, late):
+    """A backward of k - 1 forwards and workers k forwards apart: a worker is never idle, and the count is the same."""
+    timeline = timed(complete(p, num_steps=3, newest=not late, stagger=stagger), b=Fraction(stagger - 1))
+    levels = held(timeline)
+    assert timeline.makespan == stagger * (3 * p + p - 1)
+    assert set(levels[stagger * (p - 1) : 3 * stagger * p]) == {p * (p + 1) // 2} == {max(levels)}
+    assert max(held(timed(order(p, num_steps=3), b=Fraction(stagger - 1)))) > p * (p + 1) // 2, "two forwards apart"
 
 
 @pytest.mark.parametrize("p", [2, 4])
@@ -169,15 +222,16 @@ def equal_layers(p: int) -> ModelBytes:
     return replace(sizes, embedding=none, head=none)
 
 
-@pytest.mark.parametrize("p, rounds", [(2, 1), (3, 1), (3, 2), (5, 3)])
-def test_what_goes_over_links(p, rounds):
-    """N (N - 1) weights and k N^2 - 1 sums of a stage, all workers together."""
+@pytest.mark.parametrize("make", [complete, newest])
+@pytest.mark.parametrize("p, rounds, steps", [(2, 1, 1), (3, 1, 4), (3, 2, 2), (5, 3, 2)])
+def test_what_goes_over_links(make, p, rounds, steps):
+    """N (N - 1) weights and k N^2 - 1 sums of a stage in a step, all workers together."""
     sizes = equal_layers(p)
     layer, total = sizes.layers[0], Counter()
-    for device in moved_bytes(complete(p, rounds), sizes):
+    for device in moved_bytes(make(p, rounds, steps), sizes):
         total.update(device)
-    assert total["net LOAD:P"] == p * (p - 1) * layer.weights
-    assert total["net STORE:G"] == (rounds * p * p - 1) * layer.gradients
+    assert total["net LOAD:P"] == steps * p * (p - 1) * layer.weights
+    assert total["net STORE:G"] == steps * (rounds * p * p - 1) * layer.gradients
     assert set(total) == {"net LOAD:P", "net STORE:G"}
 
 
@@ -197,11 +251,12 @@ def test_over_links_beside_an_all_reduce(p):
     assert Fraction(cyclic, parallel) == Fraction((p - 1) * (2 * p + 1), 2 * p * (p - 1))
 
 
+@pytest.mark.parametrize("make", [complete, newest])
 @pytest.mark.parametrize("p", [2, 4, 5])
-def test_a_worker_holds_the_model_its_own_stage_and_two_gradients_on_their_way(p):
+def test_a_worker_holds_the_model_its_own_stage_and_two_gradients_on_their_way(make, p):
     sizes = equal_layers(p)
     layer = sizes.layers[0]
-    for classes in classes_of(complete(p, num_steps=3), sizes, [p] * p):
+    for classes in classes_of(make(p, num_steps=3), sizes, [p] * p):
         assert classes["weights"] == layer.weights
         assert classes["optimizer state"] == layer.optimizer
         assert classes["gathered weights"] == p * layer.weights
@@ -210,6 +265,33 @@ def test_a_worker_holds_the_model_its_own_stage_and_two_gradients_on_their_way(p
 
 
 # --- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stagger", [0, 5])
+def test_a_worker_begins_after_some_forward(stagger):
+    with pytest.raises(ValueError, match=f"stagger={stagger}: a worker begins after 1 to 4 forwards .* try 2"):
+        entry("cyclic_dp").build(Shape(4, 4, 4), stagger=stagger)
+
+
+def test_weights_that_are_not_the_newest_are_refused():
+    """Worker 1 of 3 is to have the new weights of the last stage; those of the step before are a broken promise."""
+    schedule = newest(3, num_steps=2)
+    rows = [dict(row) for row in schedule.lanes]
+    late = parse("2LOAD:P@0>0")
+    rows[1]["h2d"] = tuple(late if str(action) == "2LOAD:P@1>0" else action for action in rows[1]["h2d"])
+    with pytest.raises(ScheduleError, match=r"2LOAD:P@0>0 brings version 0 to 2F4, which reads version 1"):
+        check(replace(schedule, rows=tuple(rows)))
+
+
+def test_a_copy_of_another_version_is_not_handed_on():
+    """Worker 0 needs what is new of the last stage; the last worker has that of the step before when it begins."""
+    schedule = newest(3, num_steps=2)
+    rows = [dict(row) for row in schedule.lanes]
+    rows[0]["h2d"] = tuple(
+        action._replace(peer=2) if str(action) == "2LOAD:P@1>0" else action for action in rows[0]["h2d"]
+    )
+    with pytest.raises(ScheduleError, match=r"takes what rank 2 does not have: stage 2 is at home on rank 0"):
+        check(replace(schedule, rows=tuple(rows)))
 
 
 @pytest.mark.parametrize(

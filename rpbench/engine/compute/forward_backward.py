@@ -75,6 +75,7 @@ class Passes:
         self._stored: dict[tuple[int, Segment], torch.Tensor] = {}  # the same, moved off its device
         self._outputs: dict[tuple[int, Segment], torch.Tensor] = {}  # (forward stage, segment) -> its output
         self._graphs: dict[tuple[int, Segment], Graph] = {}  # (stage, segment) -> what lives from forward to backward
+        self._held: dict[tuple[int, Segment], tuple[range, int]] = {}  # the same -> its modules, and their version
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
         self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
         self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
@@ -116,6 +117,9 @@ class Passes:
             self._outputs[action.stage, segment] = x
         if self._adjustments is not None:
             self._adjustments.after_forward(action.stage, weights)
+        if (action.stage, segment) in self._graphs:  # whose backward goes through the very weights
+            self._held[action.stage, segment] = modules[len(again) :], version
+            modules = again
         self._release(modules, version)
 
     def fused(self, action: Action, number: int, gate: Gate) -> None:
@@ -251,6 +255,8 @@ class Passes:
         if self._adjustments is not None:
             self._adjustments.after_backward(stage, weights)
         self._release(modules, version)
+        if kept is not None:
+            self._release(*self._held.pop((stage, segment)))
         return gradients
 
     def _at(self, action: Action, number: int) -> tuple[Segment, int]:
