@@ -5,7 +5,6 @@ device has is what the action it runs holds, so any device may run any stage. No
 has its own shard or copy of it, and gets the rest by collectives (`rpbench.engine.state.ownership`).
 """
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from rpbench.engine.compute.forward_backward import Passes
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.stage import GRAINS, Grain, Stages
 from rpbench.engine.executor import Gate, Handler
-from rpbench.engine.layout import Layout, layout_of
+from rpbench.engine.layout import layout_of
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.shards import cut_head, cut_layers
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
@@ -37,6 +36,7 @@ from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.reductions import reductions_of
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import Weights, begin, masters_of
+from rpbench.engine.training_checks import check_kept, check_shape, check_stored
 from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
@@ -44,12 +44,11 @@ from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND
-from rpbench.ir.residency import inputs_stay, moves_activations
-from rpbench.ir.saved_inputs import keeping_stage
+from rpbench.ir.residency import inputs_stay
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.models.shards import held_parameters
-from rpbench.passes.recomputation import EXECUTED, Recompute, check_recompute
+from rpbench.passes.recomputation import EXECUTED, Recompute
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Training:
         if partition is None:
             raise ValueError("the schedule has no partition: give it one by with_partition()")
         partition.check_layers(len(workload.chain) - 2)
-        _check_shape(workload, given.schedule)
+        check_shape(workload, given.schedule)
         self.uncut, self.settings = workload, settings or Settings()
         self.workload, self.start = _cut(workload, given.schedule, start)
         layout = layout_of(partition, self.workload.num_head_shares)
@@ -149,10 +148,10 @@ class Training:
     def _check(self, schedule: Schedule) -> None:
         """Refuse what the settings ask of the schedule and cannot be."""
         compensation = self.settings.compensation
-        _check_recompute(schedule, self.settings.recompute, compensation)
+        check_kept(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
         check_momentum(compensation, self.settings.optimizer)
-        _check_stored(schedule, self.layout, self.settings.recompute_grain)
+        check_stored(schedule, self.layout, self.settings.recompute_grain)
 
     def _weights(self, loaded: set[int], pin: bool) -> Weights:
         """The weights at home; with copies on devices where stages are loaded, or shards where replicas share them."""
@@ -442,60 +441,3 @@ def _cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[W
         workload = cut_layers.cut_workload(workload, schedule)
         start = start and cut_layers.cut_state(start, workload, schedule.shape.num_ranks)
     return (workload if start is None else replace(workload, first_step=start.num_steps)), start
-
-
-def _check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
-    """Refuse a STORE:A of inputs that several forwards keep, as they may where every layer's is kept."""
-    if grain == "stage" or not schedule.shape.separate_cuts:
-        return
-    for action in (action for _, _, row in schedule.items() for action in row):
-        if (action.kind, action.object) == (Kind.STORE, "A"):
-            keeper = layout.forward[keeping_stage(schedule, action.stage)]
-            apart = [module for module in layout.backward[action.stage] if module not in keeper]
-            if apart:
-                raise ValueError(
-                    f"recompute_grain=layer: {action} is of what several forward stages keep (modules "
-                    f"{list(layout.backward[action.stage])}, of which {apart} are another's); use recompute_grain=stage"
-                )
-
-
-def _check_recompute(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
-    check_recompute(schedule, recompute)
-    if recompute == "none" and moves_activations(schedule):
-        raise ValueError(
-            f"recompute=none: {schedule.name} moves activations, of which the engine moves what a stage recomputes "
-            "from; use recompute=all, or mode=simulate"
-        )
-    if recompute != "all" and compensation.is_needed:
-        raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
-
-
-def _check_shape(workload: Workload, schedule: Schedule) -> None:
-    if schedule.shape.num_segments > 1:
-        _check_parts(workload, schedule)
-    if schedule.shape.num_microbatches != workload.num_microbatches:
-        raise ValueError(
-            f"the schedule has {schedule.shape.num_microbatches} microbatches a step, the workload "
-            f"{workload.num_microbatches}: make both for the same number"
-        )
-
-
-def _check_parts(workload: Workload, schedule: Schedule) -> None:
-    num_parts, seq_len = schedule.shape.num_parts, workload.batch(0).tokens.shape[1]
-    if num_parts > seq_len:
-        raise ValueError(
-            f"{num_parts} segments of a sequence of {seq_len} tokens: a segment holds at least 1; take fewer segments"
-        )
-    parts = (part for _, _, row in schedule.items() for action in row for part in parts_of(action))
-    split = next((part for part in parts if part.kind in (Kind.I, Kind.W, Kind.FB)), None)
-    if split is not None:
-        raise ValueError(
-            f"{split}: gradients of keys and values pass between segments in whole backwards only; "
-            "use schedule=seq1f1b as it is, or mode=simulate"
-        )
-    for module in workload.modules[1:-1]:
-        if "earlier" not in inspect.signature(module.forward).parameters:
-            raise ValueError(
-                f"{type(module).__name__} runs whole sequences, the schedule cuts them into {num_parts} segments: "
-                "its forward must take the earlier ones' keys and values; use one segment, or another schedule"
-            )

@@ -1,0 +1,72 @@
+"""Checks of a training run: what a schedule, a workload and the settings ask of each other and cannot have."""
+
+import inspect
+
+from rpbench.engine.compute.stage import Grain
+from rpbench.engine.layout import Layout
+from rpbench.engine.state.compensation import Compensation
+from rpbench.engine.workload import Workload
+from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.residency import moves_activations
+from rpbench.ir.saved_inputs import keeping_stage
+from rpbench.ir.schedule import Schedule
+from rpbench.passes.recomputation import Recompute, check_recompute
+
+
+def check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
+    """Refuse a STORE:A of inputs that several forwards keep, as they may where every layer's is kept."""
+    if grain == "stage" or not schedule.shape.separate_cuts:
+        return
+    for action in (action for _, _, row in schedule.items() for action in row):
+        if (action.kind, action.object) == (Kind.STORE, "A"):
+            keeper = layout.forward[keeping_stage(schedule, action.stage)]
+            apart = [module for module in layout.backward[action.stage] if module not in keeper]
+            if apart:
+                raise ValueError(
+                    f"recompute_grain=layer: {action} is of what several forward stages keep (modules "
+                    f"{list(layout.backward[action.stage])}, of which {apart} are another's); use recompute_grain=stage"
+                )
+
+
+def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
+    """Refuse to keep activations that the engine moves, or whose weights are others in backward."""
+    check_recompute(schedule, recompute)
+    if recompute == "none" and moves_activations(schedule):
+        raise ValueError(
+            f"recompute=none: {schedule.name} moves activations, of which the engine moves what a stage recomputes "
+            "from; use recompute=all, or mode=simulate"
+        )
+    if recompute != "all" and compensation.is_needed:
+        raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
+
+
+def check_shape(workload: Workload, schedule: Schedule) -> None:
+    """Refuse a workload of other microbatches, and segments that it cannot be cut into."""
+    if schedule.shape.num_segments > 1:
+        _check_parts(workload, schedule)
+    if schedule.shape.num_microbatches != workload.num_microbatches:
+        raise ValueError(
+            f"the schedule has {schedule.shape.num_microbatches} microbatches a step, the workload "
+            f"{workload.num_microbatches}: make both for the same number"
+        )
+
+
+def _check_parts(workload: Workload, schedule: Schedule) -> None:
+    num_parts, seq_len = schedule.shape.num_parts, workload.batch(0).tokens.shape[1]
+    if num_parts > seq_len:
+        raise ValueError(
+            f"{num_parts} segments of a sequence of {seq_len} tokens: a segment holds at least 1; take fewer segments"
+        )
+    parts = (part for _, _, row in schedule.items() for action in row for part in parts_of(action))
+    split = next((part for part in parts if part.kind in (Kind.I, Kind.W, Kind.FB)), None)
+    if split is not None:
+        raise ValueError(
+            f"{split}: gradients of keys and values pass between segments in whole backwards only; "
+            "use schedule=seq1f1b as it is, or mode=simulate"
+        )
+    for module in workload.modules[1:-1]:
+        if "earlier" not in inspect.signature(module.forward).parameters:
+            raise ValueError(
+                f"{type(module).__name__} runs whole sequences, the schedule cuts them into {num_parts} segments: "
+                "its forward must take the earlier ones' keys and values; use one segment, or another schedule"
+            )
