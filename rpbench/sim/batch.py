@@ -57,6 +57,7 @@ class PlanBatch:
                 "cost.split_backward=true"
             )
         self._times, self._keeps = times, frozenset(keeps)
+        self._remakes = graph.schedule.shape.keeps_every > 1  # an R is a run of its own: `CostTable.of_order`
         self._fused, self._num_head_shards = graph.schedule.shape.fused, graph.schedule.shape.num_head_shards
         # Rows of the tables: first what an action alone is looked up by, then what only OVERLAPs hold.
         alone = [members for members in graph.slots if len(members) == 1]
@@ -117,6 +118,9 @@ class PlanBatch:
         self._fill(main, Kind.I, times.input_grad, backward, times.head_input_grad)
         self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
         pre[[row for row, (kind, stage) in enumerate(self._rows) if kind is not Kind.FB and stage in self._keeps]] = 0
+        if self._remakes:
+            self._fill(main, Kind.R, times.recompute, backward)
+            main[[row for row, (kind, stage) in enumerate(self._rows) if kind is Kind.R and stage in self._keeps]] = 0
         for kind, head in ((Kind.HF, whole.head_forward), (Kind.HB, whole.head_backward)):
             main[self._slots.get(kind, [])] = float(head) / max(1, shards)
         return (pre, main) if self._is_plain else self._combined(pre, main)
