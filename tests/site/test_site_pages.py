@@ -95,7 +95,7 @@ def test_the_site_is_built_and_asks_nobody(built):
     assert all((built / "methods" / f"{name}.svg").stat().st_size > 1000 for name in entries())
     for page in built.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        assert "no-run:" not in text, page
+        assert "no-run:" not in text or page.name == "contributing.html", page  # which explains the mark
         for asked in _requests(text):
             assert not re.match(r"(?:[a-z]+:)?//", asked), f"{page.relative_to(built)} asks for {asked}"
             local = asked.partition("#")[0].partition("?")[0]
