@@ -49,6 +49,7 @@ class Entry:
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
             `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
+        rounds: the steps of its shape that an update takes, each with an equal part of the update's microbatches.
         compensation: what the engine does about late gradients, as settings of `rpbench.engine.state.compensation` by
             their names; takes the schedule's options. None: nothing.
         tensor_parallel: whether every device has a share of every matrix, and parts are such shares.
@@ -73,6 +74,7 @@ class Entry:
     recompute_ahead: bool = False
     switch_after_last_forward: bool = False
     steps_each_microbatch: bool = False
+    rounds: int = 1
     compensation: Callable[..., Mapping[str, Any]] | None = None
     tensor_parallel: bool = False
     lower: Callable[..., Schedule] | None = None
@@ -106,10 +108,16 @@ class Entry:
         """Microbatches of an optimizer step and number of steps, when that many were asked for.
 
         Raises:
-            ValueError: if replicated stages cannot share the microbatches evenly.
+            ValueError: if rounds, or replicated stages, cannot share the microbatches evenly.
         """
+        if num_microbatches % self.rounds:
+            raise ValueError(
+                f"num_microbatches={num_microbatches}: {self.name} takes those of an update in {self.rounds} rounds, so "
+                f"that they must be a multiple of {self.rounds}; take num_microbatches="
+                f"{num_microbatches + -num_microbatches % self.rounds}"
+            )
         if not self.steps_each_microbatch:
-            return num_microbatches, num_steps
+            return num_microbatches // self.rounds, num_steps * self.rounds
         window, total = math.lcm(*map(int, replicas or (1,))), num_microbatches * num_steps
         if window and total % window:
             raise ValueError(

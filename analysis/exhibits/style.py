@@ -47,6 +47,7 @@ METHODS = {
 
 # Schedules that appear by name alone.
 _NAMES = {
+    "acco": "ACCO",
     "adaptis": "AdaPtis",
     "bitpipe": "BitPipe",
     "bpipe": "BPipe",

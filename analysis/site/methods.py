@@ -79,6 +79,8 @@ def _as_typed(value: object) -> str:
 def _updates(found: Entry) -> str:
     if found.steps_each_microbatch:
         return "after every microbatch"
+    if found.rounds > 1:
+        return f"after all microbatches of an update, in {found.rounds} rounds"
     if found.late:
         return "after all microbatches; one step late with " + ", ".join(
             f"`schedule.{key}={_as_typed(value)}`" for key, value in found.late.items()

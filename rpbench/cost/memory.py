@@ -406,6 +406,7 @@ _WAYS_OUT = {
     "gradients on their way": "take more and smaller stages",
     "gradients": "take more devices, or schedule=roundpipe, which holds one stage's gradients at a time",
     "optimizer state": "take more devices, or schedule=roundpipe, which keeps it on the host",
+    "kept by trials": "take more devices, or schedule=zero_2, which tries nothing",
     "prefetched weights": "take more stages, or let partition=search find smaller ones",
     "kept stage inputs": "take smaller microbatches, or a schedule with fewer in flight such as 1f1b",
     "activations": "take smaller microbatches, recompute=all, or a schedule with fewer in flight such as 1f1b",

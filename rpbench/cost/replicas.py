@@ -5,12 +5,15 @@
     gradients           whole; a shard where they are scattered after every visit; none where they are stored (STORE:G)
     gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored
     optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane
+    kept by trials      a copy of the optimizer state of the stage that is tried (policy trial), the largest one; and the
+                        gradients of the round before, in shards
 
 Where stages go from device to device (LOAD:P>q), the home of a stage keeps its weights and optimizer state, and the
 others have what they have loaded. It keeps the gradient as well where sums of groups come to it.
 
 A gathered stage holds its device's own shard too. Of n devices each brings, keeps and updates 1/n. What stays is
 exact; how many gradients are on their way depends on the links, and two stages are what a device has room for.
+Where sums of whole gradients run beside the next round (policy trial), that is all of them once more.
 
 Source: Rajbhandari et al., "ZeRO", SC'20, section 5.
 """
@@ -30,6 +33,7 @@ from rpbench.cost.sizes import ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.policy import Policy
 from rpbench.ir.residency import inputs_stay
 from rpbench.ir.schedule import Schedule, Weights
 
@@ -98,6 +102,7 @@ class ReplicaFootprint:
         schedule, shares = analysis.schedule, _Shares(analysis)
         self._num_stages = schedule.shape.num_stages
         self._in_flight = np.asarray(in_flight, np.int64)
+        self._tries = schedule.policy is Policy.TRIAL
         self._devices = [self._device(shares, device) for device in range(schedule.shape.num_ranks)]
 
     def classes(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
@@ -108,7 +113,7 @@ class ReplicaFootprint:
         def on_devices(columns: Sequence[Floats]) -> Ints:
             return np.rint(np.stack(columns, axis=1)).astype(np.int64)
 
-        return {
+        found = {
             "weights": on_devices([stages.weights @ device.weights for device in self._devices]),
             "gathered weights": on_devices(
                 [
@@ -125,6 +130,14 @@ class ReplicaFootprint:
             ),
             "logits": np.tile(np.array([sizes.logits * (last in device.held) for device in self._devices]), (plans, 1)),
         }
+        if self._tries:
+            found["kept by trials"] = on_devices(
+                [
+                    (stages.optimizer * device.optimizer).max(axis=1) + stages.gradients @ device.optimizer
+                    for device in self._devices
+                ]
+            )
+        return found
 
     def least_bytes(self, sizes: ModelBytes) -> int:
         """What the fullest device keeps at least, however the layers are cut."""
@@ -178,6 +191,7 @@ class _Shares:
         self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))} | self.homes.keys()
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
         self._cargo = analysis.cargo
+        self._tries = analysis.schedule.policy is Policy.TRIAL
 
     def held(self, device: int) -> list[int]:
         """The stages that run on a device."""
@@ -265,6 +279,8 @@ class _Shares:
     def passing(self, device: int) -> list[Shares]:
         """Gradients of backward visits that follow each other, where they leave after each; each case once."""
         made = [visit.stage for visit in self._visits[device] if visit.last_gradient >= 0]
+        if self._tries and any(self.of_gradients(device, stage) == 1 for stage in set(made)):
+            return [dict.fromkeys(made, Fraction(1))]  # of a round, beside the one that runs
         share = {stage: Fraction(int(self.of_gradients(device, stage) < 1)) for stage in set(made)}
         pairs = [
             {first: share[first] * (1 + (first == second)), second: share[second] * (1 + (first == second))}

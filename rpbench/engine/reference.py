@@ -5,10 +5,15 @@ parameters. A head that devices share is run in the same shares, because sums of
 bits. Two things are taken from the schedule, because they are part of what is computed: the order in which gradients
 are added up, and the versions of the weights that every microbatch reads. Where backward reads other weights than
 forward did, there is a graph for each piece that the engine recomputes, from the input forward kept.
+
+Where every other step is a trial (ACCO), g~ and g being the means over the two halves of an update:
+
+    theta~ = Opt(theta, g~), and theta, its moments and its count as before      theta = Opt(theta, (g~ + g) / 2)
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -95,6 +100,7 @@ def train_reference(
     delays: Delays | None = None,
     start: State | None = None,
     num_replicas: int = 1,
+    trials: bool = False,
 ) -> Trajectory:
     """Train for some steps.
 
@@ -106,10 +112,11 @@ def train_reference(
         reads: the versions the modules have for a microbatch; None: the newest.
         compensation, delays: what is done about late gradients, and how late they are.
         start: what to go on from; it has the versions below 0.
+        trials: every other step is a trial, the first of them; a step is then half of an update.
     """
     masters = masters_of(workload, start)
     settled = compensation or Compensation()
-    optimizer, rates = _optimizer(layout, masters, settings, settled, delays, workload.first_step)
+    optimizer, rates = _optimizer(layout, masters, settings, settled, delays, workload.first_step, trials=trials)
     past = _Past(workload, layout, settings, settled, delays)
     if start is not None:
         past.working = {-age: tensors for age, tensors in start.stale.items()}
@@ -137,6 +144,11 @@ def train_reference(
             if finite:
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate(step)
+                if trials and step % 2 == 0:
+                    _try(workload, masters, gradients, settings, optimizer, past)
+                    continue
+                if trials:
+                    gradients = _halved(masters, workload, found.gradients[-2], gradients)
                 _update(workload, masters, gradients, settings, optimizer, scale)
             past.note(masters, optimizer)
     found.scales = {version: scale.value for version, scale in scales.items()}
@@ -150,6 +162,8 @@ def _optimizer(
     compensation: Compensation,
     delays: Delays | None,
     first_step: int,
+    *,
+    trials: bool = False,
 ) -> tuple[torch.optim.Optimizer, list[Callable[[int], float]]]:
     """One optimizer over all masters, with a learning rate for each stage."""
     stages = sorted({layout.stage_of(module) for module, _ in masters})
@@ -159,7 +173,8 @@ def _optimizer(
 
     def rate_of(stage: int) -> Callable[[int], float]:
         tau = delays.tau[stage] if delays else 0.0
-        return lambda step: settings.rate(first_step + step + 1) * slowdown(tau, step + 1, compensation)
+        per_update = 2 if trials else 1
+        return lambda step: settings.rate((first_step + step) // per_update + 1) * slowdown(tau, step + 1, compensation)
 
     return optimizer, [rate_of(stage) for stage in stages]
 
@@ -469,6 +484,33 @@ def _update(
     if settings.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
     optimizer.step()
+
+
+def _try(
+    workload: Workload,
+    masters: Tensors,
+    gradients: Tensors,
+    settings: OptimizerSettings,
+    optimizer: torch.optim.Optimizer,
+    past: _Past,
+) -> None:
+    """Note what a step would make, and leave everything as it is."""
+    before = deepcopy((masters, optimizer.state_dict()))
+    _update(workload, masters, gradients, settings, optimizer, None)
+    past.note(masters, optimizer)
+    optimizer.load_state_dict(before[1])
+    for place, master in masters.items():
+        master.copy_(before[0][place])
+
+
+def _halved(masters: Tensors, workload: Workload, first: Tensors, second: Tensors) -> Tensors:
+    """Half of the sum of two gradients, in the type of the masters; 0 for one that is not there."""
+    found: Tensors = {}
+    for place in {**first, **second}:
+        like = masters[workload.owner_of[place]]
+        pair = [g[place].to(like.dtype) if place in g else torch.zeros_like(like) for g in (first, second)]
+        found[place] = (pair[0] + pair[1]) / 2
+    return found
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:

@@ -43,7 +43,7 @@ from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
-from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial
 from rpbench.ir.residency import inputs_stay
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
@@ -195,6 +195,7 @@ class Training:
             None if self.start is None else self.start.moments,
             self.sharing,
             None if delays is None else delays.tau,
+            self.schedule.policy,
         )
 
     def _team(self) -> Team | None:
@@ -309,10 +310,11 @@ class Training:
     def _last_stale(self) -> range:
         """The versions before the last one that a run which goes on from this one would read."""
         newest, behind = self.schedule.shape.num_steps, STEPS_BEHIND.get(self.schedule.policy)
-        if behind is None or not self.reads.has_steps:
+        ends_in_a_trial = is_trial(self.schedule.policy, newest)
+        if behind is None or not self.reads.has_steps or ends_in_a_trial:
             raise ValueError(
                 f"policy {self.schedule.policy.value} over {newest} steps leaves no state to go on from; use STEP "
-                "actions, and a schedule that flushes or is one step stale"
+                "actions, and a schedule that flushes or is one step stale, or whose last step is no trial"
             )
         return range(newest - behind, newest)
 
@@ -335,6 +337,8 @@ class Training:
         if self._adjustments:
             self._adjustments.after_step(action.stage, before)
         self.weights.publish(modules, action.version, partial(self.optimizer.values, modules))
+        if is_trial(self.schedule.policy, action.version):
+            self.optimizer.end_trial(action.stage)
 
     def _device_memory(self) -> DeviceMemory | None:
         if self.settings.device_memory_bytes is None:
@@ -394,6 +398,11 @@ class Training:
 
     def _scaler(self) -> LossScaler | None:
         rule = self.settings.optimizer.loss_scaling
+        if rule is not None and self.schedule.policy is Policy.TRIAL:
+            raise ValueError(
+                "policy trial takes the mean of gradients of two rounds, whose losses would have different scales; use "
+                "dtype=bfloat16, or a schedule that flushes"
+            )
         if rule is not None and self.reads.fixed(0) is None:
             raise ValueError(
                 f"policy {self.schedule.policy.value} lets microbatches of one step read different versions, so that "

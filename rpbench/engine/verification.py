@@ -20,6 +20,7 @@ from rpbench.engine.state.compensation import Delays
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.training import Training
 from rpbench.ir.action import COMPUTE, parts_of
+from rpbench.ir.policy import Policy
 from rpbench.ir.versions_by_lane import lane_reads
 
 
@@ -48,6 +49,7 @@ def verified(training: Training) -> dict[str, Any]:
         compensation=compensation,
         delays=Delays(training.analysis) if compensation.is_needed else None,
         start=training.start,
+        trials=schedule.policy is Policy.TRIAL,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]
     for version, gradients in training.gradients.totals():

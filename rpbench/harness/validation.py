@@ -15,6 +15,7 @@ from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.training import Training
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.policy import is_trial
 from rpbench.models.data import Batch
 
 
@@ -44,7 +45,8 @@ class Validation:
         def watched(action: Action, number: int, gate: Gate) -> None:
             step(action, number, gate)
             assert action.version is not None
-            if action.version % self._every == 0:
+            lasts = not is_trial(self._training.schedule.policy, action.version)
+            if lasts and action.version % self._every == 0:
                 self._take(action.stage, action.version)
 
         return {**handlers, Kind.STEP: watched}

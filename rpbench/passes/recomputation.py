@@ -25,7 +25,9 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 EXECUTED: tuple[Recompute, ...] = ("all", "except_last", "none")  # what the engines do
 
 # Backward reads the weights that forward read.
-_SAME_WEIGHTS = frozenset({Policy.FLUSH, Policy.STASH, Policy.VERTICAL, Policy.TWO_BW, Policy.DELAYED})
+_SAME_WEIGHTS = frozenset(
+    {Policy.FLUSH, Policy.STASH, Policy.VERTICAL, Policy.TWO_BW, Policy.DELAYED, Policy.OPTIMISTIC, Policy.TRIAL}
+)
 
 
 def check_recompute(schedule: Schedule, recompute: Recompute) -> None:

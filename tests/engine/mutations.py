@@ -34,7 +34,8 @@ def plain(name: str, steps: int) -> Schedule:
         ranks = 3 if entry.chunks == 1 or not entry.looped else 2
         ranks, chunks, microbatches = nearby(name, ranks, 2, 2 if entry.looped else 3)
         cut = symmetric(split_evenly(ranks * chunks, ranks * chunks))
-        shape = Shape(ranks, ranks * chunks, *entry.steps(microbatches, steps)[:1], num_steps=steps)
+        window, _ = entry.steps(microbatches * entry.rounds, steps)
+        shape = Shape(ranks, ranks * chunks, window, num_steps=steps)
         if entry.steps_each_microbatch:
             shape = replace(shape, num_microbatches=1, num_steps=microbatches * steps)
     return entry.build(shape).with_partition(cut)

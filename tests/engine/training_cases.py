@@ -79,8 +79,9 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
     training = run.training
     if read_version is not None:
         options["reads"] = Reads(read_version, read_version)
-    elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW, Policy.DELAYED, Policy.CYCLIC}:
+    elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW, Policy.DELAYED, Policy.CYCLIC, Policy.TRIAL}:
         options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
+    options.setdefault("trials", training.schedule.policy is Policy.TRIAL)
     if training.settings.compensation.is_needed:
         options |= {"compensation": training.settings.compensation, "delays": Delays(training.analysis)}
     return train_reference(

@@ -32,7 +32,7 @@ IN_FLIGHT = {
 }
 
 # Versions of its weights that a stage keeps at most; elsewhere one for each rank.
-MOST_VERSIONS = {Policy.FLUSH: 1, Policy.TWO_BW: 2, Policy.DELAYED: 2}
+MOST_VERSIONS = {Policy.FLUSH: 1, Policy.TWO_BW: 2, Policy.DELAYED: 2, Policy.TRIAL: 2}
 
 
 @st.composite

@@ -1,6 +1,6 @@
 """Gradients: what backward stages hand to the optimizer, in a fixed order (`rpbench.engine.state.accumulation`)."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
@@ -11,6 +11,16 @@ from rpbench.engine.state.accumulation import Groups
 
 Place = tuple[int, str]  # module of the model, name of the parameter in it
 Tensors = dict[Place, torch.Tensor]
+
+
+def mean_of(found: Sequence[Mapping[Place, torch.Tensor]]) -> Tensors:
+    """The mean of some gradients, in float32 or wider; one that lacks a parameter has 0 there."""
+    total: Tensors = {}
+    for gradients in found:
+        for place, gradient in gradients.items():
+            wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+            total[place] = total[place] + wide if place in total else wide
+    return {place: gradient / len(found) for place, gradient in total.items()}
 
 
 @dataclass

@@ -8,6 +8,9 @@ Replicas that share a stage each step their own part of it (`rpbench.engine.stat
 with moments for no others, or a whole copy. One STEP stands for those of all of them. The norm is taken of gradients
 put together again, in the order of plain training, where a system on several machines would add up one number of each;
 so are the two gradients of shared parameters before they are cut again. Neither is counted as moved.
+
+A trial (`rpbench.ir.policy`) is a step like any other, and once its weights are out `end_trial` gives back what it has
+changed. The step after it takes the mean of both gradients.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +23,14 @@ import torch
 from rpbench.engine.layout import Layout
 from rpbench.engine.program import StepGroups
 from rpbench.engine.state.direction import direction
-from rpbench.engine.state.gradients import Gradients, Place, Tensors
+from rpbench.engine.state.gradients import Gradients, Place, Tensors, mean_of
+from rpbench.engine.state.kept_state import KeptState
 from rpbench.engine.state.loss_scale import LossScaler, LossScaling
 from rpbench.engine.state.owned_masters import Moments, Part, make_parts, moments_of, resume
 from rpbench.engine.state.ownership import Sharing, take
 from rpbench.engine.state.spike_compensation import SpikeCompensatedSGD
 from rpbench.engine.workload import Workload
+from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,12 @@ class HostOptimizer:
         moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
         sharing: Mapping[int, Sharing] | None = None,
         spike_delays: Sequence[float] | None = None,
+        policy: Policy = Policy.FLUSH,
     ) -> None:
         """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`.
 
         Steps compensate spikes where `spike_delays` has the steps that gradients are late, by stage.
+        `policy` says which steps are trials.
         """
         self.masters, self._pace = masters, pace
         self._scaler, self._read_by = scaler, read_by
@@ -135,12 +142,16 @@ class HostOptimizer:
         self._first_step = workload.first_step
         resume(self._all_parts(), moments or {})
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
-        self._sharing = {layout.stage_of(module) for module in tied_modules}  # stages whose steps share something
+        self._tied_stages = {layout.stage_of(module) for module in tied_modules}
+        self._sharing = set(self._tied_stages)  # stages whose steps share something
         if settings.clip_norm is not None or scaler is not None:
             self._sharing.update(self._places)
         self._clipping: dict[int, torch.Tensor] = {}
         self.gradient_norms: dict[int, torch.Tensor] = {}  # by version, before clipping; empty without it
         self._skipped: set[int] = set()
+        self._policy = policy
+        self._kept: dict[int, KeptState] = {}  # by identity of the part: what a step that may not last has changed
+        self._to_publish: set[int] = set()  # stages that have not shown yet what a trial makes of shared parameters
         self._lock = Lock()
 
     def step(self, stage: int, version: int) -> None:
@@ -149,12 +160,22 @@ class HostOptimizer:
             with self._lock:
                 self._step_shared(version)
         for part in () if version in self._skipped else self._parts.get(stage, ()):
-            if part.owner is None:
-                gradients = self._gradients.total(stage, version)
-            else:
-                gradients = self._gradients.share(stage, version, part.owner)
-            self._update(part, gradients, version, self._pace(stage, version))
-        self._gradients.drop(stage, version)
+            self._update(part, self._mean(stage, version, part.owner), version, self._pace(stage, version))
+        if not is_trial(self._policy, version):  # whose gradient the next step takes as well
+            for used in versions_averaged(self._policy, version):
+                self._gradients.drop(stage, used)
+
+    def end_trial(self, stage: int) -> None:
+        """Masters, moments and count of a stage as they were before its trial, which has been published.
+
+        Parameters that several stages share are given back when the last of those has published them.
+        """
+        self._give_back(self._parts.get(stage, ()))
+        if stage in self._tied_stages:
+            with self._lock:
+                self._to_publish.discard(stage)
+                if not self._to_publish:
+                    self._give_back(self._shared_parts)
 
     def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
         """The masters of all trainable parameters of some modules, by their own places; a replica's, if named."""
@@ -167,6 +188,20 @@ class HostOptimizer:
     def moments(self) -> Moments:
         """The optimizer's state of every master that has been updated."""
         return moments_of(self._all_parts(), self.masters)
+
+    def _give_back(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            kept = self._kept.pop(id(part), None)
+            if kept is not None:
+                kept.give_back()
+
+    def _mean(self, stage: int, version: int, owner: int | None = None) -> Tensors:
+        """The gradient that a stage is stepped with, or an owner's part of it."""
+        found = [
+            self._gradients.total(stage, used) if owner is None else self._gradients.share(stage, used, owner)
+            for used in versions_averaged(self._policy, version)
+        ]
+        return found[0] if len(found) == 1 else mean_of(found)
 
     def _all_parts(self) -> Iterator[Part]:
         for parts in self._parts.values():
@@ -211,12 +246,13 @@ class HostOptimizer:
         tied = self._tied_gradients(version)
         if self._settings.clip_norm is not None:
             self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
+        self._to_publish = set(self._tied_stages)
         for part in self._shared_parts:
             self._update(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
 
     def _all(self, version: int) -> Iterator[torch.Tensor]:
         for stage in self._places:
-            yield from self._gradients.total(stage, version).values()
+            yield from self._mean(stage, version).values()
 
     def _plain(self, owner: Place, gradient: torch.Tensor, version: int) -> torch.Tensor:
         """A gradient in its master's type, without the scale of its loss."""
@@ -227,7 +263,7 @@ class HostOptimizer:
         sums: Tensors = {}
         for owner in self._tied:
             for module, name in self._workload.tied[owner]:
-                gradient = self._gradients.total(self._layout.stage_of(module), version).get((module, name))
+                gradient = self._mean(self._layout.stage_of(module), version).get((module, name))
                 if gradient is not None:
                     gradient = gradient.to(self.masters[owner].dtype)
                     sums[owner] = sums[owner] + gradient if owner in sums else gradient
@@ -235,15 +271,17 @@ class HostOptimizer:
 
     def _clip_scale(self, version: int, tied: Tensors, clip_norm: float) -> torch.Tensor:
         """The factor that brings the norm of all gradients down to `clip_norm`, in model order."""
-        found = []
+        found, means = [], {stage: self._mean(stage, version) for stage in self._places}
         for owner in self.masters:
-            source = tied if owner in tied else self._gradients.total(self._layout.stage_of(owner[0]), version)
+            source = tied if owner in tied else means[self._layout.stage_of(owner[0])]
             if owner in source:
                 found.append(self._plain(owner, source[owner], version))
         norm = self.gradient_norms[version] = torch.nn.utils.get_total_norm(found)
         return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
 
     def _update(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int, pace: float = 1.0) -> None:
+        if is_trial(self._policy, version):
+            self._kept[id(part)] = KeptState(part)
         for place, master in part.masters.items():
             gradient = gradients.get(place)
             if gradient is not None:
@@ -252,7 +290,7 @@ class HostOptimizer:
                     gradient = gradient * self._clipping[version]
             master.grad = None if gradient is None else laid_out_as(master, gradient)
         for group in part.optimizer.param_groups:
-            group["lr"] = self._settings.rate(self._first_step + version) * pace
+            group["lr"] = self._settings.rate(update_of(self._policy, self._first_step + version)) * pace
         part.optimizer.step()
         for master in part.masters.values():
             master.grad = None
