@@ -123,6 +123,7 @@ class Footprint:
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
+        self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # a copy, from which steps are taken back
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
         self._in_flight_by_stage = list[Moments]()
@@ -233,7 +234,7 @@ class Footprint:
                 else {}
             ),
             "gradients": stages.gradients @ self._holds,
-            "optimizer state": stages.optimizer @ self._holds,
+            "optimizer state": stages.optimizer @ self._holds * self._num_states,
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
             "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
             **self._waiting_for_weights(stages),

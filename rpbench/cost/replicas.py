@@ -4,7 +4,8 @@
     gathered weights    what UNSHARD and LOAD:P bring before RESHARD and FREE:P take it: the peak of those lanes
     gradients           whole; a shard where they are scattered after every visit; none where they are stored (STORE:G)
     gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored
-    optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane
+    optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane; twice
+                        where a ROLLBACK may take steps back, from a copy
     kept by trials      a copy of the optimizer state of the stage that is tried (policy trial), the largest one; and the
                         gradients of the round before, in shards
 
@@ -76,7 +77,7 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None 
         size = stages.stage(number, backward=True)
         found += size.weights * (not shares.of_weights(0, number))
         found += size.gradients * shares.moves.moves((Kind.STORE, "G"), number)
-        found += size.optimizer * shares.on_host.get(number, False)
+        found += size.optimizer * shares.on_host.get(number, False) * shares.num_states(number)
     return found
 
 
@@ -225,7 +226,11 @@ class _Shares:
         if self.on_host.get(stage, False):
             return Fraction(0)
         shared = self.moves.moves((Kind.UNSHARD, None), stage)
-        return Fraction(1, self.moves.replicas.get(stage, 1)) if shared else Fraction(1)
+        return Fraction(self.num_states(stage), self.moves.replicas.get(stage, 1) if shared else 1)
+
+    def num_states(self, stage: int) -> int:
+        """Its optimizer state, and a copy where steps are taken back."""
+        return 1 + any(stage == other for other, _ in self._index.rollbacks)
 
     def _leaves_after_visits(self, device: int, stage: int) -> bool:
         """Whether a gradient is scattered or stored after every visit that makes it; sums of replicas stay whole."""

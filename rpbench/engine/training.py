@@ -121,7 +121,10 @@ class Training:
         layout = layout_of(partition, self.workload.num_head_shares)
         self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
-        self.step_groups: StepGroups = step_groups(self.workload, self.layout, self.settings.optimizer)
+        validated = Kind.VALIDATE in given.schedule.kinds
+        self.step_groups: StepGroups = step_groups(
+            self.workload, self.layout, self.settings.optimizer, validated=validated
+        )
         self.analysis = Analysis(gather_steps(given.schedule)) if self.step_groups else given
         self.schedule = self.analysis.schedule
         self.reads = Reads(self.analysis, self._num_stale())
@@ -196,6 +199,7 @@ class Training:
             self.sharing,
             None if delays is None else delays.tau,
             self.schedule.policy,
+            self.analysis.index.rollbacks.keys(),
         )
 
     def _team(self) -> Team | None:
@@ -251,7 +255,12 @@ class Training:
         }
         if isinstance(self.weights, DeviceWeights):
             compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
-        return compute | dict(self.transfers.handlers) | {Kind.STEP: self._step, Kind.WAIT: _has_waited}
+        return compute | dict(self.transfers.handlers) | {
+            Kind.STEP: self._step,
+            Kind.VALIDATE: self._validate,
+            Kind.ROLLBACK: self._roll_back,
+            Kind.WAIT: _has_waited,
+        }
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
         """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
@@ -339,6 +348,17 @@ class Training:
         self.weights.publish(modules, action.version, partial(self.optimizer.values, modules))
         if is_trial(self.schedule.policy, action.version):
             self.optimizer.end_trial(action.stage)
+
+    def _validate(self, action: Action, number: int, gate: Gate) -> None:
+        assert action.version is not None
+        self.optimizer.validate(action.version)
+
+    def _roll_back(self, action: Action, number: int, gate: Gate) -> None:
+        """End a step; where it was wrong, its weights are written again, and brought again where they have been."""
+        assert action.version is not None
+        modules = [*self.layout.backward[action.stage], *self.layout.share(action.stage)]
+        if self.optimizer.settle(action.stage, action.version):
+            self.weights.rewrite(modules, action.version, partial(self.optimizer.values, modules))
 
     def _device_memory(self) -> DeviceMemory | None:
         if self.settings.device_memory_bytes is None:

@@ -39,17 +39,21 @@ class Validation:
         self.losses: dict[int, float] = {}
 
     def watching(self, handlers: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
-        """The handlers, with a look at the weights behind the steps."""
-        step = handlers[Kind.STEP]
+        """The handlers, with a look at the weights behind the steps that last, or what ends them."""
+        policy, index = self._training.schedule.policy, self._training.analysis.index
 
-        def watched(action: Action, number: int, gate: Gate) -> None:
-            step(action, number, gate)
-            assert action.version is not None
-            lasts = not is_trial(self._training.schedule.policy, action.version)
-            if lasts and action.version % self._every == 0:
-                self._take(action.stage, action.version)
+        def watched(handler: Handler) -> Handler:
+            def run(action: Action, number: int, gate: Gate) -> None:
+                handler(action, number, gate)
+                assert action.version is not None
+                lasts = index.published(action.stage, action.version) == number and not is_trial(policy, action.version)
+                if lasts and action.version % self._every == 0:
+                    self._take(action.stage, action.version)
 
-        return {**handlers, Kind.STEP: watched}
+            return run
+
+        ends = (kind for kind in (Kind.STEP, Kind.ROLLBACK) if kind in handlers)
+        return {**handlers, **{kind: watched(handlers[kind]) for kind in ends}}
 
     def fields(self) -> dict[str, Any]:
         """For the record: updates, and the loss after each."""

@@ -8,6 +8,8 @@ A token reads `<stage><KIND>[:object][microbatch][.part][@version][>peer]`:
     7LOAD:P.1@3     ... the second piece of them
     0STORE:A5>host  move the activations of microbatch 5 out
     1WAIT4          go on when stage 1 has run microbatch 4 forward
+    0VALIDATE@3     look at all gradients of the step to version 3
+    1ROLLBACK@3     end the step of stage 1 to version 3, which went before that
     (0F7;7B3)OVERLAP  two actions that run together
 
 Letters follow torch.distributed.pipelining: F, I (input gradient), W (weight gradient), B = I then W.
@@ -45,8 +47,8 @@ class Kind(IntEnum):
     PREDICT = 17
     DROP = 18
     FLUSH = 19
-    VALIDATE = 20
-    ROLLBACK = 21
+    VALIDATE = 20  # a look at all gradients of a step: whether one overflowed, and their norm
+    ROLLBACK = 21  # the end of a step that went before that look: it is taken back, or done again, where it was wrong
     OVERLAP = 22
     HF = 23  # a device's share of the head, forward: logits of its part of the vocabulary, their maximum and sum
     HB = 24  # the same, backward, once the sums of all shares are known
@@ -62,6 +64,7 @@ SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV = frozenset({Kind.RECV_F, Kind.RECV_B})
 SUMS = frozenset({Kind.SUM_F, Kind.SUM_B})
 MOVES = frozenset({Kind.LOAD, Kind.STORE, Kind.FREE})  # kinds that name an object: P, G, O or A
+STEPPING = frozenset({Kind.STEP, Kind.VALIDATE, Kind.ROLLBACK})  # kinds that stand once for a version they name
 OBJECTS = "PGOA"  # parameters, gradients, optimizer state, activations
 
 _PER_MICROBATCH = (COMPUTE | SEND | RECV | SUMS | {Kind.WAIT}) - {Kind.OVERLAP}

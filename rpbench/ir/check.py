@@ -16,6 +16,7 @@ from rpbench.ir.fields import check_fields
 from rpbench.ir.index import Index
 from rpbench.ir.placement import check_placement
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
+from rpbench.ir.speculation import check_speculation
 from rpbench.ir.versions import Versions
 from rpbench.ir.versions_by_lane import check_settled
 
@@ -68,6 +69,7 @@ def checked_actions(schedule: Schedule | Analysis, *, rendezvous: bool = False) 
     if rendezvous:
         check_pair_order(index)
     check_windows(index)
+    check_speculation(index)
     return analysis
 
 

@@ -4,6 +4,7 @@
     B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
     FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
     WAIT(s)  after F(s)
+    VALIDATE, ROLLBACK and steps that they end: `rpbench.ir.speculation`
 
     With a head cut over the devices: HF after the last forward stage, HB after every HF of its microbatch, and the
     last backward stage after every HB. What these exchange are sums and broadcasts of all devices, not boundary
@@ -21,11 +22,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import STEPPING, Action, Kind
 from rpbench.ir.policy import ASYNCHRONOUS, STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule, Shape
 
-Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (or version of a STEP, or -1), part
+Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (or version of a STEP and its like, or -1), part
 
 
 class Need(NamedTuple):
@@ -38,7 +39,7 @@ class Need(NamedTuple):
 
 def key(action: Action) -> Key:
     """What identifies an action in its schedule; two actions with one key are duplicates."""
-    index = action.version if action.kind is Kind.STEP else action.microbatch
+    index = action.version if action.kind in STEPPING else action.microbatch
     return action.kind, action.stage, -1 if index is None else index, action.part
 
 

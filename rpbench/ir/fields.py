@@ -1,6 +1,7 @@
 """Fields: which object, version and peer an action of a kind may name, and what may run together.
 
-version   STEP and what moves O: the one the step makes; what computes, LOAD:P and UNSHARD: the one that is read
+version   STEP, VALIDATE, ROLLBACK and what moves O: the one the step makes; what computes, LOAD:P and UNSHARD: the one
+          that is read
 object    LOAD of P, O and A; STORE of G, O and A; FREE of P, G, O and A: nothing else is ever moved
 peer      SEND and RECV: the rank at the other end; STORE:A and LOAD:A: the rank that holds them; any LOAD and
           STORE: the host
@@ -10,7 +11,7 @@ OVERLAP   holds computations: what changes or moves weights stands in a place of
 from collections.abc import Iterator
 from operator import itemgetter
 
-from rpbench.ir.action import COMPUTE, MOVES, RECV, SEND, Action, Kind
+from rpbench.ir.action import COMPUTE, MOVES, RECV, SEND, STEPPING, Action, Kind
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 
@@ -59,7 +60,7 @@ def _rules(index: Index, names: tuple) -> Iterator[str]:
 
 def _reads_or_makes(kind: Kind, what: str | None) -> bool:
     """Whether an action of a kind has a version."""
-    return kind in COMPUTE or kind in (Kind.STEP, Kind.UNSHARD) or what == "O" or (kind, what) == (Kind.LOAD, "P")
+    return kind in COMPUTE | STEPPING or kind is Kind.UNSHARD or what == "O" or (kind, what) == (Kind.LOAD, "P")
 
 
 # Activations that wait with a partner, weights and gradients that go from rank to rank.

@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
-from rpbench.ir.action import HEAD, RECV, SEND, SUMS, Action, Kind
+from rpbench.ir.action import HEAD, RECV, SEND, STEPPING, SUMS, Action, Kind
 from rpbench.ir.dependencies import names_versions, needs, stages_updated, version_read, window
 from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
@@ -19,7 +19,7 @@ GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight grad
 _COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.WAIT, *HEAD}) | SEND | RECV | SUMS
 USERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.R, Kind.FB})  # kinds that use a tensor of another stage
 # Kinds that may stand without a microbatch, as often as it pleases.
-_ANYWHERE = frozenset(Kind) - _COUNTED - {Kind.STEP, Kind.OVERLAP}
+_ANYWHERE = frozenset(Kind) - _COUNTED - STEPPING - {Kind.OVERLAP}
 _Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
 
 
@@ -40,6 +40,8 @@ class Index:
         lanes: every lane of the schedule.
         lane_of: number of an action -> its place in `lanes`.
         steps: (backward stage, version) -> number of the STEP that publishes it.
+        rollbacks: the same of the ROLLBACK that ends a step which went before its VALIDATE.
+        validations: version -> number of the VALIDATE of its step.
         marked: numbers of the actions that name a version, an object, a peer or parts; most name none.
 
     Raises:
@@ -53,6 +55,8 @@ class Index:
         self.lanes: list[Lane] = []
         self.lane_of: list[int] = []
         self.steps: dict[tuple[int, int], int] = {}
+        self.rollbacks: dict[tuple[int, int], int] = {}
+        self.validations: dict[int, int] = {}
         self.marked: list[int] = []
         for place, (device, name, row) in enumerate(schedule.items()):
             start = len(self.actions)
@@ -124,13 +128,8 @@ class Index:
         kind, stage, microbatch, part, version, _, _, _ = action
         if stage not in self._stages[kind]:
             raise self._out_of_range(number, action, f"stage {stage}", self._stages[kind])
-        if kind is Kind.STEP:
-            if version is None or not 1 <= version <= self.shape.num_steps:
-                versions = range(1, self.shape.num_steps + 1)
-                raise self._out_of_range(number, action, f"version {version}", versions)
-            before = self.steps.setdefault((stage, version), number)
-            if before != number:
-                raise self._twice(action, before, number)
+        if kind in STEPPING:
+            self._enter_step(action, number)
             return
         if microbatch is None:
             if kind in _COUNTED:
@@ -148,6 +147,19 @@ class Index:
             if numbers[place] >= 0:
                 raise self._twice(action, numbers[place], number)
             numbers[place] = number
+
+    def _enter_step(self, action: Action, number: int) -> None:
+        kind, stage, version = action.kind, action.stage, action.version
+        if version is None or not 1 <= version <= self.shape.num_steps:
+            versions = range(1, self.shape.num_steps + 1)
+            raise self._out_of_range(number, action, f"version {version}", versions)
+        if kind is Kind.VALIDATE:
+            before = self.validations.setdefault(version, number)
+        else:
+            known = self.steps if kind is Kind.STEP else self.rollbacks
+            before = known.setdefault((stage, version), number)
+        if before != number:
+            raise self._twice(action, before, number)
 
     def _out_of_range(self, number: int, action: Action, what: str, allowed: range) -> Exception:
         bounds = f"{allowed.start} to {allowed.stop - 1}" if allowed else "none in this shape"
@@ -169,7 +181,7 @@ class Index:
         for lane in self.lanes:
             for number in range(lane.start, lane.stop):
                 action = self.actions[number]
-                if action.sub or action.kind is Kind.STEP or (self.steps and action.kind in (Kind.F, Kind.FB)):
+                if action.sub or action.kind in STEPPING or (self.steps and action.kind in (Kind.F, Kind.FB)):
                     waits = (wait for part in action.sub or (action,) for wait, _ in self.waits_for(part))
                     found[number] = tuple([wait for wait in waits if not lane.start <= wait < number])
         return found
@@ -206,11 +218,9 @@ class Index:
         `receives=False` looks behind RECVs, at what makes the tensor they bring.
         """
         kind, stage, microbatch, part, version, _, _, _ = action
-        if kind is Kind.STEP:
+        if kind in STEPPING:
             assert version is not None
-            before = self.steps.get((stage, version - 1))
-            found = [] if before is None else [(before, "order")]
-            return found + [(number, "gradient") for number in self.gradients(stage, version)]
+            return list(self._step_waits_for(kind, stage, version))
         if microbatch is None:
             return []
         found, offset = [], microbatch * self._parts
@@ -223,6 +233,28 @@ class Index:
             named = version if self.names_versions else None
             found += [(number, "order") for number in self._steps_read(kind, stage, microbatch, named)]
         return found
+
+    def _step_waits_for(self, kind: Kind, stage: int, version: int) -> Iterator[tuple[int, str]]:
+        """What a STEP, VALIDATE or ROLLBACK waits for."""
+        if kind is Kind.VALIDATE:
+            for other in range(self.shape.num_backward_stages):
+                yield from ((number, "order") for number in self.gradients(other, version))
+            return
+        goes_ahead = (stage, version) in self.rollbacks
+        if version in self.validations and (kind is Kind.ROLLBACK or not goes_ahead):
+            yield self.validations[version], "order"
+        if kind is Kind.ROLLBACK:
+            if (stage, version) in self.steps:
+                yield self.steps[stage, version], "order"
+            return
+        before = self.published(stage, version - 1)
+        if before is not None:
+            yield before, "order"
+        yield from ((number, "gradient") for number in self.gradients(stage, version))
+
+    def published(self, stage: int, version: int) -> int | None:
+        """The action after which a backward stage has a version for good: its ROLLBACK, or its STEP."""
+        return self.rollbacks.get((stage, version), self.steps.get((stage, version)))
 
     def tensors_between_devices(self) -> list[tuple[int, int, str]]:
         """(consumer, producer, what moves) of every tensor that crosses devices, consumers ascending.
@@ -267,8 +299,9 @@ class Index:
         version = version_read(self.schedule.policy, self.shape, microbatch, stage) if named is None else named
         if version:
             for updated in self.updated_by(kind, stage):
-                if (updated, version) in self.steps:
-                    yield self.steps[updated, version]
+                number = self.published(updated, version)
+                if number is not None:
+                    yield number
 
     def updated_by(self, kind: Kind, stage: int) -> tuple[int, ...]:
         """The backward stages whose STEPs change the weights that an action of this kind and stage reads."""
@@ -290,7 +323,7 @@ def _stage_ranges(shape: Shape) -> dict[Kind, range]:
     """The stages each kind may name."""
     forward, backward = shape.num_stages, shape.num_backward_stages
     ranges = dict.fromkeys(Kind, range(max(forward, backward)))
-    ranges[Kind.STEP] = range(backward)
+    ranges.update(dict.fromkeys(STEPPING, range(backward)))
     ranges[Kind.F] = ranges[Kind.WAIT] = range(forward)
     # With separate cuts the last forward stage sends to the top backward stage, as if to a next stage.
     ranges[Kind.SEND_F] = range(forward - (not shape.separate_cuts))

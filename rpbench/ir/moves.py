@@ -8,6 +8,8 @@ Nothing is stored in a schedule; as for computation, edges follow from what stan
     REDUCE_GRAD          after the last weight gradient of its visit on every device that reduces with it
     STORE:G              after the last weight gradient of its visit, or after its REDUCE_GRAD; FREE:G after STORE:G
     STEP                 after every STORE:G and REDUCE_GRAD of its window, and after LOAD:O; STORE:O after STEP
+    VALIDATE             after every STORE:G and REDUCE_GRAD of its step
+    ROLLBACK             after the LOAD:P that brings what its step has made; UNSHARD and later LOAD:P after ROLLBACK
     STORE:A              after the forward that makes what backward stage s keeps for microbatch m
     LOAD:A               after STORE:A; before the recomputation or backward that reads it
     FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands
@@ -125,13 +127,25 @@ class Moves:
                     continue
                 groups = self._served(visits, loads, arrive)
                 self._match_ends(loads, ends, groups, arrive, leave)
+                brought = set[int]()
                 for pieces, group, end in zip(loads, groups, ends, strict=True):
                     self._check_serves(pieces, group)
                     self.transfers[arrive].append(Transfer(pieces, tuple(group), end))
                     self.edges.append((pieces[-1], group[0].first))
-                    self.edges += [(step, pieces[0]) for step in self._steps_before(group[0], pieces[0])]
+                    for updated, version in self._steps_before(group[0], pieces[0]):
+                        early = arrive[0] is Kind.LOAD and version not in brought
+                        self._publish(updated, version, pieces, early=early)
+                        brought.add(version)
         if arrive[0] is Kind.UNSHARD:
             self._count_replicas(arrive)
+
+    def _publish(self, stage: int, version: int, pieces: Sequence[int], *, early: bool) -> None:
+        """A transfer waits for the version it brings; one that is early does not wait until that lasts."""
+        index, ends = self.index, self.index.rollbacks.get((stage, version))
+        if ends is None or early:
+            self.edges.append((index.steps[stage, version], pieces[0]))
+        if ends is not None:
+            self.edges.append((pieces[-1], ends) if early else (ends, pieces[0]))
 
     def _keeps(self, device: int, stage: int) -> bool:
         """Whether a device runs a stage on what it keeps of it, where the others take it from device to device."""
@@ -245,6 +259,8 @@ class Moves:
         self.edges += [
             (number, self.index.steps[stage, version]) for version in versions if (stage, version) in self.index.steps
         ]
+        looks = self.index.validations
+        self.edges += [(number, looks[version]) for version in versions if version in looks]
 
     def _match_freed_gradients(self, device: int, stage: int, stores: Sequence[int]) -> None:
         freed = self._numbers.get(((Kind.FREE, "G"), device, stage), [])
@@ -290,8 +306,8 @@ class Moves:
                     if device != gather.visits[0].device:  # its own has been joined
                         self.edges += [(load.pieces[-1], gather.pieces[0]), (gather.pieces[0], load.end)]
 
-    def _steps_before(self, visit: Visit, load: int) -> Iterable[int]:
-        """The STEPs that publish the weights a visit reads; the version written on its transfer must be that one."""
+    def _steps_before(self, visit: Visit, load: int) -> Iterable[tuple[int, int]]:
+        """Stage and version of the STEPs that publish the weights a visit reads; the version written on its transfer must be that one."""
         index = self.index
         version, written = self._version(visit) if index.steps else 0, index.actions[load].version
         if written not in (None, version):
@@ -301,7 +317,7 @@ class Moves:
         if not version:
             return []
         updated = index.updated_by(Kind.B if visit.backward else Kind.F, visit.stage)
-        return [index.steps[stage, version] for stage in updated if (stage, version) in index.steps]
+        return [(stage, version) for stage in updated if (stage, version) in index.steps]
 
     def _served(self, visits: Sequence[Visit], loads: Sequence[Sequence[int]], what: What) -> list[list[Visit]]:
         found = served(visits, len(loads))

@@ -56,7 +56,7 @@ def _holders(index: Index, kind: Kind, stage: int) -> tuple[int, ...]:
     """The devices that may run an action of a kind and stage."""
     if kind in HEAD:
         return (stage,)
-    placed = kind in COMPUTE or kind is Kind.STEP
+    placed = kind in COMPUTE or kind in (Kind.STEP, Kind.ROLLBACK)
     return index.schedule.placement[stage] if placed else tuple(range(index.shape.num_ranks))
 
 

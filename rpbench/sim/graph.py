@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rpbench.cost.table import Members, members_of
 from rpbench.ir import dependencies
-from rpbench.ir.action import COMPUTE, Action, Kind
+from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.index import GRADIENT
 from rpbench.ir.moved_objects import Cargo, carries
@@ -35,7 +35,7 @@ class Columns:
     lane_start: Ints  # first action of each lane, and the end
     kind: Ints
     stage: Ints
-    index: Ints  # microbatch, or version of a STEP, or -1
+    index: Ints  # microbatch, or version of a STEP and its like, or -1
     part: Ints
     sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
 
@@ -218,11 +218,11 @@ _WITHOUT_MICROBATCH = [kind for kind in Kind if kind not in (COMPUTE - {Kind.OVE
 
 
 def _indices(actions: list[Action], kind: Ints) -> Ints:
-    """Microbatch of each action; version of a STEP; -1 for what has neither."""
+    """Microbatch of each action; version of a STEP and its like; -1 for what has neither."""
     if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
         return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
     found = [-1 if microbatch is None else microbatch for microbatch in map(itemgetter(2), actions)]
-    for number in np.flatnonzero(kind == Kind.STEP).tolist():
+    for number in np.flatnonzero(np.isin(kind, list(STEPPING))).tolist():
         version = actions[number].version
         found[number] = -1 if version is None else version
     return np.array(found, np.int32)
@@ -300,10 +300,16 @@ def _step_edges(schedule: Schedule, where: Mapping[Kind, Ints]) -> list[tuple[In
 
     A step waits for the one before and for every weight gradient of its window; a forward waits for the step that
     publishes the version its policy reads.
+    What ends steps that went ahead: `rpbench.ir.speculation`.
     """
     shape = schedule.shape
     steps = where[Kind.STEP][:, 0]  # by stage and version
-    pairs = [(steps[:, 1 : shape.num_steps], steps[:, 2 : shape.num_steps + 1])]
+    published = steps
+    if Kind.ROLLBACK in where:
+        published = np.where(where[Kind.ROLLBACK][:, 0] >= 0, where[Kind.ROLLBACK][:, 0], steps)
+    pairs = [(published[:, 1 : shape.num_steps], steps[:, 2 : shape.num_steps + 1])]
+    if Kind.VALIDATE in where:
+        pairs += _validation_edges(schedule, where, steps, published)
     for version in range(1, shape.num_steps + 1):
         batch = dependencies.window(shape, version)
         for kind in where.keys() & set(GRADIENT):
@@ -317,13 +323,28 @@ def _step_edges(schedule: Schedule, where: Mapping[Kind, Ints]) -> list[tuple[In
             read = _versions_read(schedule, stage)
             for part in range(shape.num_parts):
                 pairs += [
-                    (np.where(read > 0, steps[other, read], -1), where[kind][stage, part, : len(read)])
+                    (np.where(read > 0, published[other, read], -1), where[kind][stage, part, : len(read)])
                     for other in updated_by
                     if kind in where
                 ]
     if dependencies.names_versions(schedule):
         pairs += _named_versions(schedule, steps)
     return [_present(producer.ravel(), consumer.ravel()) for producer, consumer in pairs]
+
+
+def _validation_edges(
+    schedule: Schedule, where: Mapping[Kind, Ints], steps: Ints, published: Ints
+) -> Iterator[tuple[Ints, Ints]]:
+    """Edges into VALIDATE, from it, and into ROLLBACK; `published` has the ROLLBACK of a step where that has one."""
+    shape = schedule.shape
+    looks = where[Kind.VALIDATE][:, 0].max(axis=0)  # by version
+    for version in range(1, shape.num_steps + 1):
+        batch = dependencies.window(shape, version)
+        for kind in where.keys() & set(GRADIENT):
+            gradients = where[kind][:, :, batch.start : batch.stop]
+            yield gradients, np.full_like(gradients, looks[version])
+    yield np.broadcast_to(looks, published.shape), np.where(steps >= 0, published, -1)
+    yield steps, np.where(published != steps, published, -1)
 
 
 def _versions_read(schedule: Schedule, stage: int) -> Ints:

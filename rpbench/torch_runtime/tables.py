@@ -46,7 +46,7 @@ def _compute_rows(schedule: Schedule) -> list[Row]:
 
 
 def _policy(schedule: Schedule) -> str:
-    if schedule.policy is Policy.FLUSH:
+    if schedule.policy in (Policy.FLUSH, Policy.OPTIMISTIC):  # in whose order nothing is late
         return ""
     return (
         f"policy {schedule.policy.value} is asynchronous: torch ends every step with a flush and keeps one version of "

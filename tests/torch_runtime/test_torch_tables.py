@@ -17,8 +17,8 @@ REFUSED = {
     "asynchronous": "acco cyclic_dp pipedream pipedream_2bw pipelined_backprop pipemare pipeoptim spectrain xpipe",
     "its weights are streamed": "greedysnake megatrain mobius roundpipe",
     "stands on lane h2d": "bpipe pipe_offload",
-    "copies of whole pipelines are data parallelism": "data_parallel tawpipe weipipe zero_2 zero_3 zero_infinity "
-    "zero_offload",
+    "copies of whole pipelines are data parallelism": "data_parallel superoffload tawpipe weipipe zero_2 zero_3 "
+    "zero_infinity zero_offload",
     "2 segments of sequences": "seq1f1b",
     "4 shards of every matrix": "megatron_tp",
     "a part of the head": "interlaced vocab_parallel",

@@ -5,7 +5,7 @@ not been loaded is an error, and what has been freed holds NaN, so a wrong order
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -14,7 +14,7 @@ from rpbench.engine.layout import Layout
 from rpbench.engine.shards.reduced_gradients import Hold
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weight_versions_read import Reads
-from rpbench.engine.state.weights import Named, Weights
+from rpbench.engine.state.weights import MastersOf, Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis
@@ -130,6 +130,16 @@ class DeviceWeights(Weights):
                     copied = self._copy(tensor, visit.device, "h2d")
                     copies[module][name] = copied.requires_grad_(tensor.requires_grad)
                 place += 1
+
+    def rewrite(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
+        """As `Weights.rewrite`; what devices have loaded of it is brought to them again."""
+        changed = set(modules)
+        super().rewrite(changed, version, masters)
+        for transfer in dict.fromkeys(self._loads.values()):
+            copies = self._copies.get(transfer)
+            if copies is not None and self._version(transfer.visits[0]) == version and not changed.isdisjoint(copies):
+                for piece in transfer.pieces:
+                    self.load(self._index.actions[piece], piece)
 
     def _take_over(self, number: int, copies: dict[int, Named], version: int) -> None:
         """Copy a stage from what another device has loaded, or from where it is at home."""

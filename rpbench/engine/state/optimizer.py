@@ -11,12 +11,16 @@ so are the two gradients of shared parameters before they are cut again. Neither
 
 A trial (`rpbench.ir.policy`) is a step like any other, and once its weights are out `end_trial` gives back what it has
 changed. The step after it takes the mean of both gradients.
+
+A step that goes ahead (`rpbench.ir.speculation`) looks at nothing but its own gradient. `validate` then looks at all of
+them, and `settle` ends the step: where an overflow skips it, or the norm was too large, masters, moments and count are
+given back from a copy, in the second case to step again. So every bit is that of steps that wait.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,9 +89,16 @@ class OptimizerSettings:
         return torch.optim.AdamW(parameters, lr=1.0, weight_decay=self.weight_decay, fused=True)
 
 
-def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings) -> StepGroups:
-    """Backward stages whose steps need one another's gradients."""
-    if settings.clip_norm is not None or settings.loss_scaling is not None:
+def step_groups(
+    workload: Workload, layout: Layout, settings: OptimizerSettings, *, validated: bool = False
+) -> StepGroups:
+    """Backward stages whose steps need one another's gradients.
+
+    Args:
+        validated: an action of its own looks at all of them.
+    """
+    looks = settings.clip_norm is not None or settings.loss_scaling is not None
+    if looks and not validated:
         return [range(len(layout.backward))] if len(layout.backward) > 1 else []
     # One step does what all of them share, so that it waits for the gradients of every stage that shares anything.
     group = sorted({layout.stage_of(module) for places in workload.tied.values() for module, _ in places})
@@ -97,6 +108,20 @@ def step_groups(workload: Workload, layout: Layout, settings: OptimizerSettings)
 def laid_out_as(master: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The gradient with its master's strides: torch's fused AdamW pairs values by where they lie in memory."""
     return gradient if gradient.stride() == master.stride() else torch.empty_like(master).copy_(gradient)
+
+
+class _Outcome(NamedTuple):
+    """What is known of a step when a part takes it.
+
+    Args:
+        lasts: nothing that is looked at later can change it.
+        skipped: it changes nothing.
+        clipping: what gradients are multiplied by.
+    """
+
+    lasts: bool
+    skipped: bool = False
+    clipping: torch.Tensor | None = None
 
 
 Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
@@ -119,11 +144,12 @@ class HostOptimizer:
         sharing: Mapping[int, Sharing] | None = None,
         spike_delays: Sequence[float] | None = None,
         policy: Policy = Policy.FLUSH,
+        goes_ahead: Collection[tuple[int, int]] = (),
     ) -> None:
         """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`.
 
         Steps compensate spikes where `spike_delays` has the steps that gradients are late, by stage.
-        `policy` says which steps are trials.
+        `policy` says which steps are trials, `goes_ahead` which (stage, version) are stepped before they are validated.
         """
         self.masters, self._pace = masters, pace
         self._scaler, self._read_by = scaler, read_by
@@ -144,26 +170,47 @@ class HostOptimizer:
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._tied_stages = {layout.stage_of(module) for module in tied_modules}
         self._sharing = set(self._tied_stages)  # stages whose steps share something
-        if settings.clip_norm is not None or scaler is not None:
+        self._looks = settings.clip_norm is not None or scaler is not None
+        if self._looks:
             self._sharing.update(self._places)
         self._clipping: dict[int, torch.Tensor] = {}
         self.gradient_norms: dict[int, torch.Tensor] = {}  # by version, before clipping; empty without it
         self._skipped: set[int] = set()
-        self._policy = policy
+        self._policy, self._goes_ahead = policy, goes_ahead
+        self._validated = 0  # version of the last step whose gradients have all been looked at
         self._kept: dict[int, KeptState] = {}  # by identity of the part: what a step that may not last has changed
         self._to_publish: set[int] = set()  # stages that have not shown yet what a trial makes of shared parameters
         self._lock = Lock()
 
     def step(self, stage: int, version: int) -> None:
         """Update the masters of a stage from the gradients of the step to `version`."""
-        if stage in self._sharing:
+        goes_ahead = (stage, version) in self._goes_ahead
+        if stage in self._tied_stages or (stage in self._sharing and not goes_ahead):
             with self._lock:
-                self._step_shared(version)
-        for part in () if version in self._skipped else self._parts.get(stage, ()):
-            self._update(part, self._mean(stage, version, part.owner), version, self._pace(stage, version))
-        if not is_trial(self._policy, version):  # whose gradient the next step takes as well
-            for used in versions_averaged(self._policy, version):
-                self._gradients.drop(stage, used)
+                if not goes_ahead:
+                    self._validate(version)
+                self._step_tied(version)
+        outcome = self._outcome(version)
+        for part in self._parts.get(stage, ()):
+            self._take(part, self._mean(stage, version, part.owner), version, outcome, self._pace(stage, version))
+        if not goes_ahead and not is_trial(self._policy, version):  # whose gradient the next step takes as well
+            self._drop(stage, version)
+
+    def validate(self, version: int) -> None:
+        """Look at the gradients of all stages for the step to `version`, and end what it has changed of shared weights."""
+        with self._lock:
+            self._validate(version)
+            tied = {} if self._lasts(version) else self._tied_gradients(version)
+            for part in self._shared_parts:
+                self._settle(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
+
+    def settle(self, stage: int, version: int) -> bool:
+        """End a step that went ahead. Whether it was wrong, so that the weights it made are others now."""
+        wrong = not self._lasts(version)
+        for part in self._parts.get(stage, ()):
+            self._settle(part, self._mean(stage, version, part.owner) if wrong else {}, version)
+        self._drop(stage, version)
+        return wrong
 
     def end_trial(self, stage: int) -> None:
         """Masters, moments and count of a stage as they were before its trial, which has been published.
@@ -235,20 +282,60 @@ class HostOptimizer:
             for found in [direction(optimizer, master, with_decay=with_decay)]
         }
 
-    def _step_shared(self, version: int) -> None:
-        """What steps to this version have in common, unless an earlier one has done it."""
+    def _validate(self, version: int) -> None:
+        """Note whether the gradients of a step are finite, and how much they are to be scaled down; once."""
+        if self._validated >= version or not self._looks:
+            return
+        if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), self._all(version)):
+            self._skipped = {version}
+        elif self._settings.clip_norm is not None:
+            tied = self._tied_gradients(version)
+            self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
+        self._validated = version
+
+    def _step_tied(self, version: int) -> None:
+        """Step what several stages share, unless one of them has done it."""
         if self._shared_version >= version:
             return
         self._shared_version = version
-        if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), self._all(version)):
-            self._skipped = {version}
-            return
-        tied = self._tied_gradients(version)
-        if self._settings.clip_norm is not None:
-            self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
+        tied, outcome = self._tied_gradients(version), self._outcome(version)
         self._to_publish = set(self._tied_stages)
         for part in self._shared_parts:
-            self._update(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
+            self._take(part, take(tied, part.pieces) if part.pieces is not None else tied, version, outcome)
+
+    def _outcome(self, version: int) -> _Outcome:
+        """What is known of a step now."""
+        if not self._looks:
+            return _Outcome(lasts=True)
+        if self._validated < version:
+            return _Outcome(lasts=False)
+        return _Outcome(True, version in self._skipped, self._clipping.get(version))
+
+    def _lasts(self, version: int) -> bool:
+        """Whether the step to a version is what it would have been had it not looked at anything."""
+        clipping = self._clipping.get(version)
+        return version not in self._skipped and (clipping is None or bool(clipping >= 1))
+
+    def _take(self, part: Part, gradients: Tensors, version: int, outcome: _Outcome, pace: float = 1.0) -> None:
+        """Step a part, with a copy of what it was where that may be asked for."""
+        if outcome.skipped:
+            return
+        if not outcome.lasts or is_trial(self._policy, version):
+            self._kept[id(part)] = KeptState(part)
+        self._update(part, gradients, version, outcome.clipping, pace)
+
+    def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
+        """End the step of a part, if it went ahead."""
+        kept = self._kept.pop(id(part), None)
+        if kept is None or self._lasts(version):
+            return
+        kept.give_back()
+        if version not in self._skipped:
+            self._update(part, gradients, version, self._clipping[version])
+
+    def _drop(self, stage: int, version: int) -> None:
+        for used in versions_averaged(self._policy, version):
+            self._gradients.drop(stage, used)
 
     def _all(self, version: int) -> Iterator[torch.Tensor]:
         for stage in self._places:
@@ -279,15 +366,15 @@ class HostOptimizer:
         norm = self.gradient_norms[version] = torch.nn.utils.get_total_norm(found)
         return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
 
-    def _update(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int, pace: float = 1.0) -> None:
-        if is_trial(self._policy, version):
-            self._kept[id(part)] = KeptState(part)
+    def _update(
+        self, part: Part, gradients: Tensors, version: int, clipping: torch.Tensor | None, pace: float = 1.0
+    ) -> None:
         for place, master in part.masters.items():
             gradient = gradients.get(place)
             if gradient is not None:
                 gradient = self._plain(place, gradient, version)
-                if version in self._clipping:
-                    gradient = gradient * self._clipping[version]
+                if clipping is not None:
+                    gradient = gradient * clipping
             master.grad = None if gradient is None else laid_out_as(master, gradient)
         for group in part.optimizer.param_groups:
             group["lr"] = self._settings.rate(update_of(self._policy, self._first_step + version)) * pace

@@ -93,6 +93,13 @@ class Weights:
                     self._write(module, fresh, masters)
                 self._enter(module, version, fresh)
 
+    def rewrite(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
+        """Give a version of some modules that nobody has computed with other values."""
+        for module in modules:
+            if self._trains(module):
+                with torch.no_grad():
+                    self._write(module, self._versions[module, version], masters)
+
     def _kept(self, module: int, tensors: Named) -> Named:
         """A version of a module in memory of its own."""
         return {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}

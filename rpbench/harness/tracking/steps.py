@@ -54,7 +54,7 @@ class StepWatch:
         return {kind: self._timed(kind, each) for kind, each in handlers.items()}
 
     def _timed(self, kind: Kind, handler: Handler) -> Handler:
-        if kind is Kind.STEP:
+        if kind in (Kind.STEP, Kind.VALIDATE):  # which know the norm
             return self._stepped(handler)
         if kind not in COMPUTE:
             return handler
