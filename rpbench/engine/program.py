@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rpbench.cost.table import CostTable
-from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.action import STEPPING, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import GRADIENT, Index, Lane
@@ -205,7 +205,7 @@ def _check_order(program: Program) -> None:
 
 
 def gather_steps(schedule: Schedule) -> Schedule:
-    """The same schedule with every step of a compute lane behind the last gradient its lane has for that window.
+    """The same schedule with every step of a compute lane, and its like, behind the last gradient its lane has for it.
 
     A step that needs other stages' gradients must not stand before the work that makes them: with several stages
     on a device, the step of the stage that ends first would hold up the others.
@@ -226,11 +226,11 @@ def _gathered(row: Row, window: int) -> Row:
     }
     steps: dict[int, list[Action]] = {}
     for action in row:
-        if action.kind is Kind.STEP:
+        if action.kind in STEPPING:
             steps.setdefault(last[action.version or 0], []).append(action)
     return tuple(
         moved
         for place, action in enumerate(row)
-        if action.kind is not Kind.STEP
+        if action.kind not in STEPPING
         for moved in (action, *steps.get(place, ()))
     )

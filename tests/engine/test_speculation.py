@@ -18,7 +18,7 @@ from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.ir.schedule import Schedule
 
 STEPS = 4
-SCALED = {"dtype": torch.float16, "loss_scaling": LossScaling(2.0**22, growth_steps=2)}
+SCALED = {"dtype": torch.float16, "loss_scaling": LossScaling(2.0**20, growth_steps=2)}
 
 
 def of(name: str = "superoffload", devices: int = 1, stages: int = 3, each: int = 2, **options) -> Schedule:
@@ -175,15 +175,16 @@ def stepped(gradient_of, num_steps: int, lr: float = 1e-3):
 
 
 def test_an_inverse_adam_is_off_by_rounding_and_a_copy_is_not():
-    """Why a copy is kept: the inverse differs in most weights, by about a rounding; and infinity has no inverse."""
+    """Why a copy is kept: in float32, after five steps, some weights and half of the first moments have other bits."""
     weight, state, gradient, (kept, moments) = stepped(lambda step: torch.randn(10_000), 5)
     found, first, second = undone(weight, gradient, state, lr=1e-3, decay=0.01)
-    differing = float((found != kept).float().mean())
-    assert 0.01 < differing < 1
-    assert float(((found - kept) / kept).abs().max()) < 1e-3
-    assert float((found - kept).abs().max()) < 1e-6
-    assert float((first - moments["exp_avg"]).abs().max()) < 1e-6
-    assert float((second - moments["exp_avg_sq"]).abs().max()) < 1e-6
+    pairs = (found, kept), (first, moments["exp_avg"]), (second, moments["exp_avg_sq"])
+    differing = [float((one != other).float().mean()) for one, other in pairs]
+    assert 0.001 < differing[0] < 0.01
+    assert 0.4 < differing[1] < 0.6
+    assert 0.1 < differing[2] < 0.4
+    assert 0 < float((found - kept).abs().max()) < 2e-7
+    assert float(((second - moments["exp_avg_sq"]) / moments["exp_avg_sq"]).abs().max()) < 1e-4
 
 
 def test_an_overflow_has_no_inverse():

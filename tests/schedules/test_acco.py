@@ -1,16 +1,15 @@
 """ACCO: rounds of half an update, sums and steps beside the next round, every other step a trial."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from editing import edit
-
 from rpbench.cost.memory import classes_of
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import LayerSize, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.ir.action import Kind, parse
+from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
@@ -35,6 +34,13 @@ NET = """
     1REDUCE_GRAD 1RESHARD 0REDUCE_GRAD 0RESHARD 1STEP@3
     1REDUCE_GRAD 1RESHARD 0REDUCE_GRAD 0RESHARD 1STEP@4
 """
+
+
+def edit(schedule: Schedule, device: int, change: Callable[[list[Action]], object], lane: str = "compute") -> Schedule:
+    """The schedule with one row changed in place by `change`."""
+    rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
+    change(rows[device][lane])
+    return replace(schedule, rows=tuple({name: tuple(row) for name, row in lanes.items()} for lanes in rows))
 
 
 def complete(p: int, stages: int, each: int = 1, updates: int = 2) -> Schedule:

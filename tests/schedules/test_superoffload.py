@@ -1,10 +1,9 @@
 """SuperOffload: steps beside the backward, one look at all gradients, and what takes steps back that were too early."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from editing import edit
-
 from rpbench.cost.memory import classes_of
 from rpbench.cost.model import Model
 from rpbench.cost.replicas import host_bytes
@@ -31,6 +30,13 @@ LOADS = """
     2FREE:P 2LOAD:P@1 1FREE:P 1LOAD:P@1 0FREE:P 0LOAD:P@1
     2FREE:P 1FREE:P 0FREE:P
 """
+
+
+def edit(schedule: Schedule, device: int, change: Callable[[list[Action]], object], lane: str = "compute") -> Schedule:
+    """The schedule with one row changed in place by `change`."""
+    rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
+    change(rows[device][lane])
+    return replace(schedule, rows=tuple({name: tuple(row) for name, row in lanes.items()} for lanes in rows))
 
 
 def complete(shape: Shape, num_layers: int = 0, name: str = "superoffload", **options) -> Schedule:

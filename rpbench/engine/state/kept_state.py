@@ -1,7 +1,7 @@
 """Kept state: what a step is taken back by, a copy of the masters and of all that the optimizer knows of them.
 
 A copy gives back every bit. Undoing the arithmetic of a step (an inverse Adam) needs no copy and gives back nearly the
-same; `tests/engine/test_trial_steps.py` has the difference.
+same; `tests/engine/test_speculation.py` has the difference.
 """
 
 import torch

@@ -20,7 +20,7 @@ given back from a copy, in the second case to step again. So every bit is that o
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -33,6 +33,7 @@ from rpbench.engine.state.loss_scale import LossScaler, LossScaling
 from rpbench.engine.state.owned_masters import Moments, Part, make_parts, moments_of, resume
 from rpbench.engine.state.ownership import Sharing, take
 from rpbench.engine.state.spike_compensation import SpikeCompensatedSGD
+from rpbench.engine.state.whole_gradient import Outcome, WholeGradient
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 
@@ -110,20 +111,6 @@ def laid_out_as(master: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return gradient if gradient.stride() == master.stride() else torch.empty_like(master).copy_(gradient)
 
 
-class _Outcome(NamedTuple):
-    """What is known of a step when a part takes it.
-
-    Args:
-        lasts: nothing that is looked at later can change it.
-        skipped: it changes nothing.
-        clipping: what gradients are multiplied by.
-    """
-
-    lasts: bool
-    skipped: bool = False
-    clipping: torch.Tensor | None = None
-
-
 Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
 
 
@@ -170,14 +157,10 @@ class HostOptimizer:
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._tied_stages = {layout.stage_of(module) for module in tied_modules}
         self._sharing = set(self._tied_stages)  # stages whose steps share something
-        self._looks = settings.clip_norm is not None or scaler is not None
-        if self._looks:
+        self._whole = WholeGradient(settings.clip_norm, scaler, read_by, self._all, self._in_model_order)
+        if self._whole.is_asked:
             self._sharing.update(self._places)
-        self._clipping: dict[int, torch.Tensor] = {}
-        self.gradient_norms: dict[int, torch.Tensor] = {}  # by version, before clipping; empty without it
-        self._skipped: set[int] = set()
         self._policy, self._goes_ahead = policy, goes_ahead
-        self._validated = 0  # version of the last step whose gradients have all been looked at
         self._kept: dict[int, KeptState] = {}  # by identity of the part: what a step that may not last has changed
         self._to_publish: set[int] = set()  # stages that have not shown yet what a trial makes of shared parameters
         self._lock = Lock()
@@ -188,9 +171,9 @@ class HostOptimizer:
         if stage in self._tied_stages or (stage in self._sharing and not goes_ahead):
             with self._lock:
                 if not goes_ahead:
-                    self._validate(version)
+                    self._whole.look(version)
                 self._step_tied(version)
-        outcome = self._outcome(version)
+        outcome = self._whole.outcome(version)
         for part in self._parts.get(stage, ()):
             self._take(part, self._mean(stage, version, part.owner), version, outcome, self._pace(stage, version))
         if not goes_ahead and not is_trial(self._policy, version):  # whose gradient the next step takes as well
@@ -199,14 +182,14 @@ class HostOptimizer:
     def validate(self, version: int) -> None:
         """Look at the gradients of all stages for the step to `version`, and end what it has changed of shared weights."""
         with self._lock:
-            self._validate(version)
-            tied = {} if self._lasts(version) else self._tied_gradients(version)
+            self._whole.look(version)
+            tied = {} if self._whole.leaves_alone(version) else self._tied_gradients(version)
             for part in self._shared_parts:
                 self._settle(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
 
     def settle(self, stage: int, version: int) -> bool:
         """End a step that went ahead. Whether it was wrong, so that the weights it made are others now."""
-        wrong = not self._lasts(version)
+        wrong = not self._whole.leaves_alone(version)
         for part in self._parts.get(stage, ()):
             self._settle(part, self._mean(stage, version, part.owner) if wrong else {}, version)
         self._drop(stage, version)
@@ -231,6 +214,11 @@ class HostOptimizer:
             if part.owner == replica and part.pieces is None:
                 masters |= part.masters
         return {place: masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
+
+    @property
+    def gradient_norms(self) -> Mapping[int, torch.Tensor]:
+        """The norm of all gradients by version, before clipping; empty without it."""
+        return self._whole.norms
 
     def moments(self) -> Moments:
         """The optimizer's state of every master that has been updated."""
@@ -282,41 +270,17 @@ class HostOptimizer:
             for found in [direction(optimizer, master, with_decay=with_decay)]
         }
 
-    def _validate(self, version: int) -> None:
-        """Note whether the gradients of a step are finite, and how much they are to be scaled down; once."""
-        if self._validated >= version or not self._looks:
-            return
-        if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), self._all(version)):
-            self._skipped = {version}
-        elif self._settings.clip_norm is not None:
-            tied = self._tied_gradients(version)
-            self._clipping = {version: self._clip_scale(version, tied, self._settings.clip_norm)}
-        self._validated = version
-
     def _step_tied(self, version: int) -> None:
         """Step what several stages share, unless one of them has done it."""
         if self._shared_version >= version:
             return
         self._shared_version = version
-        tied, outcome = self._tied_gradients(version), self._outcome(version)
+        tied, outcome = self._tied_gradients(version), self._whole.outcome(version)
         self._to_publish = set(self._tied_stages)
         for part in self._shared_parts:
             self._take(part, take(tied, part.pieces) if part.pieces is not None else tied, version, outcome)
 
-    def _outcome(self, version: int) -> _Outcome:
-        """What is known of a step now."""
-        if not self._looks:
-            return _Outcome(lasts=True)
-        if self._validated < version:
-            return _Outcome(lasts=False)
-        return _Outcome(True, version in self._skipped, self._clipping.get(version))
-
-    def _lasts(self, version: int) -> bool:
-        """Whether the step to a version is what it would have been had it not looked at anything."""
-        clipping = self._clipping.get(version)
-        return version not in self._skipped and (clipping is None or bool(clipping >= 1))
-
-    def _take(self, part: Part, gradients: Tensors, version: int, outcome: _Outcome, pace: float = 1.0) -> None:
+    def _take(self, part: Part, gradients: Tensors, version: int, outcome: Outcome, pace: float = 1.0) -> None:
         """Step a part, with a copy of what it was where that may be asked for."""
         if outcome.skipped:
             return
@@ -327,11 +291,12 @@ class HostOptimizer:
     def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
         """End the step of a part, if it went ahead."""
         kept = self._kept.pop(id(part), None)
-        if kept is None or self._lasts(version):
+        if kept is None or self._whole.leaves_alone(version):
             return
         kept.give_back()
-        if version not in self._skipped:
-            self._update(part, gradients, version, self._clipping[version])
+        outcome = self._whole.outcome(version)
+        if not outcome.skipped:
+            self._update(part, gradients, version, outcome.clipping)
 
     def _drop(self, stage: int, version: int) -> None:
         for used in versions_averaged(self._policy, version):
@@ -356,15 +321,15 @@ class HostOptimizer:
                     sums[owner] = sums[owner] + gradient if owner in sums else gradient
         return sums
 
-    def _clip_scale(self, version: int, tied: Tensors, clip_norm: float) -> torch.Tensor:
-        """The factor that brings the norm of all gradients down to `clip_norm`, in model order."""
+    def _in_model_order(self, version: int) -> list[torch.Tensor]:
+        """All gradients as the optimizer takes them."""
+        tied = self._tied_gradients(version)
         found, means = [], {stage: self._mean(stage, version) for stage in self._places}
         for owner in self.masters:
             source = tied if owner in tied else means[self._layout.stage_of(owner[0])]
             if owner in source:
                 found.append(self._plain(owner, source[owner], version))
-        norm = self.gradient_norms[version] = torch.nn.utils.get_total_norm(found)
-        return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        return found
 
     def _update(
         self, part: Part, gradients: Tensors, version: int, clipping: torch.Tensor | None, pace: float = 1.0
