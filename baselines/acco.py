@@ -7,8 +7,8 @@ update, so its step is a trial: what it makes is gathered and read, and then wei
     trial     theta~_{t+1} = Opt(theta_t, g~_t)              g~_t: first half of update t, at theta~_t
     step      theta_{t+1}  = Opt(theta_t, g~_t + g_t)        g_t: second half of update t, at theta_t
 
-Versions count rounds: an odd one is a trial, an even one stays, and round h reads version h - 1 (policy `trial`). With 2
-devices, 2 stages and two updates of 4 microbatches, device 0:
+Versions count rounds: an odd one is a trial, an even one stays, and round h reads version h - 1 (policy `trial`). With
+2 devices, 2 stages and two updates of 4 microbatches, device 0:
 
     compute   0F0 1F0 1B0 0B0 0F2 1F2 1B2 0B2 0F4 1F4 1B4 0B4 0F6 1F6 1B6 0B6
     net       0UNSHARD@0 1UNSHARD@0 0UNSHARD@0 1UNSHARD@0 | 1REDUCE_GRAD 1RESHARD 0REDUCE_GRAD 0RESHARD
@@ -60,7 +60,7 @@ def acco(shape: Shape) -> Schedule:
 
 
 def _net(order: Schedule, device: int) -> Iterator[Action]:
-    """Weights for the first two rounds; then behind each round its sums, its steps, and weights for the next but one."""
+    """Weights for two rounds; then behind each round its sums, its steps, and weights for the next but one."""
     stages, num_rounds = range(order.shape.num_stages), order.shape.num_steps
     yield from _gathers(order, 0)
     for number in range(num_rounds):

@@ -1,8 +1,8 @@
 """SuperOffload: the host steps a stage as soon as its gradient has come, and takes steps back where that was too early.
 
 As in `zero_offload` gradients go to the host as they are made, and the optimizer works there. It does not wait for the
-end of the backward, where overflow and norm of all gradients are known: VALIDATE looks at them then, and a ROLLBACK ends
-each step, which is taken back after an overflow and done again where gradients are clipped. New weights come to the
+end of the backward, where overflow and norm of all gradients are known: VALIDATE looks at them then, and a ROLLBACK
+ends each step, which is taken back after an overflow and done again where gradients are clipped. New weights come to the
 device as they are made; the next step begins when all is settled. With 1 device, 3 stages and 1 microbatch a step:
 
     compute   0F0 1F0 2F0 2B0 1B0 0B0                          0F1 1F1 2F1 ...
@@ -74,7 +74,7 @@ def superoffload(shape: Shape, *, speculate: bool = True, device_stages: int = 0
 
 
 def _validated(stepped: Schedule, *, speculate: bool) -> Schedule:
-    """The schedule with a VALIDATE of every step where the first stage is stepped, and an end of each that went ahead."""
+    """The schedule with a VALIDATE where the first stage is stepped, and an end of each step that went ahead."""
     rows = []
     for lanes in stepped.rows:
         row = {name: tuple(_with_looks(actions)) for name, actions in lanes if name != "host"}

@@ -112,8 +112,8 @@ class Entry:
         """
         if num_microbatches % self.rounds:
             raise ValueError(
-                f"num_microbatches={num_microbatches}: {self.name} takes those of an update in {self.rounds} rounds, so "
-                f"that they must be a multiple of {self.rounds}; take num_microbatches="
+                f"num_microbatches={num_microbatches}: {self.name} takes those of an update in {self.rounds} rounds, "
+                f"so that they must be a multiple of {self.rounds}; take num_microbatches="
                 f"{num_microbatches + -num_microbatches % self.rounds}"
             )
         if not self.steps_each_microbatch:

@@ -255,12 +255,16 @@ class Training:
         }
         if isinstance(self.weights, DeviceWeights):
             compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
-        return compute | dict(self.transfers.handlers) | {
-            Kind.STEP: self._step,
-            Kind.VALIDATE: self._validate,
-            Kind.ROLLBACK: self._roll_back,
-            Kind.WAIT: _has_waited,
-        }
+        return (
+            compute
+            | dict(self.transfers.handlers)
+            | {
+                Kind.STEP: self._step,
+                Kind.VALIDATE: self._validate,
+                Kind.ROLLBACK: self._roll_back,
+                Kind.WAIT: _has_waited,
+            }
+        )
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
         """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.

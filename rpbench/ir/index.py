@@ -125,7 +125,7 @@ class Index:
                     yield numbers[place]
 
     def _enter(self, action: Action, number: int) -> None:
-        kind, stage, microbatch, part, version, _, _, _ = action
+        kind, stage, microbatch, part, _, _, _, _ = action
         if stage not in self._stages[kind]:
             raise self._out_of_range(number, action, f"stage {stage}", self._stages[kind])
         if kind in STEPPING:

@@ -307,7 +307,7 @@ class Moves:
                         self.edges += [(load.pieces[-1], gather.pieces[0]), (gather.pieces[0], load.end)]
 
     def _steps_before(self, visit: Visit, load: int) -> Iterable[tuple[int, int]]:
-        """Stage and version of the STEPs that publish the weights a visit reads; the version written on its transfer must be that one."""
+        """(stage, version) of the STEPs that make the weights a visit reads, the version written on its transfer."""
         index = self.index
         version, written = self._version(visit) if index.steps else 0, index.actions[load].version
         if written not in (None, version):

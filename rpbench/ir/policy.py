@@ -48,7 +48,7 @@ ASYNCHRONOUS = frozenset({Policy.STASH, Policy.VERTICAL, Policy.LATEST, Policy.P
 
 
 def is_trial(policy: Policy, version: int) -> bool:
-    """Whether the STEP to a version is a trial: its weights are read, and then masters, moments and count are as before.
+    """Whether the STEP to a version is a trial: its weights are read, then masters, moments and count are as before.
 
     Under policy trial it is that of every odd version; the STEP to the next one starts where the trial started.
     """

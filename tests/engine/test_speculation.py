@@ -85,7 +85,8 @@ def test_overflows_are_taken_back_to_the_last_bit(devices, real_time, tied, opti
     assert 0 < len(run.training.scaler.skipped) < STEPS
     assert_equal_runs(run.training, other.training)
     assert_same(run, reference_of(run))
-    assert bool(taken_back) == options.get("speculate", True)
+    if not real_time:  # where all may be known before a step begins
+        assert bool(taken_back) == options.get("speculate", True)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +101,13 @@ def test_a_norm_that_is_too_large_is_stepped_again(clip_norm, devices, real_time
     assert all((norm > clip_norm) == (clip_norm < 1) for norm in norms)
     assert_equal_runs(run.training, other.training)
     assert_same(run, reference_of(run))
-    assert bool(taken_back) == (clip_norm < 1)
+    if not real_time:
+        assert bool(taken_back) == (clip_norm < 1)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_an_overflow_of_one_stage_takes_all_back(stage, monkeypatch, taken_back):
-    """Injected into the gradient of one stage, in step 2 of 4: the others stepped on finite gradients, and go back too."""
+    """Injected into the gradient of one stage, in step 2 of 4: the others step on finite gradients, and go back too."""
     add = Gradients.add
 
     def injected(self, own, version, microbatch, gradients):

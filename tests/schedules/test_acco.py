@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from rpbench.cost.memory import classes_of
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import LayerSize, ModelBytes, model_bytes
@@ -166,7 +167,7 @@ def test_sums_steps_and_gathers_hide_behind_a_round():
 
 
 def test_what_a_slow_link_lets_out():
-    """Transfers of 4, by hand: gathers 0-16, 0F0 at 4, 1F0 at 8, backwards to 13; sums 16-24, trial 24-25, gather to 29.
+    """Transfers of 4, by hand: gathers 0-16, 0F0 at 4, 1F0 at 8, backwards to 13; sums 16-24, trial to 25, gather to 29.
 
     Round 1 begins at 13 and is over long before; round 2 waits for the weights of the trial, until 29.
     """
@@ -177,7 +178,7 @@ def test_what_a_slow_link_lets_out():
 
 
 def test_an_update_in_time_waits_for_what_this_one_hides():
-    """The same microbatches with ZeRO-1, which sums once a step: each update ends in two sums, a step and two gathers."""
+    """The same microbatches with ZeRO-1, which sums once a step: an update ends in a sum, a step and a gather."""
     found = entry("zero_2")
     options = {"reduce_each_microbatch": False}
     order = found.build(Shape(2, 2, 4, num_steps=2), **options).with_partition(symmetric((1, 1)))
@@ -200,7 +201,7 @@ def equal_layers(p: int) -> ModelBytes:
 
 @pytest.mark.parametrize("n, stages, each", [(2, 4, 1), (4, 3, 1), (4, 3, 3)])
 def test_what_goes_over_links_and_what_a_device_holds(n, stages, each):
-    """A round sums a gradient and gathers weights once: (n - 1) / n each. Two copies of the weights, a shard of state."""
+    """A round sums a gradient and gathers weights once, (n - 1) / n each; two copies of the weights, a shard of state."""
     schedule, sizes = complete(n, stages, each), equal_layers(stages)
     weights, state = stages * sizes.layers[0].weights, sizes.layers[0].optimizer
     for moved in moved_bytes(schedule, sizes):
@@ -215,5 +216,7 @@ def test_what_goes_over_links_and_what_a_device_holds(n, stages, each):
 
 
 def test_halves_that_cannot_be_shared_are_refused():
-    with pytest.raises(ValueError, match=r"the 3 microbatches of each half .* take num_microbatches=8, two halves of 4"):
+    with pytest.raises(
+        ValueError, match=r"the 3 microbatches of each half .* take num_microbatches=8, two halves of 4"
+    ):
         entry("acco").build(Shape(2, 2, 3))

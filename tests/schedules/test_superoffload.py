@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from rpbench.cost.memory import classes_of
 from rpbench.cost.model import Model
 from rpbench.cost.replicas import host_bytes
@@ -144,7 +145,7 @@ def test_the_tail_is_shorter_where_the_device_steps_the_last():
 def test_it_is_zero_offload_but_for_when_weights_come_up():
     """Transfers of 3, a step of 1, by hand. Loads 0-9, forwards 3-4, 6-7, 9-10, backwards 10-16.
 
-    Gradients are down at 15, 18 and 21, steps 15-16, 18-19, 21-22. Weights of stages 2 and 1 are up at 19 and 22, those of
+    Gradients are down at 15, 18 and 21, steps 15-16, 18-19, 21-22. Weights of stages 2 and 1 are up at 19 and 22, of
     stage 0 at 25. `zero_offload` brings stage 0 first, at 25, then the others, at 28 and 31.
     """
     ours, other = spans(three(), 1, 3), spans(three(name="zero_offload"), 1, 3)
@@ -214,7 +215,7 @@ def test_other_policies_take_nothing_back():
     for policy in (Policy.FLUSH, Policy.DELAYED):
         with pytest.raises(ScheduleError, match=rf"policy {policy.value} takes no step before it knows"):
             check(replace(three(device_stages=3), policy=policy))
-    with pytest.raises(ScheduleError, match="no step before|stands twice"):
+    with pytest.raises(ScheduleError, match=r"no step before|stands twice"):
         check(edit(three(), 0, lambda row: row.append(parse("0VALIDATE@1")), "host"))
 
 

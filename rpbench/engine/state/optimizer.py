@@ -180,7 +180,7 @@ class HostOptimizer:
             self._drop(stage, version)
 
     def validate(self, version: int) -> None:
-        """Look at the gradients of all stages for the step to `version`, and end what it has changed of shared weights."""
+        """Look at all gradients of the step to `version`, and end what it has made of shared weights."""
         with self._lock:
             self._whole.look(version)
             tied = {} if self._whole.leaves_alone(version) else self._tied_gradients(version)
