@@ -2,8 +2,8 @@
 
 As in `zero_offload` gradients go to the host as they are made, and the optimizer works there. It does not wait for the
 end of the backward, where overflow and norm of all gradients are known: VALIDATE looks at them then, and a ROLLBACK
-ends each step, which is taken back after an overflow and done again where gradients are clipped. New weights come to the
-device as they are made; the next step begins when all is settled. With 1 device, 3 stages and 1 microbatch a step:
+ends each step, which is taken back after an overflow and done again where gradients are clipped. New weights come to
+the device as they are made; the next step begins when all is settled. With 1 device, 3 stages and 1 microbatch a step:
 
     compute   0F0 1F0 2F0 2B0 1B0 0B0                          0F1 1F1 2F1 ...
     d2h                       2STORE:G 1STORE:G 0STORE:G

@@ -6,8 +6,8 @@
     gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored
     optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane;
                         twice where a ROLLBACK may take steps back, from a copy
-    kept by trials      under policy trial a copy of the optimizer state of the stage that is tried, the largest one; and
-                        the gradients of the round before, in shards
+    kept by trials      under policy trial a copy of the optimizer state of the stage that is tried, the largest one;
+                        and the gradients of the round before, in shards
 
 Where stages go from device to device (LOAD:P>q), the home of a stage keeps its weights and optimizer state, and the
 others have what they have loaded. It keeps the gradient as well where sums of groups come to it.

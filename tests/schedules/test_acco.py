@@ -167,7 +167,7 @@ def test_sums_steps_and_gathers_hide_behind_a_round():
 
 
 def test_what_a_slow_link_lets_out():
-    """Transfers of 4, by hand: gathers 0-16, 0F0 at 4, 1F0 at 8, backwards to 13; sums 16-24, trial to 25, gather to 29.
+    """Transfers of 4, by hand: gathers 0-16, 0F0 at 4, 1F0 at 8, backwards to 13; sums 16-24, trial -25, gather -29.
 
     Round 1 begins at 13 and is over long before; round 2 waits for the weights of the trial, until 29.
     """
@@ -201,7 +201,7 @@ def equal_layers(p: int) -> ModelBytes:
 
 @pytest.mark.parametrize("n, stages, each", [(2, 4, 1), (4, 3, 1), (4, 3, 3)])
 def test_what_goes_over_links_and_what_a_device_holds(n, stages, each):
-    """A round sums a gradient and gathers weights once, (n - 1) / n each; two copies of the weights, a shard of state."""
+    """A round sums gradients and gathers weights once, (n - 1) / n each; two copies of weights, a shard of state."""
     schedule, sizes = complete(n, stages, each), equal_layers(stages)
     weights, state = stages * sizes.layers[0].weights, sizes.layers[0].optimizer
     for moved in moved_bytes(schedule, sizes):
