@@ -18,7 +18,7 @@ fast enough, the way of one gradient down, one step, and the way of its weights 
 their gradients nor their weights travel.
 
 Several devices keep shards (ZeRO-3): weights are gathered for every visit, once they are settled, and gradients
-scattered after it.
+scattered after it. With `gather_each_visit=false` they are gathered once a step, as in `zero_offload` (ours).
 
 Source: SuperOffload (arXiv 2509.21271, ASPLOS'26), after a description of its abstract and of the code in DeepSpeed
 (superoffload_stage3).
@@ -35,11 +35,11 @@ from rpbench.passes.offload import offload, shard
 from rpbench.registry import schedule
 
 
-def _lower(order: Schedule, *, prefetch: int, speculate: bool, device_stages: int) -> Schedule:
+def _lower(order: Schedule, *, prefetch: int, speculate: bool, device_stages: int, gather_each_visit: bool) -> Schedule:
     on_host = range(device_stages, order.shape.num_stages)
     steps = _validated(with_steps(order, on_host), speculate=speculate)
     if order.shape.num_ranks > 1:
-        steps = shard(steps, parameters="visit", gradients="visit", prefetch=prefetch)
+        steps = shard(steps, parameters="visit" if gather_each_visit else "step", gradients="visit", prefetch=prefetch)
     if not on_host:
         return steps
     stored = offload(steps, gradients="visit", parameters=None, stages=on_host)
@@ -52,14 +52,17 @@ def _lower(order: Schedule, *, prefetch: int, speculate: bool, device_stages: in
     source="arXiv 2509.21271",
     looped=True,
     lower=_lower,
-    searched={"device_stages": (0, 1, 2)},
+    searched={"device_stages": (0, 1, 2), "gather_each_visit": (True, False)},
 )
-def superoffload(shape: Shape, *, speculate: bool = True, device_stages: int = 0) -> Schedule:
+def superoffload(
+    shape: Shape, *, speculate: bool = True, device_stages: int = 0, gather_each_visit: bool = True
+) -> Schedule:
     """The order of data parallelism.
 
     Args:
         speculate: step before overflow and norm are known.
         device_stages: first stages that the devices step, from 0 to all.
+        gather_each_visit: of several devices; otherwise they gather weights once a step, and hold all of them.
 
     Raises:
         ValueError: if there are not so many stages, or the devices cannot share the microbatches evenly.

@@ -76,6 +76,7 @@ def test_without_an_overflow_it_is_zero_offload(devices, options, taken_back):
         (2, True, True, {}),
         (1, False, False, {"speculate": False}),
         (1, True, False, {"device_stages": 1}),
+        (2, False, False, {"gather_each_visit": False}),
         *(slow((p, real, True, {"device_stages": k})) for p in (1, 3) for real in (False, True) for k in (0, 1)),
     ],
 )

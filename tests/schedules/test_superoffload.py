@@ -80,7 +80,9 @@ def test_the_last_gradients_steps_can_be_the_devices():
     assert set(whole) == {"compute"}
 
 
-@pytest.mark.parametrize("options", [{}, {"speculate": False}, {"device_stages": 1}, {"device_stages": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"speculate": False}, {"device_stages": 1}, {"device_stages": 3}, {"gather_each_visit": False}]
+)
 @pytest.mark.parametrize("shape", [Shape(1, 3, 2, num_steps=3), Shape(3, 4, 6, num_steps=2), Shape(4, 2, 4)])
 def test_nothing_is_stale(shape, options):
     if options.get("device_stages", 0) > shape.num_stages:
