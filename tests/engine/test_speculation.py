@@ -61,7 +61,9 @@ def taken_back(monkeypatch) -> list[KeptState]:
 
 
 @pytest.mark.parametrize("devices", [1, slow(3)])
-@pytest.mark.parametrize("options", [{}, {"device_stages": 1}, slow({"speculate": False}), slow({"device_stages": 3})])
+@pytest.mark.parametrize(
+    "options", [{}, *map(slow, ({"device_stages": 1}, {"speculate": False}, {"device_stages": 3}))]
+)
 def test_without_an_overflow_it_is_zero_offload(devices, options, taken_back):
     run, other = run_of(of(devices=devices, **options)), run_of(of("zero_offload", devices))
     assert_equal_runs(run.training, other.training)
@@ -74,9 +76,9 @@ def test_without_an_overflow_it_is_zero_offload(devices, options, taken_back):
     [
         (1, False, False, {}),
         (2, True, True, {}),
-        (1, False, False, {"speculate": False}),
-        (1, True, False, {"device_stages": 1}),
-        (2, False, False, {"gather_each_visit": False}),
+        slow((1, False, False, {"speculate": False})),
+        slow((1, True, False, {"device_stages": 1})),
+        slow((2, False, False, {"gather_each_visit": False})),
         *(slow((p, real, True, {"device_stages": k})) for p in (1, 3) for real in (False, True) for k in (0, 1)),
     ],
 )
@@ -92,7 +94,12 @@ def test_overflows_are_taken_back_to_the_last_bit(devices, real_time, tied, opti
 
 @pytest.mark.parametrize(
     "clip_norm, devices, real_time, options",
-    [(0.05, 1, False, {}), (0.05, 2, True, {"device_stages": 1}), (1e6, 1, False, {}), slow((0.05, 3, True, {}))],
+    [
+        slow((0.05, 1, False, {})),
+        (0.05, 2, True, {"device_stages": 1}),
+        slow((1e6, 1, False, {})),
+        slow((0.05, 3, True, {})),
+    ],
 )
 def test_a_norm_that_is_too_large_is_stepped_again(clip_norm, devices, real_time, options, taken_back):
     run = run_of(of(devices=devices, **options), real_time=real_time, tied=True, clip_norm=clip_norm)
@@ -106,7 +113,7 @@ def test_a_norm_that_is_too_large_is_stepped_again(clip_norm, devices, real_time
         assert bool(taken_back) == (clip_norm < 1)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [slow(0), 1, slow(2)])
 def test_an_overflow_of_one_stage_takes_all_back(stage, monkeypatch, taken_back):
     """Injected into the gradient of one stage, in step 2 of 4: the others step on finite gradients, and go back too."""
     add = Gradients.add
@@ -199,7 +206,9 @@ def test_an_overflow_has_no_inverse():
     assert second.isnan().all()
 
 
-@pytest.mark.parametrize("words", [("optimizer.clip_norm=0.01",), ("dtype=float16", "schedule.device_stages=1")])
+@pytest.mark.parametrize(
+    "words", [("dtype=float16", "schedule.device_stages=1"), slow((("optimizer.clip_norm=0.01",),))]
+)
 def test_on_the_command_line(words, rpbench):
     sizes = ("model=tiny_gpt", "model.num_layers=4", "num_devices=2", "num_microbatches=4", "num_steps=3")
     status, (row,), err = rpbench("schedule=superoffload", "backend=cpu", *sizes, "verify=true", *words)

@@ -33,7 +33,8 @@ def acco(num_devices: int, num_stages: int = 3, each: int = 2, updates: int = 2)
 @pytest.mark.parametrize(
     "devices, each, real_time, options, tied",
     [
-        (3, 2, False, ADAM | {"clip_norm": 0.05, "num_warmup_steps": 2}, True),
+        (2, 2, False, ADAM | {"clip_norm": 0.05, "num_warmup_steps": 2}, True),
+        slow((3, 2, False, ADAM | {"clip_norm": 0.05, "num_warmup_steps": 2}, True)),
         (2, 1, True, SGD, False),
         *(slow((p, 1, real, options, True)) for p in (1, 4) for real in (False, True) for options in (ADAM, SGD)),
         slow((2, 2, True, ADAM | {"clip_norm": 0.05}, True)),
@@ -54,7 +55,7 @@ def test_every_bit_is_that_of_the_plain_loop(devices, each, real_time, options, 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float32)])
 def test_in_other_types_too(dtype):
-    schedule = acco(3, each=1)
+    schedule = acco(2, each=1)
     run = train(schedule, workload_of(schedule, dtype=dtype), **ADAM)
     assert_same(run, reference_of(run))
 
@@ -76,7 +77,7 @@ def test_the_engine_is_the_recurrence(num_devices):
 
 def test_it_is_not_training_without_trials():
     """Neither on the same weights where every step stays, nor with first halves at the weights that stay."""
-    schedule = acco(2)
+    schedule = acco(2, each=1)
     run = train(schedule, workload_of(schedule), **ADAM)
     training, window = run.training, schedule.shape.num_microbatches
     for other in (
@@ -89,11 +90,11 @@ def test_it_is_not_training_without_trials():
 
 
 def test_a_trial_leaves_masters_moments_and_count_as_they_were():
-    """Stopped behind its first round, nothing has been learned; behind its second, one update."""
-    for rounds, counts in ((1, None), (2, 1.0), (3, 1.0)):
+    """Stopped behind its first round, nothing has been learned; behind its third, one update."""
+    for rounds, counts in ((1, None), (3, 1.0)):
         schedule = complete("acco", 2, 3, 1, rounds)
         training = train(schedule, workload_of(schedule), **ADAM).training
-        start = {place: training.workload.parameter(place) for place in training.optimizer.masters}
+        start = {place: training.workload.parameter(place).detach() for place in training.optimizer.masters}
         moments = training.optimizer.moments()
         if counts is None:
             assert largest_difference(training.optimizer.masters, start) == 0.0
@@ -127,7 +128,7 @@ def test_a_run_that_goes_on_is_as_one_that_did_not_stop():
     """The trial's weights are in the checkpoint: the first round that follows reads them."""
 
     def run(updates: int, start=None) -> Training:
-        schedule = acco(3, each=1, updates=updates)
+        schedule = acco(2, each=1, updates=updates)
         settings = Settings(OptimizerSettings(1e-2, clip_norm=0.5, num_warmup_steps=3), keep_state=True)
         training = Training(workload_of(schedule), schedule, settings, start)
         execute(training.program(uneven_costs(schedule)), training.handlers, VirtualBackend(uneven_costs(schedule)))
@@ -142,7 +143,7 @@ def test_a_run_that_goes_on_is_as_one_that_did_not_stop():
 
 
 def test_what_is_copied_is_what_the_actions_count():
-    schedule = acco(4, each=2)
+    schedule = acco(3, each=1)
     found = train(schedule, workload_of(schedule, dtype=torch.bfloat16)).training.traffic.moved_bytes
     counted = moved_bytes(schedule, model_bytes(TINY, 10))
     assert {lane for _, lane in found} == {"net"}
@@ -169,7 +170,7 @@ def test_the_reference_itself_is_the_recurrence():
     assert train_reference.__module__ == "rpbench.engine.reference"
 
 
-@pytest.mark.parametrize("words", [("num_microbatches=8",), ("num_microbatches=4", "backend=virtual")])
+@pytest.mark.parametrize("words", [("num_microbatches=4",), slow((("num_microbatches=8", "backend=virtual"),))])
 def test_on_the_command_line(words, rpbench):
     sizes = ("model=tiny_gpt", "model.num_layers=4", "num_devices=2", "num_steps=2", "verify=true", "dtype=float64")
     status, (row,), err = rpbench("schedule=acco", "backend=cpu", *sizes, *words)
