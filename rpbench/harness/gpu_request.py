@@ -31,6 +31,11 @@ def check_cuda(request: Request, schedule: Schedule, recompute_grain: str) -> No
         raise ConfigError(f"backend.recompute_grain={recompute_grain}: on GPUs it is stage")
     index = Index(schedule)
     kinds = {action.kind for action in index.actions}
+    if Kind.ROLLBACK in kinds:
+        raise ConfigError(
+            f"backend=cuda: {schedule.name} takes steps back, and what has been loaded of them is not brought again on "
+            "GPUs; use schedule.speculate=false, or backend=cpu"
+        )
     loaded, stepped = (
         {action.stage for action in index.actions if action.kind is kind and action.object == what}
         for kind, what in ((Kind.LOAD, "P"), (Kind.STEP, None))

@@ -117,6 +117,13 @@ def test_the_replicas_whose_optimizer_is_on_the_gpu_are_refused(monkeypatch):
         check_cuda(config, complete(name, 2, 4, 2, 2), "stage")
 
 
+def test_steps_that_are_taken_back_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"superoffload takes steps back, .* use schedule.speculate=false"):
+        check_cuda(RunConfig(), complete("superoffload", 2, 4, 2, 2), "stage")
+    check_cuda(RunConfig(), complete("superoffload", 2, 4, 2, 2, speculate=False), "stage")
+
+
 def noted(issued):
     from rpbench.engine.backends.cuda import _Issue
 
