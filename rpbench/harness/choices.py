@@ -1,5 +1,7 @@
 """Typed choices: what each group of `conf/` may say, one dataclass a group. A file of a group has the keys it reads."""
 
+import copy
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -29,9 +31,26 @@ class ConfigError(ValueError):
 def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
     """The dataclass that a config node stands for.
 
+    Cells of a sweep say the same of most groups: what plain data stand for is worked out once a process.
+
     Raises:
         ConfigError: for a key the dataclass does not have, or a value of another type.
     """
+    if isinstance(node, DictConfig):
+        return _typed(schema, node)
+    key = schema, json.dumps(node, default=repr)
+    if key not in _known:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = _typed(schema, node)
+    return copy.deepcopy(_known[key])
+
+
+_known: dict[tuple[type, str], Any] = {}
+_MOST_KNOWN = 1000
+
+
+def _typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), node)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
