@@ -291,7 +291,7 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
     """
     for group, option in choices.items():
         found = None if option is None else file_of(group, option)
-        if found is not None and group == "schedule" and option in registry.entries():
+        if found is not None and group == "schedule" and option in registry.offered():
             raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
 
 
