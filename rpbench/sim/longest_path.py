@@ -1,5 +1,6 @@
 """Times of a schedule whose lanes have a fixed order: one pass over the action graph."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,20 @@ def simulate(schedule: Schedule, costs: CostTable) -> Timeline:
     return simulate_graph(build_graph(schedule), costs)
 
 
-def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
+def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) -> Timeline:
     """Time a graph that is already built; floats and Fractions give the same numbers.
+
+    Args:
+        less: by topological position, by how much an action is shorter than the costs say; empty: none is.
 
     Raises:
         ScheduleError: if the costs say nothing of an action.
     """
     slot, works = works_by_slot(graph, costs)
+    if less:
+        own = (works[number] for number in slot.tolist())
+        works = [work._replace(main=max(0, work.main - short)) for work, short in zip(own, less, strict=True)]
+        slot = np.arange(len(works), dtype=np.int32)
     pre_of, main_of = [work.pre for work in works], [work.main for work in works]
     exact = any(not isinstance(time, (int, float)) for time in (*pre_of, *main_of, costs.hop))
     delay = np.where(graph.crosses, costs.hop, 0) if not exact else None
