@@ -96,6 +96,7 @@ class OrderModel:
         self.starts: dict[Computed, Any] = {}
         self.moved: dict[Held, Any] = {}
         self.transfers: dict[Computed, Any] = {}
+        self.always = model.new_constant(1)
         self._active: dict[int, Any] = {}  # by stage, whether any of its activations move
         for stage in case.stages:
             self._run_one_at_a_time(stage)
@@ -174,27 +175,36 @@ class OrderModel:
         """What a device holds never exceeds the limit."""
         case, costs = self.case, self.case.costs
         all_of_it, kept = whole(costs.activations[stage]), whole(costs.kept_for_weights[stage])
-        always = self.model.new_constant(1)
-        active = self._active.get(stage, self.model.new_constant(0))
-        changes: list[tuple[Any, int, Any]] = []  # when, how much, whether
+        held: list[tuple[Any, int]] = []  # intervals, and what is held in them
         for microbatch in case.microbatches:
-            changes += [
-                (self.starts[Kind.F, stage, microbatch], all_of_it, always),
-                (self._end(Kind.W, stage, microbatch), -kept, always),
-            ]
+            begin, used = self.starts[Kind.F, stage, microbatch], self._end(Kind.W, stage, microbatch)
+            moved = self.moved.get((stage, microbatch))
+            stays = self.always if moved is None else ~moved
+            held.append((self._while(begin, used, stays), kept))
             if kept < all_of_it:
-                changes += [
-                    (self._end(Kind.I, stage, microbatch), kept - all_of_it, ~active),
-                    (self._end(Kind.W, stage, microbatch), kept - all_of_it, active),
-                ]
-            if case.moves:
+                held += [(interval, all_of_it - kept) for interval in self._until_input_grad(stage, microbatch)]
+            if moved is not None:
                 store, load = (self.transfers[kind, stage, microbatch] for kind in (Kind.STORE, Kind.LOAD))
-                changes += [
-                    (store + case.transfer_time(Kind.STORE, stage), -all_of_it, self.moved[stage, microbatch]),
-                    (load, all_of_it, self.moved[stage, microbatch]),
-                ]
-        times, amounts, present = zip(*changes, strict=True)
-        self.model.add_reservoir_constraint_with_active(times, amounts, present, 0, whole(case.limit))
+                gone = store + case.transfer_time(Kind.STORE, stage)
+                held += [(self._while(begin, gone, moved), all_of_it), (self._while(load, used, moved), all_of_it)]
+        intervals, amounts = zip(*held, strict=True)
+        self.model.add_cumulative(intervals, amounts, whole(case.limit))
+
+    def _until_input_grad(self, stage: int, microbatch: int) -> list[Any]:
+        """When a device holds what I lets go of: to its end, or to that of W on a stage that moves activations."""
+        begin = self.starts[Kind.F, stage, microbatch]
+        until_i, until_w = (self._end(kind, stage, microbatch) for kind in (Kind.I, Kind.W))
+        active = self._active.get(stage)
+        if active is None:
+            return [self._while(begin, until_i, self.always)]
+        stays = self.model.new_bool_var(f"{stage}stays{microbatch}")
+        self.model.add(stays == active - self.moved[stage, microbatch])
+        return [self._while(begin, until_i, ~active), self._while(begin, until_w, stays)]
+
+    def _while(self, begin: Any, end: Any, present: Any) -> Any:
+        """The time between two moments, where something is so."""
+        size = self.model.new_int_var(0, self.case.horizon, "")
+        return self.model.new_optional_interval_var(begin, size, end, present, "")
 
     def _longest_span(self) -> Any:
         span, last = self.model.new_int_var(0, self.case.horizon, "span"), self.case.num_microbatches - 1

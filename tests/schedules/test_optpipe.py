@@ -99,7 +99,8 @@ def test_room_for_one_activation_with_free_transfers_and_without(p, m):
     gradient goes down p-1 ranks, and a W ends it. Without the host each microbatch goes up and down alone: 2p and its W.
     """
     costs = unit_costs(Shape(p, p, m))
-    assert span_of(build(p, m, with_transfers(costs, 0.0), memory_limit="1"), costs) == 3 * m + 2 * (p - 1)
+    free = with_transfers(costs, 0.0)
+    assert span_of(build(p, m, free, memory_limit="1"), free) == 3 * m + 2 * (p - 1)
     assert span_of(build(p, m, costs, memory_limit="1"), costs) == (2 * p + 1) * m
 
 
