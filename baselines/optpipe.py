@@ -39,7 +39,7 @@ def optpipe(
     shape: Shape,
     costs: StageCosts,
     *,
-    memory_limit: str = "1p",
+    memory_limit: str | float = "1p",
     offload: bool = True,
     transfer: float | None = None,
     time_limit_s: float = 20.0,
@@ -60,7 +60,7 @@ def optpipe(
     if transfer is not None:
         times = tuple(transfer * time for time in costs.forward)
         costs = replace(costs, store=times, load=times)
-    limit = read_limit(memory_limit, shape.num_ranks)
+    limit = read_limit(str(memory_limit), shape.num_ranks)
     found = _search(replace(shape, num_steps=1), costs, limit, offload, time_limit_s)
     rows = tuple(
         {
