@@ -1,19 +1,19 @@
 """OptPipe: the order of F, I and W, and which activations wait on the host, chosen together for given times.
 
-A constraint program looks for the order with the shortest longest device-local span in which no device ever holds more
-than the memory limit. Activations may go to the host once their forward has run (STORE:A, lane d2h) and come back before
-their backward (LOAD:A, lane h2d). What takes room waits for what makes room: a FREE:A in front of a forward or a LOAD
-says which activations must be gone. With 2 ranks, 2 microbatches, F = I = W = 1, room for one activation (memory_limit=1)
-and transfers of half a forward (transfer=0.5), on rank 0:
+A constraint program looks for the order with the shortest longest device-local span in which no device ever holds
+more than the memory limit. Activations may go to the host once their forward has run (STORE:A, lane d2h) and come back
+before their backward (LOAD:A, lane h2d). What takes room waits for what makes room: a FREE:A in front of a forward or a
+LOAD says which activations must be gone. With 2 ranks, 2 microbatches, F = I = W = 1, room for one activation
+(memory_limit=1) and transfers of half a forward (transfer=0.5), on rank 0:
 
     compute  0F0 0FREE:A0 0F1 0I0 0W0 0I1 0W1
     d2h      0STORE:A0 0FREE:A0 0STORE:A1 0FREE:A1
     h2d      0FREE:A1 0LOAD:A0 0FREE:A0 0LOAD:A1 0FREE:A1
 
-which ends after 8 slots; without the host, one microbatch after another, it is 10. Small cases only: a record says whether the
-order is proven to be the best (`order_proven`), how far it may be from it (`order_gap`), and how many activations move
-(`num_offloaded`). How long a transfer takes is known where bytes are charged; elsewhere `transfer` says what the plan takes
-it for, and without it nothing moves.
+which ends after 8 slots; without the host, one microbatch after another, it is 10. Small cases only: a record says
+whether the order is proven to be the best (`order_proven`), how far it may be from it (`order_gap`), and how many
+activations move (`num_offloaded`). How long a transfer takes is known where bytes are charged; elsewhere `transfer`
+says what the plan takes it for, and without it nothing moves.
 
 Source: "OptPipe" (arXiv 2510.05186), its abstract: an integer program over order and offloading. The constraints on
 transfers are derived (`rpbench.ordering.exact_model`); its cache of solutions and its solving beside a running job are
@@ -42,7 +42,7 @@ def optpipe(
     memory_limit: str | float = "1p",
     offload: bool = True,
     transfer: float | None = None,
-    time_limit_s: float = 20.0,
+    time_limit_s: float = 60.0,
 ) -> Schedule:
     """The best order within a memory limit, activations on the host included.
 
@@ -50,7 +50,7 @@ def optpipe(
         memory_limit: as of `zb_auto`: `1p`, `2p`, or a number of the fullest stage's activations.
         offload: whether activations may go to the host.
         transfer: time of a stage's activations one way, in forwards of that stage; None: what their bytes take.
-        time_limit_s: of the search, by the solver's own clock; the search for fewer transfers takes as long again.
+        time_limit_s: of the search; that for fewer transfers has as much again.
 
     Raises:
         ValueError: for more or fewer stages than ranks, a case that is too large, an option that is none, a limit that
@@ -91,7 +91,7 @@ def _check(shape: Shape, transfer: float | None, time_limit_s: float) -> None:
     if transfer is not None and not 0 <= transfer < float("inf"):
         raise ValueError(f"schedule.transfer={transfer}: a time in forwards, 0 or more; try 0.5")
     if not time_limit_s > 0:
-        raise ValueError(f"schedule.time_limit_s={time_limit_s}: seconds above 0; try 20")
+        raise ValueError(f"schedule.time_limit_s={time_limit_s}: seconds above 0; try 60")
     if find_spec("ortools") is None:
         raise ValueError('schedule=optpipe: it needs OR-tools; pip install -e ".[exact]", or take schedule=zb_auto')
 

@@ -71,10 +71,11 @@ def _facts(found: Entry) -> str:
         ("order", "depends on the stages' times" if found.needs_costs else "depends on sizes alone"),
     ]
     table = "\n".join(f"| {key} | {value} |" for key, value in rows)
-    drawing = f"![The order of {found.name}, a row a device]({found.name}.svg)\n\n" if can_draw(found.name) else ""
+    name = found.name
+    drawing = f"![The order of {name}, a row a device]({name}.svg)\n\n" if can_draw(name) else ""
     mark = "" if found.extra is None else " no-run: needs a package that is not installed by default"
     return (
-        f"{drawing}```bash{mark}\npython -m rpbench show {' '.join(words_of(found.name))} draw={found.name}.svg\n```\n\n"
+        f"{drawing}```bash{mark}\npython -m rpbench show {' '.join(words_of(name))} draw={name}.svg\n```\n\n"
         f"| | |\n| --- | --- |\n{table}\n"
     )
 

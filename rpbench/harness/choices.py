@@ -91,8 +91,8 @@ class CostConfig:
             )
         if not 0 <= self.max_freeze_ratio <= 1:
             raise ConfigError(
-                f"cost.max_freeze_ratio={self.max_freeze_ratio}: a mean ratio of a stage, from 0 (all weight gradients are "
-                "made) to 1 (none is)"
+                f"cost.max_freeze_ratio={self.max_freeze_ratio}: a mean ratio of a stage, from 0 (all weight gradients "
+                "are made) to 1 (none is)"
             )
         at_least_one(self, "cost.", "microbatches_per_device")
 

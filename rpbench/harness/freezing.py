@@ -43,13 +43,13 @@ def check_freezing(assembled: Assembled, max_ratio: float) -> None:
     times = assembled.costs.transfer_time
     if isinstance(times, TransferTimes) and assembled.graph.cargo and times.cluster.shares_links:
         raise ConfigError(
-            f"cost.max_freeze_ratio={max_ratio}: devices of cluster {assembled.cluster.name} share links, and how long a "
-            "transfer takes depends on all others; use charge=hops, or a cluster without shared links"
+            f"cost.max_freeze_ratio={max_ratio}: devices of cluster {assembled.cluster.name} share links, and how long "
+            "a transfer takes depends on all others; use charge=hops, or a cluster without shared links"
         )
     if find_spec("ortools") is None:
         raise ConfigError(
-            f'cost.max_freeze_ratio={max_ratio}: its linear program needs OR-tools; pip install -e ".[exact]", or leave '
-            "it at 0"
+            f'cost.max_freeze_ratio={max_ratio}: its linear program needs OR-tools; pip install -e ".[exact]", or '
+            "leave it at 0"
         )
 
 

@@ -266,8 +266,8 @@ def _frozen(cost: CostConfig) -> tuple[str, ...]:
     if not cost.max_freeze_ratio:
         return ()
     return (
-        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is other "
-        "training than without; only its times are simulated",
+        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
+        "other training than without; only its times are simulated",
     )
 
 
@@ -469,6 +469,6 @@ def _check_frozen(request: Request) -> None:
     elif request.tuning_budget is not None:
         what = f"tuning_budget={request.tuning_budget}"
     raise ConfigError(
-        f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are simulated for "
-        "one schedule on one host; use mode=simulate alone, or leave it at 0"
+        f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are simulated "
+        "for one schedule on one host; use mode=simulate alone, or leave it at 0"
     )

@@ -61,7 +61,12 @@ def _matched(index: Index, transfers: Numbers) -> tuple[Moved, Ends, list[tuple[
     ends: Ends = {}
     rooms: dict[tuple[str, int, int, int], int] = {}  # lane, stage, place, device
     edges: list[tuple[int, int]] = []
-    own = [(what[0], *where, number) for (what, *where), found in transfers.items() if what[1] == "A" for number in found]
+    own = [
+        (what[0], device, stage, number)
+        for (what, device, stage), found in transfers.items()
+        if what[1] == "A"
+        for number in found
+    ]
     for kind, _, stage, number in own:
         if kind is not Kind.FREE:
             _once(index, moved, (kind, stage, _place(index, number)), number)

@@ -1,15 +1,15 @@
 """The lanes of a plan: computations and transfers in the order of their times, and what waits for room.
 
 A lane runs its actions as early as it can. So that a device never holds more than in the plan, however long anything
-takes in a run, each action that takes room (F, LOAD:A) waits for all that makes room before it in the plan (W, STORE:A):
+takes in a run, what takes room (F, LOAD:A) waits for all that makes room before it in the plan (W, STORE:A):
 
     W before F          both stand in the compute row
     STORE:A1 before F   0FREE:A1 in the compute row, right before the F
     STORE:A1 before LOAD:A0      0FREE:A1 in lane h2d, right before the LOAD
     W1 before LOAD:A4   0FREE:A1 in lane h2d, right before the LOAD
 
-Then what a device holds at a moment is no more than the plan's at the start of the last taker, in the plan's order, that
-has begun: all that had made room by then in the plan has done so. Only the last of several is named, where a lane's
+Then a device never holds more than in the plan at the start of one of them: of those that have begun, the last in the
+plan's order. All that had made room by then in the plan has done so. Only the last of several is named, where a lane's
 order says the same of the others.
 """
 

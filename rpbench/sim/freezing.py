@@ -9,7 +9,8 @@ r = (d_max - d) / (d_max - d_min). A linear program over the schedule's graph fi
 and among those that end as early the ones that leave out least. W vanishes at ratio 1; B becomes as long as I. What a
 ratio between 0 and 1 leaves out is a part of the stage's parameters, which is not chosen here.
 
-Source: "TimelyFreeze" (arXiv 2602.05754), its abstract; the program is derived from it. Needs the extra `exact` (OR-tools).
+Source: "TimelyFreeze" (arXiv 2602.05754), its abstract; the program is derived from it. Needs the extra `exact`
+(OR-tools).
 """
 
 from collections import defaultdict
@@ -96,7 +97,8 @@ def check_freezable(graph: Graph, costs: CostTable) -> None:
             )
     if graph.num_actions > LARGEST:
         raise ScheduleError(
-            f"{graph.num_actions} actions: a linear program of freezing takes at most {LARGEST}; take fewer microbatches"
+            f"{graph.num_actions} actions: a linear program of freezing takes at most {LARGEST}; take fewer "
+            "microbatches"
         )
     costs.of(Kind.W, 0)  # or it says what splits backward
 

@@ -89,7 +89,7 @@ def test_it_does_not_end_a_load():
 
 def test_room_that_comes_too_late_is_a_deadlock():
     row = dict(MOVED.lanes[0])
-    row["h2d"] = tuple(map(parse, "0FREE:A1 0LOAD:A0 0FREE:A0 0FREE:A2 0LOAD:A1 0FREE:A1".split()))
-    row["compute"] = tuple(map(parse, "0F0 0F1 0F2 0B0 0B1 0B2".split()))
+    row["h2d"] = lanes(h2d="0FREE:A1 0LOAD:A0 0FREE:A0 0FREE:A2 0LOAD:A1 0FREE:A1")["h2d"]
+    row["compute"] = lanes(compute="0F0 0F1 0F2 0B0 0B1 0B2")["compute"]
     with pytest.raises(ScheduleError, match="no rank can move"):
         check(Schedule(MOVED.shape, (row,)))

@@ -36,7 +36,9 @@ def timeline_of(schedule: Schedule, costs: StageCosts):
     work = {Kind.F: costs.forward, Kind.I: costs.input_grad, Kind.W: costs.weight_grad}
     table = CostTable({kind: tuple(map(Work, times)) for kind, times in work.items()}, costs.hop)
     ways = {"d2h": costs.store, "h2d": costs.load}
-    return simulate(schedule, replace(table, transfer_time=lambda cargo: (ways[cargo.lane] or costs.forward)[cargo.stage]))
+    return simulate(
+        schedule, replace(table, transfer_time=lambda cargo: (ways[cargo.lane] or costs.forward)[cargo.stage])
+    )
 
 
 def span_of(schedule: Schedule, costs: StageCosts) -> float:
@@ -96,7 +98,7 @@ def test_room_for_one_activation_with_free_transfers_and_without(p, m):
     """3m + 2(p-1) slots against (2p+1)m.
 
     The last rank holds a microbatch from F to W, so its m-th I ends 3m-1 slots after its first F begins, at p-1; the
-    gradient goes down p-1 ranks, and a W ends it. Without the host each microbatch goes up and down alone: 2p and its W.
+    gradient goes down p-1 ranks, and a W ends it. Without the host each microbatch goes up and down alone: 2p and a W.
     """
     costs = unit_costs(Shape(p, p, m))
     free = with_transfers(costs, 0.0)
@@ -133,7 +135,10 @@ def test_never_longer_than_the_best_order_that_moves_nothing(p, m, times, transf
     forward, input_grad, weight_grad = ((float(time),) * p for time in times)
     costs = StageCosts(forward, input_grad, weight_grad, 0.0, (1.0,) * p, (kept,) * p)
     moving = with_transfers(costs, transfer)
-    free, bound = build(p, m, moving, memory_limit=str(limit)), build(p, m, moving, memory_limit=str(limit), offload=False)
+    free, bound = (
+        build(p, m, moving, memory_limit=str(limit)),
+        build(p, m, moving, memory_limit=str(limit), offload=False),
+    )
     assert free.told["order_proven"]
     assert bound.told["order_proven"]
     assert bound.told["num_offloaded"] == 0
@@ -239,7 +244,7 @@ def test_what_cannot_be_is_refused(shape, options, message):
 
 @solved
 def test_a_limit_that_nothing_fits_in_is_refused():
-    with pytest.raises(ValueError, match="memory_limit=0.5: a rank must be able to hold"):
+    with pytest.raises(ValueError, match=r"memory_limit=0\.5: a rank must be able to hold"):
         build(2, 2, memory_limit="0.5")
 
 

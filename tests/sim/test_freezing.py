@@ -2,6 +2,7 @@
 
 import random
 from importlib.util import find_spec
+from itertools import pairwise
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_two_ranks_of_1f1b(m, ratio):
 
 @solved
 def test_ratios_of_two_ranks_by_hand():
-    """m = 2, R = 1/2: rank 1 shares a ratio of 1 between its two; rank 0 needs the last one alone, and takes no more."""
+    """m = 2, R = 1/2: rank 1 has a ratio of 1 for its two; rank 0 needs it in the last one alone."""
     found = freeze(*problem("1f1b", 2, 2), 0.5)
     assert found.ratios[:2] == pytest.approx([0, 1])
     assert sum(found.ratios[2:]) == pytest.approx(1)
@@ -104,7 +105,7 @@ def test_more_freezing_never_ends_later_and_its_ends_are_known(name):
     plain = makespan(simulate_graph(graph, costs))
     ends = [makespan(freeze(graph, costs, ratio).timeline) for ratio in (0.0, 0.25, 0.5, 0.75, 1.0)]
     assert ends[0] == pytest.approx(plain)
-    assert all(later <= earlier + 1e-6 for earlier, later in zip(ends, ends[1:], strict=False))
+    assert all(later <= earlier + 1e-6 for earlier, later in pairwise(ends))
     without = LayerTimes(
         layers.forward, layers.recompute, layers.input_grad, input_grad=layers.input_grad, weight_grad=[0.0] * p,
         hop=layers.hop,
@@ -182,7 +183,7 @@ def test_what_cannot_be_frozen_is_refused(words, message):
 
 def test_backwards_beside_forwards_and_costs_without_halves_are_refused():
     graph, costs = problem("dualpipe", 2, 4)
-    with pytest.raises(ScheduleError, match="dualpipe has OVERLAP, .* such as 1f1b"):
+    with pytest.raises(ScheduleError, match=r"dualpipe has OVERLAP, .* such as 1f1b"):
         freeze(graph, costs, 0.5)
     schedule = build_graph(entry("1f1b").build(Shape(2, 2, 2)))
     whole = LayerTimes([1.0] * 2, [0.0] * 2, [2.0] * 2).table(symmetric((1, 1)))

@@ -92,7 +92,9 @@ def built(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_site_is_built_and_asks_nobody(built):
-    assert all((built / "methods" / f"{name}.svg").stat().st_size > 1000 for name in offered() if methods.can_draw(name))
+    assert all(
+        (built / "methods" / f"{name}.svg").stat().st_size > 1000 for name in offered() if methods.can_draw(name)
+    )
     for page in built.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "no-run:" not in text or page.name == "contributing.html", page  # which explains the mark
