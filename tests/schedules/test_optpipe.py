@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -169,14 +170,25 @@ def test_nothing_moves_where_nobody_knows_how_long_it_takes():
 
 
 @solved
-def test_whatever_transfers_take_in_a_run_no_device_holds_more_than_in_the_plan():
+def test_whatever_anything_takes_in_a_run_no_device_holds_more_than_in_the_plan():
     """What takes room waits for what makes it, by order alone: 1F1B would hold 3."""
     planned = with_transfers(unit_costs(Shape(3, 3, 4)), 0.5)
     schedule = build(3, 4, planned, memory_limit="2")
     assert schedule.told["num_offloaded"] > 0
-    for transfer in (0.0, 0.1, 0.5, 1.7, 9.0):
-        assert most_held(schedule, with_transfers(planned, transfer)) <= 2
+    for transfer, times in product((0.0, 0.1, 0.5, 1.7, 9.0), ((1.0, 1.0, 1.0), (3.0, 1.0, 0.5), (0.2, 1.0, 4.0))):
+        forward, input_grad, weight_grad = ((time,) * 3 for time in times)
+        found = replace(planned, forward=forward, input_grad=input_grad, weight_grad=weight_grad)
+        assert most_held(schedule, with_transfers(found, transfer)) <= 2
     assert max(peak_resident(Analysis(schedule))) == 2
+
+
+@solved
+def test_the_same_case_has_the_same_order():
+    from rpbench.ordering.exact import best_order
+
+    costs = with_transfers(unit_costs(Shape(3, 3, 3)), 0.5)
+    first, second = (best_order(3, costs, 2, offload=True) for _ in range(2))
+    assert first.schedule == second.schedule
 
 
 @solved
