@@ -3,11 +3,14 @@
 A backward takes from d_min, its input gradient alone, to d_max, all of it; its freeze ratio is
 r = (d_max - d) / (d_max - d_min). A linear program over the schedule's graph finds the ratios:
 
-    minimise P_end     start_b >= start_a + d_a (+ hop) on every edge and in every lane, P_end >= every end,
+    minimise P_end     start_b >= start_a + d_a (+ hop) on every edge and in every lane,
+                       P_end >= every end of a computation,
                        mean of r over the backwards of a stage <= max_ratio
 
-and among those that end as early the ones that leave out least. W vanishes at ratio 1; B becomes as long as I. What a
-ratio between 0 and 1 leaves out is a part of the stage's parameters, which is not chosen here.
+and among those that end as early the ones that leave out least. Where transfers share links, the program gives each its
+link to itself; the timeline lets them share, and ratios that would end later than none are dropped. W vanishes at
+ratio 1; B becomes as long as I. What a ratio between 0 and 1 leaves out is a part of the stage's parameters, which is
+not chosen here.
 
 Source: "TimelyFreeze" (arXiv 2602.05754), its abstract; the program is derived from it. Needs the extra `exact`
 (OR-tools).
@@ -23,6 +26,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.schedule import ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
+from rpbench.sim.links import shares_links, simulate_charged
 from rpbench.sim.longest_path import late_edges, simulate_graph, works_by_slot
 from rpbench.sim.memory import compute_lanes
 
@@ -40,6 +44,8 @@ class Frozen:
         fraction: of the time of all weight gradients, what is left out.
         less: by topological position, by how much an action is shorter, in the costs' unit.
         timeline: of the shortened backwards.
+        plain: the timeline without freezing.
+        proven: whether no ratios end sooner; not where transfers share links.
     """
 
     ratios: tuple[float, ...]
@@ -47,6 +53,8 @@ class Frozen:
     fraction: float
     less: tuple[float, ...]
     timeline: Timeline
+    plain: Timeline
+    proven: bool
 
 
 def freeze(graph: Graph, costs: CostTable, max_ratio: float) -> Frozen:
@@ -65,7 +73,11 @@ def freeze(graph: Graph, costs: CostTable, max_ratio: float) -> Frozen:
     works = [found[number] for number in slot.tolist()]
     savings = _savings(graph, costs, works)
     ratios = _Program(graph, costs, works, savings).ratios(max_ratio)
-    less = [savings.get(place, 0.0) * ratios.get(place, 0.0) for place in range(graph.num_actions)]
+    plain = simulate_charged(graph, costs)
+    timeline = simulate_charged(graph, costs, _less(graph, savings, ratios))
+    if timeline.last_compute > plain.last_compute:
+        ratios, timeline = dict.fromkeys(ratios, 0.0), plain
+    less = _less(graph, savings, ratios)
     actions = graph.analysis.index.actions
     by_stage: dict[int, list[float]] = defaultdict(list)
     order = graph.order.tolist()
@@ -78,8 +90,14 @@ def freeze(graph: Graph, costs: CostTable, max_ratio: float) -> Frozen:
         tuple(sum(own) / len(own) for _, own in sorted(by_stage.items())),
         sum(less) / whole if whole else 0.0,
         tuple(less),
-        simulate_graph(graph, costs, less),
+        timeline,
+        plain,
+        not shares_links(graph, costs),
     )
+
+
+def _less(graph: Graph, savings: dict[int, float], ratios: dict[int, float]) -> list[float]:
+    return [savings.get(place, 0.0) * ratios.get(place, 0.0) for place in range(graph.num_actions)]
 
 
 def check_freezable(graph: Graph, costs: CostTable) -> None:

@@ -28,8 +28,7 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) 
     """
     slot, works = works_by_slot(graph, costs)
     if less:
-        own = (works[number] for number in slot.tolist())
-        works = [work._replace(main=max(0, work.main - short)) for work, short in zip(own, less, strict=True)]
+        works = shortened([works[number] for number in slot.tolist()], less)
         slot = np.arange(len(works), dtype=np.int32)
     pre_of, main_of = [work.pre for work in works], [work.main for work in works]
     exact = any(not isinstance(time, (int, float)) for time in (*pre_of, *main_of, costs.hop))
@@ -85,6 +84,13 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
     return slot, [
         costs.of_cargo(cargo[number]) or costs.on(device, works[number], num_parts) for number, device in pairs
     ]
+
+
+def shortened(works: Sequence[Work], less: Sequence[Number]) -> list[Work]:
+    """The works of actions whose main phases are so much shorter; with nothing in `less`, as they are."""
+    if not less:
+        return list(works)
+    return [work._replace(main=max(0, work.main - short)) for work, short in zip(works, less, strict=True)]
 
 
 def works_by_action(graph: Graph, costs: CostTable) -> list[Work]:

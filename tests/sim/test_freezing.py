@@ -195,3 +195,17 @@ def test_without_the_solver_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("rpbench.harness.freezing.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs OR-tools; pip install"):
         record(tmp_path, "cost.max_freeze_ratio=0.5")
+
+
+@solved
+@pytest.mark.parametrize("words", [["schedule=1f1b", "cluster=8x_rtx4090"], ["schedule=zb_h1", "charge=hops"]])
+def test_published_machines_are_frozen_as_well(words, tmp_path):
+    """On shared links as far as it is known: no later than without, and the record says that nobody has proven more."""
+    asked = ("num_devices=4", "num_microbatches=6", "model=qwen3_1p7b", "cost=analytic", f"results_dir={tmp_path}")
+    cluster = [] if "cluster=8x_rtx4090" in words else ["cluster=8x_h100"]
+    (plain,) = run(load([*asked, *words, *cluster]))
+    (row,) = run(load([*asked, *words, *cluster, "cost.max_freeze_ratio=0.5"]))
+    assert row["unfrozen_step_time_s"] == pytest.approx(plain["step_time_s"])
+    assert row["step_time_s"] < plain["step_time_s"]
+    assert row["freezing_proven"] == ("charge=hops" in words)
+    assert max(row["freeze_ratio_of_stage"]) <= 0.5 + 1e-6
