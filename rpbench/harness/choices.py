@@ -228,8 +228,6 @@ class Duel:
         for name in ("budget_s", "half_width"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
-        if self.contenders not in ("all", "twins"):
-            raise ConfigError(f"mode.contenders={self.contenders}: all, or twins for an A/A duel")
         if self.recompute not in ("all", "except_last"):
             raise ConfigError(f"mode.recompute={self.recompute}: all or except_last")
 
