@@ -46,8 +46,8 @@ class Entry:
             `more_chunks` says so: then a search tries others as well.
         needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
         needs_transfers: whether it depends on what transfers of activations take as well, where that is known.
-        extra: the extra of this package that it cannot do without; such a schedule is one to ask for by its name, and
-            `entries` leaves it out.
+        extra: the extra of this package that it cannot do without, a solver: such a schedule is one to ask for by its
+            name, `entries` leaves it out, and no search tries it.
         shards_head: whether every device runs a share of the head, not the last stage all of it.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option

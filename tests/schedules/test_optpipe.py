@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.table import CostTable, Work
 from rpbench.harness.request import load
+from rpbench.harness.scheduled import assembled_of
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
@@ -252,6 +253,13 @@ def test_it_is_offered_by_name_and_left_out_of_what_is_swept():
 def test_what_cannot_be_is_refused(shape, options, message):
     with pytest.raises(ValueError, match=message):
         entry("optpipe").build(shape, **options)
+
+
+@pytest.mark.parametrize("words", [["partition=search"], ["tuning_budget=10"]])
+def test_searches_that_would_solve_many_are_refused(words):
+    asked = ["schedule=optpipe", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=analytic", "num_devices=2", *words]
+    with pytest.raises(ValueError, match=f"{words[0].partition('=')[0]}=.*: optpipe solves a program for every"):
+        assembled_of(load(asked))
 
 
 @solved
