@@ -46,9 +46,9 @@ class Plan:
         return sum(kind is Kind.STORE for kind, _, _ in self.spans)
 
     def _in_order(self, stage: int, *kinds: Kind) -> list[tuple[Kind, int]]:
-        """Kind and microbatch by start; what takes no time comes after what it waits for."""
+        """Kind and microbatch by start; what takes no time makes room for what begins then."""
         own = [key for key in self.spans if key[1] == stage and key[0] in kinds]
-        own.sort(key=lambda key: (self.spans[key][0], kinds.index(key[0]), key[2]))
+        own.sort(key=lambda key: (*self.spans[key], kinds.index(key[0]), key[2]))
         return [(kind, microbatch) for kind, _, microbatch in own]
 
     def _last_ended(self, kind: Kind, stage: int, by: int) -> int:

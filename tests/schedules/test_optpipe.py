@@ -128,7 +128,7 @@ def test_the_table_by_hand():
 @given(
     p=st.integers(2, 3),
     m=st.integers(2, 3),
-    times=st.tuples(*[st.integers(1, 4)] * 3),
+    times=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4)),
     transfer=st.sampled_from([0.25, 1.0, 3.0]),
     limit=st.integers(1, 3),
     kept=st.sampled_from([0.5, 1.0]),
@@ -181,6 +181,18 @@ def test_whatever_anything_takes_in_a_run_no_device_holds_more_than_in_the_plan(
         found = replace(planned, forward=forward, input_grad=input_grad, weight_grad=weight_grad)
         assert most_held(schedule, with_transfers(found, transfer)) <= 2
     assert max(peak_resident(Analysis(schedule))) == 2
+
+
+@solved
+@pytest.mark.parametrize("transfer", [0.0, 0.5])
+def test_backwards_that_are_not_split_make_room_before_the_next_forward(transfer):
+    """W takes no time, and lets go of everything."""
+    ones, none = (1.0,) * 2, (0.0,) * 2
+    costs = with_transfers(StageCosts(ones, (2.0,) * 2, none, 0.0, ones, ones), transfer)
+    schedule = build(2, 3, costs, memory_limit="1")
+    check(schedule)
+    assert most_held(schedule, costs) == 1
+    assert max(peak_resident(Analysis(schedule))) == 1
 
 
 @solved
