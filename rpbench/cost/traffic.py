@@ -7,12 +7,15 @@ optimizer                                 nothing; or its traffic over the memor
 """
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, ModelBytes
 from rpbench.cost.table import CostTable, Work
 from rpbench.cost.transfers import StageBytes, TransferTimes
 from rpbench.ir.action import Kind
+from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule
 
 
@@ -51,6 +54,17 @@ class Traffic:
         stages = StageBytes(schedule.partition, self.sizes)
         on_host = None if self.optimizer is None else self.optimizer.on_host
         return TransferTimes(stages, self.cluster, units_per_second, on_host)
+
+    def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
+        """Times of the activations that a backward stage of each number keeps of a microbatch: to the host, and back.
+
+        Of a device that has its links to itself.
+        """
+        times = TransferTimes(StageBytes(partition, self.sizes), self.cluster, units_per_second)
+        return tuple(
+            tuple(times(Cargo("A", stage, True, Fraction(1), lane)) or 0.0 for stage in range(len(partition.backward)))
+            for lane in ("d2h", "h2d")
+        )
 
     def charged(self, schedule: Schedule, costs: CostTable) -> CostTable:
         """The costs with what the transfers and the optimizer of a schedule take."""

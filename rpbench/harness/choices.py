@@ -93,6 +93,7 @@ class CostConfig:
     fused_ahead: bool = False
     split_backward: bool = False
     split_penalty: float = 1.0
+    max_freeze_ratio: float = 0.0
     profile: str | None = None
     microbatches_per_device: int = 3
     constants: dict[str, Any] = field(default_factory=dict)
@@ -106,6 +107,11 @@ class CostConfig:
         if not (math.isfinite(self.split_penalty) and self.split_penalty >= 1):
             raise ConfigError(
                 f"cost.split_penalty={self.split_penalty}: kernels of two halves over those of one backward; at least 1"
+            )
+        if not 0 <= self.max_freeze_ratio <= 1:
+            raise ConfigError(
+                f"cost.max_freeze_ratio={self.max_freeze_ratio}: a mean ratio of a stage, from 0 (all weight gradients "
+                "are made) to 1 (none is)"
             )
         at_least_one(self, "cost.", "microbatches_per_device")
 

@@ -217,7 +217,7 @@ def request_of(found: Composed) -> Request:
         choices={**choices, "mode": mode.name},
         overrides=found.overrides,
         subject={**_subject(config, mode, schedule, files), **(mesh.figures() if mesh else {})},
-        notes=notes,
+        notes=(*notes, *_frozen(cost)),
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
@@ -261,6 +261,16 @@ def _subject(
     return subject
 
 
+def _frozen(cost: CostConfig) -> tuple[str, ...]:
+    """What there is to tell of weight gradients that are not made."""
+    if not cost.max_freeze_ratio:
+        return ()
+    return (
+        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
+        "other training than without; only its times are simulated",
+    )
+
+
 def _mode(config: RunConfig) -> Mode:
     """The chosen mode; without one, `train` where a backend is chosen, and else `simulate`."""
     given = config.mode or {"name": "train" if config.backend else "simulate"}
@@ -291,7 +301,7 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
     """
     for group, option in choices.items():
         found = None if option is None else file_of(group, option)
-        if found is not None and group == "schedule" and option in registry.entries():
+        if found is not None and group == "schedule" and option in registry.offered():
             raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
 
 
@@ -434,6 +444,7 @@ def _check_mode(request: Request) -> None:
             f"tuning_budget={request.tuning_budget} with mode={mode.name}: plans are searched in simulation; use "
             "mode=simulate"
         )
+    _check_frozen(request)
     if request.recompute == "fitting" and not isinstance(mode, Simulate):
         raise ConfigError(
             f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "
@@ -446,3 +457,18 @@ def _check_mode(request: Request) -> None:
         )
     if isinstance(mode, Duel) and request.recompute != "all":
         raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")
+
+
+def _check_frozen(request: Request) -> None:
+    ratio = request.cost.max_freeze_ratio
+    if not ratio or (isinstance(request.mode, Simulate) and request.mesh is None and request.tuning_budget is None):
+        return
+    what = f"mode={request.mode.name}"
+    if request.mesh is not None:
+        what = "a mesh"
+    elif request.tuning_budget is not None:
+        what = f"tuning_budget={request.tuning_budget}"
+    raise ConfigError(
+        f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are simulated "
+        "for one schedule on one host; use mode=simulate alone, or leave it at 0"
+    )
