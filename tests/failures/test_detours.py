@@ -1,0 +1,98 @@
+"""ReCycle: which microbatch goes where, when a lost rank is absorbed, and the pace under detours."""
+
+import pytest
+
+from rpbench.failures.detours import SplitTimes, is_absorbed, living, pace, runs_on
+from rpbench.failures.job import Job
+from rpbench.failures.recycle import Recycle
+from rpbench.failures.walk import Progress
+
+# (p, d) -> the largest m that is absorbed, from m / (d - 1) <= p - 1.
+BOUNDS = {(3, 2): 2, (3, 3): 4, (4, 2): 3, (4, 3): 6}
+CELLS = [(p, d, bound + more) for (p, d), bound in BOUNDS.items() for more in (-1, 0, 1)]
+
+
+def ones(p, hop=0.0):
+    return SplitTimes((1.0,) * p, (1.0,) * p, (1.0,) * p, hop)
+
+
+def recycle(p, d, m, fits=lambda in_flight: True, **options):
+    job = Job(p, d, m, (m + p - 1) * 3.0, tuple(map(float, range(m))), (5,) * p, detect_s=2.0)
+    return Recycle(job, ones(p), fits, store_every=4, **options)
+
+
+def test_a_microbatch_goes_to_the_next_pipelines_in_turn():
+    peers = living({(1, 2)}, num_stages=3, num_pipelines=4)
+    assert peers == ((0, 1, 2, 3), (0, 1, 2, 3), (0, 2, 3))
+    assert [runs_on(1, microbatch, peers[2], 4) for microbatch in range(4)] == [2, 3, 0, 2]  # (k + 1 + j mod 3) mod 4
+    assert [runs_on(0, microbatch, peers[2], 4) for microbatch in range(4)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("p, d, m", CELLS)
+def test_the_bound_of_absorption(p, d, m):
+    assert is_absorbed(p, m, d) == (m <= BOUNDS[p, d])
+
+
+@pytest.mark.parametrize("p, d, m", CELLS)
+def test_above_the_bound_no_order_absorbs(p, d, m):
+    """Peers have m (1 + 1 / (d - 1)) microbatches of work in a step; where that is more than the step, it is longer."""
+    for stage in range(p):
+        policy = recycle(p, d, m, lost=frozenset({stage}))
+        busiest = max(3.0 * (m + -(-m // (d - 1))), 3.0 * m)
+        assert policy.pace.step_s >= 3.0 * m * d / (d - 1) - 1e-9
+        if not is_absorbed(p, m, d):
+            assert policy.slowdown > 1.0
+        assert policy.slowdown <= max(1.0, (busiest + 3.0 * (p - 1)) / policy.job.step_s)
+
+
+@pytest.mark.parametrize("p, d, m", [cell for cell in CELLS if is_absorbed(cell[0], cell[2], cell[1])])
+def test_up_to_the_bound_a_lost_rank_is_absorbed(p, d, m):
+    assert [recycle(p, d, m, lost=frozenset({stage})).slowdown for stage in range(p)] == [1.0] * p
+
+
+@pytest.mark.parametrize("p, m", [(2, 4), (3, 5), (4, 8)])
+def test_without_failures_no_rank_does_more_than_its_work(p, m):
+    """Full pipelines whose steps are not flushed: at least the work of a rank, at most a step of 1F1B."""
+    found = pace(((0, 1),) * p, 2, m, ones(p), [2 * p] * p)
+    assert 3.0 * m <= found.step_s <= (m + p - 1) * 3.0
+    assert max(found.in_flight) <= 2 * p
+
+
+def test_one_microbatch_at_a_time_is_a_chain():
+    """Limits of one: a microbatch after another through p stages, forwards and input gradients, and the last halves."""
+    found = pace(((0,), (0,)), 1, 3, ones(2), [1, 1])
+    assert found.in_flight == (1, 1)
+    # 0F 0-1, 1F 1-2, 1I 2-3, 0I and 1W 3-4, 0W 4-5, and the next one: 5 s each.
+    assert found.step_s == 15.0
+
+
+def test_hops_cost_time_on_detours():
+    lost = living({(0, 1)}, 3, 2)
+    bare = pace(lost, 2, 4, ones(3), [6] * 3)
+    assert pace(lost, 2, 4, ones(3, hop=0.5), [6] * 3).step_s > bare.step_s
+
+
+def test_memory_decides_how_many_are_in_flight():
+    tight = recycle(4, 3, 6, fits=lambda in_flight: max(in_flight) <= 4, lost=frozenset({0}))
+    assert max(tight.pace.in_flight) <= 4
+    assert tight.slowdown >= recycle(4, 3, 6, lost=frozenset({0})).slowdown
+
+
+def test_the_step_that_was_running_is_done_again_by_the_others():
+    policy = recycle(3, 2, 2)
+    found = policy.recover(frozenset({1}), Progress(5, 1.5))
+    assert (found.source, found.lost_steps, found.lost_microbatches, found.fetched_bytes) == ("replica", 0, 2 * 2, {})
+    assert (found.detect_s, found.restart_s, found.fetch_s, found.recompute_s) == (2.0, 0.0, 0.0, 1.5)
+    assert found.then.living(frozenset({1, 2})) == frozenset({2})
+
+
+def test_a_stage_that_no_pipeline_has_comes_from_the_store():
+    after = recycle(3, 2, 2).recover(frozenset({1}), Progress(5, 1.5)).then
+    assert after.recover(frozenset({5}), Progress(6, 0.0)).source == "replica"  # stage 2 of the other pipeline
+    found = after.recover(frozenset({4}), Progress(6, 0.0))
+    assert (found.source, found.lost_steps, found.then.lost) == ("store", 2, frozenset())
+
+
+def test_one_pipeline_has_nobody_to_go_to():
+    with pytest.raises(ValueError, match="policy=recycle with 1 pipeline: .* set mode.pipelines to 2"):
+        recycle(3, 1, 4)
