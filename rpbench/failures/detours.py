@@ -112,7 +112,9 @@ class _Run:
         self.free = dict.fromkeys(self.ready, 0.0)
         self.held = dict.fromkeys(self.ready, 0)
         self.peak = [0] * len(peers)
-        self.left = {(step, s): num_pipelines * num_microbatches for step in range(num_steps) for s in range(len(peers))}
+        self.left = {
+            (step, s): num_pipelines * num_microbatches for step in range(num_steps) for s in range(len(peers))
+        }
         self.stepped = dict.fromkeys(self.left, 0.0)  # (step, stage) -> when its last weight gradient has ended
         self.waiting: dict[tuple[int, int], list[tuple[float, Part]]] = {}  # (step, stage) -> forwards before that
         self.moments: list[tuple[float, int, Part | None, Rank]] = []  # what arrives or ends, and where

@@ -92,9 +92,7 @@ def _lines(length: int, run: int, last_run: int) -> list[int]:
     ending = {0: [1] + [0] * length}  # members in a row at the end -> by size, how many subsets
     for _ in range(length):
         without = [sum(counts) for counts in zip(*ending.values(), strict=True)]
-        ending = {0: without} | {
-            ones + 1: [0, *counts[:-1]] for ones, counts in ending.items() if ones + 1 < run
-        }
+        ending = {0: without} | {ones + 1: [0, *counts[:-1]] for ones, counts in ending.items() if ones + 1 < run}
     return [sum(counts) for counts in zip(*(each for ones, each in ending.items() if ones < last_run), strict=True)]
 
 

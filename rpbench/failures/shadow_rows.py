@@ -1,4 +1,4 @@
-"""Shadow rows: one-stage ranks that run the forward of the next stage as well, and what they do once that stage is lost.
+"""Shadow rows: one-stage ranks that run the forward of the next stage as well, and what they do once that is lost.
 
 With 3 ranks and 3 microbatches of 1F1B; `1f0` is the redundant forward of stage 1 for microbatch 0 on rank 0:
 

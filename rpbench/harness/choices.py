@@ -273,7 +273,11 @@ class Failures:
 
     def __post_init__(self) -> None:
         at_least_one(self, "mode.", "horizon_steps", "pipelines", "checkpoint_every", "copies")
-        for name, known in (("policy", POLICIES), ("run", ("simulated", "processes")), ("dies", ("machine", "process"))):
+        for name, known in (
+            ("policy", POLICIES),
+            ("run", ("simulated", "processes")),
+            ("dies", ("machine", "process")),
+        ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"mode.{name}={getattr(self, name)}: one of {', '.join(known)}")
         if not self.stall_s > 0:

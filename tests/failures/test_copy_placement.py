@@ -60,16 +60,27 @@ def test_as_many_failures_as_there_are_copies_to_lose(num_ranks, data):
     assert recoverable_probability(num_ranks, num_copies, num_ranks) == 0
 
 
-@given(st.integers(2, 20), st.data())
-def test_more_copies_never_recover_less(num_ranks, data):
-    num_copies = data.draw(st.integers(1, num_ranks - 1))
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.data())
+def test_more_copies_never_recover_less_where_groups_join(num_copies, times, num_groups, data):
+    """Groups of c that become groups of a multiple of c: who loses all of the larger has lost all of a smaller."""
+    num_ranks = num_copies * times * num_groups
     num_failures = data.draw(st.integers(0, num_ranks))
-    more = recoverable_probability(num_ranks, num_copies + 1, num_failures)
+    more = recoverable_probability(num_ranks, num_copies * times, num_failures)
     assert more >= recoverable_probability(num_ranks, num_copies, num_failures)
 
 
+def test_one_copy_more_may_recover_less_where_it_makes_a_ring():
+    """16 ranks, 10 failures, of C(16, 10) = 8008 sets.
+
+    8 copies, two groups: 2 * C(8, 2) = 56 sets lose one. 9 copies, a ring of 16: 16 runs of ten, and 16 runs of nine
+    with one of the 5 ranks that touch neither end: 96 sets.
+    """
+    assert recoverable_probability(16, 8, 10) == 1 - Fraction(56, 8008)
+    assert recoverable_probability(16, 9, 10) == 1 - Fraction(96, 8008)
+
+
 def test_copies_that_cannot_be_placed():
-    with pytest.raises(ValueError, match="copies=5: .* there are 4; take 1 to 4"):
+    with pytest.raises(ValueError, match=r"copies=5: .* there are 4; take 1 to 4"):
         groups(4, 5)
     with pytest.raises(ValueError, match="num_failures=5: of 4 ranks"):
         recoverable_probability(4, 2, 5)

@@ -85,7 +85,7 @@ def test_where_all_holders_died_the_store_is_read():
 
 
 def test_copies_go_into_the_idle_time_of_the_group():
-    """200 bytes at 40 a second take 5 s; the group is idle from 2 to 4, from 6 to 7 and from 8 to 10: 5 s, all of it."""
+    """200 bytes at 40 a second take 5 s; the group is idle from 2 to 4, 6 to 7 and 8 to 10: 5 s, all of it."""
     busy = (((0.0, 2.0), (4.0, 6.0)), ((1.0, 2.0), (7.0, 8.0)))
     fits = gemini(replace(JOB, net_bytes_per_s=40.0), busy=busy)
     assert fits.copying == (5.0, 5.0, 0.0, 10.0)
@@ -110,7 +110,7 @@ def test_copies_that_have_not_arrived_lose_a_step_more():
 
 def test_one_copy_is_its_own_and_more_than_ranks_cannot_be():
     assert gemini(copies=1).copying.needed_s == 0.0
-    with pytest.raises(ValueError, match="copies=3: .* there are 2; take 1 to 2"):
+    with pytest.raises(ValueError, match=r"copies=3: .* there are 2; take 1 to 2"):
         gemini(copies=3)
     with pytest.raises(ValueError, match="kind=disk: what dies is one of machine, process"):
         gemini(kind="disk")

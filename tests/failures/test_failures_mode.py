@@ -22,10 +22,11 @@ def test_checkpoint(rpbench):
 
 
 def test_gemini(rpbench):
+    """Dead at 400 after twelve steps, which go on at once; at 500 fifteen have ended, and ten are in the store."""
     status, (row,), _ = rpbench(*COMMON, "mode.policy=gemini", "mode.failures=[[1,400],[2,500],[3,500]]")
     assert status == 0
     assert row["recoverable_probability"]["2"] == pytest.approx(1 - 1 / 3)
-    assert [(f["source"], f["lost_steps"]) for f in row["failures"]] == [("remote", 0), ("store", 4)]
+    assert [(f["source"], f["lost_steps"]) for f in row["failures"]] == [("remote", 0), ("store", 5)]
 
 
 def test_gemini_moves_bytes_between_hosts(rpbench):
@@ -42,9 +43,9 @@ def test_gemini_moves_bytes_between_hosts(rpbench):
 
 @pytest.mark.parametrize("m, absorbs", [(4, True), (8, False)])
 def test_recycle(m, absorbs, rpbench):
-    """Four stages, two pipelines: m <= 3 is absorbed; with three, m <= 6."""
+    """Four stages, three pipelines: m <= 6 is absorbed."""
     more = ("mode.policy=recycle", "mode.pipelines=3", f"num_microbatches={m}", "mode.failures=[[5,40]]")
-    status, (row,), _ = rpbench(*COMMON, *more, "cost=constant", "cost.split_backward=true")
+    status, (row,), _ = rpbench(*COMMON, *more)
     assert (status, row["num_ranks"], row["absorbs_by_formula"]) == (0, 12, absorbs)
     assert (row["slowdown_of_one"] == 1.0) == absorbs
     assert row["failures"][0]["source"] == "replica"
@@ -60,7 +61,13 @@ def test_bamboo(rpbench):
 
 def test_varuna(rpbench):
     """Eight microbatches on two pipelines of four; with seven devices the best form has another depth or width."""
-    more = ("schedule=varuna", "model.num_layers=12", "mode.policy=varuna", "mode.pipelines=2", "mode.checkpoint_every=3")
+    more = (
+        "schedule=varuna",
+        "model.num_layers=12",
+        "mode.policy=varuna",
+        "mode.pipelines=2",
+        "mode.checkpoint_every=3",
+    )
     status, (row,), _ = rpbench(*COMMON, *more, "mode.failures=[[1,100]]")
     assert status == 0
     (failure,) = row["failures"]

@@ -86,7 +86,9 @@ class Plan:
         if not row:
             raise ValueError(f"death of rank {death.rank}: the run has ranks 0 to {ranks - 1}; name one of them")
         if not 0 <= death.step < self.num_steps:
-            raise ValueError(f"death in step {death.step}: the run has steps 0 to {self.num_steps - 1}; name one of them")
+            raise ValueError(
+                f"death in step {death.step}: the run has steps 0 to {self.num_steps - 1}; name one of them"
+            )
         if not 0 <= death.action < row:
             raise ValueError(f"death before action {death.action}: its row has 0 to {row - 1}; name one of them")
 

@@ -1,4 +1,4 @@
-"""Stage step: one rank's row of one optimizer step, on the engine, with tensors that come from and go to other ranks."""
+"""Stage step: a rank's row of one optimizer step, on the engine, with tensors that come from and go to other ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -177,11 +177,7 @@ class Watch:
         """What is said once the holders of some states, or those of `with_` among them, have them."""
         there = set(range(self._plan.num_ranks) if with_ is None else with_)
         holders = self._plan.holders
-        return {
-            ("holds", owner, holder, step)
-            for owner in owners
-            for holder in set(holders[owner]) & there - {owner}
-        }
+        return {("holds", owner, holder, step) for owner in owners for holder in set(holders[owner]) & there - {owner}}
 
     # --- failures ---
 
@@ -224,8 +220,8 @@ class Watch:
         if not self._plan.store_every:
             rank = next(rank for rank, holders in living.items() if not holders)
             raise CannotRecover(
-                f"rank {rank} and every holder of its state, {list(self._plan.holders[rank])}, are gone, and nothing is "
-                "in files; keep more copies, or set store_every"
+                f"rank {rank} and every holder of its state, {list(self._plan.holders[rank])}, are gone, and nothing "
+                "is in files; keep more copies, or set store_every"
             )
         return None
 
@@ -256,7 +252,9 @@ class Watch:
         for rank in fresh:
             if rank in self._processes:
                 self._end(rank)
-                self._deaths = tuple(death for death in self._deaths if (death.rank, death.step) != (rank, self._num_steps))
+                self._deaths = tuple(
+                    death for death in self._deaths if (death.rank, death.step) != (rank, self._num_steps)
+                )
             here, there = self._context.Pipe()
             own = tuple(death for death in self._deaths if death.rank == rank)
             process = self._context.Process(target=main, args=(there, self._plan, rank, own), daemon=True)
@@ -296,7 +294,9 @@ class Watch:
             ready = wait(list(sources), timeout=self._plan.stall_s)
             if not ready:
                 missing = sorted(map(str, wanted - self._ears.said))
-                raise CannotRecover(f"no rank said anything for {self._plan.stall_s:g} s; missing: {', '.join(missing)}")
+                raise CannotRecover(
+                    f"no rank said anything for {self._plan.stall_s:g} s; missing: {', '.join(missing)}"
+                )
             for source in sorted(ready, key=lambda each: isinstance(each, int)):  # words first, then deaths
                 rank, act = sources[source]
                 act(rank)

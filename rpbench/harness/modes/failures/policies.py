@@ -112,9 +112,7 @@ def _simulated(request: Request, asked: Failures) -> Callable[[int, int, int, in
         if request.cluster.num_devices is not None and stages > request.cluster.num_devices:
             return None
         workload = replace(request.workload, microbatch_sequences=sequences)
-        sized = replace(
-            request, num_devices=stages, num_microbatches=num_microbatches, num_steps=1, workload=workload
-        )
+        sized = replace(request, num_devices=stages, num_microbatches=num_microbatches, num_steps=1, workload=workload)
         assembled = assembled_of(sized)
         if not jobs.fits(assembled, jobs.held(assembled)):
             return None
@@ -127,8 +125,8 @@ def _check_flushed(step: Step) -> None:
     schedule = step.assembled.schedule
     if schedule.policy is not Updates.FLUSH:
         raise ConfigError(
-            f"mode=failures with schedule={schedule.name}: what is lost is counted in steps, and its steps overlap; take "
-            "a schedule that is flushed, such as 1f1b"
+            f"mode=failures with schedule={schedule.name}: what is lost is counted in steps, and its steps overlap; "
+            "take a schedule that is flushed, such as 1f1b"
         )
 
 

@@ -53,8 +53,9 @@ def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
         raise ConfigError("mode.run=processes trains tensors, which model=abstract does not have; take model=tiny_gpt")
     if asked.policy not in ("checkpoint", "gemini") or asked.pipelines != 1 or asked.dies != "machine":
         raise ConfigError(
-            f"mode.run=processes with mode.policy={asked.policy} mode.pipelines={asked.pipelines} mode.dies={asked.dies}: "
-            "processes of one pipeline die with their memory, and come back by gemini or checkpoint; others are simulated"
+            f"mode.run=processes with mode.policy={asked.policy} mode.pipelines={asked.pipelines} "
+            f"mode.dies={asked.dies}: processes of one pipeline die with their memory, and come back by gemini or "
+            "checkpoint; others are simulated"
         )
     if request.workload.name != "synthetic" or request.dtype not in ("float32", "float64"):
         raise ConfigError(
@@ -101,8 +102,8 @@ def _deaths(given: Sequence[Any]) -> tuple[Death, ...]:
     for each in given:
         if not isinstance(each, list) or len(each) not in (2, 3) or not all(type(value) is int for value in each):
             raise ConfigError(
-                f"mode.failures={list(given)}: with mode.run=processes each is a rank, a step and, if not 0, an action of "
-                "its row, whole numbers as in [[1,3,2]]"
+                f"mode.failures={list(given)}: with mode.run=processes each is a rank, a step and, if not 0, an "
+                "action of its row, whole numbers as in [[1,3,2]]"
             )
     return tuple(Death(*each) for each in given)
 
@@ -191,4 +192,3 @@ def _start_s(timeline: Timeline, death: Death) -> float:
     spans = [span for span in timeline.spans() if (span.device, span.lane) == (death.rank, "compute")]
     moment = spans[death.action].start if death.action < len(spans) else timeline.makespan
     return float(moment) / timeline.units_per_second
-

@@ -31,8 +31,8 @@ def prepare(request: Request) -> Work:
     assert isinstance(asked, Failures)
     if request.num_steps != 1:
         raise ConfigError(
-            f"num_steps={request.num_steps} with mode=failures: one step is simulated and walked through; leave it out, "
-            "and set mode.horizon_steps or mode.horizon_s"
+            f"num_steps={request.num_steps} with mode=failures: one step is simulated and walked through; leave it "
+            "out, and set mode.horizon_steps or mode.horizon_s"
         )
     step = jobs.step_of(assembled_of(request), asked, asked.pipelines)
     policy = policy_of(request, asked, step)
@@ -87,9 +87,7 @@ def _infeasible(reason: str) -> Outcome:
     return Outcome({"status": "infeasible", "reason": reason, "evidence": None})
 
 
-def _outcome(
-    step: Step, policy: Policy, failures: tuple[Failure, ...], free_s: float, horizon_s: float
-) -> Outcome:
+def _outcome(step: Step, policy: Policy, failures: tuple[Failure, ...], free_s: float, horizon_s: float) -> Outcome:
     facts = _facts(step, policy)
     if isinstance(policy, Bamboo) and not jobs.fits(step.assembled, jobs.held(step.assembled), policy.shadow_bytes):
         reason = f"shadows of up to {max(policy.shadow_bytes):,} bytes do not fit beside what each device has"
@@ -146,7 +144,11 @@ def _told(event: Event) -> Fields:
         "recompute_s": found.recompute_s,
         "recover_s": found.recover_s,
         "step_s_after": found.then.step_s(0),
-        **({} if form is None else {"stages": form.stages, "width": form.width, "microbatch_sequences": form.microbatch}),
+        **(
+            {}
+            if form is None
+            else {"stages": form.stages, "width": form.width, "microbatch_sequences": form.microbatch}
+        ),
     }
 
 
