@@ -57,7 +57,7 @@ class Recycle:
         """The fastest pace that fits into the memory, over several limits in flight; the tightest where none fits."""
         job, p = self.job, self.job.num_stages
         peers = self._peers(self.lost)
-        found = []
+        found: list[Pace] = []
         for more in (0, (p + 1) // 2, p, 2 * p):
             most = [p - stage + more for stage in range(p)]
             each = detours.pace(peers, job.num_pipelines, job.num_microbatches, self.times, most)

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -44,7 +44,7 @@ class StageProcess:
 
     def serve(self) -> None:
         """Do what is asked for until there is no more."""
-        words = {
+        words: dict[str, Callable[..., None]] = {
             "step": self._step,
             "back": self._back,
             "give": self._give,

@@ -1,6 +1,6 @@
 """mode=failures: ranks that die in a run, simulated or as processes that are killed, and what that costs."""
 
-from rpbench.harness.choices import Failures
+from rpbench.harness.choices import ConfigError, Failures
 from rpbench.harness.modes.failures.simulated import prepare
 from rpbench.harness.record import Record
 from rpbench.harness.recording import recorded
@@ -16,6 +16,8 @@ def records(request: Request) -> list[Record]:
     assert isinstance(request.mode, Failures)
     if request.mode.run == "simulated":
         return [recorded(request, prepare)]
+    if request.model is None:
+        raise ConfigError("mode.run=processes trains tensors, which model=abstract does not have; take model=tiny_gpt")
     from rpbench.harness.modes.failures.processes import prepare as prepare_processes  # torch
 
     return [recorded(request, prepare_processes)]

@@ -122,8 +122,8 @@ def split_times(assembled: Assembled) -> SplitTimes:
         ScheduleError: if the costs do not split backward.
     """
     unit = assembled.costs.units_per_second
-    halves = (_seconds(assembled, kind) for kind in (Kind.F, Kind.I, Kind.W))
-    return SplitTimes(*halves, float(assembled.costs.hop) / unit)
+    forward, input_grad, weight_grad = (_seconds(assembled, kind) for kind in (Kind.F, Kind.I, Kind.W))
+    return SplitTimes(forward, input_grad, weight_grad, float(assembled.costs.hop) / unit)
 
 
 def _seconds(assembled: Assembled, kind: Kind) -> tuple[float, ...]:

@@ -49,8 +49,7 @@ def prepare(request: Request) -> Work:
 
 def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
     """What the processes are asked for."""
-    if assembled.model is None:
-        raise ConfigError("mode.run=processes trains tensors, which model=abstract does not have; take model=tiny_gpt")
+    assert assembled.model is not None  # or the request had been refused
     if asked.policy not in ("checkpoint", "gemini") or asked.pipelines != 1 or asked.dies != "machine":
         raise ConfigError(
             f"mode.run=processes with mode.policy={asked.policy} mode.pipelines={asked.pipelines} "
