@@ -16,6 +16,7 @@ from rpbench.ir.schedule import Schedule, Weights, from_text
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
 
+START_S = 120.0  # within which a process has torch and its modules on any machine
 SOURCES = ("memory", "store")
 _KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP})
 
@@ -46,7 +47,7 @@ class Plan:
         source: what a lost rank comes back from: `memory` of other processes, or files in `folder`.
         holders: for each rank, the ranks that keep its state, itself first.
         store_every: steps from one file to the next; 0: none are written.
-        stall_s: no process may wait longer for another.
+        stall_s: no process may wait longer for another that runs.
 
     Raises:
         ValueError: for what processes cannot do, with the value, the rule and a way out.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rpbench.engine.recovery.plan import Death, Plan
+from rpbench.engine.recovery.plan import START_S, Death, Plan
 from rpbench.engine.recovery.stage_step import StageStep, Tensor
 from rpbench.engine.recovery.wire import Message, bytes_of, hear, packed, say, unpacked
 from rpbench.engine.state import checkpoint
@@ -46,6 +46,7 @@ class StageProcess:
         """Do what is asked for until there is no more."""
         words: dict[str, Callable[..., None]] = {
             "step": self._step,
+            "share": self._share,
             "back": self._back,
             "give": self._give,
             "store": self._store,
@@ -73,6 +74,10 @@ class StageProcess:
         self._put(self._rank, state)
         self._spread(state, self._plan.holders[self._rank])
         self._say("done", step)
+
+    def _share(self) -> None:
+        """Copies of the state that training begins with."""
+        self._spread(self._stage.state, self._plan.holders[self._rank])
 
     def _back(self, step: int, fresh: Collection[int]) -> None:
         """Go back to the copy of a step, and give copies to ranks that have begun anew."""
@@ -133,7 +138,7 @@ class StageProcess:
     def _next(self) -> Message:
         """The next thing that is asked for."""
         while True:
-            message = self._word(time.monotonic() + self._plan.stall_s, "anything")
+            message = self._word(time.monotonic() + self._plan.stall_s + START_S, "anything")
             if message.word not in ("tensor", "failed"):
                 return message
 
@@ -154,7 +159,7 @@ class StageProcess:
             try:
                 message = self._words.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
-                raise TimeoutError(f"rank {self._rank} waited {self._plan.stall_s:g} s for {what}") from None
+                raise TimeoutError(f"rank {self._rank} waited too long for {what}") from None
             if message.word == "failed":
                 self._epoch = message.epoch
             if message.epoch != self._epoch:

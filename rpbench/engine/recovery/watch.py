@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
-from rpbench.engine.recovery.plan import Plan
+from rpbench.engine.recovery.plan import START_S, Plan
 from rpbench.engine.recovery.stage_process import main
 from rpbench.engine.recovery.wire import Message, hear, say, unpacked
 from rpbench.engine.state.gradients import Tensors
@@ -111,7 +111,7 @@ class Watch:
         self._connections: dict[int, Connection[Any, Any]] = {}
         self._processes: dict[int, Any] = {}
         self._deaths = plan.deaths
-        self._num_steps = 0
+        self._num_steps, self._has_begun = 0, False
         self._stored: int | None = None  # the newest step in files
         self._ran: Counter[int] = Counter()  # rank -> its actions of the step that is running
         self._num_begun = self._num_actions = 0  # of it, forwards of the first stage; actions of all steps
@@ -143,8 +143,8 @@ class Watch:
             try:
                 if self._lost:
                     self._recover()
-                if self._plan.store_every and self._stored is None:
-                    self._store()
+                if not self._has_begun:
+                    self._begin()
                 if self._num_steps == self._plan.num_steps:
                     self._ask("result", ())
                     self._hear_all("state", ())
@@ -155,6 +155,14 @@ class Watch:
         return Result(dict(sorted(self._ears.masters.items())), tuple(self._returns), self._num_actions)
 
     # --- steps ---
+
+    def _begin(self) -> None:
+        """Let everybody have copies of what training begins with."""
+        self._ask("share", ())
+        self._hear(self._copies(range(self._plan.num_ranks), 0))
+        if self._plan.store_every:
+            self._store()
+        self._has_begun = True
 
     def _step(self) -> None:
         step = self._num_steps
@@ -186,7 +194,7 @@ class Watch:
         began, step, lost = time.monotonic(), self._num_steps, tuple(sorted(self._lost))
         self._epoch += 1
         self._ears = _Ears()
-        givers = self._givers(lost)
+        givers = self._givers(lost) if self._has_begun else {}  # every process begins with the same weights by itself
         for rank in self._processes.keys() - self._lost:
             self._tell(rank, "failed", ())
         self._start(lost)
@@ -261,7 +269,7 @@ class Watch:
             process.start()
             there.close()
             self._connections[rank], self._processes[rank] = here, process
-        self._hear({("ready", rank) for rank in fresh})
+        self._hear({("ready", rank) for rank in fresh}, START_S)
         for rank in fresh if self._epoch else ():
             self._tell(rank, "failed", ())  # which tells it the epoch
 
@@ -279,24 +287,23 @@ class Watch:
     def _hear_all(self, word: str, about: tuple[Any, ...]) -> None:
         self._hear({(word, rank, *about) for rank in range(self._plan.num_ranks)})
 
-    def _hear(self, wanted: set[tuple[Any, ...]]) -> None:
+    def _hear(self, wanted: set[tuple[Any, ...]], more_s: float = 0.0) -> None:
         """Wait until all of something has been said; pass on what is for others meanwhile.
 
         Raises:
             RankDied: if a process is gone.
             CannotRecover: if nobody says anything within the limit, or a rank raised.
         """
+        limit_s = self._plan.stall_s + more_s
         while not wanted <= self._ears.said:
             sources: dict[Any, tuple[int, Callable[[int], None]]] = {}
             for rank, process in self._processes.items():
                 sources[self._connections[rank]] = rank, self._take
                 sources[process.sentinel] = rank, self._bury
-            ready = wait(list(sources), timeout=self._plan.stall_s)
+            ready = wait(list(sources), timeout=limit_s)
             if not ready:
                 missing = sorted(map(str, wanted - self._ears.said))
-                raise CannotRecover(
-                    f"no rank said anything for {self._plan.stall_s:g} s; missing: {', '.join(missing)}"
-                )
+                raise CannotRecover(f"no rank said anything for {limit_s:g} s; missing: {', '.join(missing)}")
             for source in sorted(ready, key=lambda each: isinstance(each, int)):  # words first, then deaths
                 rank, act = sources[source]
                 act(rank)
