@@ -21,6 +21,7 @@ from rpbench.failures.checkpoint import Checkpoint, from_store
 from rpbench.failures.detours import Pace, SplitTimes
 from rpbench.failures.job import Job
 from rpbench.failures.walk import Progress, Recovery
+from rpbench.ordering.list_order import ROUNDING
 
 Fits = Callable[[Sequence[int]], bool]
 
@@ -68,7 +69,8 @@ class Recycle:
     @property
     def slowdown(self) -> float:
         """Seconds of a step over those without failures: 1 where the failures are absorbed."""
-        return max(1.0, self.pace.step_s / self.job.step_s) if self.lost else 1.0
+        found = self.pace.step_s / self.job.step_s if self.lost else 1.0
+        return found if found > 1.0 + ROUNDING else 1.0
 
     def step_s(self, number: int) -> float:
         """A step on the ranks that are left, with the checkpoint in the store where one follows it."""
