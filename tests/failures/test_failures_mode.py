@@ -124,4 +124,5 @@ def test_processes(policy, source, rpbench):
     (failure,) = row["failures"]
     assert (failure["source"], failure["lost_steps"]) == (source, 0 if source == "memory" else 2)
     assert row["lost_steps_simulated"] == [failure["lost_steps"]]
+    assert row["lost_microbatches"] == row["lost_microbatches_simulated"] == [2 + 3 * failure["lost_steps"]]
     assert "weights within 0 of training without failures" in err

@@ -46,7 +46,7 @@ class Ranks:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["torch"])
+        self._context.set_forkserver_preload(["torch._dynamo"])  # what optimizers import; once, for all processes
         self._connections: dict[int, Connection[Any, Any]] = {}
         self._processes: dict[int, Any] = {}
         self._said: set[Said] = set()

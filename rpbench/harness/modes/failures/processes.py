@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from operator import itemgetter
 from typing import Any
 
 from rpbench.cost.table import CostTable
@@ -104,7 +105,14 @@ def _deaths(given: Sequence[Any]) -> tuple[Death, ...]:
                 f"mode.failures={list(given)}: with mode.run=processes each is a rank, a step and, if not 0, an "
                 "action of its row, whole numbers as in [[1,3,2]]"
             )
-    return tuple(Death(*each) for each in given)
+    steps = [each[1] for each in given]
+    for step in steps:
+        if steps.count(step) > 1:
+            raise ConfigError(
+                f"mode.failures={list(given)}: two deaths in step {step}, which are one failure or two by chance; name "
+                "different steps"
+            )
+    return tuple(Death(*each) for each in sorted(given, key=itemgetter(1)))
 
 
 def _carried_out(plan: Plan, asked: Failures, assembled: Assembled, whole: Assembled) -> Fields:
@@ -113,7 +121,7 @@ def _carried_out(plan: Plan, asked: Failures, assembled: Assembled, whole: Assem
     with one_thread():
         difference = largest_difference(found.masters, undisturbed(plan, whole.schedule, whole.costs))
     simulated = _simulated(plan, asked, assembled)
-    counted = [(each.lost_steps, each.num_microbatches) for each in found.returns]
+    window = plan.order.shape.num_microbatches
     fields = {
         "evidence": "measured",
         "num_ranks": plan.num_ranks,
@@ -124,19 +132,33 @@ def _carried_out(plan: Plan, asked: Failures, assembled: Assembled, whole: Assem
         "lost_steps": sum(each.lost_steps for each in found.returns),
         "lost_steps_simulated": [steps for steps, _ in simulated],
         "lost_microbatches_simulated": [microbatches for _, microbatches in simulated],
-        "lost_microbatches": [microbatches for _, microbatches in counted],
+        "lost_microbatches": [each.lost_steps * window + each.num_microbatches for each in found.returns],
         "fetched_bytes": {asked.policy: sum(each.fetched_bytes for each in found.returns)},
         "failures": [_told(each) for each in found.returns],
     }
-    return fields | _verdict(difference, [steps for steps, _ in counted], [steps for steps, _ in simulated])
+    return fields | _verdict(plan, difference, found.returns, simulated)
 
 
-def _verdict(difference: float, lost: list[int], simulated: list[int]) -> Fields:
+def _verdict(plan: Plan, difference: float, found: Sequence[Return], simulated: Sequence[tuple[int, int]]) -> Fields:
+    """The status `failed`, with a reason, where weights or what was done again are not as they must be.
+
+    How far others had come when a rank died is up to their clocks; the rank of the first stage knows it of itself.
+    """
     if difference:
         reason = f"weights differ by up to {difference:g} from those of training without failures, expected 0"
         return {"status": "failed", "reason": reason}
-    if lost != simulated:
-        return {"status": "failed", "reason": f"steps done again: {lost}, simulated {simulated}"}
+    if len(found) != len(simulated):
+        return {"status": "failed", "reason": f"{len(found)} failures, {len(simulated)} were to come"}
+    for each, (steps, microbatches) in zip(found, simulated, strict=True):
+        whole = each.lost_steps * plan.order.shape.num_microbatches
+        again = each.lost_steps, whole + each.num_microbatches
+        knows = each.ranks == plan.rank_of[:1]
+        if again[0] != steps or (knows and again[1] != microbatches):
+            reason = (
+                f"rank {each.ranks[0]} in step {each.step}: steps and microbatches done again {again}, simulated "
+                f"{(steps, microbatches)}"
+            )
+            return {"status": "failed", "reason": reason}
     return {}
 
 
@@ -174,12 +196,11 @@ def _simulated(plan: Plan, asked: Failures, assembled: Assembled) -> list[tuple[
     """
     step = jobs.step_of(assembled, asked, 1)
     job = replace(step.job, net_bytes_per_s=None)
-    deaths = sorted(plan.deaths, key=lambda death: death.step)
     policy: Policy = Checkpoint(job, asked.checkpoint_every)
     if plan.source == "memory":
         policy = Gemini(job, asked.copies, ((),) * job.num_stages, asked.checkpoint_every)
     found = []
-    for death in deaths:
+    for death in plan.deaths:
         into_s = _start_s(step.timeline, death)
         recovery = policy.recover(frozenset({death.rank}), Progress(death.step, into_s))
         found.append((recovery.lost_steps, recovery.lost_microbatches))
