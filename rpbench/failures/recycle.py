@@ -49,7 +49,7 @@ class Recycle:
     def __post_init__(self) -> None:
         if self.job.num_pipelines < 2:
             raise ValueError(
-                f"policy=recycle with {self.job.num_pipelines} pipeline: work of a lost rank goes to another pipeline; "
+                f"{self.job.num_pipelines} pipeline: work of a lost rank goes to another pipeline; "
                 "set mode.pipelines to 2 or more, or take mode.policy=checkpoint"
             )
 

@@ -109,5 +109,5 @@ def test_a_stage_that_no_pipeline_has_comes_from_the_store():
 
 
 def test_one_pipeline_has_nobody_to_go_to():
-    with pytest.raises(ValueError, match=r"policy=recycle with 1 pipeline: .* set mode.pipelines to 2"):
+    with pytest.raises(ValueError, match=r"1 pipeline: .* set mode.pipelines to 2"):
         recycle(3, 1, 4)

@@ -30,9 +30,7 @@ def policy_of(request: Request, asked: Failures, step: Step) -> Policy:
     _check_flushed(step)
     try:
         return _POLICIES[asked.policy](request, asked, step)
-    except NoForm:
-        raise
-    except ConfigError:
+    except (NoForm, ConfigError):
         raise
     except ValueError as error:
         raise ConfigError(f"mode.policy={asked.policy}: {error}") from None
