@@ -6,8 +6,9 @@ there as redundant ones, its backwards are run again, for the gradient it had ad
 received are sent again. Training goes on within the step. Where the loss hits a stage that has no shadow any more - two
 neighbours, or one beside a rank that runs two stages - all go back to the persistent store, on new ranks.
 
-The order of merged rows is ours, and so is the place of the last rank's redundant forward. Activations of redundant
-forwards wait in host memory and count for nothing on the device; their copies take no time here.
+Two stages on one rank save hops; a step is never said to take less for that than without failures. The order of merged
+rows is ours, and so is the place of the last rank's redundant forward. Activations of redundant forwards wait in host
+memory and count for nothing on the device; their copies take no time here.
 
 Source: after the released code of Thorpe et al., "Bamboo: Making Preemptible Instances Resilient for Affordable
 Training of Large DNNs", NSDI'23, whose rules are described, not ported.
@@ -60,8 +61,7 @@ class Bamboo:
 
     def step_s(self, number: int) -> float:
         """A step on the ranks that are left, with the checkpoint in the store where one follows it."""
-        job = self.job
-        return Checkpoint(job, self.store_every).step_s(number) - job.step_s + max(self.slowest_s, job.step_s)
+        return self._stored_s(number) + max(self.slowest_s, self.job.step_s)
 
     def living(self, ranks: frozenset[int]) -> frozenset[int]:
         """Those that are not gone."""
@@ -88,8 +88,12 @@ class Bamboo:
             0.0,
             seconds(fetched, job.net_bytes_per_s),
             max(sum(map(self.times.of, acts)) for acts in again),
-            max(rests),
+            self._stored_s(progress.num_steps) + max(*rests, job.step_s - progress.into_s),
         )
+
+    def _stored_s(self, number: int) -> float:
+        """The checkpoint in the store, where one follows a step."""
+        return Checkpoint(self.job, self.store_every).step_s(number) - self.job.step_s
 
     # --- one pipeline ---
 

@@ -3,14 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpbench.failures.bamboo import Bamboo
 from rpbench.failures.checkpoint import Checkpoint
+from rpbench.failures.detours import SplitTimes
 from rpbench.failures.failures import Failure, drawn, listed
 from rpbench.failures.gemini import Gemini
 from rpbench.failures.job import Job
 from rpbench.failures.network import time_when_placed
+from rpbench.failures.recycle import Recycle
+from rpbench.failures.shadow_rows import Act, StageTimes, What, time_rows
 from rpbench.failures.walk import Progress, walk
 
 # Two ranks, 4 microbatches that begin at 0, 1, 2 and 5 of a step of 10 s; 100 and 200 bytes of state.
@@ -171,3 +175,20 @@ def test_copies_that_take_no_time_never_lose_more_than_checkpoints(found):
         for policy in (gemini(kind="process"), Checkpoint(JOB, 5))
     ]
     assert lost[0] <= lost[1]
+
+
+@settings(max_examples=15)
+@given(failures, st.sampled_from([0.0, 0.5]), st.sampled_from([None, 30.0]))
+def test_systems_that_go_on_with_fewer_ranks_are_never_above_it_either(found, hop, rate):
+    p, m = 2, 4
+    rows = [
+        [Act(what, rank, j) for what in (What.FORWARD, What.BACKWARD) for j in range(m)] for rank in range(p)
+    ]  # GPipe
+    times = StageTimes((1.0,) * p, (2.0,) * p, hop)
+    step_s = time_rows(rows, times).makespan
+    job = replace(JOB, num_pipelines=2, step_s=step_s, store_bytes_per_s=rate, begun_s=(0.0, 1.0, 2.0, 3.0))
+    halves = SplitTimes((1.0,) * p, (1.0,) * p, (1.0,) * p, hop)
+    for policy in (Bamboo(job, rows, times, 3, 5), Recycle(job, halves, lambda in_flight: True, 5)):
+        history = walk(policy, found, 400.0)
+        assert history.num_steps <= walk(policy, [], 400.0).num_steps
+        assert history.num_steps * step_s <= 400.0
