@@ -1,7 +1,10 @@
 """ReCycle: which microbatch goes where, when a lost rank is absorbed, and the pace under detours."""
 
+from itertools import pairwise
+
 import pytest
 
+from rpbench.failures import detours
 from rpbench.failures.detours import SplitTimes, is_absorbed, living, pace, runs_on
 from rpbench.failures.job import Job
 from rpbench.failures.recycle import Recycle
@@ -111,3 +114,42 @@ def test_a_stage_that_no_pipeline_has_comes_from_the_store():
 def test_one_pipeline_has_nobody_to_go_to():
     with pytest.raises(ValueError, match=r"1 pipeline: .* set mode.pipelines to 2"):
         recycle(3, 1, 4)
+
+
+@pytest.mark.parametrize("hop", [0.0, 0.25])
+def test_what_runs_when(hop, monkeypatch):
+    """Ranks run one part at a time; inputs are there; no stage goes forward before it has stepped."""
+    ran = []
+
+    class Noted(detours._Run):
+        def _follow(self, part, rank, end):
+            ran.append((rank, part, end - self.times.of(part), end))
+            super()._follow(part, rank, end)
+
+    monkeypatch.setattr(detours, "_Run", Noted)
+    detours.pace(living({(0, 1)}, 3, 3), 3, 3, ones(3, hop), [4, 3, 2])
+    assert len(ran) == detours.STEPS * 3 * 3 * 3 * 3
+    begins = {part: begin for _, part, begin, _ in ran}
+    ends = {part: end for _, part, _, end in ran}
+    on = {part: rank for rank, part, _, _ in ran}
+    for rank in set(on.values()):
+        own = sorted((begin, end) for each, _, begin, end in ran if each == rank)
+        assert all(before[1] <= after[0] for before, after in pairwise(own))
+    for part, begin in begins.items():
+        for needed in inputs_of(part, 2):
+            assert ends[needed] + (hop if on[needed] != on[part] else 0.0) <= begin
+    for step in range(1, detours.STEPS):
+        for stage in range(3):
+            stepped = max(ends[part] for part in ends if part[:2] == (detours.WEIGHT, step - 1) and part.stage == stage)
+            forwards = [begins[part] for part in begins if part[:2] == (detours.FORWARD, step) and part.stage == stage]
+            assert min(forwards) >= stepped
+
+
+def inputs_of(part, last):
+    """What a part begins with, by the rule."""
+    if part.order == detours.WEIGHT:
+        return [part._replace(order=detours.INPUT)]
+    if part.order == detours.FORWARD:
+        return [part._replace(stage=part.stage - 1)] if part.stage else []
+    above = [part._replace(stage=part.stage + 1)] if part.stage < last else []
+    return [part._replace(order=detours.FORWARD), *above]
