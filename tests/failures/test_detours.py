@@ -116,8 +116,9 @@ def test_one_pipeline_has_nobody_to_go_to():
         recycle(3, 1, 4)
 
 
+@pytest.mark.parametrize("m", [1, 3, 4])
 @pytest.mark.parametrize("hop", [0.0, 0.25])
-def test_what_runs_when(hop, monkeypatch):
+def test_what_runs_when(m, hop, monkeypatch):
     """Ranks run one part at a time; inputs are there; no stage goes forward before it has stepped."""
     ran = []
 
@@ -127,8 +128,9 @@ def test_what_runs_when(hop, monkeypatch):
             super()._follow(part, rank, end)
 
     monkeypatch.setattr(detours, "_Run", Noted)
-    detours.pace(living({(0, 1)}, 3, 3), 3, 3, ones(3, hop), [4, 3, 2])
-    assert len(ran) == detours.STEPS * 3 * 3 * 3 * 3
+    times = SplitTimes((1.0, 1.5, 1.0), (1.25, 1.0, 1.5), (2.0, 0.5, 1.0), hop)
+    detours.pace(living({(0, 0)}, 3, 3), 3, m, times, [4, 3, 2])
+    assert len(ran) == detours.STEPS * m * 3 * 3 * 3
     begins = {part: begin for _, part, begin, _ in ran}
     ends = {part: end for _, part, _, end in ran}
     on = {part: rank for rank, part, _, _ in ran}
