@@ -22,6 +22,7 @@ PACKAGES = (
     "rpbench/engine",
     "rpbench/torch_runtime",
     "rpbench/plan",
+    "rpbench/failures",
     "rpbench/mesh",
     "rpbench/predict",
     "rpbench/advice",

@@ -20,7 +20,7 @@ _PREFIXES = {
     "BackendConfig": "backend.",
     "OptimizerConfig": "optimizer.",
     "TrackerConfig": "tracker.",
-    **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel"), "mode."),
+    **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel", "Failures"), "mode."),
 }
 
 
@@ -270,7 +270,44 @@ class TorchDuel:
                 raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
 
 
-Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel
+POLICIES = ("checkpoint", "gemini", "recycle", "bamboo", "varuna")
+
+
+@dataclass
+class Failures:
+    """`mode=failures`: ranks that die in a run, and what that costs under a policy."""
+
+    name: str = "failures"
+    policy: str = "checkpoint"
+    run: str = "simulated"
+    failures: list[Any] = field(default_factory=list)
+    mean_between_s: float | None = None
+    horizon_s: float | None = None
+    horizon_steps: int = 100
+    pipelines: int = 1
+    checkpoint_every: int = 10
+    copies: int = 2
+    dies: str = "machine"
+    detect_s: float = 0.0
+    restart_s: float = 0.0
+    store_bytes_per_s: float | None = None
+    net_bytes_per_s: float | None = None
+    stall_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mode.", "horizon_steps", "pipelines", "checkpoint_every", "copies")
+        for name, known in (
+            ("policy", POLICIES),
+            ("run", ("simulated", "processes")),
+            ("dies", ("machine", "process")),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"mode.{name}={getattr(self, name)}: one of {', '.join(known)}")
+        if not self.stall_s > 0:
+            raise ConfigError(f"mode.stall_s={self.stall_s}: seconds above 0")
+
+
+Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel | Failures
 MODES: dict[str, type[Mode]] = {
     "simulate": Simulate,
     "train": Train,
@@ -278,4 +315,5 @@ MODES: dict[str, type[Mode]] = {
     "roofline": Roofline,
     "duel": Duel,
     "torch_duel": TorchDuel,
+    "failures": Failures,
 }

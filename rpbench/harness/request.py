@@ -19,6 +19,7 @@ from rpbench.harness.choices import (
     CheckpointConfig,
     CostConfig,
     Duel,
+    Failures,
     Mode,
     OptimizerConfig,
     Predict,
@@ -145,7 +146,8 @@ class Request:
         """Whether what comes out depends on this machine's pace."""
         on_clock = self.backend is not None and self.backend.name in ("cpu", "cuda", "emulated", "torch")
         measured_costs = self.cost.name == "profiled" and self.cost.profile is None
-        return isinstance(self.mode, Duel | TorchDuel) or on_clock or measured_costs
+        with_processes = isinstance(self.mode, Failures) and self.mode.run == "processes"
+        return isinstance(self.mode, Duel | TorchDuel) or with_processes or on_clock or measured_costs
 
 
 def load(overrides: Sequence[str]) -> Request:
@@ -253,7 +255,7 @@ def _subject(
     subject = {f.name: as_plain(getattr(config, f.name)) for f in fields(config) if f.name not in BESIDES}
     subject["mode"] = as_plain(mode)
     subject["schedule"] = {"name": schedule.entry.name, **as_plain(dict(schedule.options))}
-    if not isinstance(mode, Train | Duel):
+    if not (isinstance(mode, Train | Duel) or (isinstance(mode, Failures) and mode.run == "processes")):
         del subject["optimizer"]  # nothing is stepped
     if not config.mesh.is_given:
         del subject["mesh"]  # as in records from before there were meshes
