@@ -13,10 +13,10 @@ from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, ModelBytes
 from rpbench.cost.table import CostTable, Work
 from rpbench.cost.transfers import StageBytes, TransferTimes
-from rpbench.ir.action import Kind
+from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.partition import Partition
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.schedule import Schedule, Weights
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,14 @@ class Traffic:
     """What is charged for a model's transfers on a cluster.
 
     Args:
-        boundaries: whether boundary tensors travel as transfers, so that hops take no time besides.
+        boundaries: whether boundary tensors travel as transfers, so that hops take no time besides; None: they do where
+            they stand in lanes of the schedule, or weights come to them.
         optimizer: None: it takes what the costs say.
     """
 
     sizes: ModelBytes
     cluster: Cluster
-    boundaries: bool = False
+    boundaries: bool | None = None
     optimizer: OptimizerTraffic | None = None
 
     def times(self, schedule: Schedule, units_per_second: int) -> TransferTimes:
@@ -72,7 +73,12 @@ class Traffic:
         work = dict(costs.work)
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
-        return replace(costs, work=work, transfer_time=times, hop=0 if self.boundaries else costs.hop)
+        return replace(costs, work=work, transfer_time=times, hop=0 if self._boundaries_of(schedule) else costs.hop)
+
+    def _boundaries_of(self, schedule: Schedule) -> bool:
+        if self.boundaries is not None:
+            return self.boundaries
+        return schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
 
     def _steps(self, schedule: Schedule, stages: StageBytes, units_per_second: int) -> tuple[Work, ...]:
         """Steps on devices, by stage. Of shards one STEP stands for all, and the devices take turns with them."""
