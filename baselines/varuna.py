@@ -14,7 +14,8 @@ the last stage recomputes nothing. In the released runtime a rank may take anoth
 one's input is late; here the order stands.
 
 Source: Athlur et al., "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", EuroSys'22; the rule as in
-its released code. Morphing, its choice of depth and width for the devices that are left, is left out.
+its released code. Morphing, its choice of depth and width for the devices that are left, is a policy for failures
+(`rpbench.failures.morphing`).
 """
 
 from collections import deque

@@ -45,6 +45,9 @@ class Entry:
         chunks: the number of stages per device where none is asked for; those that have one take no other, unless
             `more_chunks` says so: then a search tries others as well.
         needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
+        needs_transfers: whether it depends on what transfers of activations take as well, where that is known.
+        extra: the extra of this package that it cannot do without, a solver: such a schedule is one to ask for by its
+            name, `entries` leaves it out, and no search tries it.
         shards_head: whether every device runs a share of the head, not the last stage all of it.
         recompute_ahead: whether its recomputation is issued before the gradient arrives.
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
@@ -70,6 +73,8 @@ class Entry:
     chunks: int | None = None
     more_chunks: bool = False
     needs_costs: bool = False
+    needs_transfers: bool = False
+    extra: str | None = None
     shards_head: bool = False
     recompute_ahead: bool = False
     switch_after_last_forward: bool = False
@@ -158,12 +163,30 @@ def schedule(name: str, *, source: str, **traits: Any) -> Callable[[Callable[...
 
 
 def entries() -> Mapping[str, Entry]:
-    """Every registered schedule by name, the user's as well; imports the modules that hold them.
+    """Every registered schedule that this package alone can build, by name, the user's as well.
 
     Raises:
         ValueError: for a module of the user's that cannot be imported.
     """
-    return _entries_of(tuple(path for place in places() for path in sorted((place / "schedule").glob("*.py"))))
+    return _plain_of(_files())
+
+
+def offered() -> Mapping[str, Entry]:
+    """Those that need an extra as well: every name that can be asked for. Imports the modules that hold them.
+
+    Raises:
+        ValueError: as `entries`.
+    """
+    return _entries_of(_files())
+
+
+def _files() -> tuple[Path, ...]:
+    return tuple(path for place in places() for path in sorted((place / "schedule").glob("*.py")))
+
+
+@cache
+def _plain_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
+    return MappingProxyType({name: each for name, each in _entries_of(files).items() if each.extra is None})
 
 
 @cache
@@ -245,7 +268,7 @@ def entry(name: str) -> Entry:
     Raises:
         ValueError: naming the nearest known name.
     """
-    known = entries()
+    known = offered()
     if name in known:
         return known[name]
     raise ValueError(unknown_name("schedule", name, known))

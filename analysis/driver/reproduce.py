@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
     if scope is ALL:
         problems += [f"exhibit {name} was not made: {why}" for name, why in content.missing]
     problems += _run_notebooks(scope, results, folder / "notebooks", progress)
-    content.images = _draw(content, folder, progress)
+    content.images = _draw(scope, content, folder, progress)
     for exhibit in content.shown:
         if exhibit.table is not None:
             save_table(exhibit.table, exhibit.id, folder)
@@ -130,15 +131,17 @@ def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:
     return 0
 
 
-def _draw(content: Content, folder: Path, progress: "_Progress") -> dict[str, str]:
-    total = sum(len(drawings_of(exhibit)) for exhibit in content.shown)
+def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -> dict[str, str]:
+    """Figures of all exhibits; quick leaves out an exhibit's further ones, such as a timeline of each cell."""
+    shown = [replace(exhibit, drawings={}) for exhibit in content.shown] if scope is QUICK else content.shown
+    total = sum(len(drawings_of(exhibit)) for exhibit in shown)
     drawn: list[str] = []
 
     def count(stem: str) -> None:
         drawn.append(stem)
         progress.tick(f"figures: {len(drawn)} of {total}")
 
-    images = draw_all(content.shown, folder, count)
+    images = draw_all(shown, folder, count)
     progress.say(f"figures: {total} drawn")
     return images
 

@@ -102,18 +102,19 @@ _SMALL_DUEL = (
     "mode.budget_s=5",
     "mode.search_budget=100",
     "mode.calibrate=false",
+    "mode.contenders=roundpipe+limit",
 )
 # A schedule of every kind: flushed, split backward, stale, sharded, in shares, dealt.
 _SOME_SCHEDULES = "schedule=1f1b,zb_h1,dualpipe,pipedream,zero_3,vocab_parallel,megatron_tp,roundpipe"
 QUICK = Scope(
     "quick",
     (
+        Sweep("equivalence", ("backend=virtual", _SOME_SCHEDULES)),
         Sweep("steady_state", ("num_microbatches=10",)),
         Sweep("figure17"),
         Sweep("roofline", ("cluster=8x_rtx4090",)),
         Sweep("causal"),
         Sweep("hand_cuts"),
-        Sweep("equivalence", ("backend=virtual", _SOME_SCHEDULES)),
         Sweep("cpu_duel", _SMALL_DUEL),
     ),
 )

@@ -37,6 +37,7 @@ def _write(folder: Path) -> int:
         _save(folder, name, rows)
     cells = compare.throughput_cells(*tables.PLATFORMS)
     _save(folder, "holdout", holdout.rows(cells))
+    _save(folder, "experts_holdout", holdout.expert_rows())
     _save(folder, "misses", misses.rows(cells))
     return 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rpbench.cli import _verbs
 from rpbench.harness.config import CONF
-from rpbench.registry import entries
+from rpbench.registry import offered
 
 ROOT = Path(__file__).parents[2]
 # Packages in the order of imports, from the bottom.
@@ -22,6 +22,7 @@ PACKAGES = (
     "rpbench/engine",
     "rpbench/torch_runtime",
     "rpbench/plan",
+    "rpbench/failures",
     "rpbench/mesh",
     "rpbench/predict",
     "rpbench/advice",
@@ -64,7 +65,7 @@ def _groups() -> Iterator[str]:
 
 
 def _options(group: str) -> str:
-    names = list(entries()) if group == "schedule" else sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    names = list(offered()) if group == "schedule" else sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     return ", ".join(f"`{name}`" for name in names)
 
 

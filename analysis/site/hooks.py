@@ -33,7 +33,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def _drawings() -> Iterator[tuple[str, bytes]]:
     with TemporaryDirectory() as scratch:
-        for name in methods.pages():
+        for name in filter(methods.can_draw, methods.pages()):
             path = Path(scratch) / f"{name}.svg"
             methods.draw(name, path)
             yield name, path.read_bytes()

@@ -2,13 +2,14 @@
 
 import inspect
 from contextlib import redirect_stderr
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
 from rpbench.commands.show import draw_schedule
 from rpbench.harness.assemble import assemble
 from rpbench.harness.request import load
-from rpbench.registry import Entry, entries, entry
+from rpbench.registry import Entry, entry, offered
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "methods"
@@ -19,9 +20,12 @@ _OTHER_SIZES = {
     "adaptis": ("num_devices=4", "num_microbatches=8", "chunks_per_device=2"),
     "mario": (*_SIZES, "chunks_per_device=1"),
     "megatron_tp": ("num_devices=4", "num_microbatches=4", "chunks_per_device=1"),
+    "optpipe": ("num_devices=3", "num_microbatches=4", "schedule.memory_limit=2", "schedule.transfer=0.5"),
     "pipedream": ("num_devices=4", "num_microbatches=8"),
     "stp": ("num_devices=4", "num_microbatches=12"),
 }
+# Modules that the schedules of an extra need.
+_MODULES = {"exact": "ortools"}
 _PLACE = "<!-- facts of the registry -->"
 
 
@@ -34,6 +38,12 @@ def draw(name: str, path: Path) -> None:
     """Draw a schedule, in slots, as `python -m rpbench show ... draw=` does."""
     with redirect_stderr(StringIO()):  # its word on where it drew to
         draw_schedule(assemble(load(list(words_of(name)))), path, "slots")
+
+
+def can_draw(name: str) -> bool:
+    """Whether what the schedule of that name needs is installed."""
+    extra = entry(name).extra
+    return extra is None or find_spec(_MODULES[extra]) is not None
 
 
 def with_facts(text: str, name: str) -> str:
@@ -56,13 +66,16 @@ def _facts(found: Entry) -> str:
         ("file", f"`{module.__name__.replace('.', '/')}.py`"),
         ("options", _options(found)),
         ("updates", _updates(found)),
+        *([("needs", f"the extra `{found.extra}`")] if found.extra else []),
         ("stages a device", "one" if not found.looped else str(found.chunks or "several, `chunks_per_device=`")),
         ("order", "depends on the stages' times" if found.needs_costs else "depends on sizes alone"),
     ]
     table = "\n".join(f"| {key} | {value} |" for key, value in rows)
+    name = found.name
+    drawing = f"![The order of {name}, a row a device]({name}.svg)\n\n" if can_draw(name) else ""
+    mark = "" if found.extra is None else " no-run: needs a package that is not installed by default"
     return (
-        f"![The order of {found.name}, a row a device]({found.name}.svg)\n\n"
-        f"```bash\npython -m rpbench show {' '.join(words_of(found.name))} draw={found.name}.svg\n```\n\n"
+        f"{drawing}```bash{mark}\npython -m rpbench show {' '.join(words_of(name))} draw={name}.svg\n```\n\n"
         f"| | |\n| --- | --- |\n{table}\n"
     )
 
@@ -90,4 +103,4 @@ def _updates(found: Entry) -> str:
 
 def pages() -> dict[str, str]:
     """The pages of all methods by name, as the site finds them."""
-    return {name: f"methods/{name}.md" for name in entries()}
+    return {name: f"methods/{name}.md" for name in offered()}

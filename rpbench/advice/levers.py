@@ -76,13 +76,17 @@ def changes() -> dict[str, Callable[[float], Callable[[CostTable], CostTable]]]:
     }
 
 
-def levers_of(winner: Timed, terms: Terms, budget: Budget) -> list[Lever]:
-    """What each change brings to a winner, the best first."""
+def levers_of(winner: Timed, terms: Terms, with_memory: Callable[[], float | None]) -> list[Lever]:
+    """What each change brings to a winner, the best first.
+
+    Args:
+        with_memory: the pace with twice the memory, asked for behind what is quicker to tell.
+    """
     now = winner.plan.outcome.tokens_per_s
     found: list[tuple[str, float | None]]
     found = [(f"{name} twice as fast", winner.pace(change(2.0))) for name, change in changes().items()]
-    found.append(("twice the device memory", _with_memory(winner.plan, terms, budget)))
     found.append(_another_microbatch(winner.plan, terms))
+    found.append(("twice the device memory", with_memory()))
     levers = [Lever(name, pace, None if pace is None else pace / now - 1) for name, pace in found]
     return sorted(levers, key=lambda lever: -(lever.gain or 0.0))
 
@@ -139,7 +143,8 @@ def _computing(costs: CostTable, factor: float) -> CostTable:
     return replace(costs, work=work)
 
 
-def _with_memory(plan: Tuned, terms: Terms, budget: Budget) -> float | None:
+def pace_with_twice_the_memory(plan: Tuned, terms: Terms, budget: Budget) -> float | None:
+    """Tokens per second of the best plan then; None where memory has no limit."""
     limit = terms.limits.device_memory_bytes
     if limit is None:
         return None

@@ -3,13 +3,15 @@
 import gc
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import half_width
-from rpbench.advice.levers import Lever, Timed, Turn, levers_of, timed, turns_of
+from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, timed, turns_of
 from rpbench.cost.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.policy import Policy
@@ -18,11 +20,14 @@ from rpbench.plan.contest.search import Budget, Frames, Tuned, tune
 from rpbench.plan.contest.terms import Terms
 from rpbench.side_processes import side_processes
 
-# Searched first, for they are quick to search: what is far behind the best of them is not searched to the end.
-FIRST = ("1f1b", "zb_h1", "pipedream_2bw", "interleaved_1f1b")
-# Then these, in this order, late ones too, so that an advice that has to end early has a bit of everything: what
-# streams, what shards, what splits backward.
-SECOND = ("roundpipe", "zero_3", "zb_v", "zero_infinity", "interleaved_zb", "xpipe", "dualpipe_v", "v_half", "zero_2")
+# Searched first: what is far behind the best of them is not searched to the end. One of each kind: what streams, what
+# is late, what splits backward.
+FIRST = ("roundpipe", "pipedream_2bw", "zb_h1", "interleaved_1f1b")
+# Then these, in this order: an advice that has to end early has who leads in figure 10, and a bit of everything.
+SECOND = (
+    *("pipe_offload", "zb_h2", "zb_v", "zero_3", "zero_infinity", "mobius", "interleaved_zb", "xpipe", "dualpipe_v"),
+    *("v_half", "zero_2"),
+)
 UNSEARCHED = "not searched: the time was over; give more seconds"
 QUICK = Budget(work=100, climb_work=300_000)
 
@@ -124,15 +129,31 @@ def advise(
     misfits = sorted((row for row in rows if isinstance(row, Misfit)), key=lambda row: row.plan.outcome.misfit)
     if not ranking and not misfits:
         raise ValueError("; ".join(left_out.values()) or "no schedule takes part; name at least 1")
-    leaders = [timed(row.plan, terms) for row in ranking[:2]]
-    return Advice(
-        terms,
-        tuple(ranking),
-        tuple(misfits),
-        tuple(levers_of(leaders[0], terms, budget)) if leaders else (),
-        tuple(turns_of(*leaders)) if len(leaders) > 1 else (),
-        left_out,
-    )
+    levers, turns = _what_would_change([row.plan for row in ranking[:2]], terms, budget, processes)
+    return Advice(terms, tuple(ranking), tuple(misfits), levers, turns, left_out)
+
+
+def _what_would_change(
+    leaders: Sequence[Tuned], terms: Terms, budget: Budget, processes: int
+) -> tuple[tuple[Lever, ...], tuple[Turn, ...]]:
+    """Levers of the first, and what would put the second before it; the search for more memory runs beside the rest."""
+    if not leaders:
+        return (), ()
+    search: Callable[[], float | None] = partial(pace_with_twice_the_memory, leaders[0], terms, budget)
+    with ExitStack() as stack:
+        if processes > 1 and hasattr(os, "fork"):
+            pool = stack.enter_context(side_processes(1, "fork", _inherited.append, search))
+            search = pool.submit(_search_inherited).result
+        frames = [timed(plan, terms) for plan in leaders]
+        turns = tuple(turns_of(*frames)) if len(frames) > 1 else ()
+        return tuple(levers_of(frames[0], terms, search)), turns
+
+
+_inherited: list[Callable[[], float | None]] = []  # of a process that searches: copied at the fork
+
+
+def _search_inherited() -> float | None:
+    return _inherited[-1]()
 
 
 # --- searches side by side -----------------------------------------------------------------------------------
@@ -161,23 +182,33 @@ def _rows(
     thorough: bool,
     seconds: float | None,
 ) -> list[_Row]:
-    """The row of each contender: the quick ones first, which the others are measured by."""
-    before, first = sum(os.times()[:4]), [each for each in asked if each.entry.name in FIRST]
-    # In this process: the kernels that it loads are there for those that it is copied to.
-    found = _searched([_Task(each, terms, basis, budget, None, seconds) for each in first], 1)
-    if seconds is not None:
-        seconds -= sum(os.times()[:4]) - before
-    paces = [row.plan.outcome.tokens_per_s for row in found if isinstance(row, Ranked)]
-    to_beat = None if thorough or not paces else max(paces)
+    """The row of each contender: a few first, which the others are measured by."""
+    began = _spent(processes)
+
+    def search(chosen: Sequence[Contender], to_beat: float | None, side_by_side: int) -> None:
+        left = None if seconds is None else seconds - (_spent(processes) - began)
+        tasks = [_Task(each, terms, basis, budget, to_beat, left) for each in chosen]
+        rows.update(zip(chosen, _searched(tasks, side_by_side), strict=True))
+
+    rows: dict[Contender, _Row] = {}
+    first = [each for each in asked if each.entry.name in FIRST]
     others = sorted((each for each in asked if each not in first), key=_place)
-    rows = dict(zip(first, found, strict=True))
-    tasks = [_Task(each, terms, basis, budget, to_beat, seconds) for each in others]
-    rows |= zip(others, _searched(tasks, processes), strict=True)
+    search(others[:1], None, 1)  # in this process: the kernels that it loads are there for those that it is copied to
+    search(first, None, processes)
+    paces = [row.plan.outcome.tokens_per_s for row in rows.values() if isinstance(row, Ranked)]
+    search(others[1:], None if thorough or not paces else max(paces), processes)
     return [rows[each] for each in asked]
 
 
+def _spent(processes: int) -> float:
+    """Processor time of this process, and what falls to each of those that it waited for."""
+    user, system, of_children, system_of_children, _ = os.times()
+    return user + system + (of_children + system_of_children) / processes
+
+
 def _place(each: Contender) -> int:
-    return SECOND.index(each.entry.name) if each.entry.name in SECOND else len(SECOND)
+    order = ("1f1b", *SECOND)
+    return order.index(each.entry.name) if each.entry.name in order else len(order)
 
 
 def _searched(tasks: Sequence[_Task], processes: int) -> list[_Row]:

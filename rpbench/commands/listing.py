@@ -17,7 +17,7 @@ FOLDERS: Mapping[str, str] = {
 def listed(what: str) -> Iterator[dict[str, str]]:
     """Name and one line about each option of schedules, models, clusters, experiments or gpus; `path` of the user's."""
     if what == "schedules":
-        for name, entry in registry.entries().items():
+        for name, entry in registry.offered().items():
             found = registry.sources(entry)
             yield {"name": name, "says": entry.source} | ({"path": str(found[0])} if found else {})
         return

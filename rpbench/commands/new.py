@@ -64,7 +64,7 @@ def _check_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"name {name!r}: lower-case letters, digits and underscores, a letter first, as in my_{kind}")
     if name in options_of(kind):
-        entry = registry.entries().get(name) if kind == "schedule" else None
+        entry = registry.offered().get(name) if kind == "schedule" else None
         by = f" ({entry.source})" if entry else ""
         raise ConfigError(f"{kind}={name}: there is one of this name{by}; take another")
 

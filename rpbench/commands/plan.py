@@ -54,4 +54,5 @@ def _facts(problem: Problem, choice: Choice) -> dict[str, Any]:
         "makespan_s": metrics["makespan_s"],
         "bubble_makespan": metrics["bubble_makespan"],
         "num_plans_evaluated": choice.num_evaluated,
+        **schedule.told,
     }

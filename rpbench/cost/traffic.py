@@ -7,13 +7,16 @@ optimizer                                 nothing; or its traffic over the memor
 """
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, ModelBytes
 from rpbench.cost.table import CostTable, Work
 from rpbench.cost.transfers import StageBytes, TransferTimes
-from rpbench.ir.action import Kind
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.action import RECV, SEND, Kind
+from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.partition import Partition
+from rpbench.ir.schedule import Schedule, Weights
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,14 @@ class Traffic:
     """What is charged for a model's transfers on a cluster.
 
     Args:
-        boundaries: whether boundary tensors travel as transfers, so that hops take no time besides.
+        boundaries: whether boundary tensors travel as transfers, so that hops take no time besides; None: they do where
+            they stand in lanes of the schedule, or weights come to them.
         optimizer: None: it takes what the costs say.
     """
 
     sizes: ModelBytes
     cluster: Cluster
-    boundaries: bool = False
+    boundaries: bool | None = None
     optimizer: OptimizerTraffic | None = None
 
     def times(self, schedule: Schedule, units_per_second: int) -> TransferTimes:
@@ -52,13 +56,29 @@ class Traffic:
         on_host = None if self.optimizer is None else self.optimizer.on_host
         return TransferTimes(stages, self.cluster, units_per_second, on_host)
 
+    def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
+        """Times of the activations that a backward stage of each number keeps of a microbatch: to the host, and back.
+
+        Of a device that has its links to itself.
+        """
+        times = TransferTimes(StageBytes(partition, self.sizes), self.cluster, units_per_second)
+        return tuple(
+            tuple(times(Cargo("A", stage, True, Fraction(1), lane)) or 0.0 for stage in range(len(partition.backward)))
+            for lane in ("d2h", "h2d")
+        )
+
     def charged(self, schedule: Schedule, costs: CostTable) -> CostTable:
         """The costs with what the transfers and the optimizer of a schedule take."""
         times = self.times(schedule, costs.units_per_second)
         work = dict(costs.work)
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
-        return replace(costs, work=work, transfer_time=times, hop=0 if self.boundaries else costs.hop)
+        return replace(costs, work=work, transfer_time=times, hop=0 if self._boundaries_of(schedule) else costs.hop)
+
+    def _boundaries_of(self, schedule: Schedule) -> bool:
+        if self.boundaries is not None:
+            return self.boundaries
+        return schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
 
     def _steps(self, schedule: Schedule, stages: StageBytes, units_per_second: int) -> tuple[Work, ...]:
         """Steps on devices, by stage. Of shards one STEP stands for all, and the devices take turns with them."""

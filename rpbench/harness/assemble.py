@@ -252,7 +252,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
             )
         schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
     assert schedule.partition is not None
-    entry, cost = registry.entries().get(schedule.name), request.cost
+    entry, cost = registry.offered().get(schedule.name), request.cost
     request = replace(request, num_devices=schedule.shape.num_ranks)
     _check_timed_tokens(request)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead

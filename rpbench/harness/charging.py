@@ -70,7 +70,7 @@ def traffic_of(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traf
     """What is charged for the transfers of a run.
 
     Args:
-        boundaries: whether boundary tensors are among the transfers anyway.
+        boundaries: whether boundary tensors are among the transfers of a run that charges hops.
 
     Raises:
         ConfigError: if the costs or the cluster lack a figure.
@@ -87,4 +87,4 @@ def traffic_of(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traf
             )
     pace = (cluster.memory_bytes_per_s or 0) * (cluster.memory_efficiency or 0)
     optimizer = OptimizerTraffic(cost.constants["optimizer_bytes"], cost.constants["adam_bytes"], pace)
-    return Traffic(sizes, cluster, boundaries=True, optimizer=optimizer)
+    return Traffic(sizes, cluster, optimizer=optimizer)

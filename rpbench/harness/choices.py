@@ -1,5 +1,7 @@
 """Typed choices: what each group of `conf/` may say, one dataclass a group. A file of a group has the keys it reads."""
 
+import copy
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,7 +20,7 @@ _PREFIXES = {
     "BackendConfig": "backend.",
     "OptimizerConfig": "optimizer.",
     "TrackerConfig": "tracker.",
-    **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel"), "mode."),
+    **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel", "Failures"), "mode."),
 }
 
 
@@ -29,9 +31,26 @@ class ConfigError(ValueError):
 def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
     """The dataclass that a config node stands for.
 
+    Cells of a sweep say the same of most groups: what plain data stand for is worked out once a process.
+
     Raises:
         ConfigError: for a key the dataclass does not have, or a value of another type.
     """
+    if isinstance(node, DictConfig):
+        return _typed(schema, node)
+    key = schema, json.dumps(node, default=repr)
+    if key not in _known:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = _typed(schema, node)
+    return copy.deepcopy(_known[key])
+
+
+_known: dict[tuple[type, str], Any] = {}
+_MOST_KNOWN = 1000
+
+
+def _typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), node)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
@@ -74,6 +93,7 @@ class CostConfig:
     fused_ahead: bool = False
     split_backward: bool = False
     split_penalty: float = 1.0
+    max_freeze_ratio: float = 0.0
     profile: str | None = None
     microbatches_per_device: int = 3
     constants: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +107,11 @@ class CostConfig:
         if not (math.isfinite(self.split_penalty) and self.split_penalty >= 1):
             raise ConfigError(
                 f"cost.split_penalty={self.split_penalty}: kernels of two halves over those of one backward; at least 1"
+            )
+        if not 0 <= self.max_freeze_ratio <= 1:
+            raise ConfigError(
+                f"cost.max_freeze_ratio={self.max_freeze_ratio}: a mean ratio of a stage, from 0 (all weight gradients "
+                "are made) to 1 (none is)"
             )
         at_least_one(self, "cost.", "microbatches_per_device")
 
@@ -222,8 +247,6 @@ class Duel:
         for name in ("budget_s", "half_width"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
-        if self.contenders not in ("all", "twins"):
-            raise ConfigError(f"mode.contenders={self.contenders}: all, or twins for an A/A duel")
         if self.recompute not in ("all", "except_last"):
             raise ConfigError(f"mode.recompute={self.recompute}: all or except_last")
 
@@ -247,7 +270,44 @@ class TorchDuel:
                 raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
 
 
-Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel
+POLICIES = ("checkpoint", "gemini", "recycle", "bamboo", "varuna")
+
+
+@dataclass
+class Failures:
+    """`mode=failures`: ranks that die in a run, and what that costs under a policy."""
+
+    name: str = "failures"
+    policy: str = "checkpoint"
+    run: str = "simulated"
+    failures: list[Any] = field(default_factory=list)
+    mean_between_s: float | None = None
+    horizon_s: float | None = None
+    horizon_steps: int = 100
+    pipelines: int = 1
+    checkpoint_every: int = 10
+    copies: int = 2
+    dies: str = "machine"
+    detect_s: float = 0.0
+    restart_s: float = 0.0
+    store_bytes_per_s: float | None = None
+    net_bytes_per_s: float | None = None
+    stall_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mode.", "horizon_steps", "pipelines", "checkpoint_every", "copies")
+        for name, known in (
+            ("policy", POLICIES),
+            ("run", ("simulated", "processes")),
+            ("dies", ("machine", "process")),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"mode.{name}={getattr(self, name)}: one of {', '.join(known)}")
+        if not self.stall_s > 0:
+            raise ConfigError(f"mode.stall_s={self.stall_s}: seconds above 0")
+
+
+Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel | Failures
 MODES: dict[str, type[Mode]] = {
     "simulate": Simulate,
     "train": Train,
@@ -255,4 +315,5 @@ MODES: dict[str, type[Mode]] = {
     "roofline": Roofline,
     "duel": Duel,
     "torch_duel": TorchDuel,
+    "failures": Failures,
 }

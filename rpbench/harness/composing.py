@@ -34,7 +34,7 @@ from rpbench.harness.config import (
     register,
 )
 from rpbench.places import places
-from rpbench.registry import entries
+from rpbench.registry import offered
 
 _KEYS = tuple(f.name for f in fields(RunConfig))
 _OVERLAYS = ("rpbench_schema", "config")  # what may set keys beside groups and the experiment
@@ -210,7 +210,7 @@ def _state_of_files() -> tuple[object, ...]:
     """What a configuration is composed of, by name and time of change."""
     files = sorted(path for folder in (CONF, *places()) for path in folder.rglob("*.yaml"))
     stats = ((path, path.stat()) for path in files)
-    return (tuple(entries().items()), *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
+    return (tuple(offered().items()), *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
 
 def _is_plain(override: Override) -> bool:

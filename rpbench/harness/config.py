@@ -115,7 +115,7 @@ def register(overrides: Sequence[str] = ()) -> None:
     Plugins.instance().register(Places)
     store = ConfigStore.instance()
     store.store(name="rpbench_schema", node=RunConfig)
-    for name, entry in registry.entries().items():
+    for name, entry in registry.offered().items():
         store.store(group="schedule", name=name, node={"name": name, **entry.options}, package="schedule")
     for group, name, keys in nodes_named(overrides):
         store.store(group=group, name=name, node=keys, package=group)
@@ -167,7 +167,7 @@ def is_of_hydra(override: str) -> bool:
 def options_of(group: str) -> list[str]:
     """Options of a config group: its files; of `schedule`, the registered ones first."""
     files = [path.stem for path in files_of(group)]
-    return [*registry.entries(), *files] if group == "schedule" else files
+    return [*registry.offered(), *files] if group == "schedule" else files
 
 
 def swept(experiment: str, key: str) -> list[Any]:
@@ -265,13 +265,13 @@ def _known_keys(group: str) -> list[str]:
     if not group:
         return [f.name for f in fields(RunConfig)]
     if group == "schedule":
-        return sorted({option for entry in registry.entries().values() for option in entry.options})
+        return sorted({option for entry in registry.offered().values() for option in entry.options})
     return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)})
 
 
 def _having(group: str, name: str) -> str:
     if group == "schedule":
-        return ", ".join(entry.name for entry in registry.entries().values() if name in entry.options)
+        return ", ".join(entry.name for entry in registry.offered().values() if name in entry.options)
     return ", ".join(path.stem for path in files_of(group) if name in OmegaConf.load(path))
 
 

@@ -113,9 +113,26 @@ def _over_own(row: Record) -> str:
     return f": {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['verdict']}"
 
 
+def _failing(row: Record) -> str:
+    return f"{row['policy']} {_schedule(row)}"
+
+
+def _went_on(row: Record) -> str:
+    if "weight_max_abs_diff" in row:
+        return (
+            f": {row['num_failures']} killed, {row['lost_steps']} steps done again, weights within "
+            f"{row['weight_max_abs_diff']:g} of training without failures"
+        )
+    return (
+        f": {row['num_failures']} failures, {row['lost_steps']} steps and {row['lost_microbatches']} microbatches "
+        f"done again, goodput {row['goodput']:.1%} of the pace without failures"
+    )
+
+
 _DESCRIBED: dict[str, tuple[Callable[[Record], str], Callable[[Record], str]]] = {
     "predict": (_system, _pace),
     "roofline": (_formulas, _convention),
     "duel": (_contender, _clocked),
     "torch_duel": (_entrant, _over_own),
+    "failures": (_failing, _went_on),
 }

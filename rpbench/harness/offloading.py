@@ -65,7 +65,7 @@ def simulate_transfers(graph: Graph, costs: CostTable) -> tuple[Timeline, dict[s
     """
     timeline = simulate_charged(graph, costs)
     free = simulate_graph(graph, replace(costs, transfer_time=None))
-    exposed = _last_compute(timeline) - _last_compute(free)
+    exposed = timeline.last_compute - free.last_compute
     return timeline, {"transfer_exposed_s": float(exposed) / timeline.units_per_second}
 
 
@@ -79,7 +79,3 @@ def transfer_bytes(schedule: Schedule | Analysis, sizes: ModelBytes | None) -> d
         f"{link}_bytes": [sum(number for what, number in device.items() if what.startswith(link)) for device in moved]
         for link in LINKS
     }
-
-
-def _last_compute(timeline: Timeline) -> Any:
-    return max(timeline.device_span(device)[1] for device in range(timeline.schedule.shape.num_ranks))

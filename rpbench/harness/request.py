@@ -19,6 +19,7 @@ from rpbench.harness.choices import (
     CheckpointConfig,
     CostConfig,
     Duel,
+    Failures,
     Mode,
     OptimizerConfig,
     Predict,
@@ -145,7 +146,8 @@ class Request:
         """Whether what comes out depends on this machine's pace."""
         on_clock = self.backend is not None and self.backend.name in ("cpu", "cuda", "emulated", "torch")
         measured_costs = self.cost.name == "profiled" and self.cost.profile is None
-        return isinstance(self.mode, Duel | TorchDuel) or on_clock or measured_costs
+        with_processes = isinstance(self.mode, Failures) and self.mode.run == "processes"
+        return isinstance(self.mode, Duel | TorchDuel) or with_processes or on_clock or measured_costs
 
 
 def load(overrides: Sequence[str]) -> Request:
@@ -217,7 +219,7 @@ def request_of(found: Composed) -> Request:
         choices={**choices, "mode": mode.name},
         overrides=found.overrides,
         subject={**_subject(config, mode, schedule, files), **(mesh.figures() if mesh else {})},
-        notes=notes,
+        notes=(*notes, *_frozen(cost)),
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
@@ -253,12 +255,22 @@ def _subject(
     subject = {f.name: as_plain(getattr(config, f.name)) for f in fields(config) if f.name not in BESIDES}
     subject["mode"] = as_plain(mode)
     subject["schedule"] = {"name": schedule.entry.name, **as_plain(dict(schedule.options))}
-    if not isinstance(mode, Train | Duel):
+    if not (isinstance(mode, Train | Duel) or (isinstance(mode, Failures) and mode.run == "processes")):
         del subject["optimizer"]  # nothing is stepped
     if not config.mesh.is_given:
         del subject["mesh"]  # as in records from before there were meshes
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
     return subject
+
+
+def _frozen(cost: CostConfig) -> tuple[str, ...]:
+    """What there is to tell of weight gradients that are not made."""
+    if not cost.max_freeze_ratio:
+        return ()
+    return (
+        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
+        "other training than without; only its times are simulated",
+    )
 
 
 def _mode(config: RunConfig) -> Mode:
@@ -291,7 +303,7 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
     """
     for group, option in choices.items():
         found = None if option is None else file_of(group, option)
-        if found is not None and group == "schedule" and option in registry.entries():
+        if found is not None and group == "schedule" and option in registry.offered():
             raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
 
 
@@ -434,6 +446,7 @@ def _check_mode(request: Request) -> None:
             f"tuning_budget={request.tuning_budget} with mode={mode.name}: plans are searched in simulation; use "
             "mode=simulate"
         )
+    _check_frozen(request)
     if request.recompute == "fitting" and not isinstance(mode, Simulate):
         raise ConfigError(
             f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "
@@ -446,3 +459,18 @@ def _check_mode(request: Request) -> None:
         )
     if isinstance(mode, Duel) and request.recompute != "all":
         raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")
+
+
+def _check_frozen(request: Request) -> None:
+    ratio = request.cost.max_freeze_ratio
+    if not ratio or (isinstance(request.mode, Simulate) and request.mesh is None and request.tuning_budget is None):
+        return
+    what = f"mode={request.mode.name}"
+    if request.mesh is not None:
+        what = "a mesh"
+    elif request.tuning_budget is not None:
+        what = f"tuning_budget={request.tuning_budget}"
+    raise ConfigError(
+        f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are simulated "
+        "for one schedule on one host; use mode=simulate alone, or leave it at 0"
+    )

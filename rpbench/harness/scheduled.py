@@ -83,6 +83,7 @@ def _facts(assembled: Assembled) -> Fields:
         "weight_versions": versions.max_live,
         "staleness_steps": versions.max_staleness,
         **transfer_bytes(analysis, sizes),
+        **assembled.schedule.told,
     }
     return facts if sizes is None else facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}
 

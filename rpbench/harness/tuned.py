@@ -123,6 +123,10 @@ def _check(request: Request) -> None:
     name = f"tuning_budget={request.tuning_budget}"
     if request.schedule.file is not None:
         raise ConfigError(f"{name}: a schedule from a file has nothing to choose; leave one of both out")
+    if request.entry.extra is not None:
+        raise ConfigError(
+            f"{name}: {request.entry.name} solves a program for every plan, and a search tries many; leave one out"
+        )
     check_published(request)
     if request.model is None:
         raise ConfigError(f"{name}: memory follows from the model; take one with a shape, such as model=qwen3_1p7b")

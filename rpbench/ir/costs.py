@@ -21,6 +21,8 @@ class StageCosts:
         activations: per stage, held from F on, in any one unit of memory.
         kept_for_weights: per stage, the part of them that only W lets go; the rest goes at I.
         head_forward, head_backward: of a device's share of the head, where it is cut over the devices.
+        store, load: per stage, of all its activations of a microbatch on the way to the host and back, in the unit of
+            time; empty where nobody knows.
 
     Raises:
         ValueError: if the lists differ in length, or more is kept than there is.
@@ -34,9 +36,14 @@ class StageCosts:
     kept_for_weights: tuple[float, ...]
     head_forward: float = 0.0
     head_backward: float = 0.0
+    store: tuple[float, ...] = ()
+    load: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        lengths = {len(value) for value in vars(self).values() if isinstance(value, tuple)}
+        given = {name: value for name, value in vars(self).items() if isinstance(value, tuple)}
+        if not self.store and not self.load:
+            del given["store"], given["load"]
+        lengths = set(map(len, given.values()))
         if len(lengths) != 1:
             raise ValueError(f"stage costs of {sorted(lengths)} stages: give every quantity for each stage")
         if any(kept > held for kept, held in zip(self.kept_for_weights, self.activations, strict=True)):

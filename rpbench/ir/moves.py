@@ -12,7 +12,8 @@ Nothing is stored in a schedule; as for computation, edges follow from what stan
     ROLLBACK             after the LOAD:P that brings what its step has made; UNSHARD and later LOAD:P after ROLLBACK
     STORE:A              after the forward that makes what backward stage s keeps for microbatch m
     LOAD:A               after STORE:A; before the recomputation or backward that reads it
-    FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands
+    FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands; one that only says
+                         that there is room: `rpbench.ir.saved_inputs`
     LOAD:P>q STORE:G>q   go from device to device: `rpbench.ir.handovers`
 
 A buffer is free for the next LOAD when its FREE has run: both stand in one lane, in that order, so the number of

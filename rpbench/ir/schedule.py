@@ -131,6 +131,7 @@ class Schedule:
         weights: bound to a device, or streamed to where the work is.
         placement: per stage the devices that may hold it; empty when nothing is declared.
         partition: the layers behind the stages, when known.
+        told: what a generator that searches has to say of what it found, as fields of a record; no part of the order.
     """
 
     shape: Shape
@@ -140,6 +141,7 @@ class Schedule:
     weights: Weights = Weights.BOUND
     placement: tuple[tuple[int, ...], ...] = ()
     partition: Partition | None = field(default=None)
+    told: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(_lanes_of(row) for row in self.rows))

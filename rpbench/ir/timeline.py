@@ -65,6 +65,11 @@ class Timeline:
         return max(self.end) - min(self.start) if len(self.end) else 0
 
     @property
+    def last_compute(self) -> Any:
+        """The end of the last computation, whatever still travels then."""
+        return max(self.device_span(device)[1] for device in range(self.schedule.shape.num_ranks))
+
+    @property
     def bubble_fraction(self) -> Any:
         """Share of the makespan in which the compute lanes are idle: 1 - work / (ranks * makespan)."""
         ranks = self.schedule.shape.num_ranks

@@ -44,6 +44,11 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
             published one that does not exist.
     """
     if method == "search":
+        if problem.entry.extra is not None:
+            raise ValueError(
+                f"partition=search: {problem.entry.name} solves a program for every cut, and a search tries many; use "
+                "partition=even, greedy, or layers per stage such as 3-3-4"
+            )
         from rpbench.plan.search import plan_search
 
         found, num_evaluated = plan_search(problem, _seeds(problem), budget=budget, on_progress=on_progress)

@@ -8,7 +8,7 @@ of `rpbench.sim.longest_path`.
 """
 
 import heapq
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -19,12 +19,16 @@ from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
-from rpbench.sim.longest_path import late_edges, simulate_graph, works_by_slot
+from rpbench.sim.longest_path import late_edges, shortened, simulate_graph, works_by_slot
 
 
-def simulate_links(graph: Graph, costs: CostTable, times: TransferTimes) -> Timeline:
-    """When each action runs, in the costs' unit; transfers share what the cluster says they share."""
-    run = _Run(graph, costs, times)
+def simulate_links(graph: Graph, costs: CostTable, times: TransferTimes, less: Sequence[float] = ()) -> Timeline:
+    """When each action runs, in the costs' unit; transfers share what the cluster says they share.
+
+    Args:
+        less: as in `rpbench.sim.longest_path.simulate_graph`.
+    """
+    run = _Run(graph, costs, times, less)
     run.to_the_end()
     rank = graph.rank.tolist()
     columns = (run.start, run.main, run.end, run.exposed)
@@ -33,12 +37,21 @@ def simulate_links(graph: Graph, costs: CostTable, times: TransferTimes) -> Time
     return Timeline(graph.schedule, start, main, end, exposed, hops, costs.units_per_second)
 
 
-def simulate_charged(graph: Graph, costs: CostTable) -> Timeline:
-    """When each action runs at costs that may charge transfers, on shared links where the cluster has them."""
+def simulate_charged(graph: Graph, costs: CostTable, less: Sequence[float] = ()) -> Timeline:
+    """When each action runs at costs that may charge transfers, on shared links where the cluster has them.
+
+    Args:
+        less: as in `rpbench.sim.longest_path.simulate_graph`.
+    """
+    if isinstance(costs.transfer_time, TransferTimes) and shares_links(graph, costs):
+        return simulate_links(graph, costs, costs.transfer_time, less)
+    return simulate_graph(graph, costs, less)
+
+
+def shares_links(graph: Graph, costs: CostTable) -> bool:
+    """Whether what a transfer takes depends on what else travels."""
     times = costs.transfer_time
-    if isinstance(times, TransferTimes) and graph.cargo and times.cluster.shares_links:
-        return simulate_links(graph, costs, times)
-    return simulate_graph(graph, costs)
+    return isinstance(times, TransferTimes) and bool(graph.cargo) and times.cluster.shares_links
 
 
 def fair_rates(uses: Mapping[int, Iterable[Hashable]], capacity: Mapping[Hashable, float]) -> dict[int, float]:
@@ -82,13 +95,13 @@ class _Flow(NamedTuple):
 class _Run:
     """Actions by topological position, as in the graph."""
 
-    def __init__(self, graph: Graph, costs: CostTable, times: TransferTimes) -> None:
+    def __init__(self, graph: Graph, costs: CostTable, times: TransferTimes, less: Sequence[float]) -> None:
         self.costs, self.times = costs, times
         num = graph.num_actions
         self.start, self.main = [0.0] * num, [0.0] * num
         self.end, self.exposed = [0.0] * num, [0.0] * num
         slot, works = works_by_slot(graph, costs)
-        self.works = [works[number] for number in slot.tolist()]
+        self.works = shortened([works[number] for number in slot.tolist()], less)
         self.cargo = [graph.cargo[number] if graph.cargo else None for number in graph.slot.tolist()]
         self.device = graph.columns.device[graph.order].tolist()
         self.previous = graph.previous.tolist()

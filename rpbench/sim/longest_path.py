@@ -1,5 +1,6 @@
 """Times of a schedule whose lanes have a fixed order: one pass over the action graph."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,19 @@ def simulate(schedule: Schedule, costs: CostTable) -> Timeline:
     return simulate_graph(build_graph(schedule), costs)
 
 
-def simulate_graph(graph: Graph, costs: CostTable) -> Timeline:
+def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) -> Timeline:
     """Time a graph that is already built; floats and Fractions give the same numbers.
+
+    Args:
+        less: by topological position, by how much an action is shorter than the costs say; empty: none is.
 
     Raises:
         ScheduleError: if the costs say nothing of an action.
     """
     slot, works = works_by_slot(graph, costs)
+    if less:
+        works = shortened([works[number] for number in slot.tolist()], less)
+        slot = np.arange(len(works), dtype=np.int32)
     pre_of, main_of = [work.pre for work in works], [work.main for work in works]
     exact = any(not isinstance(time, (int, float)) for time in (*pre_of, *main_of, costs.hop))
     delay = np.where(graph.crosses, costs.hop, 0) if not exact else None
@@ -77,6 +84,13 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
     return slot, [
         costs.of_cargo(cargo[number]) or costs.on(device, works[number], num_parts) for number, device in pairs
     ]
+
+
+def shortened(works: Sequence[Work], less: Sequence[Number]) -> list[Work]:
+    """The works of actions whose main phases are so much shorter; with nothing in `less`, as they are."""
+    if not less:
+        return list(works)
+    return [work._replace(main=max(0, work.main - short)) for work, short in zip(works, less, strict=True)]
 
 
 def works_by_action(graph: Graph, costs: CostTable) -> list[Work]:

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from contest_terms import read, small, terms
 
 from rpbench.advice.causes import CAUSES, causes_of
 from rpbench.advice.interval import compute_reach
-from rpbench.advice.levers import changes, levers_of, timed, turns_of
+from rpbench.advice.levers import changes, levers_of, pace_with_twice_the_memory, timed, turns_of
 from rpbench.advice.ranking import QUICK, advise, command_of
 from rpbench.cost.basis import make_basis
 from rpbench.ir.partition import symmetric
@@ -111,7 +112,8 @@ def test_levers_and_turns_hold_when_tried():
     first, second = (timed(tune(contender(name), case, QUICK), case) for name in ("1f1b", "gpipe"))
     if first.plan.outcome.tokens_per_s < second.plan.outcome.tokens_per_s:
         first, second = second, first
-    levers = {lever.name: lever for lever in levers_of(first, case, QUICK)}
+    roomy = partial(pace_with_twice_the_memory, first.plan, case, QUICK)
+    levers = {lever.name: lever for lever in levers_of(first, case, roomy)}
     assert 1.5 < levers["devices twice as fast"].gain + 1 <= 2
     assert levers["one more microbatch a step"].tokens_per_s > 0
     for turn in turns_of(first, second):

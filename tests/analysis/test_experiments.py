@@ -49,6 +49,7 @@ def test_every_cell_is_a_row(experiments: Experiments) -> None:
     assert experiments.cells("figure17")["cell"].to_list() == list(range(25))
 
 
+@pytest.mark.slow
 def test_a_record_that_no_manifest_names_reaches_no_table_and_no_claim(full_results: Path, tmp_path: Path) -> None:
     """Newer records with the configuration and the choices of every cell, and other numbers in them."""
     before = _told(Experiments(full_results))

@@ -93,6 +93,7 @@ def test_one_colour_and_marker_a_method() -> None:
         assert style.look_of(name).name == style.method_name(name)
 
 
+@pytest.mark.slow
 def test_figures_of_the_report_can_be_read(experiments: Experiments) -> None:
     made = {each.id: each for each in exhibits(experiments)[0]}
     found = {name: defects(made[name].draw()) for name in JUDGED}  # type: ignore[misc]

@@ -25,6 +25,11 @@ def test_committed_throughputs_are_what_the_code_computes():
         assert row["tokens_per_s"] == ("" if found.tokens_per_s is None else f"{found.tokens_per_s:.2f}")
 
 
+@pytest.mark.slow
+def test_committed_errors_of_experts_are_what_the_code_computes():
+    assert holdout.expert_rows() == tables.read("experts_holdout")
+
+
 def test_committed_intervals_are_what_the_code_computes():
     for row in tables.read("throughput"):
         if row["system"] == "megatron-tp" and row["status"] == "ok":

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from spared import slow
 from test_cuda import StandIn
 
 from rpbench.cost.measured import PARTS
@@ -19,7 +20,7 @@ SMALL = Probe(Model("small", num_layers=1, hidden=16, heads=2, vocab=32, gated_m
 SIZES = {"width": 64, "copy_bytes": 2**14}
 
 
-@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("num_devices", [slow(1), 2])
 def test_every_rate_and_every_part_is_measured(num_devices):
     told = []
     found = calibrate_cores(num_devices, told.append, [SMALL, SMALL], **SIZES)

@@ -57,7 +57,7 @@ def test_what_a_backend_cannot_run_is_refused_before_anything_is_written(argumen
     assert not list(tmp_path.rglob("events.jsonl"))
 
 
-@pytest.mark.parametrize("backend", ["virtual", "cpu"])
+@pytest.mark.parametrize("backend", ["virtual", slow("cpu")])
 def test_float16_tells_its_last_scale_and_the_steps_it_skipped(backend, rpbench):
     status, (row,), _ = rpbench(
         "schedule=roundpipe",
@@ -84,7 +84,7 @@ def test_float16_tells_its_last_scale_and_the_steps_it_skipped(backend, rpbench)
 OFFLOAD = ("schedule=roundpipe", "offload=all", "dtype=float64", "verify=true", *SIZES)
 
 
-@pytest.mark.parametrize("backend", ["virtual", "cpu"])
+@pytest.mark.parametrize("backend", [slow("virtual"), "cpu"])
 def test_with_its_weights_on_the_host_it_trains_alike(backend, rpbench):
     status, (row,), _ = rpbench(*OFFLOAD, f"backend={backend}")
     assert status == 0

@@ -210,6 +210,10 @@ def test_a_whole_duel_in_processes_of_its_own_with_torch_s_ranks(tmp_path):
     assert len(processes - {os.getpid()}) == 2
 
 
+def test_some_contenders_meet_all_references():
+    assert [each.name for each in contenders("limit+gpipe")] == [*REFERENCES, "gpipe", LIMIT]
+
+
 def test_an_a_a_duel_is_the_same_plan_many_times():
     names = [contender.name for contender in contenders("twins")]
     assert names[:4] == list(REFERENCES)
@@ -220,11 +224,13 @@ def test_an_a_a_duel_is_the_same_plan_many_times():
 def test_wrong_requests_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="mode=duel needs a model with a shape"):
         load(["experiment=cpu_duel", "model=abstract", f"results_dir={tmp_path}"])
-    for key, value in (("num_starts", 0), ("budget_s", 0), ("half_width", -1), ("contenders", "some")):
+    for key, value in (("num_starts", 0), ("budget_s", 0), ("half_width", -1)):
         with pytest.raises(ConfigError, match=rf"mode\.{key}={value}"):
             load([*SMALL, f"mode.{key}={value}", f"results_dir={tmp_path}"])
     with pytest.raises(ConfigError, match=r"mode\.plans=nowhere: cannot be read"):
         load([*SMALL, "mode.plans=nowhere", f"results_dir={tmp_path}"])
+    with pytest.raises(ValueError, match=r"mode\.contenders=gpipe\+some: all, twins, or some of .*; some is none of"):
+        records(load([*SMALL, "mode.contenders=gpipe+some", f"results_dir={tmp_path}"]))
     assert not list(tmp_path.iterdir())
 
 

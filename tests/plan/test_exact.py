@@ -12,7 +12,7 @@ from rpbench.sim.longest_path import simulate
 
 pytest.importorskip("ortools", reason="OR-tools is not installed: extra `exact`")
 
-from rpbench.plan.exact import best_order
+from rpbench.ordering.exact import best_order
 
 # Profiled times of the zero-bubble paper's 6.2B model in ms, and its activations.
 SMALL = {"unit": (1.0, 1.0, 1.0, 0.0, 1.0), "6.2B": (29.718, 29.444, 19.927, 0.527, 0.432)}

@@ -220,6 +220,19 @@ class Passes:
             slope = self._slopes[place]
             self._slopes[place] = None if slope is None else copy(slope)
 
+    def take_boundary(self, up: bool, stage: int, microbatch: int) -> torch.Tensor:
+        """What a stage hands to the next one, or below: taken away, for a stage in another process."""
+        found = (self._outputs if up else self._slopes).pop((stage, (microbatch, 0)))
+        assert found is not None  # a stage with another below it has a gradient for it
+        return found
+
+    def put_boundary(self, up: bool, stage: int, microbatch: int, tensor: torch.Tensor) -> None:
+        """The same of a stage in another process, for the one here that reads it."""
+        if up:
+            self._outputs[stage, (microbatch, 0)] = tensor
+        else:
+            self._slopes[stage, (microbatch, 0)] = tensor
+
     # --- what they share ---
 
     def recomputed(self, stage: int) -> list[range]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rpbench.harness.assemble import Assembled
+from rpbench.harness.freezing import check_freezing, frozen
 from rpbench.harness.offloading import simulate_transfers
 from rpbench.harness.record import Record
 from rpbench.harness.recording import Fields, Outcome, Work, recorded
@@ -26,20 +27,24 @@ def _prepare(request: Request) -> Work:
         from rpbench.harness.mesh_run import prepare  # the packages of meshes, for runs that have one
 
         return prepare(request)
-    assembled = assembled_of(request)
+    assembled, max_ratio = assembled_of(request), request.cost.max_freeze_ratio
+    if max_ratio:
+        check_freezing(assembled, max_ratio)
     in_slots = request.cost.name == "unit"
     return scheduled(
         request,
         assembled,
-        lambda: _simulated(assembled, in_slots=in_slots),
+        lambda: _simulated(assembled, max_ratio, in_slots=in_slots),
         lambda error: isinstance(error, MemoryError),
     )
 
 
-def _simulated(assembled: Assembled, *, in_slots: bool) -> Outcome:
+def _simulated(assembled: Assembled, max_freeze_ratio: float, *, in_slots: bool) -> Outcome:
     graph, costs = assembled.graph, assembled.costs
     more: dict[str, Any] = {}
-    if assembled.transfers is None:
+    if max_freeze_ratio:
+        timeline, more = frozen(assembled, max_freeze_ratio)
+    elif assembled.transfers is None:
         timeline = simulate_graph(graph, costs)
     else:
         timeline, more = simulate_transfers(graph, costs)

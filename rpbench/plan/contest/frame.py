@@ -18,9 +18,8 @@ from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.cost.table import CostTable
 from rpbench.cost.traffic import Traffic
-from rpbench.ir.action import RECV, SEND
 from rpbench.ir.partition import Partition
-from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.plan.contest.charges import with_everything
@@ -75,8 +74,8 @@ class Frame:
         self.graph = build_graph(self.schedule)
         self._moving = MovingGraph(self.graph)
         self._takes: set[Recompute] = set()  # what has been checked
-        self.traffic = _traffic(setting, terms, self.schedule)
         sizes = terms.sizes(setting.microbatch_sequences)
+        self.traffic = Traffic(sizes, terms.cluster, optimizer=terms.optimizer)
         self.in_flight = peak_in_flight(self.graph)
         self._footprint = Footprint(self.schedule, sizes, self.in_flight, keeps=(), analysis=self.graph.analysis)
 
@@ -190,14 +189,6 @@ def posed(contender: Contender, setting: Setting, terms: Terms, num_steps: int) 
 def _finished(contender: Contender, setting: Setting, terms: Terms, order: Schedule) -> Schedule:
     options: dict[str, Any] = dict(setting.options)
     return with_everything(order, contender.entry, terms.cluster, options, setting.prefetch)
-
-
-def _traffic(setting: Setting, terms: Terms, schedule: Schedule) -> Traffic:
-    """What moves takes the time of its bytes; where boundary tensors stand in no lane they take a hop."""
-    travels = schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
-    alone = all(len(holders) > 1 for holders in schedule.placement) and bool(schedule.placement)
-    sizes = terms.sizes(setting.microbatch_sequences)
-    return Traffic(sizes, terms.cluster, boundaries=travels or alone, optimizer=terms.optimizer)
 
 
 def _over(needed: int, limit: int | None) -> float:

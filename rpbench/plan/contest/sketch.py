@@ -19,8 +19,9 @@ from rpbench.plan.problem import Problem
 # Cuts of a setting worth timing.
 CUTS = 2
 # Where the search finds the numbers of stages: so many pairs are looked at, and so many of them closely. What moves
-# decides between them, so that more of them are worth timing.
-PAIRS, CLOSELY = 24, 5
+# decides between them, so that more of them are worth timing. A sketch that may time less looks at fewer: at one for so
+# many actions.
+PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
 # Steps of schedules whose steps overlap.
 STEPS = 2
 # What recomputing nothing saves at most of a step: a forward in a forward, a recomputation and a backward of two.
@@ -101,7 +102,7 @@ class Sketcher:
 
     def _first_order(self, setting: Setting, problem: Problem) -> tuple[Counts, Schedule]:
         refused = ""
-        for counts in promising_counts(problem)[:PAIRS]:
+        for counts in promising_counts(problem)[: self._num_pairs]:
             if not plain_partitions(problem, counts):
                 refused = f"{problem.num_layers} layers make no {counts[0]} stages; take fewer devices or stages"
                 continue
@@ -110,6 +111,10 @@ class Sketcher:
             except ValueError as error:
                 refused = str(error)
         raise ValueError(refused or f"no cut of {problem.num_layers} layers can be built")
+
+    @property
+    def _num_pairs(self) -> int:
+        return max(CLOSELY, min(PAIRS, self.work // ACTIONS_A_PAIR))
 
     def _order(self, setting: Setting, problem: Problem, counts: Counts) -> ClimbOrder:
         """The order of a setting's cuts, which what is recomputed does not change: it is timed with equal stages."""
@@ -121,10 +126,10 @@ class Sketcher:
         return self._orders[key]
 
     def _climbs(self, setting: Setting, problem: Problem, first: Counts) -> list[Climb]:
-        pairs = dict.fromkeys([first, *promising_counts(problem)[:PAIRS]]) if problem.entry.separate_cuts else [first]
+        others = promising_counts(problem)[: self._num_pairs] if problem.entry.separate_cuts else ()
         climbs = [
             Climb(problem, cuts, self.tally, self._order(setting, problem, counts))
-            for counts in pairs
+            for counts in dict.fromkeys([first, *others])
             if (cuts := plain_partitions(problem, counts))
         ]
         climbs = sorted(climbs, key=lambda climb: climb.best_score)[:CLOSELY]

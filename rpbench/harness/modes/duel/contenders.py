@@ -64,8 +64,20 @@ def contenders(who: str = "all") -> list[Contender]:
     """All whose schedule is registered, references first; or, for an A/A duel, the base many times over.
 
     Args:
-        who: `all`, or `twins`.
+        who: `all`, `twins`, or names with `+` between them, of those beside the references.
+
+    Raises:
+        ValueError: for a name that is none of these.
     """
-    copies = (Contender(f"1f1b_copy_{number}", "1f1b", plan_of=BASE) for number in range(1, NUM_COPIES + 1))
-    others = copies if who == "twins" else _OTHERS
-    return [contender for contender in (*_REFERENCES, *others) if contender.schedule in registry.entries()]
+    return [contender for contender in (*_REFERENCES, *_others(who)) if contender.schedule in registry.entries()]
+
+
+def _others(who: str) -> tuple[Contender, ...]:
+    if who == "twins":
+        return tuple(Contender(f"1f1b_copy_{number}", "1f1b", plan_of=BASE) for number in range(1, NUM_COPIES + 1))
+    names = [each.name for each in _OTHERS]
+    asked = names if who == "all" else who.split("+")
+    for name in asked:
+        if name not in names:
+            raise ValueError(f"mode.contenders={who}: all, twins, or some of {'+'.join(names)}; {name} is none of them")
+    return tuple(each for each in _OTHERS if each.name in asked)

@@ -1,0 +1,198 @@
+"""Stage process: a rank that trains its stages, keeps copies of others' states in its memory, and can be killed.
+
+A thread hears everything at once, so that nobody who sends here ever waits. Copies go into a table as they come. What
+the main thread waits for comes within the plan's limit, or the process ends with an error; a word about a failure ends
+the wait, the rank goes back to the step it is told, and says so. The process ends when the one that watches is gone.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from rpbench.engine.recovery.plan import START_S, Death, Plan
+from rpbench.engine.recovery.stage_step import StageStep, Tensor
+from rpbench.engine.recovery.wire import Message, bytes_of, hear, packed, say, unpacked
+from rpbench.engine.state import checkpoint
+from rpbench.engine.state.checkpoint import State
+
+
+class Interrupted(Exception):
+    """Another rank has failed: the step is over."""
+
+
+class StageProcess:
+    """A rank at its end of the wire."""
+
+    def __init__(self, connection: "Connection[Any, Any]", plan: Plan, rank: int, deaths: tuple[Death, ...]) -> None:
+        self._connection, self._plan, self._rank, self._deaths = connection, plan, rank, deaths
+        self._words: SimpleQueue[Message] = SimpleQueue()
+        self._tensors: dict[Tensor, torch.Tensor] = {}
+        self._lock, self._saying = threading.Lock(), threading.Lock()
+        self._copies: dict[tuple[int, int], State] = {}  # (owner, step) -> its state after so many steps
+        self._epoch = 0
+        self._stage = StageStep(plan, rank, self._send, self._receive)
+        self._put(rank, self._stage.state)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def serve(self) -> None:
+        """Do what is asked for until there is no more."""
+        words: dict[str, Callable[..., None]] = {
+            "step": self._step,
+            "share": self._share,
+            "back": self._back,
+            "give": self._give,
+            "store": self._store,
+            "read": self._read,
+            "result": self._result,
+        }
+        self._say("ready")
+        while (asked := self._next()).word != "end":
+            try:
+                words[asked.word](*asked.about)
+            except Interrupted:
+                continue  # what to do about it comes next
+
+    # --- what is asked for ---
+
+    def _step(self, step: int) -> None:
+        """One step, and a copy of what came of it with every holder."""
+
+        def tell(place: int) -> None:
+            if Death(self._rank, step, place) in self._deaths:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._say("ran", step, place)
+
+        state = self._stage.run(tell)
+        self._put(self._rank, state)
+        self._spread(state, self._plan.holders[self._rank])
+        self._say("done", step)
+
+    def _share(self) -> None:
+        """Copies of the state that training begins with."""
+        self._spread(self._stage.state, self._plan.holders[self._rank])
+
+    def _back(self, step: int, fresh: Collection[int]) -> None:
+        """Go back to the copy of a step, and give copies to ranks that have begun anew."""
+        self._tensors.clear()
+        self._stage.state = self._copies[self._rank, step]
+        self._spread(self._stage.state, set(fresh) & set(self._plan.holders[self._rank]))
+        self._say("back", step, 0)
+
+    def _give(self, owner: int, step: int) -> None:
+        """Hand the copy of a lost rank's state to the one that takes its place."""
+        self._say("copy", owner, step, to=owner, body=packed(self._copies[owner, step]))
+
+    def _store(self, step: int) -> None:
+        """Write the own state to a file."""
+        checkpoint.save(file_of(self._plan, self._rank, step), self._stage.state, self._plan.subject)
+        self._say("kept", step)
+
+    def _read(self, step: int) -> None:
+        """Go back to the own file of a step."""
+        self._tensors.clear()
+        state = self._stage.state = checkpoint.load(file_of(self._plan, self._rank, step), self._plan.subject)
+        self._put(self._rank, state)
+        self._spread(state, self._plan.holders[self._rank])
+        self._say("back", step, bytes_of(state))
+
+    def _result(self) -> None:
+        self._say("state", body=packed(self._stage.state))
+
+    # --- the wire ---
+
+    def _say(self, word: str, *about: Any, to: int = -1, body: bytes = b"") -> None:
+        with self._saying:
+            say(self._connection, Message(word, self._epoch, to, about, body))
+
+    def _listen(self) -> None:
+        """Take what comes, until the other end is gone."""
+        try:
+            while True:
+                self._take(hear(self._connection))
+        finally:
+            os._exit(1)
+
+    def _take(self, message: Message) -> None:
+        if message.word == "copy":
+            owner, step = message.about
+            state = unpacked(message.body)
+            self._put(owner, state)
+            with self._saying:
+                about = owner, self._rank, step, bytes_of(state)
+                say(self._connection, Message("holds", message.epoch, about=about))
+        elif message.word == "commit":
+            (step,) = message.about
+            with self._lock:
+                self._copies = {place: state for place, state in self._copies.items() if place[1] >= step}
+        else:
+            self._words.put(message)
+
+    def _next(self) -> Message:
+        """The next thing that is asked for."""
+        while True:
+            message = self._word(time.monotonic() + self._plan.stall_s + START_S, "anything")
+            if message.word not in ("tensor", "failed"):
+                return message
+
+    def _receive(self, name: Tensor) -> torch.Tensor:
+        deadline = time.monotonic() + self._plan.stall_s
+        while name not in self._tensors:
+            if self._word(deadline, str(name)).word == "failed":
+                raise Interrupted
+        return self._tensors.pop(name)
+
+    def _word(self, deadline: float, what: str) -> Message:
+        """The next message of this epoch, or the one that ends it; tensors are laid aside.
+
+        Raises:
+            TimeoutError: if none comes in time.
+        """
+        while True:
+            try:
+                message = self._words.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise TimeoutError(f"rank {self._rank} waited too long for {what}") from None
+            if message.word == "failed":
+                self._epoch = message.epoch
+            if message.epoch != self._epoch:
+                continue
+            if message.word == "tensor":
+                self._tensors[Tensor(*message.about)] = unpacked(message.body)
+            return message
+
+    def _send(self, to: int, name: Tensor, tensor: torch.Tensor) -> None:
+        self._say("tensor", *name, to=to, body=packed(tensor.detach().clone()))
+
+    # --- copies ---
+
+    def _put(self, owner: int, state: State) -> None:
+        with self._lock:
+            self._copies[owner, state.num_steps] = state
+
+    def _spread(self, state: State, holders: Collection[int]) -> None:
+        for holder in sorted(holders):
+            if holder != self._rank:
+                self._say("copy", self._rank, state.num_steps, to=holder, body=packed(state))
+
+
+def file_of(plan: Plan, rank: int, step: int) -> Path:
+    """Where a rank's state after some steps is stored."""
+    return Path(plan.folder) / f"rank{rank}-step{step}.pt"
+
+
+def main(connection: "Connection[Any, Any]", plan: Plan, rank: int, deaths: tuple[Death, ...]) -> None:
+    """The whole life of a process; an error is said before it ends."""
+    torch.set_num_threads(1)
+    try:
+        StageProcess(connection, plan, rank, deaths).serve()
+    except BaseException as error:
+        say(connection, Message("error", about=(f"{type(error).__name__}: {error}",)))
+        raise

@@ -1,0 +1,205 @@
+"""Detours: what pipelines take in a step when ranks are lost whose work goes to the same stage of other pipelines.
+
+Microbatch j of pipeline k goes, at a stage whose rank is lost there, to the (j mod n)-th of the n pipelines that still
+have one, counted from k + 1 on. Its activations make the detour and come back. Every rank takes what is there by
+priority: an input gradient, a forward (if it may hold one more), a weight gradient; so weight gradients fill waits.
+A stage steps when all its weight gradients of a step are there, whatever other stages do, and its next forwards follow.
+
+Order and limits are ours: a list scheduling, where the paper solves an integer program for each number of failures.
+"""
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+STEPS = 4  # simulated; the first fills the pipelines, and the pace is that of the others
+
+
+class Part(NamedTuple):
+    """A piece of work; tuples compare in the order in which ranks take them."""
+
+    order: int  # 0 input gradient, 1 forward, 2 weight gradient
+    step: int
+    microbatch: int
+    pipeline: int
+    stage: int
+
+
+INPUT, FORWARD, WEIGHT = range(3)
+Rank = tuple[int, int]  # pipeline, stage
+
+
+@dataclass(frozen=True)
+class SplitTimes:
+    """Seconds of a stage's forward and of the halves of its backward, and of a hop."""
+
+    forward: tuple[float, ...]
+    input_grad: tuple[float, ...]
+    weight_grad: tuple[float, ...]
+    hop: float = 0.0
+
+    def of(self, part: Part) -> float:
+        return (self.input_grad, self.forward, self.weight_grad)[part.order][part.stage]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a step takes once the pipelines are full, and the most microbatches that a rank of each stage holds."""
+
+    step_s: float
+    in_flight: tuple[int, ...]
+
+
+def is_absorbed(num_stages: int, num_microbatches: int, num_pipelines: int) -> bool:
+    """Whether equal stages take one lost rank without a longer step: its work fits into its peers' bubble.
+
+    m / (d - 1) (F + B) <= (p - 1) (F + B), which is m <= (p - 1) (d - 1).
+    """
+    return num_microbatches <= (num_stages - 1) * (num_pipelines - 1)
+
+
+def living(lost: Collection[Rank], num_stages: int, num_pipelines: int) -> tuple[tuple[int, ...], ...]:
+    """For each stage, the pipelines that still have a rank of it."""
+    pipelines = range(num_pipelines)
+    return tuple(tuple(k for k in pipelines if (k, stage) not in lost) for stage in range(num_stages))
+
+
+def runs_on(pipeline: int, microbatch: int, peers: Sequence[int], num_pipelines: int) -> int:
+    """The pipeline whose rank runs a stage for a microbatch of another; `peers` have one."""
+    if pipeline in peers:
+        return pipeline
+    behind = sorted(peers, key=lambda peer: (peer - pipeline - 1) % num_pipelines)
+    return behind[microbatch % len(behind)]
+
+
+def pace(
+    peers: Sequence[Sequence[int]],
+    num_pipelines: int,
+    num_microbatches: int,
+    times: SplitTimes,
+    most_in_flight: Sequence[int],
+    num_steps: int = STEPS,
+) -> Pace:
+    """The pace of pipelines under detours.
+
+    Args:
+        peers: for each stage, the pipelines that have a rank of it, at least one.
+        num_microbatches: of a step, of each pipeline.
+        most_in_flight: for each stage, the microbatches that one of its ranks may hold.
+    """
+    run = _Run(peers, num_pipelines, num_microbatches, times, most_in_flight, num_steps)
+    ends = run.to_the_end()
+    return Pace((ends[-1] - ends[0]) / (num_steps - 1), tuple(run.peak))
+
+
+class _Run:
+    """Ranks that take what is there."""
+
+    def __init__(
+        self,
+        peers: Sequence[Sequence[int]],
+        num_pipelines: int,
+        num_microbatches: int,
+        times: SplitTimes,
+        most_in_flight: Sequence[int],
+        num_steps: int,
+    ) -> None:
+        self.peers, self.times, self.limits = peers, times, most_in_flight
+        self.num_pipelines, self.num_microbatches, self.num_steps = num_pipelines, num_microbatches, num_steps
+        self.last = len(peers) - 1
+        self.ready: dict[Rank, list[Part]] = {(k, s): [] for s, there in enumerate(peers) for k in there}
+        self.free = dict.fromkeys(self.ready, 0.0)
+        self.held = dict.fromkeys(self.ready, 0)
+        self.peak = [0] * len(peers)
+        self.left = {
+            (step, s): num_pipelines * num_microbatches for step in range(num_steps) for s in range(len(peers))
+        }
+        self.stepped = dict.fromkeys(self.left, 0.0)  # (step, stage) -> when its last weight gradient has ended
+        self.waiting: dict[tuple[int, int], list[tuple[float, Part]]] = {}  # (step, stage) -> forwards before that
+        self.moments: list[tuple[float, int, Part | None, Rank]] = []  # what arrives or ends, and where
+        self.num_moments = 0
+        self.ends = [0.0] * num_steps
+
+    def to_the_end(self) -> list[float]:
+        """When each step has ended at all stages."""
+        for step in range(self.num_steps):
+            for microbatch in range(self.num_microbatches):
+                for pipeline in range(self.num_pipelines):
+                    self._arrive(0.0, Part(FORWARD, step, microbatch, pipeline, 0))
+        while self.moments:
+            now, _, part, rank = heapq.heappop(self.moments)
+            if part is not None:
+                heapq.heappush(self.ready[rank], part)
+            if self.moments and self.moments[0][0] == now:
+                continue  # all that is there at this moment, before anybody chooses
+            for each in self.ready:
+                if self.free[each] <= now:
+                    self._take(each, now)
+        assert not any(self.left.values()), "ranks that wait for each other"
+        return self.ends
+
+    def _rank(self, part: Part) -> Rank:
+        return runs_on(part.pipeline, part.microbatch, self.peers[part.stage], self.num_pipelines), part.stage
+
+    def _arrive(self, moment: float, part: Part) -> None:
+        """Let a part be there at a moment; a forward not before its stage has done the step before."""
+        before = part.step - 1, part.stage
+        if part.order != FORWARD or not part.step:
+            self._note(moment, part, self._rank(part))
+        elif self.left[before]:
+            self.waiting.setdefault(before, []).append((moment, part))
+        else:
+            self._note(max(moment, self.stepped[before]), part, self._rank(part))
+
+    def _note(self, moment: float, part: Part | None, rank: Rank) -> None:
+        heapq.heappush(self.moments, (moment, self.num_moments, part, rank))
+        self.num_moments += 1
+
+    def _take(self, rank: Rank, now: float) -> None:
+        """Begin the first part that a rank may."""
+        parts = self.ready[rank]
+        if parts and parts[0].order == FORWARD and self.held[rank] >= self.limits[rank[1]]:
+            weights = [part for part in parts if part.order == WEIGHT]
+            if not weights:
+                return
+            part = min(weights)
+            parts.remove(part)
+            heapq.heapify(parts)
+        elif parts:
+            part = heapq.heappop(parts)
+        else:
+            return
+        end = now + self.times.of(part)
+        self.free[rank] = end
+        if part.order == FORWARD:
+            self.held[rank] += 1
+            self.peak[part.stage] = max(self.peak[part.stage], self.held[rank])
+        self._follow(part, rank, end)
+
+    def _follow(self, part: Part, rank: Rank, end: float) -> None:
+        """What a part lets begin when it ends."""
+        self._note(end, None, rank)
+        if part.order == FORWARD:
+            top = part.stage == self.last
+            self._send(end, rank, part._replace(order=INPUT) if top else part._replace(stage=part.stage + 1))
+        elif part.order == INPUT:
+            self._note(end, part._replace(order=WEIGHT), rank)
+            if part.stage:
+                self._send(end, rank, part._replace(stage=part.stage - 1))
+        else:
+            self.held[rank] -= 1
+            self._count(part, end)
+
+    def _send(self, end: float, rank: Rank, part: Part) -> None:
+        self._arrive(end + (self.times.hop if self._rank(part) != rank else 0.0), part)
+
+    def _count(self, part: Part, end: float) -> None:
+        """One weight gradient less until its stage steps."""
+        place = part.step, part.stage
+        self.left[place] -= 1
+        self.stepped[place] = max(self.stepped[place], end)
+        self.ends[part.step] = max(self.ends[part.step], end)
+        if not self.left[place]:
+            for moment, each in self.waiting.pop(place, ()):
+                self._note(max(moment, self.stepped[place]), each, self._rank(each))
