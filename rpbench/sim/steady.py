@@ -47,8 +47,7 @@ def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
     """Idle fraction of the devices in the middle of a run; None for fewer than three steps.
 
     Every device is watched from the end of its own last work for the step before the window to the end of its last work
-    for the last step in it, and what stands in between on its lane is its work. That is no more than the time, so no
-    order has a bubble below 0.
+    for the last step in it. What is idle are the gaps between the actions of its lane, so no order has a bubble below 0.
     """
     num_steps = graph.schedule.shape.num_steps
     if num_steps < 3:
@@ -56,10 +55,9 @@ def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
     first, last = _window(graph)
     last = last if last < num_steps - 1 else max(first + 1, num_steps - 2)  # behind the last step a pipeline drains
     watched = list(_watched(graph, timeline, first, last))
-    time, work = (sum(column) for column in zip(*watched, strict=True))
-    num_idle = len(compute_lanes(graph)) - len(watched)
-    capacity = time * (1 + num_idle / len(watched))
-    return max(0.0, 1 - work / capacity)  # the sum of a full lane may round to more than its time
+    time, idle = (sum(column) for column in zip(*watched, strict=True))
+    without_work = (len(compute_lanes(graph)) - len(watched)) / len(watched)
+    return (idle + without_work * time) / (time + without_work * time)
 
 
 def bubble_between_ends(graph: Graph, timeline: Timeline) -> float | None:
@@ -107,7 +105,7 @@ def _interval(ends: Floats, first: int, last: int) -> float:
 
 
 def _watched(graph: Graph, timeline: Timeline, first: int, last: int) -> Iterator[tuple[float, float]]:
-    """Time and work of every device that works, from the end of a step's own actions to that of another's."""
+    """Time and idle time of every device that works, from its last action of a step or before to that of another."""
     start, end = (np.asarray(times, float) for times in (timeline.start, timeline.end))
     steps = _steps(graph.columns, graph.schedule.shape)
     for _, begin, stop in compute_lanes(graph):
@@ -115,10 +113,9 @@ def _watched(graph: Graph, timeline: Timeline, first: int, last: int) -> Iterato
         before, until = (begin + np.flatnonzero((own >= 0) & (own <= step)) for step in (first, last))
         if not len(until):
             continue
-        since = int(before[-1]) + 1 if len(before) else begin
-        inside = slice(since, int(until[-1]) + 1)
-        beginning = float(end[since - 1]) if len(before) else 0.0
-        yield float(end[until[-1]]) - beginning, float((end[inside] - start[inside]).sum())
+        since, stop = int(before[-1]) + 1 if len(before) else begin, int(until[-1]) + 1
+        freed = np.concatenate(([end[since - 1] if len(before) else 0.0], end[since:stop]))
+        yield float(freed[-1] - freed[0]), float((start[since:stop] - freed[:-1]).sum())
 
 
 def _steps(columns: Columns, shape: Shape) -> Steps:

@@ -1,12 +1,11 @@
 """Calls back to back: the bubble between calls 20 and 50 of 60 as a table has it, and that of whole rotations."""
 
 import csv
-from dataclasses import replace
 from math import gcd
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
 
@@ -61,12 +60,21 @@ def back_to_back(p: int, forward: tuple[int, ...], backward: tuple[int, ...], m:
     return graph, simulate_graph(graph, LayerTimes(ones, ones, ones).table(partition, recompute_ahead=True))
 
 
-@pytest.mark.parametrize("p, jobs", [(2, 3), (4, 3), (4, 6), (6, 4), (8, 5), (8, 12), (5, 5)])
-def test_a_rotation_of_roundpipe_is_p_over_its_common_divisor_with_the_jobs(p, jobs):
-    graph, _ = back_to_back(p, (1,) * (jobs - 1), (jobs - 1, 0), 2, 24) if jobs == 3 else (
-        back_to_back(p, (1,) * (jobs - 2), (jobs - 2, 0), 2, 24)
-    )
-    num_jobs = graph.schedule.shape.num_stages + graph.schedule.shape.num_backward_stages
+@pytest.mark.parametrize(
+    "p, forward, backward",
+    [
+        (2, (2,), (2, 0)),
+        (4, (1, 1), (1, 1, 0)),
+        (4, (1, 1, 1), (1, 2, 0)),
+        (6, (2, 2), (4, 0)),
+        (8, (2, 2), (2, 1, 1, 0)),
+        (8, (3, 3), (6, 0)),
+        (5, (2, 2), (2, 2, 0)),
+    ],
+)
+def test_a_rotation_of_roundpipe_is_p_over_its_common_divisor_with_the_jobs(p, forward, backward):
+    graph, _ = back_to_back(p, forward, backward, 2, 24)
+    num_jobs = len(forward) + len(backward)
     assert rotation_of(graph.columns, graph.schedule.shape) == p // gcd(num_jobs, p)
 
 
@@ -88,3 +96,33 @@ def test_steps_that_flush_have_the_bubble_of_one(p, m):
     assert steady_bubble(graph, timeline) == pytest.approx((p - 1) / (m + p - 1))
     assert bubble_between_ends(graph, timeline) == pytest.approx((p - 1) / (m + p - 1))
     assert step_time(graph, timeline) == pytest.approx(3 * (m + p - 1))
+
+
+@st.composite
+def runs(draw):
+    """Some steps of a registered schedule, late ones among them, with random cuts and times; and its timeline."""
+    name = draw(st.sampled_from(sorted(entries())))
+    generator, p, m, num_steps = entries()[name], draw(st.integers(1, 5)), draw(st.integers(1, 6)), draw(st.integers(3, 14))
+    if generator.separate_cuts:
+        forward = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=5)))
+        first = draw(st.integers(0, sum(forward)))
+        partition = Partition(forward, (first, sum(forward) - first, 0), fused=True)
+    else:
+        p, v, m = nearby(name, p, draw(st.integers(1, 2)), m)
+        partition = symmetric(tuple(draw(st.lists(st.integers(1, 3), min_size=p * v, max_size=p * v))))
+    shape = Shape(p, len(partition.forward), m, len(partition.backward), num_steps=num_steps, fused=partition.fused)
+    late = {name: draw(st.sampled_from([True, False])) for name in generator.late if name in generator.options}
+    schedule = generator.build(shape, **late).with_partition(partition)
+    times = [draw(st.floats(0.01, 5)) for _ in range(3)]
+    each = [[time * draw(st.sampled_from([0.5, 1.0, 3.0])) for _ in range(partition.num_layers)] for time in times]
+    costs = LayerTimes(*each, head_forward=times[0], head_backward=times[1], hop=draw(st.sampled_from([0.0, 0.3])))
+    table = costs.table(partition, num_head_shards=schedule.shape.num_head_shards)
+    graph = build_graph(schedule)
+    return graph, simulate_graph(graph, table)
+
+
+@settings(max_examples=60, deadline=None)
+@given(run=runs())
+def test_no_run_of_any_schedule_has_a_bubble_below_0(run):
+    found = steady_bubble(*run)
+    assert 0 <= found < 1
