@@ -41,6 +41,10 @@ class Rows(nn.Module):
         inside = (own >= 0) & (own < len(self.weight))
         return functional.embedding(own.clamp(0, len(self.weight) - 1), self.weight) * inside.unsqueeze(-1)
 
+    def share(self, chunk_tokens: int) -> Share:
+        """The same rows as a share of the loss."""
+        return Share(self.weight, self.first_row, chunk_tokens)
+
 
 class CutEmbedding(nn.Module):
     """An embedding in shares: tokens (B, S) -> x (B, S, H)."""
@@ -62,8 +66,8 @@ class CutHead(nn.Module):
         self.norm, self.vocabulary, self.chunk_tokens = norm, vocabulary, chunk_tokens
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        adding, rows = self.vocabulary.adding, list(self.vocabulary.shares.values())
-        shares = [Share(each.weight, each.first_row, self.chunk_tokens) for each in rows]
+        adding, rows = self.vocabulary.adding, self.vocabulary.shares.values()
+        shares = [each.share(self.chunk_tokens) for each in rows if isinstance(each, Rows)]
         hidden = adding.spread(self.norm(x).flatten(0, 1), len(shares))
         weights = [share.rows for share in shares]
         total: torch.Tensor = _LossOfShares.apply(adding, shares, labels.flatten(), *hidden, *weights)

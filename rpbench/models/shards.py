@@ -187,7 +187,7 @@ def held_parameters(layer: nn.Module, number: int) -> list[nn.Parameter]:
 
 def cut_tensors(named: Named, num_shares: int) -> dict[str, torch.Tensor]:
     """Tensors of a module, by name, as its shares have them: every one's own, by the names they have when it is cut."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for name, tensor in named.items():
         block, _, rest = name.partition(".")
         if name == "weight":  # of an end

@@ -47,7 +47,7 @@ def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
     """Idle fraction of the devices in the middle of a run; None for fewer than three steps.
 
     Every device is watched from the end of its own last work for the step before the window to the end of its last work
-    for the last step in it. What is idle are the gaps between the actions of its lane, so no order has a bubble below 0.
+    for the last step in it. Idle are the gaps between the actions of its lane, so that no order has a bubble below 0.
     """
     num_steps = graph.schedule.shape.num_steps
     if num_steps < 3:

@@ -32,9 +32,7 @@ def loss_of(embedding: nn.Module, head: nn.Module) -> torch.Tensor:
 
 
 def gradients_of(*modules: nn.Module) -> list[dict[str, torch.Tensor]]:
-    return [
-        {name: weight.grad for name, weight in each.named_parameters(remove_duplicate=False)} for each in modules
-    ]
+    return [{name: weight.grad for name, weight in each.named_parameters(remove_duplicate=False)} for each in modules]
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 37])

@@ -102,7 +102,8 @@ def test_steps_that_flush_have_the_bubble_of_one(p, m):
 def runs(draw):
     """Some steps of a registered schedule, late ones among them, with random cuts and times; and its timeline."""
     name = draw(st.sampled_from(sorted(entries())))
-    generator, p, m, num_steps = entries()[name], draw(st.integers(1, 5)), draw(st.integers(1, 6)), draw(st.integers(3, 14))
+    p, m, num_steps = (draw(st.integers(*bounds)) for bounds in ((1, 5), (1, 6), (3, 14)))
+    generator = entries()[name]
     if generator.separate_cuts:
         forward = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=5)))
         first = draw(st.integers(0, sum(forward)))
@@ -111,11 +112,13 @@ def runs(draw):
         p, v, m = nearby(name, p, draw(st.integers(1, 2)), m)
         partition = symmetric(tuple(draw(st.lists(st.integers(1, 3), min_size=p * v, max_size=p * v))))
     shape = Shape(p, len(partition.forward), m, len(partition.backward), num_steps=num_steps, fused=partition.fused)
-    late = {name: draw(st.sampled_from([True, False])) for name in generator.late if name in generator.options}
+    late = {option: draw(st.sampled_from([True, False])) for option in generator.late or {}}
     schedule = generator.build(shape, **late).with_partition(partition)
-    times = [draw(st.floats(0.01, 5)) for _ in range(3)]
+    times = [draw(st.floats(0.01, 5)) for _ in range(5)]
     each = [[time * draw(st.sampled_from([0.5, 1.0, 3.0])) for _ in range(partition.num_layers)] for time in times]
-    costs = LayerTimes(*each, head_forward=times[0], head_backward=times[1], hop=draw(st.sampled_from([0.0, 0.3])))
+    head = dict(zip(("head_forward", "head_backward", "head_input_grad", "head_weight_grad"), times, strict=False))
+    halves = {"input_grad": each[3], "weight_grad": each[4]}
+    costs = LayerTimes(*each[:3], **head, **halves, hop=draw(st.sampled_from([0.0, 0.3])))
     table = costs.table(partition, num_head_shards=schedule.shape.num_head_shards)
     graph = build_graph(schedule)
     return graph, simulate_graph(graph, table)
