@@ -36,11 +36,13 @@ def step_ends(graph: Graph, timeline: Timeline) -> Floats:
 
 
 def step_time(graph: Graph, timeline: Timeline) -> float:
-    """Time per step: the mean distance between step ends in the window, or what each of one or two steps takes."""
+    """Time per step: the mean distance between step ends in the window, or each step's part of the run.
+
+    The latter of one or two steps, and where the window's two steps end together, on different devices.
+    """
     ends = step_ends(graph, timeline)
-    if len(ends) < 3:
-        return float(ends.max(initial=0)) / len(ends)
-    return _interval(ends, *_window(graph))
+    interval = _interval(ends, *_window(graph)) if len(ends) >= 3 else 0.0
+    return interval or float(ends.max(initial=0)) / len(ends)
 
 
 def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
@@ -65,15 +67,16 @@ def bubble_between_ends(graph: Graph, timeline: Timeline) -> float | None:
 
     Of 60 calls it takes the ends of calls 20 and 50 (`analysis/published/async_bubble.csv`). Where stages rotate, it is
     up to 0.14 points off the bubble of whole rotations, and below 0 for some runs of few steps. None for fewer than
-    three steps.
+    three steps, and where the two ends are one.
     """
     ends = step_ends(graph, timeline)
-    if len(ends) < 3:
+    interval = _interval(ends, *_middle(len(ends))) if len(ends) >= 3 else 0.0
+    if not interval:
         return None
     lanes = compute_lanes(graph)
     start, end = (np.asarray(times, float) for times in (timeline.start, timeline.end))
     work = sum(float((end[first:stop] - start[first:stop]).sum()) for _, first, stop in lanes)
-    return 1 - work / len(lanes) / len(ends) / _interval(ends, *_middle(len(ends)))
+    return 1 - work / len(lanes) / len(ends) / interval
 
 
 def rotation_of(columns: Columns, shape: Shape) -> int:

@@ -16,7 +16,7 @@ from rpbench.registry import entries, entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
-from rpbench.sim.steady import bubble_between_ends, rotation_of, steady_bubble, step_time
+from rpbench.sim.steady import bubble_between_ends, rotation_of, steady_bubble, step_ends, step_time
 
 ROWS = [
     row
@@ -129,3 +129,19 @@ def runs(draw):
 def test_no_run_of_any_schedule_has_a_bubble_below_0(run):
     found = steady_bubble(*run)
     assert 0 <= found < 1
+
+
+def test_what_is_below_0_between_two_ends_is_not_between_a_devices_own():
+    """Two devices, three jobs: they change places with every step, and three steps are no whole rotation."""
+    graph, timeline = back_to_back(2, (3,), (3, 0), 1, 6)
+    assert rotation_of(graph.columns, graph.schedule.shape) == 2
+    assert bubble_between_ends(graph, timeline) == pytest.approx(-0.125)
+    assert steady_bubble(graph, timeline) == 0.0
+
+
+def test_two_steps_that_end_together_have_a_time_none_the_less():
+    """Five devices, three jobs: three steps are on other devices each, and the last two end at the same time."""
+    graph, timeline = back_to_back(5, (3,), (3, 0), 1, 3)
+    assert bubble_between_ends(graph, timeline) is None
+    assert step_time(graph, timeline) == pytest.approx(step_ends(graph, timeline)[-1] / 3)
+    assert steady_bubble(graph, timeline) == 0.0
