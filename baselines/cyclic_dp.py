@@ -36,8 +36,11 @@ from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.dependencies import version_read
+from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.visits import Visit, visits_of
+from rpbench.passes.peer_lanes import check_slices, microbatch_of, step_at_home, sums
 from rpbench.registry import schedule
 
 
@@ -48,18 +51,14 @@ def home(stage: int, num_workers: int) -> int:
 
 def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Schedule:
     """The order with the step of every stage at home, weights that come (lane h2d) and sums that go (lane d2h)."""
-    loads = _loads_before_use if newest else _loads
-    return replace(
-        order,
-        rows=tuple(
-            {
-                "compute": tuple(_with_steps(order, worker)),
-                "h2d": tuple(loads(order, worker)),
-                "d2h": tuple(_sums(order, worker)),
-            }
-            for worker in range(order.shape.num_ranks)
-        ),
-    )
+    p, loads = order.shape.num_ranks, _loads_before_use if newest else _loads
+    stepped = step_at_home(order, [home(worker, p) for worker in range(p)], before_use=True)
+    index = Index(stepped)
+    rows = []
+    for worker, visits in enumerate(visits_of(index)):
+        goes = tuple(sums(visits, lambda visit: _goes_to(index, visit)))
+        rows.append({"compute": stepped.compute(worker), "h2d": tuple(loads(order, worker)), "d2h": goes})
+    return replace(stepped, rows=tuple(rows))
 
 
 @schedule("cyclic_dp", source="Fournier and Oyallon, arXiv 2403.08837", lower=_lower)
@@ -74,17 +73,8 @@ def cyclic_dp(shape: Shape, *, newest: bool = False, stagger: int = 2) -> Schedu
         ValueError: if there is not one stage for each worker, they cannot share the microbatches evenly, or a
             microbatch has fewer forwards.
     """
-    p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != p:
-        raise ValueError(
-            f"cyclic_dp has {shape.num_stages} stages for {p} workers: there must be one for each; "
-            "set chunks_per_device=1"
-        )
-    if m % p:
-        raise ValueError(
-            f"cyclic_dp deals {m} microbatches to {p} workers: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
+    check_slices("cyclic_dp", shape)
+    p = shape.num_ranks
     if not 1 <= stagger <= max(p, 2):
         raise ValueError(
             f"schedule.stagger={stagger}: a worker begins after 1 to {max(p, 2)} forwards of the one before, which has "
@@ -103,19 +93,6 @@ def _row(shape: Shape, worker: int, stagger: int) -> Iterator[Action]:
                 yield Action(Kind.WAIT, stagger - 1, microbatch - 1)
             yield from (Action(Kind.F, stage, microbatch) for stage in stages)
             yield from (Action(Kind.B, stage, microbatch) for stage in reversed(stages))
-
-
-def _with_steps(order: Schedule, worker: int) -> Row:
-    """A worker's row with the step of its own stage, before it runs it forward in the step after."""
-    shape, own = order.shape, home(worker, order.shape.num_ranks)
-    first = {batch.start + worker: step for step, batch in enumerate(shape.batches)}  # microbatch -> its step
-    row = list[Action]()
-    for action in order.compute(worker):
-        step = first.get(action.microbatch or 0, 0) if (action.kind, action.stage) == (Kind.F, own) else 0
-        if step:
-            row.append(Action(Kind.STEP, own, version=step))
-        row.append(action)
-    return (*row, Action(Kind.STEP, own, version=shape.num_steps))
 
 
 def _loads(order: Schedule, worker: int) -> Iterator[Action]:
@@ -149,12 +126,8 @@ def _load(order: Schedule, stage: int, worker: int, step: int) -> Action:
     return Action(Kind.LOAD, stage, version=version, object="P", peer=at_home if worker == at_home else peer)
 
 
-def _sums(order: Schedule, worker: int) -> Iterator[Action]:
-    """After every backward, the sum of gradients goes to the next worker, in the end home."""
-    p, m = order.shape.num_ranks, order.shape.num_microbatches
-    for action in order.compute(worker):
-        if action.kind is Kind.B and action.microbatch is not None:
-            is_last = action.microbatch % m == m - 1
-            peer = home(action.stage, p) if is_last else (worker + 1) % p
-            yield Action(Kind.STORE, action.stage, object="G", peer=peer)
-            yield Action(Kind.FREE, action.stage, object="G")
+def _goes_to(index: Index, visit: Visit) -> int:
+    """The worker that takes the sum of a stage's gradients: the next one, in the end its home."""
+    p, m = index.shape.num_ranks, index.shape.num_microbatches
+    is_last = microbatch_of(index, visit) % m == m - 1
+    return home(visit.stage, p) if is_last else (visit.device + 1) % p

@@ -10,16 +10,17 @@ of the same number. With 2 devices, 2 stages and 2 microbatches (device 0; devic
 Everybody waits for every sum, so that a device idles while it talks; only a microbatch's last sum runs beside the next
 one's first forward. SUM_F stands for the two
 all-reduces a layer of a stage's forward, SUM_B for the two of recomputation and the two of backward: six of n s h
-elements a layer and microbatch, of which a device sends 2 (p - 1) / p. Weights, gradients, optimizer state and inner
-activations are 1/p on each device; kept stage inputs are whole. Sums at embedding and head are left out, norms count as
-shared.
+elements a layer and microbatch, of which a device sends 2 (p - 1) / p. Embedding and head are cut over the vocabulary:
+the embedding takes one sum more, forth and when it is run again, the gradient of the head's input one, and the loss
+three of a number a token, which bytes and times here leave out. Weights, gradients, optimizer state and inner
+activations are 1/p on each device; kept stage inputs are whole, norms count as shared.
 
 With tensors (virtual, cpu) the devices meet at every sum, which is inside F and B, because layers need one another's:
 SUM_F and SUM_B then close the account, and fail unless their F or B has made exactly the sums they stand for. So an
 action's time holds the waiting for others and the adding (`sums_wait_s`), and the lane `net` takes next to none; bytes
-are counted as they are sent (`sums_sent_bytes`). Embedding, head and norms run whole on every device, where times and
-bytes of the simulator divide them too: a fat head gains nothing from more devices here. A stage's STEP updates the
-shares of all devices on the device that it stands on, every device having as many stages as any other.
+are counted as they are sent (`sums_sent_bytes`). Norms run whole on every device, where times and bytes of the
+simulator divide them too. Of the logits a device has those of its own rows (`rpbench.models.cut_ends`). A stage's STEP
+updates the shares of all devices on the device that it stands on, every device having as many stages as any other.
 
 A sum of parts rounds differently from one product, so no bit of the whole model can be asked for. What is checked bit
 for bit is plain training of the same shares in one process; beside it stands the difference from the whole layers

@@ -62,6 +62,7 @@ _PACE = (
     "bubble_span",
     "bubble_over_ideal",
     "bubble_steady",
+    "bubble_between_ends",
     "span_s",
     "busy_s",
     "idle_s",

@@ -24,7 +24,8 @@ from rpbench.harness.request import Request, load
 from rpbench.harness.scheduled import assembled_of
 from rpbench.mesh.architecture import Architecture, from_model
 from rpbench.sim.links import simulate_charged
-from rpbench.sim.metrics import measure, step_time
+from rpbench.sim.metrics import measure
+from rpbench.sim.steady import step_time
 
 SHOWN = ("schedule", "model", "cluster", "cost", "mode", "backend", "partition_layers", "offload", "staleness_steps")
 MODES = ("simulate", "train", "predict")

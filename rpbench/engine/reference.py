@@ -22,10 +22,11 @@ from torch.func import functional_call
 
 from rpbench.engine.compute.randomness import seeded
 from rpbench.engine.compute.stage import Grain, pieces
+from rpbench.engine.late_reference import Lateness, corrected, horizons, mean_move, rate_factor
 from rpbench.engine.layout import Layout
 from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.compensation import Compensation, Delays, correction_share, slowdown
+from rpbench.engine.state.compensation import Compensation
 from rpbench.engine.state.direction import direction
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.loss_scale import Scale
@@ -97,7 +98,6 @@ def train_reference(
     updates: bool = True,
     reads: Reads | None = None,
     compensation: Compensation | None = None,
-    delays: Delays | None = None,
     start: State | None = None,
     num_replicas: int = 1,
     trials: bool = False,
@@ -110,14 +110,15 @@ def train_reference(
         num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
         reads: the versions the modules have for a microbatch; None: the newest.
-        compensation, delays: what is done about late gradients, and how late they are.
+        compensation: what is done about late gradients; how late they are follows from `reads`.
         start: what to go on from; it has the versions below 0.
         trials: every other step is a trial, the first of them; a step is then half of an update.
     """
     masters = masters_of(workload, start)
     settled = compensation or Compensation()
-    optimizer, rates = _optimizer(layout, masters, settings, settled, delays, workload.first_step, trials=trials)
-    past = _Past(workload, layout, settings, settled, delays)
+    late = Lateness(reads.forward, workload.num_microbatches, num_steps) if reads and settled.is_needed else None
+    optimizer, rates = _optimizer(layout, masters, settings, settled, late, workload.first_step, trials=trials)
+    past = _Past(workload, layout, settings, settled, late)
     if start is not None:
         past.working = {-age: tensors for age, tensors in start.stale.items()}
         for owner, state in start.moments.items():
@@ -160,7 +161,7 @@ def _optimizer(
     masters: Tensors,
     settings: OptimizerSettings,
     compensation: Compensation,
-    delays: Delays | None,
+    late: Lateness | None,
     first_step: int,
     *,
     trials: bool = False,
@@ -168,15 +169,22 @@ def _optimizer(
     """One optimizer over all masters, with a learning rate for each stage."""
     stages = sorted({layout.stage_of(module) for module, _ in masters})
     groups = [[master for place, master in masters.items() if layout.stage_of(place[0]) == stage] for stage in stages]
-    late = [delays.tau[stage] for stage in stages] if delays and compensation.spike_compensation else None
-    optimizer = settings.make([{"params": group} for group in groups], late)
+    module_of = {layout.stage_of(module): module for module, _ in masters}
+    taus = [late.tau(module_of[stage]) if late else 0.0 for stage in stages]
+    spikes = taus if late and compensation.spike_compensation else None
+    optimizer = settings.make([{"params": group} for group in groups], spikes)
 
-    def rate_of(stage: int) -> Callable[[int], float]:
-        tau = delays.tau[stage] if delays else 0.0
+    def rate_of(tau: float) -> Callable[[int], float]:
+        to_full, synchronous = compensation.rescheduling_steps, compensation.num_sync_steps
         per_update = 2 if trials else 1
-        return lambda step: settings.rate((first_step + step) // per_update + 1) * slowdown(tau, step + 1, compensation)
 
-    return optimizer, [rate_of(stage) for stage in stages]
+        def rate(step: int) -> float:
+            update = (first_step + step) // per_update + 1
+            return settings.rate(update) * rate_factor(tau, step, to_full, synchronous)
+
+        return rate
+
+    return optimizer, [rate_of(tau) for tau in taus]
 
 
 class _Past:
@@ -188,10 +196,10 @@ class _Past:
         layout: Layout,
         settings: OptimizerSettings,
         compensation: Compensation,
-        delays: Delays | None,
+        late: Lateness | None,
     ) -> None:
         self.workload, self.layout, self.settings = workload, layout, settings
-        self.compensation, self.delays = compensation, delays
+        self.compensation, self.late = compensation, late
         self.working: dict[int, Tensors] = {}
         self.newest = -1
         self.masters: list[Tensors] = []
@@ -203,7 +211,7 @@ class _Past:
         """Take in the version that has just come out."""
         self.newest += 1
         self.working[self.newest] = _working(self.workload, masters)
-        if self.delays is None:
+        if self.late is None:
             return
         self.masters.append({place: master.clone() for place, master in masters.items()})
         decays = self.compensation.predictor == "pipeoptim"
@@ -228,7 +236,8 @@ class _Past:
         if not self.moves or not drift:
             return self.working[version]
         masters, moves = self.masters[version], self.moves[version]
-        return self._cast({place: masters[place] - drift * moves[place] for place in masters if place[0] == module})
+        own = (place for place in masters if place[0] == module)
+        return self._cast({place: corrected(masters[place], drift, moves[place]) for place in own})
 
     def same_both_ways(self, microbatch: int) -> bool:
         """Whether a microbatch goes back on the very weights it went forth with."""
@@ -239,14 +248,16 @@ class _Past:
 
     def _move(self, place: Place) -> torch.Tensor:
         """The running mean of how a weight moves, with its newest move."""
-        assert self.delays is not None
-        share = correction_share(self.delays.tau[self.layout.stage_of(place[0])], self.compensation)
-        return share * self.moves[-1][place] + (1 - share) * (self.masters[-1][place] - self.masters[-2][place])
+        assert self.late is not None
+        assert self.compensation.correction_decay is not None
+        old, new = (masters[place] for masters in self.masters[-2:])
+        return mean_move(self.moves[-1][place], old, new, self.late.tau(place[0]), self.compensation.correction_decay)
 
     def _horizon(self, module: int, microbatch: int, way: int) -> int:
-        if self.delays is None:
+        if self.late is None:
             return 0
-        return self.delays.horizons(self.compensation.predictor, self.layout.stage_of(module), microbatch)[way]
+        steps = self.late.of_step(module, microbatch)
+        return horizons(self.compensation.predictor, self.layout.stage_of(module), steps)[way]
 
     def _ahead(self, module: int, version: int, horizon: int) -> Tensors:
         scale, masters = horizon * self.settings.rate(max(1, version)), self.masters[version]

@@ -16,7 +16,6 @@ from rpbench.engine.reference import (
 )
 from rpbench.engine.shards.cut_layers import joined, joined_state
 from rpbench.engine.shards.tensor_parallel import TeamGradients
-from rpbench.engine.state.compensation import Delays
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.training import Training
 from rpbench.ir.action import COMPUTE, parts_of
@@ -33,7 +32,6 @@ def verified(training: Training) -> dict[str, Any]:
     overflows may differ.
     """
     schedule, window = training.schedule, training.workload.num_microbatches
-    compensation = training.settings.compensation
     reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
     if training.reads.num_stale:
         reads = Reads(_going_on(training), _going_on(training))
@@ -46,8 +44,7 @@ def verified(training: Training) -> dict[str, Any]:
         num_parts=schedule.shape.num_segments,
         updates=training.reads.has_steps,
         reads=reads,
-        compensation=compensation,
-        delays=Delays(training.analysis) if compensation.is_needed else None,
+        compensation=training.settings.compensation,
         start=training.start,
         trials=schedule.policy is Policy.TRIAL,
     )

@@ -13,6 +13,10 @@ from rpbench.ir.schedule import Schedule
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
 # All-reduces a layer: two of its forward, two of its recomputation and two of its backward.
 SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
+# Of the first stage, what tokens look up in rows that are cut over the devices, forth and when it is run again; of the
+# last, the gradient of what goes into the head. The head's three numbers a token are left out.
+SUMS_OF_EMBEDDING = {Kind.SUM_F: 1, Kind.SUM_B: 1}
+SUMS_OF_HEAD = {Kind.SUM_F: 0, Kind.SUM_B: 1}
 
 
 def carries(schedule: Schedule) -> bool:
@@ -116,9 +120,12 @@ def _share_of_other(schedule: Schedule, name: str, action: Action) -> Fraction:
 
 def _summed(schedule: Schedule, action: Action) -> Fraction:
     """Boundary tensors that a device sends for the all-reduces of a stage: 2 (n - 1) / n each."""
-    n = schedule.shape.num_parts
+    n, kind = schedule.shape.num_parts, action.kind
     layers = 1 if schedule.partition is None else schedule.partition.forward[action.stage]
-    return Fraction(2 * (n - 1) * SUMS_A_LAYER[action.kind] * layers, n)
+    num_sums = SUMS_A_LAYER[kind] * layers
+    num_sums += SUMS_OF_EMBEDDING[kind] * (action.stage == 0)
+    num_sums += SUMS_OF_HEAD[kind] * (action.stage == schedule.shape.num_stages - 1)
+    return Fraction(2 * (n - 1) * num_sums, n)
 
 
 def _share(moves: Moves, what: What, stage: int) -> Fraction:

@@ -33,7 +33,7 @@ from rpbench.passes.offload import Per, shard
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.metrics import step_time
+from rpbench.sim.steady import step_time
 
 OUTSIDE = ("tied", "optimizer", "fixed")  # of a step, beside its schedule
 

@@ -9,7 +9,8 @@ inside, and what the shares come to are partial sums:
              +------> share 1 ---+
 
 `spread` gives every share the same tensor and adds up what comes back of its gradient; `sum` adds up and hands every
-share the same gradient: the operators f and g of the paper. Norms and residuals are outside, and whole.
+share the same gradient: the operators f and g of the paper. Norms and residuals are outside, and whole. Embedding
+and head have their own cut (`rpbench.models.cut_ends`), along the vocabulary.
 
     q, k, v, gate, up, sinks    a share's own columns, biases with them
     o, down                     a share's own rows; the bias belongs to the first share, so that it is added once
@@ -26,19 +27,22 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from rpbench.models.attention import Attention, KeysValues
 from rpbench.models.layers import DecoderLayer
+from rpbench.models.vocab_shards import share_rows
 
 Named = Mapping[str, torch.Tensor]
+M = TypeVar("M", bound=nn.Module)
 
 _BY_COLUMNS = ("q", "k", "v", "gate", "up")
 _BY_ROWS = ("o", "down")
 _BLOCKS = ("attention", "mlp")  # of a decoder layer: what is cut
+_ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix are (`rpbench.models.cut_ends`)
 
 
 class Adding(Protocol):
@@ -50,6 +54,9 @@ class Adding(Protocol):
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sum over all shares; in backward, each gets its gradient."""
 
+    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The largest of all shares, value by value; without gradient."""
+
 
 class InOnePlace:
     """All shares are here: sums in their order."""
@@ -60,6 +67,10 @@ class InOnePlace:
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return _sum(parts)
+
+    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        *_, found = accumulate(parts, torch.maximum)
+        return found
 
 
 class _Spread(torch.autograd.Function):
@@ -130,11 +141,12 @@ def cut_layer(layer: DecoderLayer, num_shares: int) -> DecoderLayer:
     return found
 
 
-def one_share(layer: DecoderLayer, number: int, adding: Adding) -> DecoderLayer:
-    """A layer that has been cut, with one of its shares alone and the same weights."""
+def one_share(layer: M, number: int, adding: Adding) -> M:
+    """A layer or an end that has been cut, with one of its shares alone and the same weights."""
     found = _same_weights(layer)
-    for block in _BLOCKS:
-        setattr(found, block, getattr(layer, block).of(number, adding))
+    for block, shares in layer.named_children():
+        if isinstance(shares, Shares):
+            setattr(found, block, shares.of(number, adding))
     return found
 
 
@@ -174,10 +186,14 @@ def held_parameters(layer: nn.Module, number: int) -> list[nn.Parameter]:
 
 
 def cut_tensors(named: Named, num_shares: int) -> dict[str, torch.Tensor]:
-    """Tensors of a layer, by name, as its shares have them: every one's own, by the names `cut_layer` gives them."""
-    found = {}
+    """Tensors of a module, by name, as its shares have them: every one's own, by the names they have when it is cut."""
+    found: dict[str, torch.Tensor] = {}
     for name, tensor in named.items():
         block, _, rest = name.partition(".")
+        if name == "weight":  # of an end
+            parts = cut_rows(tensor, num_shares)
+            found |= {f"{_ENDS}.shares.{number}.{name}": part for number, part in enumerate(parts)}
+            continue
         if block not in _BLOCKS:
             found[name] = tensor
             continue
@@ -189,23 +205,32 @@ def cut_tensors(named: Named, num_shares: int) -> dict[str, torch.Tensor]:
 
 
 def joined_tensors(named: Named) -> dict[str, torch.Tensor]:
-    """Tensors of a layer in shares, as the whole layer has them: side by side, and what all have added up."""
+    """Tensors of a module in shares, as the whole one has them: side by side, and what all have added up."""
     parts: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in named.items():
         block, shares, rest = name.partition(".shares.")
         number, _, own = rest.partition(".")
-        parts.setdefault(f"{block}.{own}" if shares else name, {})[int(number or 0)] = tensor
-    return {
-        name: _joined(name.partition(".")[2], [found[number] for number in sorted(found)])
-        for name, found in parts.items()
-    }
+        whole = own if block == _ENDS else f"{block}.{own}"
+        parts.setdefault(whole if shares else name, {})[int(number or 0)] = tensor
+    return {name: _joined(name, [found[number] for number in sorted(found)]) for name, found in parts.items()}
 
 
 def _joined(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-    dimension = _dimension(name)
+    dimension = 0 if name == "weight" else _dimension(name.partition(".")[2])
     if len(parts) == 1 or not parts[0].dim():  # a number, such as the steps an optimizer counts, is the same in all
         return parts[0]
     return _sum(parts) if dimension is None else torch.cat(parts, dimension)
+
+
+def cut_rows(tensor: torch.Tensor, num_shares: int) -> list[torch.Tensor]:
+    """A matrix of the vocabulary's rows, or what belongs to one, by share; the rows differ by one at most.
+
+    Raises:
+        ValueError: if there are fewer rows than shares.
+    """
+    if not tensor.dim():  # such as the steps an optimizer counts: the same in all
+        return [tensor] * num_shares
+    return [tensor[rows.start : rows.stop].clone() for rows in share_rows(len(tensor), num_shares)]
 
 
 def _dimension(name: str) -> int | None:
@@ -238,7 +263,7 @@ def _share(block: nn.Module, number: int, num_shares: int) -> nn.Module:
     return copy.deepcopy(block, stand_ins)
 
 
-def _same_weights(layer: DecoderLayer) -> DecoderLayer:
+def _same_weights(layer: M) -> M:
     """A copy that has the very parameters and buffers of the layer."""
     tensors = [*layer.parameters(), *layer.buffers()]
     return copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})

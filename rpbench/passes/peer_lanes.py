@@ -34,23 +34,25 @@ def check_slices(name: str, shape: Shape) -> None:
         )
 
 
-def step_at_home(order: Schedule, kept: Sequence[int]) -> Schedule:
+def step_at_home(order: Schedule, kept: Sequence[int], *, before_use: bool = False) -> Schedule:
     """The order with the step of a rank's own slice behind its work of every step.
 
     Args:
         kept: rank -> the slice that it keeps.
+        before_use: step as late as can be, right before the rank runs its slice forward in the step after.
     """
-    return replace(order, rows=tuple(_with_steps(order, rank, own) for rank, own in enumerate(kept)))
+    return replace(order, rows=tuple(_with_steps(order, rank, own, before_use) for rank, own in enumerate(kept)))
 
 
-def _with_steps(order: Schedule, rank: int, own: int) -> Row:
-    row = order.compute(rank)
-    each = len(row) // order.shape.num_steps
-    return tuple(
-        action
-        for step in range(order.shape.num_steps)
-        for action in (*row[step * each : (step + 1) * each], Action(Kind.STEP, own, version=step + 1))
-    )
+def _with_steps(order: Schedule, rank: int, own: int, before_use: bool) -> Row:
+    row, num_steps = list(order.compute(rank)), order.shape.num_steps
+    each = len(row) // num_steps
+    for step in range(num_steps, 0, -1):  # the last first: what stands before it stays where it is
+        place = step * each
+        if before_use and step < num_steps:
+            place = next(use for use in range(place, len(row)) if row[use][:2] == (Kind.F, own))
+        row.insert(place, Action(Kind.STEP, own, version=step))
+    return tuple(row)
 
 
 def loads(visits: Sequence[Visit], buffers: int, comes_from: Callable[[Visit], int]) -> Iterator[Action]:

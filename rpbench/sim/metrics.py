@@ -12,6 +12,7 @@ from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import works_by_slot
 from rpbench.sim.memory import compute_lanes, peak_in_flight
+from rpbench.sim.steady import bubble_between_ends, steady_bubble, step_time
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,7 +54,8 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
         "bubble_span": 1 - work / (len(lanes) * span),
         "bubble_over_ideal": (capacity - work) / work,
         "span_s": span / second,
-        "bubble_steady": _steady_bubble(graph, timeline, work / len(lanes)),
+        "bubble_steady": steady_bubble(graph, timeline),
+        "bubble_between_ends": bubble_between_ends(graph, timeline),
         "busy_s": [lane.busy / second for lane in lanes],
         "idle_s": (capacity - work) / second,
         "fill_s": idle.fill / second,
@@ -152,42 +154,3 @@ def _switch(lane: _DeviceTimes, warmup: int | None) -> float:
 def _num_layer_events(graph: Graph, costs: CostTable) -> int:
     by_slot = np.array([costs.together(members).num_records for members in graph.slots])
     return int(by_slot[graph.slot].sum())
-
-
-# --- many steps back to back ---------------------------------------------------------------------------------
-
-
-def step_ends(graph: Graph, timeline: Timeline) -> Floats:
-    """End of the last backward of every step."""
-    columns, shape = graph.columns, graph.schedule.shape
-    backward = np.isin(columns.kind, (*_BACKWARD, Kind.W))
-    ends = np.zeros(shape.num_steps)
-    step = columns.index[backward] // shape.num_microbatches
-    np.maximum.at(ends, step, np.asarray(timeline.end, float)[backward])
-    return ends
-
-
-def _interval(ends: Floats) -> float:
-    """Mean distance between step ends in the middle of the run, away from its first and last sixth or more.
-
-    For 60 steps these are the ends of steps 20 and 50, which the table of calls back to back is defined by
-    (`analysis/published/async_bubble.csv`). Where stages rotate, every few steps are alike, on other devices each; the
-    window need not hold a whole number of rotations. A bubble comes out up to 0.14 points off the mean of whole
-    rotations there, and of a run of few steps may even come out below 0.
-    """
-    first, last = len(ends) // 3, 5 * len(ends) // 6
-    return float(ends[last] - ends[first]) / (last - first)
-
-
-def step_time(graph: Graph, timeline: Timeline) -> float:
-    """Time per step: the interval between steps once the pipeline is warm, or the makespan of a single step."""
-    ends = step_ends(graph, timeline)
-    return _interval(ends) if len(ends) >= 3 else float(ends.max(initial=0)) / len(ends)
-
-
-def _steady_bubble(graph: Graph, timeline: Timeline, busy_per_device: float) -> float | None:
-    """Idle share of a step among many; None for fewer than three steps."""
-    ends = step_ends(graph, timeline)
-    if len(ends) < 3:
-        return None
-    return 1 - busy_per_device / len(ends) / _interval(ends)

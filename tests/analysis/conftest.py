@@ -302,6 +302,7 @@ def _back_to_back(row: Record, count: int) -> Record:
         num_steps=60,
         num_microbatches=count,
         bubble_steady=bubble,
+        bubble_between_ends=bubble,
         step_time_s=step_time_s,
         tokens_per_step=tokens,
         tokens_per_s=tokens / step_time_s,

@@ -68,7 +68,7 @@ def test_steady_state_shows_what_was_run(full_experiments: Experiments) -> None:
 def test_steady_state_adds_causal_runs_where_they_are(full_experiments: Experiments) -> None:
     steady = full_experiments.cells("steady_state")
     chosen = steady[(steady["model"] == "gpt_oss_20b") & (steady["num_microbatches"] == 9)]
-    waits = chosen.assign(run_id="waits", bubble_steady=0.25)
+    waits = chosen.assign(run_id="waits", bubble_between_ends=0.25)
     data = steady_state.numbers(full_experiments.replaced("steady_causal", waits))
     assert data["bubble_causal"].count() == 1
     table = steady_state.tabulate(data)

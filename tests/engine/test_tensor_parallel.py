@@ -104,11 +104,10 @@ def test_every_device_has_its_own_gradients_and_state():
 
 def test_a_device_holds_its_share():
     schedule = with_sums(2, 2)
-    workload = workload_of(schedule)
-    layers = sum(parameter.nbytes for layer in workload.modules[1:-1] for parameter in layer.parameters())
-    ends = sum(parameter.nbytes for end in (0, -1) for parameter in workload.modules[end].parameters())
-    norms = 4 * 2 * 16 * 8
-    held = 2 * ((layers - norms) // 2 + norms + ends)  # weights and gradients
+    workload = workload_of(schedule, replace(TINY, vocab=64))
+    whole = sum(parameter.nbytes for module in workload.modules for parameter in module.parameters())
+    norms = (4 * 2 + 1) * 16 * 8
+    held = 2 * ((whole - norms) // 2 + norms)  # weights and gradients
     Training(workload, schedule, Settings(device_memory_bytes=held))
     with pytest.raises(MemoryError):
         Training(workload, schedule, Settings(device_memory_bytes=held - 1))
@@ -119,16 +118,20 @@ def test_a_device_holds_its_share():
 
 @pytest.mark.parametrize("num_devices", [slow(1), 2, slow(4)])
 def test_devices_send_what_the_schedule_says(num_devices):
-    """Six sums a layer and microbatch, 2 (p - 1) / p of n s h elements each."""
+    """Six sums a layer and microbatch and three at the ends, 2 (p - 1) / p of n s h elements each.
+
+    Three more of n s elements make the loss, which a schedule leaves out.
+    """
     schedule = with_sums(num_devices, 3, num_steps=2)
-    workload = workload_of(schedule, replace(TINY, vocab=64))
+    workload = workload_of(schedule, replace(TINY, vocab=64, seq_len=6))
     run = train(schedule, workload)
     sent = [member.rank.sent_bytes for member in run.training.team.members]
-    n, s, h, double = 2, TINY.seq_len, TINY.hidden, 8
+    n, s, h, double = 2, 6, TINY.hidden, 8
     p = num_devices
-    assert sent == [6 * 4 * 3 * 2 * n * s * h * double * 2 * (p - 1) // p] * p
+    of_the_loss = 3 * 3 * 2 * n * s * double * 2 * (p - 1) // p
+    assert sent == [(6 * 4 + 3) * 3 * 2 * n * s * h * double * 2 * (p - 1) // p + of_the_loss] * p
     sizes = model_bytes(TINY, n * s)  # of 2 bytes a value
-    assert [number * 2 // double for number in sent] == [
+    assert [(number - of_the_loss) * 2 // double for number in sent] == [
         sum(device.values()) for device in moved_bytes(schedule, sizes)
     ]
 
@@ -164,7 +167,7 @@ def test_copies_that_differ_show():
     run = train(schedule, workload_of(schedule))
     assert verified(run.training)["grad_max_abs_diff"] == 0.0
     other = run.training.gradients.by_rank[1]
-    other.total(0, 1)[0, "weight"][3, 3] += 1e-9
+    other.total(0, 1)[1, "attention_norm.scale"][3] += 1e-9
     assert verified(run.training)["grad_max_abs_diff"] == pytest.approx(1e-9)
     other.total(3, 1)[4, "mlp.shares.1.down.weight"][3, 3] += 1e-6
     assert verified(run.training)["whole_grad_max_rel_diff"] > 1e-9

@@ -11,7 +11,6 @@ from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import Backend, execute
 from rpbench.engine.reference import Reads, Trajectory, reads_of, train_reference
-from rpbench.engine.state.compensation import Delays
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
@@ -83,7 +82,7 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
         options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
     options.setdefault("trials", training.schedule.policy is Policy.TRIAL)
     if training.settings.compensation.is_needed:
-        options |= {"compensation": training.settings.compensation, "delays": Delays(training.analysis)}
+        options["compensation"] = training.settings.compensation
     return train_reference(
         training.workload,
         training.layout,

@@ -297,8 +297,8 @@ def test_a_copy_of_another_version_is_not_handed_on():
 @pytest.mark.parametrize(
     "shape, message",
     [
-        (Shape(4, 8, 8), "8 stages for 4 workers: there must be one for each; set chunks_per_device=1"),
-        (Shape(4, 4, 6), "6 microbatches to 4 workers: they must be a multiple of 4; take num_microbatches=8"),
+        (Shape(4, 8, 8), "8 slices for 4 ranks: there must be one for each; set chunks_per_device=1"),
+        (Shape(4, 4, 6), "6 microbatches to 4 ranks: they must be a multiple of 4; take num_microbatches=8"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(shape, message):

@@ -59,6 +59,15 @@ def test_bubbles_in_unit_slots(name, p, m):
     assert bubbles(name, p, m, v=2, f=two, i=two, w=two) == UNIT_SLOTS[name, p, m]
 
 
+@pytest.mark.parametrize("p, m, slots", [(2, 8, 1), (5, 24, 11), (8, 16, 25), (8, 32, 25), (4, 8, 11), (6, 24, 17)])
+def test_v_min_by_priority_ends_earlier_where_the_block_leaves_room(p, m, slots):
+    """In the room of the block, 2 * ((p + 4) // 3) chunks; another released scheduler takes 26 for 8 ranks."""
+    two = Fraction(2)
+    found = bubbles("v_min", p, m, v=2, f=two, i=two, w=two, by_priority=True)
+    assert found == (slots, slots, 2 * ((p + 4) // 3))
+    assert found <= bubbles("v_min", p, m, v=2, f=two, i=two, w=two)
+
+
 @settings(deadline=None, max_examples=40)
 @given(p=st.integers(1, 7), rounds=st.integers(2, 4), f=times, i=times, w=times)
 def test_handcrafted_zero_bubble(p, rounds, f, i, w):

@@ -54,15 +54,15 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
         {
             "model": found["model"],
             "num_microbatches": found["num_microbatches"],
-            "bubble": 100 * found["bubble_steady"],
+            "bubble": 100 * found["bubble_between_ends"],
             "run_id": found["run_id"],
         }
     ).reset_index(drop=True)
     causal = _causal(experiments)
     if causal.empty:
         return rows.assign(bubble_causal=float("nan"), run_id_causal="")
-    causal = causal[[*keys, "bubble_steady", "run_id"]]
-    causal = causal.assign(bubble_causal=100 * causal["bubble_steady"]).drop(columns="bubble_steady")
+    causal = causal[[*keys, "bubble_between_ends", "run_id"]]
+    causal = causal.assign(bubble_causal=100 * causal["bubble_between_ends"]).drop(columns="bubble_between_ends")
     return rows.merge(causal, "left", list(keys), suffixes=("", "_causal"))
 
 

@@ -14,11 +14,13 @@ every rank had a memory of its own.
 
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+
+Add = Callable[..., torch.Tensor]  # (tensor, tensor, out=tensor)
 
 
 class Parted(RuntimeError):
@@ -110,14 +112,14 @@ class Rank:
         """What every rank brings, by rank."""
         return self.meeting.exchange(self.rank, value, subject)
 
-    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, tensor: torch.Tensor, add: Add = torch.add) -> torch.Tensor:
         """Slice r of the sum over all ranks, flat; `tensor` may be written again after the next meeting."""
         flat, p = tensor.contiguous().flatten(), self.meeting.num_ranks
         own = slice(len(flat) * self.rank // p, len(flat) * (self.rank + 1) // p)
         brought = self.gather(flat, ("sum", tuple(tensor.shape), tensor.dtype))
         total = brought[0][own].clone()
         for other in brought[1:]:
-            total += other[own]
+            add(total, other[own], out=total)
         self.sent_bytes += (len(flat) - len(total)) * tensor.element_size()
         return total
 
@@ -129,5 +131,12 @@ class Rank:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in their order: the same bits for everyone. `tensor` is left as it is."""
+        return self._all_reduce(tensor, torch.add)
+
+    def all_reduce_largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The largest value of all ranks in every place."""
+        return self._all_reduce(tensor, torch.maximum)
+
+    def _all_reduce(self, tensor: torch.Tensor, add: Add) -> torch.Tensor:
         self.num_sums += 1
-        return self.all_gather(self.reduce_scatter(tensor)).view(tensor.shape)
+        return self.all_gather(self.reduce_scatter(tensor, add)).view(tensor.shape)

@@ -15,6 +15,7 @@ from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
+from rpbench.models.cut_ends import cut_ends
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import cut_layer, cut_tensors, joined_tensors
 
@@ -30,7 +31,8 @@ def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
     _check(workload, schedule)
     num_shares = schedule.shape.num_ranks
     layers = [cut_layer(layer, num_shares) for layer in workload.modules[1:-1] if isinstance(layer, DecoderLayer)]
-    return replace(workload, modules=[workload.modules[0], *layers, workload.modules[-1]])
+    embedding, head = cut_ends(workload.modules[0], workload.modules[-1], num_shares)
+    return replace(workload, modules=[embedding, *layers, head])
 
 
 def _check(workload: Workload, schedule: Schedule) -> None:

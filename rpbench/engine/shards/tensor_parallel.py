@@ -1,10 +1,11 @@
 """Tensor parallelism: every device runs every action, each with its own share of the layers' matrices.
 
-At home on the host are the shares of all devices (`rpbench.models.shards`), each with its own weights, gradients and
-optimizer state, and one set of what is whole everywhere: embedding, norms, head. A device runs modules that have its
-own share alone, and meets the others wherever the shares' outputs are added up: inside F and B, twice a layer going
-forth, twice recomputing, twice going back. It makes the gradients of all it runs. Those of what is whole come out alike
-on every device, so the first one's count; they would be two gradients in a sum only if they were parts of one.
+At home on the host are the shares of all devices (`rpbench.models.shards`, `rpbench.models.cut_ends`), each with its
+own weights, gradients and optimizer state, and one set of what is whole everywhere: norms. A device runs modules that
+have its own share alone, and meets the others wherever the shares' outputs are added up: inside F and B, twice a layer
+going forth, twice recomputing, twice going back, and at both ends of the model. It makes the gradients of all it runs.
+Those of what is whole come out alike on every device, so the first one's count; they would be two gradients in a sum
+only if they were parts of one.
 
 What every share has whole but sees a part of the work through - norms of queries and keys, an expert router - is a
 parameter tied over the shares, and the optimizer adds up what they have, as it does wherever weights are shared.
@@ -32,15 +33,14 @@ from rpbench.engine.state.gradients import Gradients, Tensors
 from rpbench.engine.state.weights import Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import SUMS, Action, Kind
-from rpbench.ir.moved_objects import SUMS_A_LAYER
-from rpbench.models.layers import DecoderLayer
+from rpbench.ir.moved_objects import SUMS_A_LAYER, SUMS_OF_EMBEDDING, SUMS_OF_HEAD
 from rpbench.models.shards import one_share
 
 # --- what a device has -----------------------------------------------------------------------------------------
 
 
 class AcrossRanks:
-    """Shares on devices of their own: the two operators as all-reduces (`rpbench.models.shards.Adding`)."""
+    """Shares on devices of their own: the operators as all-reduces (`rpbench.models.shards.Adding`)."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -51,6 +51,9 @@ class AcrossRanks:
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         found: torch.Tensor = _SumForth.apply(parts[0], self._rank)
         return found
+
+    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self._rank.all_reduce_largest(parts[0])
 
 
 class _SumBack(torch.autograd.Function):
@@ -126,6 +129,9 @@ class TeamGradients(Gradients):
                 yield {place: gradients[place] for place in common}, {place: first[place] for place in common}
 
 
+# All-reduces of one number a token: the largest logit, the sum of exponentials, the label's logit.
+NUMBERS_A_TOKEN = {Kind.SUM_F: 3, Kind.SUM_B: 0}
+
 # --- the devices together --------------------------------------------------------------------------------------
 
 
@@ -172,10 +178,7 @@ class Team:
         self.members = []
         for number, own in enumerate(gradients.by_rank):
             rank = Rank(self.meeting, number)
-            layers = [
-                one_share(layer, number, AcrossRanks(rank)) if isinstance(layer, DecoderLayer) else layer
-                for layer in workload.modules
-            ]
+            layers = [one_share(layer, number, AcrossRanks(rank)) for layer in workload.modules]
             stages = Stages(workload, OwnWeights(weights, layers), Shells(layers), splits=splits)
             self.members.append(Member(rank, make_passes(stages, own)))
         for member in self.members:
@@ -199,6 +202,8 @@ class Team:
         """See that the sums which an action stands for have all been made."""
         modules = (self._layout.forward if action.kind is Kind.SUM_F else self._layout.backward)[action.stage]
         expected = SUMS_A_LAYER[action.kind] * sum(0 < module < self._layout.num_modules - 1 for module in modules)
+        expected += (0 in modules) * SUMS_OF_EMBEDDING[action.kind]
+        expected += (self._layout.head in modules) * (SUMS_OF_HEAD[action.kind] + NUMBERS_A_TOKEN[action.kind])
         made = self._accounts.pop(action)
         # Nobody asks for the gradient of a frozen embedding's output, which would be the last sum.
         fewest = expected - (expected > 0 and action.kind is Kind.SUM_B and 0 in modules and self._embedding_is_frozen)

@@ -30,7 +30,7 @@ from rpbench.plan.problem import Problem
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.memory_shares import MovingGraph
-from rpbench.sim.metrics import step_ends, step_time
+from rpbench.sim.steady import step_ends, step_time
 
 
 @dataclass(frozen=True)
