@@ -259,6 +259,8 @@ def _subject(
         del subject["optimizer"]  # nothing is stepped
     if not config.mesh.is_given:
         del subject["mesh"]  # as in records from before there were meshes
+    if not config.cost.get("max_freeze_ratio"):  # likewise
+        subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
     return subject
 
