@@ -76,6 +76,7 @@ class Experiments:
         default_factory=dict, compare=False, repr=False
     )
     _manifests: dict[str, Manifest] = field(default_factory=dict, compare=False, repr=False)
+    _lacking: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def cells(self, experiment: str) -> pd.DataFrame:
         """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`.
@@ -171,20 +172,28 @@ class Experiments:
         return manifest is None or any(choices.items() <= cell.overrides.items() for cell in manifest.cells)
 
     def _sound(self, experiment: str) -> Manifest:
-        if experiment in self._manifests:
-            return self._manifests[experiment]
-        try:
-            manifest = self.manifest(experiment)
-        except ManifestError as error:
-            raise MissingRuns(str(error)) from None
-        command = Sweep(experiment).command
+        """The manifest of an experiment that was run by this code; what it is, or why there is none, is found out once.
+
+        Raises:
+            MissingRuns: as of `cells`.
+        """
+        if experiment not in self._manifests and experiment not in self._lacking:
+            try:
+                self._manifests[experiment] = self._current(experiment)
+            except (ManifestError, MissingRuns) as error:
+                self._lacking[experiment] = str(error)
+        if experiment in self._lacking:
+            raise MissingRuns(self._lacking[experiment])
+        return self._manifests[experiment]
+
+    def _current(self, experiment: str) -> Manifest:
+        manifest = self.manifest(experiment)
         if manifest is None:
-            raise MissingRuns(f"experiment={experiment} has not been run here: {command}")
+            raise MissingRuns(f"experiment={experiment} has not been run here: {Sweep(experiment).command}")
         if manifest.code_version != provenance.code_version():
             raise MissingRuns(f"experiment={experiment} was run by another version of the code: {manifest.command}")
         if manifest.conf_version != provenance.conf_version():
             raise MissingRuns(f"experiment={experiment} was run with another configuration: {manifest.command}")
-        self._manifests[experiment] = manifest
         return manifest
 
     def _records(self, manifest: Manifest, cell: Cell) -> Iterator[dict[str, Any]]:

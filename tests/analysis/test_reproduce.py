@@ -253,6 +253,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(driver, "run_sweeps", lambda *_: [])
     monkeypatch.setattr(driver, "notebooks", list)
     monkeypatch.setattr(driver, "draw_all", lambda *_: {})
+    monkeypatch.setattr(driver, "MUTANTS", 50)
     return monkeypatch
 
 
