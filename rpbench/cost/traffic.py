@@ -40,7 +40,7 @@ class Traffic:
 
     Args:
         boundaries: whether boundary tensors travel as transfers, so that hops take no time besides; None: they do where
-            they stand in lanes of the schedule, or weights come to them.
+            they stand in lanes of the schedule, or weights come to them; with all stages on every device there are none.
         optimizer: None: it takes what the costs say.
     """
 
@@ -78,7 +78,8 @@ class Traffic:
     def _boundaries_of(self, schedule: Schedule) -> bool:
         if self.boundaries is not None:
             return self.boundaries
-        return schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
+        alone = bool(schedule.placement) and all(len(holders) > 1 for holders in schedule.placement)
+        return alone or schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
 
     def _steps(self, schedule: Schedule, stages: StageBytes, units_per_second: int) -> tuple[Work, ...]:
         """Steps on devices, by stage. Of shards one STEP stands for all, and the devices take turns with them."""
