@@ -40,7 +40,7 @@ class Traffic:
 
     Args:
         boundaries: whether boundary tensors travel as transfers, so that hops take no time besides; None: they do where
-            they stand in lanes of the schedule, or weights come to them; with all stages on every device there are none.
+            they stand in lanes of the schedule, or weights come to them; a device that has all stages hands none over.
         optimizer: None: it takes what the costs say.
     """
 
