@@ -13,7 +13,6 @@ Where every other step is a trial (ACCO), g~ and g being the means over the two 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from rpbench.engine.compute.randomness import seeded
 from rpbench.engine.compute.stage import Grain, pieces
 from rpbench.engine.late_reference import Lateness, corrected, horizons, mean_move, rate_factor
 from rpbench.engine.layout import Layout
+from rpbench.engine.reference_steps import OrderedSum, halved, try_step, update
 from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.compensation import Compensation
@@ -146,11 +146,11 @@ def train_reference(
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate(step)
                 if trials and step % 2 == 0:
-                    _try(workload, masters, gradients, settings, optimizer, past)
+                    try_step(workload, masters, gradients, settings, optimizer, past.note)
                     continue
                 if trials:
-                    gradients = _halved(masters, workload, found.gradients[-2], gradients)
-                _update(workload, masters, gradients, settings, optimizer, scale)
+                    gradients = halved(masters, workload, found.gradients[-2], gradients)
+                update(workload, masters, gradients, settings, optimizer, scale)
             past.note(masters, optimizer)
     found.scales = {version: scale.value for version, scale in scales.items()}
     return found
@@ -291,7 +291,7 @@ def _gradients(
 ) -> tuple[float, Tensors]:
     """Loss and gradients of a step, added up stage by stage as soon as their turn comes."""
     window = range(step * workload.num_microbatches, (step + 1) * workload.num_microbatches)
-    sums = [_OrderedSum(groups[stage, step + 1], num_replicas) for stage in range(len(layout.backward))]
+    sums = [OrderedSum(groups[stage, step + 1], num_replicas) for stage in range(len(layout.backward))]
     loss = 0.0
     for microbatch in window:
         run = _Microbatch(workload, past, microbatch, num_parts, scale)
@@ -430,98 +430,6 @@ def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
 
 def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
     return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
-
-
-class _OrderedSum:
-    """Adds gradients in the order of the groups, whatever order they come in, and every replica's groups first."""
-
-    def __init__(self, groups: Groups, num_replicas: int) -> None:
-        self.num_replicas = num_replicas
-        self.groups = [list(group) for group in groups]
-        self.waiting: dict[int, list[Tensors]] = {}
-        self.sums: list[Tensors] = [{} for _ in groups]
-
-    def offer(self, microbatch: int, gradients: Tensors) -> None:
-        self.waiting.setdefault(microbatch, []).append(gradients)
-        for group, total in zip(self.groups, self.sums, strict=True):
-            while group and self.waiting.get(group[0]):
-                _add(total, self.waiting[group.pop(0)].pop(0))
-
-    def result(self) -> Tensors:
-        """The sum over all groups.
-
-        Raises:
-            RuntimeError: if the groups lack a microbatch of the step, or name one that is not in it: what is added up
-                in their order is then no gradient of the step.
-        """
-        missing = [microbatch for group in self.groups for microbatch in group]
-        left = [microbatch for microbatch, gradients in self.waiting.items() if gradients]
-        if missing or left:
-            raise RuntimeError(f"a step's gradient is added up without microbatches {left}, and waits for {missing}")
-        total: Tensors = {}
-        per_replica = len(self.sums) // self.num_replicas
-        for replica in range(self.num_replicas):
-            own: Tensors = {}
-            for part in self.sums[replica * per_replica : (replica + 1) * per_replica]:
-                _add(own, part)
-            _add(total, own)
-        return total
-
-
-def _add(total: Tensors, more: Tensors) -> None:
-    for place, gradient in more.items():
-        total[place] = total[place] + gradient if place in total else gradient
-
-
-def _update(
-    workload: Workload,
-    masters: Tensors,
-    gradients: Tensors,
-    settings: OptimizerSettings,
-    optimizer: torch.optim.Optimizer,
-    scale: float | None,
-) -> None:
-    for master in masters.values():
-        master.grad = None
-    for place, owner in workload.owner_of.items():
-        if place in gradients:
-            master, gradient = masters[owner], gradients[place].to(masters[owner].dtype)
-            if scale is not None:
-                gradient = gradient / scale
-            if master.grad is None:
-                master.grad = torch.empty_like(master).copy_(gradient)  # with its strides: fused AdamW goes by memory
-            else:
-                master.grad = master.grad + gradient
-    if settings.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
-    optimizer.step()
-
-
-def _try(
-    workload: Workload,
-    masters: Tensors,
-    gradients: Tensors,
-    settings: OptimizerSettings,
-    optimizer: torch.optim.Optimizer,
-    past: _Past,
-) -> None:
-    """Note what a step would make, and leave everything as it is."""
-    before = deepcopy((masters, optimizer.state_dict()))
-    _update(workload, masters, gradients, settings, optimizer, None)
-    past.note(masters, optimizer)
-    optimizer.load_state_dict(before[1])
-    for place, master in masters.items():
-        master.copy_(before[0][place])
-
-
-def _halved(masters: Tensors, workload: Workload, first: Tensors, second: Tensors) -> Tensors:
-    """Half of the sum of two gradients, in the type of the masters; 0 for one that is not there."""
-    found: Tensors = {}
-    for place in {**first, **second}:
-        like = masters[workload.owner_of[place]]
-        pair = [g[place].to(like.dtype) if place in g else torch.zeros_like(like) for g in (first, second)]
-        found[place] = (pair[0] + pair[1]) / 2
-    return found
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
