@@ -233,7 +233,7 @@ class Duel:
     name: str = "duel"
     contenders: str = "all"
     num_starts: int = 2
-    budget_s: float = 480.0
+    budget_s: float = 720.0
     half_width: float = 0.02
     search_budget: int = 400
     plans: str | None = None
