@@ -148,11 +148,14 @@ def draw(data: pd.DataFrame) -> Figure:
 
 
 def _limit(axes: Axes, data: pd.DataFrame) -> None:
-    """As far to either side of RoundPipe's line as the farthest point, with room for its number."""
-    far = 1.6 * max(np.exp(np.log(data["slower"]).abs().max()), 1.1)
+    """From the fastest to the slowest, with room for their numbers; ticks so far apart that their words are."""
+    low, high = min(data["slower"].min(), 1 / 1.1), max(data["slower"].max(), 1.1)
+    room = max(1.6, (high / low) ** 0.3)
+    near, far = room / low, room * high
     axes.set_xscale("log", base=2)
-    axes.set_xlim(1 / far, far)
-    ticks = [tick for tick in (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8) if 1 / far < tick < far]
+    axes.set_xlim(1 / near, far)
+    apart = 2 if near * far < 64 else 4
+    ticks = [apart**power for power in range(-4, 8) if 1 / near <= apart**power <= far]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
 
