@@ -9,11 +9,13 @@ PINNED_TORCH=torch==2.13.0
 
 usage() {
   cat <<EOF
-usage: ./reproduce.sh [paper | all | quick | setup | test [PYTEST ARGUMENTS] | help]
+usage: ./reproduce.sh [paper | all | quick] [--results DIR] [--out DIR]
+       ./reproduce.sh setup | test [PYTEST ARGUMENTS] | help
 
   paper   the paper's figures and tables, and a verdict on every claim of it (the default; some minutes)
   all     our own studies as well: every experiment any machine can run, the duel among them (an hour)
   quick   a smaller pass over the same road
+          --results DIR: the records; --out DIR: the report and its figures
   setup   only install, and say what is ready
   test    the default test suite; further arguments go to pytest
 
@@ -39,8 +41,11 @@ fail() { say "$*"; exit 1; }
 refuse() { say "$*"; exit 2; }
 
 main() {
-  local verb=${1:-paper}
-  [ $# -eq 0 ] || shift
+  local verb=paper # also where only its options are given
+  if [ $# -gt 0 ] && [[ $1 != --results* && $1 != --out* ]]; then
+    verb=$1
+    shift
+  fi
   case $verb in
     paper | all | quick | test) ;;
     full) refuse "full is now called all: ./reproduce.sh all" ;;

@@ -97,8 +97,8 @@ def clone(tmp_path: Path) -> Clone:
 def test_help_names_every_verb_and_setting(clone: Clone, word: str) -> None:
     done = clone.run(word)
     assert done.returncode == 0
-    for verb in ("paper", "all", "quick", "setup", "test", "PYTHON", "RPBENCH_VENV", "RPBENCH_TORCH_INDEX"):
-        assert verb in done.stdout
+    for word in ("paper", "all", "quick", "setup", "test", "--results", "--out", "RPBENCH_VENV", "RPBENCH_TORCH_INDEX"):
+        assert word in done.stdout
     assert clone.take_calls() == []
 
 
@@ -278,6 +278,13 @@ def test_an_environment_of_an_old_python_is_refused(clone: Clone) -> None:
 def test_test_passes_its_arguments_to_pytest(clone: Clone) -> None:
     done = clone.run("test", "-k", "one or two")
     assert done.stdout == "Agg|1|true|-m|pytest|-k|one or two|"
+
+
+@pytest.mark.parametrize("words", [("--out", "b"), ("all", "--results", "a", "--out", "b"), ("quick", "--results=a")])
+def test_a_reproduction_takes_its_folders(clone: Clone, words: tuple[str, ...]) -> None:
+    asked = words if words[0] in ("all", "quick") else ("paper", *words)
+    done = clone.run(*words)
+    assert done.stdout == "|".join(("Agg", "1", "true", "-m", "analysis.driver.reproduce", *asked, ""))
 
 
 def test_two_setups_take_turns(clone: Clone) -> None:
