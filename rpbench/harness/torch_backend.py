@@ -3,9 +3,9 @@
 from dataclasses import asdict, replace
 
 from rpbench.engine.measure.action_times import measured_costs
-from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import BackendConfig, ConfigError
+from rpbench.harness.optimizer_settings import optimizer_settings
 from rpbench.harness.record import Record
 from rpbench.harness.recording import Fields, Outcome, Work, recorded
 from rpbench.harness.request import Request
@@ -49,20 +49,13 @@ def _backend(request: Request) -> BackendConfig:
 
 def _request(request: Request) -> tuple[TorchRequest, Assembled]:
     """What ranks are asked for: a table of one step, which runs `num_steps` times."""
-    assembled, backend, optimizer = assembled_of(replace(request, num_steps=1)), _backend(request), request.optimizer
+    assembled, backend = assembled_of(replace(request, num_steps=1)), _backend(request)
     if assembled.model is None:
         raise ConfigError(
             "backend=torch trains tensors, which model=abstract does not have; take one with a shape, such as "
             "model=tiny_gpt"
         )
-    settings = OptimizerSettings(
-        optimizer.learning_rate,
-        optimizer.weight_decay,
-        optimizer.num_warmup_steps,
-        optimizer.clip_norm,
-        name=optimizer.name,
-        momentum=optimizer.momentum,
-    )
+    settings = optimizer_settings(request.optimizer)
     asked = make_request(
         assembled.schedule,
         assembled.model,

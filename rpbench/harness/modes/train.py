@@ -25,7 +25,6 @@ from rpbench.engine.state.compensation import Compensation, check_compensation, 
 from rpbench.engine.state.device_memory import is_out_of_memory
 from rpbench.engine.state.device_weights import copy_in_memory
 from rpbench.engine.state.loss_scale import LossScaling
-from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.transfers.paced_copies import PacedCopies
 from rpbench.engine.verification import gated, verified
@@ -35,6 +34,7 @@ from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import BackendConfig, ConfigError
 from rpbench.harness.curve import loss_curve
 from rpbench.harness.gpu_request import check_cuda
+from rpbench.harness.optimizer_settings import optimizer_settings
 from rpbench.harness.record import Record
 from rpbench.harness.recording import Fields, Outcome, Work, recorded
 from rpbench.harness.request import Request
@@ -85,17 +85,8 @@ def settings_of(request: Request, entry: Entry | None) -> Settings:
     """How to train, with loss scaling if gradients are in float16."""
     asked, backend = request.optimizer, _backend(request)
     scaling = LossScaling(asked.loss_scale, asked.loss_scale_growth_steps)
-    optimizer = OptimizerSettings(
-        asked.learning_rate,
-        asked.weight_decay,
-        asked.num_warmup_steps,
-        asked.clip_norm,
-        name=asked.name,
-        momentum=asked.momentum,
-        loss_scaling=scaling if request.dtype == "float16" else None,
-    )
     return Settings(
-        optimizer,
+        optimizer_settings(asked, scaling if request.dtype == "float16" else None),
         backend.recompute_grain,  # type: ignore[arg-type]  # checked there
         keep_gradients=request.verify,
         compensation=_compensation(request, entry),

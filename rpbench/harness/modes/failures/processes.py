@@ -13,7 +13,6 @@ from rpbench.engine.recovery.plan import Death, Plan
 from rpbench.engine.recovery.watch import Return, train
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state.gradients import Tensors
-from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.failures.checkpoint import Checkpoint
 from rpbench.failures.gemini import Gemini
@@ -22,6 +21,7 @@ from rpbench.failures.walk import Policy, Progress
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import ConfigError, Failures
 from rpbench.harness.modes.failures import jobs
+from rpbench.harness.optimizer_settings import optimizer_settings
 from rpbench.harness.recording import Fields, Outcome, Work
 from rpbench.harness.request import Request
 from rpbench.harness.scheduled import assembled_of, scheduled
@@ -62,15 +62,8 @@ def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
             f"mode.run=processes with workload={request.workload.name} dtype={request.dtype}: processes train on "
             "workload=synthetic in float32 or float64"
         )
-    optimizer, ranks = request.optimizer, assembled.schedule.shape.num_ranks
-    settings = OptimizerSettings(
-        optimizer.learning_rate,
-        optimizer.weight_decay,
-        optimizer.num_warmup_steps,
-        optimizer.clip_norm,
-        name=optimizer.name,
-        momentum=optimizer.momentum,
-    )
+    ranks = assembled.schedule.shape.num_ranks
+    settings = optimizer_settings(request.optimizer)
     in_memory = asked.policy == "gemini"
     try:
         plan = Plan(
