@@ -13,7 +13,7 @@ usage: ./reproduce.sh [paper | all | quick] [--results DIR] [--out DIR]
        ./reproduce.sh setup | test [PYTEST ARGUMENTS] | help
 
   paper   the paper's figures and tables, and a verdict on every claim of it (the default; some minutes)
-  all     our own studies as well: every experiment any machine can run, the duel among them (an hour)
+  all     our own studies as well: every experiment any machine can run, the duels among them (about two hours)
   quick   a smaller pass over the same road
           --results DIR: the records; --out DIR: the report and its figures
   setup   only install, and say what is ready
