@@ -203,10 +203,13 @@ class _Shares:
             for number in self._index.steps.values()
         }
         self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))} | self.homes.keys()
+        self.rule = analysis.schedule.late_rest
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
+        self._stored_by_visit = self._served_by_visit((Kind.STORE, "G"))
+        if self.rule is not None:  # a sum that is scattered by visits may be stored by steps
+            self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None)) | self._stored_by_visit
         self._cargo = analysis.cargo
         self._tries = analysis.schedule.policy is Policy.TRIAL
-        self.rule = analysis.schedule.late_rest
 
     def held(self, device: int) -> list[int]:
         """The stages that run on a device."""
@@ -229,9 +232,10 @@ class _Shares:
             return Fraction(int(self.homes[stage] == device))
         if not self._leaves_after_visits(device, stage):
             return Fraction(1)
-        if self.moves.moves((Kind.STORE, "G"), stage) and not (self.rule and self._reduced(stage)):
-            return Fraction(0)
-        return Fraction(1, self.moves.replicas.get(stage, 1))
+        shard = Fraction(1, self.moves.replicas.get(stage, 1))
+        if self.rule is not None:  # what the device steps itself stays, and all that is stored once a step
+            return shard * (1 - self.rule.rest if (device, stage) in self._stored_by_visit else 1)
+        return Fraction(0) if self.moves.moves((Kind.STORE, "G"), stage) else shard
 
     def of_state(self, device: int, stage: int) -> Fraction:
         """Of its optimizer state."""
@@ -242,9 +246,6 @@ class _Shares:
         if self.rule is not None:
             return whole * (1 - self.rule.rest)
         return Fraction(0) if self.on_host.get(stage, False) else whole
-
-    def _reduced(self, stage: int) -> bool:
-        return self.moves.moves((Kind.REDUCE_GRAD, None), stage)
 
     def num_states(self, stage: int) -> int:
         """Its optimizer state, and a copy where steps are taken back."""

@@ -40,6 +40,16 @@ def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensat
         raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
 
 
+def check_selective(workload: Workload, schedule: Schedule) -> None:
+    """Refuse weights that several places share, where the columns of each are chosen by its own gradient."""
+    if schedule.late_rest is not None and workload.tied:
+        place, others = next(iter(workload.tied.items()))
+        raise ValueError(
+            f"{schedule.name} chooses columns of a matrix by its gradient, and {place[1]} of module {place[0]} is shared "
+            f"by {len(others)} places whose gradients are added up when it is stepped; use model.tied_embedding=false"
+        )
+
+
 def check_shape(workload: Workload, schedule: Schedule) -> None:
     """Refuse a workload of other microbatches, and segments that it cannot be cut into."""
     if schedule.shape.num_segments > 1:

@@ -47,6 +47,7 @@ def verified(training: Training) -> dict[str, Any]:
         compensation=training.settings.compensation,
         start=training.start,
         trials=schedule.policy is Policy.TRIAL,
+        late_rest=schedule.late_rest,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]
     for version, gradients in training.gradients.totals():
