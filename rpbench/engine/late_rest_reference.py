@@ -143,7 +143,9 @@ class LateRestReference:
 
     def _rounded(self) -> Tensors:
         """The masters as they come to devices: rounded to the type of the weights."""
-        return {place: master.to(self.types[place]).to(master.dtype, copy=True) for place, master in self.masters.items()}
+        return {
+            place: master.to(self.types[place]).to(master.dtype, copy=True) for place, master in self.masters.items()
+        }
 
 
 def _copy(tensors: Tensors) -> Tensors:

@@ -54,7 +54,6 @@ from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.models.shards import held_parameters
 from rpbench.passes.recomputation import EXECUTED, Recompute
 
-
 Reductions = Mapping[tuple[int, int], Sequence[Reduction]]
 
 
