@@ -15,11 +15,11 @@ So important columns are never late, and the rest S to 2 S - 1 steps. `overlap=f
 every S steps: 0 to S - 1. `num_warmup_steps` first ones are those of `zero_offload`. With `select_interval` columns are
 chosen anew every so many steps: the device's moments begin at 0, and masters are made of the 16-bit weights.
 
-With k = topk and P parameters, all devices together move 2 (1 - k) P bytes down a step (a shard of the sum each) and 2 P
-up every S steps, where `zero_offload` moves 2 P up every step. What its device waits for behind each backward, the last
-gradient down, the host's steps and the weights up, is the weights up alone, every S steps, as long as the host takes no
-longer over (1 - k) P than the device over S steps. Beside its 2 bytes of weights and its gradients a device has 12 k
-bytes a parameter, shared by all devices.
+With k = topk and P parameters, all devices together move 2 (1 - k) P bytes down a step (a shard of the sum each) and
+2 P up every S steps, where `zero_offload` moves 2 P up every step. What its device waits for behind each backward, the
+last gradient down, the host's steps and the weights up, is here the weights up alone, every S steps, while the host
+takes no longer for (1 - k) P than the device for S steps. Beside its weights and gradients a device has 12 k bytes a
+parameter, shared by all devices.
 
 topk=1 is plain training, in shards (ZeRO-2); topk=0 leaves also to the host what is no matrix, and with S = 1 it is
 `zero_offload`, delayed if it overlaps.

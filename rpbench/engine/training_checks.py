@@ -45,8 +45,9 @@ def check_selective(workload: Workload, schedule: Schedule) -> None:
     if schedule.late_rest is not None and workload.tied:
         place, others = next(iter(workload.tied.items()))
         raise ValueError(
-            f"{schedule.name} chooses columns of a matrix by its gradient, and {place[1]} of module {place[0]} is shared "
-            f"by {len(others)} places whose gradients are added up when it is stepped; use model.tied_embedding=false"
+            f"{schedule.name} chooses columns of a matrix by its gradient, and {place[1]} of module {place[0]} is "
+            f"shared by {len(others)} places, whose gradients are added up when it is stepped; use "
+            "model.tied_embedding=false"
         )
 
 

@@ -56,8 +56,8 @@ class LateRest:
             raise ValueError(f"schedule.overlap={self.overlap}: whether the host steps beside devices; true or false")
         if self.select_interval % self.update_interval:
             raise ValueError(
-                f"schedule.select_interval={self.select_interval}: columns are chosen where the host has stepped, so it "
-                f"must be a multiple of schedule.update_interval={self.update_interval}; take "
+                f"schedule.select_interval={self.select_interval}: columns are chosen where the host has stepped, so "
+                f"it must be a multiple of schedule.update_interval={self.update_interval}; take "
                 f"{self.select_interval + -self.select_interval % self.update_interval}, or 0 to choose once"
             )
 

@@ -121,14 +121,17 @@ def versions(monkeypatch) -> dict[tuple[int, int], dict[str, torch.Tensor]]:
     """(version, module) -> the weights that forwards of that version read."""
     found: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
     for name in ("publish", "rewrite"):
-
-        def noted(self, modules, version, masters, write=getattr(Weights, name)):
-            write(self, modules, version, masters)
-            for module in modules:
-                found[version, module] = {key: value.clone() for key, value in self._versions[module, version].items()}
-
-        monkeypatch.setattr(Weights, name, noted)
+        monkeypatch.setattr(Weights, name, _noting(getattr(Weights, name), found))
     return found
+
+
+def _noting(write, found):
+    def noted(self, modules, version, masters):
+        write(self, modules, version, masters)
+        for module in modules:
+            found[version, module] = {key: value.clone() for key, value in self._versions[module, version].items()}
+
+    return noted
 
 
 def test_the_rest_stays_until_its_boundary(versions):

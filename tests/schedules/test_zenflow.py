@@ -23,8 +23,8 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
 
-# One device, two stages, five steps of a microbatch, an interval of two, by hand from the rule: windows end with 2, 4 and
-# 5; at 4 comes what was made at 2, and the last boundary is waited for.
+# One device, two stages, five steps of a microbatch, an interval of two, by hand from the rule: windows end with 2, 4
+# and 5; at 4 comes what was made at 2, and the last boundary is waited for.
 COMPUTE = "0F{0} 1F{0} 1B{0} 0B{0} 1STEP@{1} 0STEP@{1}"
 HOST = "1STEP_REST@2 0STEP_REST@2 1STEP_REST@4 0STEP_REST@4 1STEP_REST@5 0STEP_REST@5"
 LOADS = "0LOAD:P@4 1LOAD:P@4 0LOAD:P@5 1LOAD:P@5"
@@ -78,7 +78,8 @@ def test_three_devices_share_what_moves():
     gathers = "0UNSHARD@0 1UNSHARD@0 2UNSHARD@0"
     sums = "2REDUCE_GRAD 2RESHARD 1REDUCE_GRAD 1RESHARD 0REDUCE_GRAD 0RESHARD"
     for device, row in enumerate(lanes):
-        assert tokens(row["compute"]) == f"0F{device} 1F{device} 2F{device} 2B{device} 1B{device} 0B{device} {device}STEP@1"
+        passes = " ".join(stage_kind + str(device) for stage_kind in ("0F", "1F", "2F", "2B", "1B", "0B"))
+        assert tokens(row["compute"]) == f"{passes} {device}STEP@1"
         assert tokens(row["net"]) == f"{gathers} {sums}"
         assert tokens(row["d2h"]) == "2STORE:G 1STORE:G 0STORE:G"
         assert tokens(row["host"]) == f"{device}STEP_REST@1"
@@ -155,7 +156,7 @@ def test_the_host_steps_beside_the_next_interval():
 
 
 def test_what_zero_offload_waits_for():
-    """The same costs: the last gradient down, the last step and the first weights up, 1 + 2 + 1 behind each backward."""
+    """The same costs: the last gradient down, its step and the first weights up, 1 + 2 + 1 behind each backward."""
     found = spans(complete(Shape(1, 2, 1, num_steps=3), name="zero_offload"), 2)
     assert found["0F1"][0] - found["0B0"][1] == found["0F2"][0] - found["0B1"][1] == 1 + 2 + 1
     ours = spans(two(7, topk=0.5), 2)
@@ -165,7 +166,7 @@ def test_what_zero_offload_waits_for():
 def test_a_host_that_is_too_slow_is_waited_for_a_whole_interval_later():
     """A whole step takes 40, 36 of it the host's, and the device's steps are 0-14, 14-28, 28-42 and 42-56.
 
-    The device steps stage 1 for version 2 until 24, the host from there to 60, and stage 0 to 96: the device waits for 40.
+    The device steps stage 1 for version 2 until 24, the host from there to 60, and stage 0 to 96: the device waits 40.
     """
     found = spans(two(5, topk=0.1), 40)
     assert (found["1STEP_REST@2"], found["0STEP_REST@2"]) == ((24, 60), (60, 96))
@@ -234,7 +235,7 @@ def test_rows_that_break_the_rule_are_refused():
 
 
 def test_a_rule_and_its_policy_stand_together():
-    with pytest.raises(ScheduleError, match="policy flush with late_rest=.*take both or neither"):
+    with pytest.raises(ScheduleError, match=r"policy flush with late_rest=.*take both or neither"):
         check(replace(two(), policy=Policy.FLUSH))
     with pytest.raises(ScheduleError, match="policy selective with late_rest=None"):
         check(replace(two(), late_rest=None))
@@ -266,7 +267,7 @@ MODEL = Model("tiny", num_layers=8, hidden=32, heads=2, vocab=60, seq_len=7)
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("topk", [0.0, 0.1, 0.5])
 def test_bytes_over_the_link(n, topk):
-    """2 (1 - k) bytes a parameter down a step, 2 up for every boundary that brings anything: here 4, 6, 8 and 9 of 9."""
+    """2 (1 - k) bytes a parameter down a step, 2 up at every boundary that brings anything: here 4, 6, 8 and 9 of 9."""
     sizes, parameters = model_bytes(MODEL, 14), MODEL.total_parameters
     moved = moved_bytes(complete(Shape(n, 4, 3 * n, num_steps=9), 8, topk=topk, update_interval=2), sizes)
     down, up = (sum(device[what] for device in moved) for what in ("d2h STORE:G", "h2d LOAD:P"))
