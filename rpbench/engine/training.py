@@ -234,8 +234,13 @@ class Training:
         rule = self.schedule.late_rest
         if rule is None:
             return HostOptimizer
-        num_steps, windows = self.schedule.shape.num_steps, self.gradients.window
-        return partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=windows)
+        num_steps = self.schedule.shape.num_steps
+        return partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=self._split_window)
+
+    def _split_window(self, stage: int, version: int) -> SplitWindow:
+        found = self.gradients.window(stage, version)
+        assert isinstance(found, SplitWindow)
+        return found
 
     def _team(self) -> Team | None:
         """The devices that have shards of every matrix; None where they have whole layers."""
@@ -299,7 +304,7 @@ class Training:
                 Kind.ROLLBACK: self._roll_back,
                 Kind.WAIT: _has_waited,
             }
-            | self._of_rest()
+            | dict(self._of_rest())
         )
 
     def _of_rest(self) -> Mapping[Kind, Handler]:

@@ -97,7 +97,7 @@ class RestEdges:
 
 
 def check_late_rest(index: Index) -> None:
-    """A rule stands with policy selective alone; each window has its STEP_REST, and each boundary its LOAD:P.
+    """A rule stands with policy selective alone; each window has its STEP_REST, or none has: nothing is moved yet.
 
     Raises:
         ScheduleError: naming the first action that breaks a rule.
@@ -124,7 +124,7 @@ def _check_host(index: Index, ends: Sequence[Boundary], num_warmup_steps: int) -
         if version not in due:
             rule = f"{index.actions[number]} stands where no window of the host ends: those end at {sorted(due)}"
             raise broken(schedule, rule, [number], way_out="take it out")
-    for stage in range(schedule.shape.num_backward_stages):
+    for stage in range(schedule.shape.num_backward_stages) if index.rests else ():
         for version in sorted(due):
             if (stage, version) not in index.rests:
                 rule = f"{stage}STEP_REST@{version} is missing: what the host has added up is never applied"

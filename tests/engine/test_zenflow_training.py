@@ -16,8 +16,11 @@ from rpbench.engine.state import selective_optimizer
 from rpbench.engine.state.important_columns import important, num_important
 from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.weights import Weights
+from rpbench.ir.partition import symmetric
 from rpbench.ir.rest_rule import boundaries
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.lower import add_steps
+from rpbench.registry import entry
 
 STEPS = 7
 TOPK = Fraction(3, 10)
@@ -214,7 +217,7 @@ def _keeping_moments(self, stage, version):
 
 def test_shared_weights_are_refused():
     with pytest.raises(
-        ValueError, match=r"zenflow chooses columns .* shared by 2 places .* model.tied_embedding=false"
+        ValueError, match=r"zenflow chooses columns .* shared by 2 places.*model.tied_embedding=false"
     ):
         run_of(of(steps=1), model=replace(TINY, tied_embedding=True))
 
@@ -223,3 +226,9 @@ def test_a_run_in_two_halves_leaves_no_state():
     training = run_of(of(steps=2), keep_state=False).training
     with pytest.raises(ValueError, match="leaves no state to go on from"):
         training.state()
+
+
+def test_a_rest_that_nobody_steps_is_refused():
+    bare = add_steps(entry("zenflow").build(Shape(1, 2, 1, num_steps=5)).with_partition(symmetric((2, 2))))
+    with pytest.raises(ValueError, match=r"zenflow has no STEP_REST: of 9/10 of the columns .* at \[4, 5\]; take"):
+        run_of(bare)
