@@ -83,12 +83,14 @@ class Trajectory:
         gradients: per step, the sum over its microbatches, by place; tied parameters still apart, nothing clipped.
         masters: the weights after the last step.
         scales: version -> what losses were multiplied by, where they were; gradients still are.
+        begun_with: the masters that every step began with, where they were asked for.
     """
 
     losses: list[float] = field(default_factory=list)
     gradients: list[Tensors] = field(default_factory=list)
     masters: Tensors = field(default_factory=dict)
     scales: dict[int, float] = field(default_factory=dict)
+    begun_with: list[Tensors] = field(default_factory=list)
 
 
 def train_reference(
@@ -106,6 +108,7 @@ def train_reference(
     num_replicas: int = 1,
     trials: bool = False,
     late_rest: LateRest | None = None,
+    keep_weights: bool = False,
 ) -> Trajectory:
     """Train for some steps.
 
@@ -119,6 +122,7 @@ def train_reference(
         start: what to go on from; it has the versions below 0.
         trials: every other step is a trial, the first of them; a step is then half of an update.
         late_rest: the rule by which devices step some columns and the host the others; nothing to go on from.
+        keep_weights: keep the masters that every step begins with.
     """
     masters = masters_of(workload, start)
     settled = compensation or Compensation()
@@ -140,6 +144,8 @@ def train_reference(
             return version
 
         past.reads = reads or Reads(newest, newest)
+        if keep_weights:
+            found.begun_with.append({place: master.clone() for place, master in masters.items()})
         read = past.reads.backward(workload.chain[-1], step * workload.num_microbatches)
         scale = scales[read].value if rule else None
         losses, gradients = _gradients(workload, layout, groups, past, step, num_parts, scale, num_replicas)
