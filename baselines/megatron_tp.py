@@ -41,7 +41,7 @@ from rpbench.registry import schedule
 _SUM_OF = {Kind.F: Kind.SUM_F, Kind.B: Kind.SUM_B}
 
 
-def _lower(order: Schedule, *, prefetch: int) -> Schedule:
+def _lower(order: Schedule, *, prefetch: int, sequence_parallel: bool = False) -> Schedule:
     stepped = with_steps(order)
     rows = [
         {**lanes, "net": tuple(_sum(action) for action in lanes["compute"] if action.kind in _SUM_OF)}
@@ -57,9 +57,21 @@ def _sum(action: Action) -> Action:
 @schedule(
     "megatron_tp", source="Shoeybi et al., arXiv 1909.08053, section 3", looped=True, tensor_parallel=True, lower=_lower
 )
-def megatron_tp(shape: Shape) -> Schedule:
-    """All devices run the same actions, each its share of them, a microbatch forth and back before the next."""
-    joint = replace(shape, num_parts=shape.num_ranks, tensor_parallel=True)
+def megatron_tp(shape: Shape, *, sequence_parallel: bool = False) -> Schedule:
+    """All devices run the same actions, each its share of them, a microbatch forth and back before the next.
+
+    Args:
+        sequence_parallel: norms and residuals are cut along the sequence.
+
+    Raises:
+        ValueError: if that is neither true nor false.
+    """
+    if not isinstance(sequence_parallel, bool):
+        raise ValueError(
+            f"schedule.sequence_parallel={sequence_parallel}: whether norms and residuals are cut along the sequence; "
+            "take true or false"
+        )
+    joint = replace(shape, num_parts=shape.num_ranks, tensor_parallel=True, sequence_parallel=sequence_parallel)
     everywhere = (tuple(range(shape.num_ranks)),) * shape.num_stages
     rows = tuple(_row(shape, device) for device in range(shape.num_ranks))
     return Schedule(joint, rows, name="megatron_tp", placement=everywhere)
