@@ -89,6 +89,8 @@ def assemble(request: Request) -> Assembled:
     if request.offload != "none":
         check_sizes(schedule, sizes)
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    if request.model is not None:
+        schedule.shape.check_length(request.model.seq_len)
     graph, versions = checked_graph(schedule)
     keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
     costs = replace(problem, keeps=keeps or ()).charged(schedule)

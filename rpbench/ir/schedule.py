@@ -86,6 +86,21 @@ class Shape:
                 f"is stepped with stage d of {self.num_stages}"
             )
 
+    def check_length(self, num_tokens: int) -> None:
+        """Refuse sequences whose slices would not be equal, where devices have slices of them.
+
+        Raises:
+            ValueError: with the lengths next to it that can be.
+        """
+        p = self.num_ranks
+        if self.sequence_parallel and num_tokens % p:
+            ways = " or ".join(str(length) for length in (num_tokens // p * p, num_tokens + -num_tokens % p) if length)
+            raise ValueError(
+                f"sequences of {num_tokens} tokens on {p} devices: with schedule.sequence_parallel=true every device "
+                f"has as many tokens as any other, so they must be a multiple of {p}; take model.seq_len={ways}, or "
+                "schedule.sequence_parallel=false"
+            )
+
     @property
     def separate_cuts(self) -> bool:
         """Whether forward stage s and backward stage s may hold different layers."""

@@ -21,6 +21,11 @@ from rpbench.models.shards import cut_layer, cut_tensors, joined_tensors
 
 _RUN = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.SUM_F, Kind.SUM_B, Kind.STEP})
 
+DRAWS_APART = (
+    "dropout with schedule.sequence_parallel=true: a device would draw for its own tokens alone, and other numbers "
+    "than for whole sequences; take model.dropout=0, or schedule.sequence_parallel=false"
+)
+
 
 def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
     """The same training of layers in shares, one for each device.
@@ -30,8 +35,9 @@ def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
     """
     _check(workload, schedule)
     num_shares, along = schedule.shape.num_ranks, schedule.shape.sequence_parallel
-    if along:
-        _check_sequences(workload, num_shares)
+    schedule.shape.check_length(workload.batch(0).tokens.shape[1])
+    if along and workload.draws_random:
+        raise ValueError(DRAWS_APART)
     decoders = (layer for layer in workload.modules[1:-1] if isinstance(layer, DecoderLayer))
     layers = [cut_layer(layer, num_shares, along_sequence=along) for layer in decoders]
     embedding, head = cut_ends(workload.modules[0], workload.modules[-1], num_shares, along_sequence=along)
@@ -51,24 +57,6 @@ def _check(workload: Workload, schedule: Schedule) -> None:
     for module in workload.modules[1:-1]:
         if not isinstance(module, DecoderLayer):
             raise ValueError(f"{type(module).__name__} has no shares: tensor parallelism cuts decoder layers")
-
-
-def _check_sequences(workload: Workload, num_shares: int) -> None:
-    """Refuse sequences that do not divide, and draws that would be others than those of whole sequences."""
-    length = workload.batch(0).tokens.shape[1]
-    if length % num_shares:
-        less = length // num_shares * num_shares
-        ways = " or ".join(str(number) for number in (less, less + num_shares) if number)
-        raise ValueError(
-            f"sequences of {length} tokens on {num_shares} devices: with schedule.sequence_parallel=true every device "
-            f"has as many tokens as any other between its matrices; take model.seq_len={ways}, or "
-            "schedule.sequence_parallel=false"
-        )
-    if workload.draws_random:
-        raise ValueError(
-            "dropout with schedule.sequence_parallel=true: a device would draw for its own tokens alone, and other "
-            "numbers than for whole sequences; take model.dropout=0, or schedule.sequence_parallel=false"
-        )
 
 
 def cut_state(state: State, cut: Workload, num_shares: int) -> State:

@@ -66,7 +66,8 @@ class AlongSequence(AcrossRanks):
     What was one all-reduce, forth or back, is its two halves: slices are gathered on the way in, and on the way out
     each device adds up its own.
 
-    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, section 4.2.2.
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, section
+    4.2.2.
     """
 
     def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:

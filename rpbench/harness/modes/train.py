@@ -19,6 +19,7 @@ from rpbench.engine.executor import execute as run_program
 from rpbench.engine.measure.action_times import measured_costs
 from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.program import Program, make_program
+from rpbench.engine.shards.cut_layers import DRAWS_APART
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.compensation import Compensation, check_compensation, check_momentum
@@ -157,6 +158,8 @@ def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
             f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on GPUs; "
             "use backend=cpu, virtual or emulated"
         )
+    if schedule.shape.sequence_parallel and model.dropout:
+        raise ConfigError(f"model.dropout={model.dropout}: {DRAWS_APART}")
     layer = build_layer(model, 1, device="meta")
     assert isinstance(layer, DecoderLayer)
     try:
