@@ -52,11 +52,11 @@ def assert_equal_weights(one: Run, other: Run) -> None:
 @pytest.mark.parametrize(
     "devices, each, options, how",
     [
-        (1, 2, {"topk": 0.3, "update_interval": 2}, {}),
+        slow((1, 2, {"topk": 0.3, "update_interval": 2}, {})),
         (1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"dtype": torch.bfloat16}),
         (2, 2, {"topk": 0.3, "update_interval": 2, "num_warmup_steps": 1}, {"clip_norm": 0.5}),
-        (1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 2}, SCALED),
-        (2, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"real_time": True}),
+        slow((1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 2}, SCALED)),
+        slow((2, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"real_time": True})),
         slow((2, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"dtype": torch.bfloat16})),
         slow((1, 2, {"topk": 0.3, "update_interval": 3, "overlap": False}, {})),
         slow((3, 2, {"topk": 0.3, "update_interval": 1}, {"clip_norm": 0.5, "real_time": True})),
@@ -93,12 +93,14 @@ def test_with_no_columns_and_an_interval_of_one_it_is_zero_offload(devices, over
     assert all(largest_difference(found, moments[1][place]) == 0.0 for place, found in moments[0].items())
 
 
+@pytest.mark.slow
 def test_a_warm_up_as_long_as_the_run_is_zero_offload():
     assert_equal_weights(
         run_of(of(num_warmup_steps=STEPS), dtype=torch.bfloat16), run_of(of("zero_offload"), dtype=torch.bfloat16)
     )
 
 
+@pytest.mark.slow
 def test_in_between_it_is_neither():
     """What the tests above would see if the choice made no difference."""
     found = [run_of(of(steps=3, topk=topk, update_interval=1)).training.optimizer.masters for topk in (0.0, 0.3, 1)]

@@ -253,7 +253,9 @@ class Team:
         """See that the sums which an action stands for have all been made."""
         modules = (self._layout.forward if action.kind is Kind.SUM_F else self._layout.backward)[action.stage]
         of_embedding, of_head = sums_of_ends(action.kind, along_sequence=self._along)
-        expected = SUMS_A_LAYER[action.kind] * sum(0 < module < self._layout.num_modules - 1 for module in modules)
+        expected: int | Fraction = SUMS_A_LAYER[action.kind] * sum(
+            0 < module < self._layout.num_modules - 1 for module in modules
+        )
         expected += (0 in modules) * of_embedding
         expected += (self._layout.head in modules) * (of_head + NUMBERS_A_TOKEN[action.kind])
         made = self._accounts.pop(action)
