@@ -8,6 +8,7 @@ import tempfile
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from rpbench.cli import dispatch
 
@@ -30,6 +31,19 @@ def pytest_configure():
     # Children compile our modules once, and not each for itself.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+
+
+class FilesAndExhibits(LoadScopeScheduling):
+    """A file's tests on one worker, and all of `tests/analysis` together: records and exhibits are made once."""
+
+    def _split_scope(self, nodeid):
+        file = nodeid.split("::", 1)[0]
+        return "tests/analysis" if file.startswith("tests/analysis/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return FilesAndExhibits(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture

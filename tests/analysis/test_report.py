@@ -26,11 +26,9 @@ PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
 @pytest.fixture(scope="module")
-def content(full_experiments: Experiments) -> Content:
+def content(full_content: Content) -> Content:
     """Everything but the figures, which take long to draw."""
-    found = gather(full_experiments)
-    found.images = {each.id: PIXEL for each in found.exhibits if each.draw}
-    return found
+    return replace(full_content, images={each.id: PIXEL for each in full_content.exhibits if each.draw})
 
 
 @pytest.fixture(scope="module")

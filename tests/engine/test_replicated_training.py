@@ -51,7 +51,7 @@ def test_the_gradients_of_a_device_are_added_before_those_of_all():
     assert_same(run, reference_of(run))
 
 
-@pytest.mark.parametrize("real_time", [False, True])
+@pytest.mark.parametrize("real_time", [slow(False), True])
 def test_a_delayed_update_trains_on_weights_one_step_old(real_time):
     """Step k runs on the weights after max(k - 1, 0) steps: ZeRO-Offload, ATC'21, section 5.2, from the first step."""
     schedule = complete("zero_offload", 2, 3, 2, 8, delayed_update=True)

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from rpbench import registry
 from rpbench.harness.assemble import pose
 from rpbench.harness.composing import recalling
-from rpbench.harness.config import CONF, composed, options_of
+from rpbench.harness.config import CONF, options_of
 from rpbench.harness.request import load
 
 # Real work is for as many devices as small machines have cores, drawings for as many as can be read; the others are in
@@ -27,7 +27,7 @@ DEVICES = {
 
 @pytest.mark.parametrize("name", options_of("experiment"))
 def test_every_experiment_composes_and_says_how_it_is_run(name):
-    config = composed([f"experiment={name}"]).node
+    config = recalling.compose([f"experiment={name}"]).node  # what Hydra composes: test_composing.py
     lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[1].startswith("# python -m rpbench")
     assert f"experiment={name}" in lines[1]
