@@ -1,5 +1,6 @@
 """What the tests of all layers share. Being here, this file also puts its folder on the path, for `nearby`."""
 
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from rpbench.__main__ import COLLECT_AFTER
 from rpbench.cli import dispatch
 
 # How long an example takes says something of the machine and of what else it does, and nothing of the code.
@@ -31,6 +33,11 @@ def pytest_configure():
     # Children compile our modules once, and not each for itself.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish():
+    """Tests make many large schedules: what lives is looked through as seldom as in a run."""
+    gc.set_threshold(COLLECT_AFTER)
 
 
 class FilesAndExhibits(LoadScopeScheduling):

@@ -273,6 +273,7 @@ def _texts(path: Path) -> list[str]:
     return ["".join(output.get("text", "")) for cell in found for output in cell.get("outputs", ())]
 
 
+@pytest.mark.slow
 def test_notebooks_of_one_kernel_do_not_see_each_other_and_a_broken_one_is_named(
     written: Callable[..., Path], kernel: Kernel, tmp_path: Path
 ) -> None:

@@ -121,7 +121,7 @@ def test_words_are_escaped(content: Content) -> None:
     odd = Exhibit(
         "odd", "<b>bold</b>", "a & b", ("simulated",), "echo '<'", table=Table(("x",), ((Cell(None, "<i>"),),))
     )
-    for text in _rendered(replace(content, exhibits=[odd], verdicts=content.verdicts[:20])).values():
+    for text in _rendered(replace(content, exhibits=[odd])).values():
         assert "<b>bold" not in text
         assert "<i>" not in text
     assert "&lt;b&gt;bold" in text
@@ -147,7 +147,7 @@ def test_red_verdicts_stand_at_the_top(content: Content, texts: dict[str, str]) 
     num_red = sum(verdict.red for verdict in content.verdicts)
     assert num_red > 0  # the values are made up
     assert f"{num_red} verdicts nobody planned for" in texts["report.html"]
-    calm = [replace(each, kind="not testable here") if each.red else each for each in content.verdicts[:50]]
+    calm = [replace(each, kind="not testable here") if each.red else each for each in content.verdicts]
     few = replace(content, verdicts=calm, exhibits=content.exhibits[:3])
     assert "nobody planned for" not in _rendered(few)["report.html"]
 

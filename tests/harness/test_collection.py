@@ -12,6 +12,7 @@ class Circle:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_much_that_was_made_inside_is_set_aside_until_the_next_time(monkeypatch):
     monkeypatch.setattr(collection, "MANY", 1_000)
     gc.collect()
