@@ -3,6 +3,8 @@
 import gc
 import weakref
 
+import pytest
+
 from rpbench.harness import collection
 from rpbench.harness.collection import collection_paused
 
