@@ -174,6 +174,16 @@ def test_copies_that_differ_show():
     assert verified(run.training)["whole_grad_max_rel_diff"] > 1e-9
 
 
+def test_the_whole_layers_are_asked_on_the_weights_of_each_step():
+    """AdamW makes more than rounding of rounding, and clipping still more, so trainings part; gradients do not."""
+    schedule = with_sums(2, 2, num_steps=3)
+    run = train(schedule, workload_of(schedule), clip_norm=0.01, learning_rate=0.1)
+    apart = largest_relative_difference(joined(by_step(run)[2]), whole_of(run).gradients[2])
+    assert verified(run.training)["whole_grad_max_rel_diff"] < 1e-14 < apart / 5
+    run.training.optimizer.gradient_norms[2].mul_(1 + 1e-9)
+    assert verified(run.training)["whole_grad_max_rel_diff"] == pytest.approx(1e-9, rel=1e-3)
+
+
 # --- a device that fails ---
 
 
