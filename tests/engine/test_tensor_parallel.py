@@ -82,6 +82,7 @@ def test_shares_train_as_one_process_and_as_the_whole_model(name, num_devices, g
     assert largest_relative_difference(joined(run.training.optimizer.masters), whole.masters) <= 1e-12
 
 
+@pytest.mark.slow
 def test_threads_and_the_virtual_clock_give_the_same_bits():
     schedule = with_sums(2, 3, num_steps=3)
     runs = [train(schedule, workload_of(schedule, QWEN), learning_rate=1e-2)]
