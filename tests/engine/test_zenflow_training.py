@@ -16,6 +16,9 @@ from rpbench.engine.state import selective_optimizer
 from rpbench.engine.state.important_columns import important, num_important
 from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.weights import Weights
+from rpbench.harness.assemble import assemble
+from rpbench.harness.modes.train import check_request
+from rpbench.harness.request import load
 from rpbench.ir.partition import symmetric
 from rpbench.ir.rest_rule import boundaries
 from rpbench.ir.schedule import Schedule, Shape
@@ -148,6 +151,7 @@ def test_the_rest_stays_until_its_boundary(versions):
             assert float(mask.float().mean()) == (
                 1 if mask.dim() == 1 else num_important(mask.shape[-1], TOPK) / mask.shape[-1]
             )
+            assert torch.equal(training.optimizer.seen[module, name], training.optimizer.masters[module, name])
             weights = [parameter.detach(), *(versions[version, module][name] for version in range(1, 6))]
             for version, (old, new) in enumerate(pairwise(weights), start=1):
                 moved = old != new
@@ -218,8 +222,16 @@ def _keeping_moments(self, stage, version):
 
 
 def test_shared_weights_are_refused():
-    with pytest.raises(ValueError, match=r"zenflow chooses columns .* shared by 2 places.*model.tied_embedding=false"):
+    with pytest.raises(
+        ValueError, match=r"zenflow chooses columns .* two stages share, .* use model.tied_embedding=false"
+    ):
         run_of(of(steps=1), model=replace(TINY, tied_embedding=True))
+
+
+def test_shared_weights_are_refused_before_any_work():
+    config = load(("schedule=zenflow", "backend=virtual", "model=tiny_gpt", "model.tied_embedding=true"))
+    with pytest.raises(ValueError, match="two stages share"):
+        check_request(config, assemble(config))
 
 
 def test_a_run_in_two_halves_leaves_no_state():

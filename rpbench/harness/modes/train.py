@@ -27,6 +27,7 @@ from rpbench.engine.state.device_memory import is_out_of_memory
 from rpbench.engine.state.device_weights import copy_in_memory
 from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.training import Settings, Training
+from rpbench.engine.training_checks import check_untied
 from rpbench.engine.transfers.paced_copies import PacedCopies
 from rpbench.engine.verification import gated, verified
 from rpbench.engine.workload import Workload
@@ -145,6 +146,7 @@ def check_request(request: Request, assembled: Assembled) -> None:
     _data(request, assembled)
     _check_checkpoint(request, assembled)
     check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
+    check_untied(assembled.schedule, has_tied=assembled.model.tied_embedding)
     check_momentum(settings.compensation, settings.optimizer)
     check_host_memory(assembled.model, DTYPES[request.dtype], _num_copies(assembled.schedule))
     if request.verify:
