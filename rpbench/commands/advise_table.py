@@ -27,12 +27,17 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
     found += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
     found += [_why(row) for row in answer["ranking"][:2]]
     found += [f"does not fit: {label(row)} lacks {lacks(row)}" for row in answer["does_not_fit"][:MISFITS]]
-    found += [*_levers(answer), *_turns(answer)]
-    found += [answer["smallest_change"]] if "smallest_change" in answer else []
-    found += [f"assumed {name}: {value}" for name, value in answer["assumed"].items()]
-    found += [f"not used: {name}: {why}" for name, why in answer.get("unused", {}).items()]
+    found += notes(answer)
     folded = [part for line in found for part in _folded(line, width)]
     return [*folded, *_command(answer)]
+
+
+def notes(answer: Mapping[str, Any]) -> list[str]:
+    """What would change the answer, what was assumed, and what had no effect, a line each."""
+    found = [*_levers(answer), *_turns(answer)]
+    found += [answer["smallest_change"]] if "smallest_change" in answer else []
+    found += [f"assumed {name}: {value}" for name, value in answer["assumed"].items()]
+    return found + [f"not used: {name}: {why}" for name, why in answer.get("unused", {}).items()]
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -123,16 +128,16 @@ def _turns(answer: Mapping[str, Any]) -> Iterator[str]:
     never = [turn["name"] for turn in answer["order_turns"] if turn["factor"] is None]
     for turn in answer["order_turns"]:
         if turn["factor"] is not None:
-            yield f"{second} would be first with {turn['name']} {turn['factor']:.2g} times as fast"
+            yield f"{second} would be first with {turn['name']} {turn['factor']:.2g} times as fast, both plans kept"
     if never:
-        yield f"{second} stays behind with up to {WITHIN} times faster or slower {', '.join(never)}"
+        yield f"{second} stays behind with up to {WITHIN} times faster or slower {', '.join(never)}, both plans kept"
 
 
 def _command(answer: Mapping[str, Any]) -> Iterator[str]:
     """The command of the first, on a line of its own, to be copied."""
     for row in answer["ranking"][:1]:
         short = len(row["command"]) <= COMMAND
-        yield row["command"] if short else "each row's command is in the JSON, as `command`"
+        yield row["command"] if short else "each row's command is in the JSON (--json), as `command`"
 
 
 def _folded(line: str, width: int) -> list[str]:
