@@ -28,6 +28,7 @@ from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.config import options_of
+from rpbench.harness.keys import LAYERS, MOVES, check_figures
 from rpbench.harness.request import cluster_file, load
 from rpbench.mesh.architecture import Architecture, architecture, from_model
 from rpbench.mesh.gpu import names
@@ -249,6 +250,7 @@ def _no_model(name: str) -> str:
 
 
 def _on_one_host(model: Model, cluster: Cluster, asked: Asked) -> dict[str, Any]:
+    check_figures(cluster, (*LAYERS, *MOVES), "advise")
     cost = load(["cost=analytic"]).cost
     basis = make_basis(cluster, cost.constants, cost.declared)
     num_devices = cluster.num_devices or 1

@@ -234,3 +234,13 @@ def test_a_cluster_of_ones_own_is_a_file(tmp_path, capsys):
     path.write_text("num_devices: 2\nbandwidth: 3\n")
     assert dispatch(("advise", *SMALL, f"cluster={path}")) == 2
     assert "unknown key of cluster 'bandwidth'" in capsys.readouterr().err
+
+
+def test_all_figures_that_a_cluster_lacks_are_named_at_once(tmp_path, capsys):
+    path = tmp_path / "bare.yaml"
+    path.write_text("name: bare\nnum_devices: 2\nmemory_bytes_per_s: 1e12\nmatmul_flops_per_s: 165e12\n")
+    assert dispatch(("advise", *SMALL, f"cluster={path}")) == 2
+    err = capsys.readouterr().err
+    for name in ("wide_matmul_flops_per_s", "attention_efficiency", "memory_efficiency", "host_bytes_per_s"):
+        assert f"{name}: " in err
+    assert "memory_bytes_per_s: " not in err
