@@ -219,7 +219,7 @@ def request_of(found: Composed) -> Request:
         choices={**choices, "mode": mode.name},
         overrides=found.overrides,
         subject={**_subject(config, mode, schedule, files), **(mesh.figures() if mesh else {})},
-        notes=(*notes, *_frozen(cost)),
+        notes=(*notes, *_frozen(cost), *_without_effect(mode, found.overrides)),
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
@@ -263,6 +263,19 @@ def _subject(
         subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
     return subject
+
+
+def _without_effect(mode: Mode, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What was asked for and changes nothing where there are no tensors."""
+    if not isinstance(mode, Simulate | Predict | Roofline):
+        return ()
+    words = [item for item in overrides if item.startswith(("dtype=", "optimizer=", "optimizer."))]
+    if not words:
+        return ()
+    return (
+        f"{' '.join(words)} without effect: mode={mode.name} has no tensors, and counts weights in 16 bits and Adam's "
+        "states",
+    )
 
 
 def _frozen(cost: CostConfig) -> tuple[str, ...]:
