@@ -253,6 +253,14 @@ def test_a_simulation_says_what_has_no_effect_on_it(rpbench):
     assert "without effect" not in rpbench("schedule=1f1b", "num_devices=2", "num_microbatches=2")[2]
 
 
+def test_a_prediction_says_which_choices_are_those_of_the_published_run(rpbench):
+    asked = ("mode=predict", "schedule=roundpipe", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=analytic")
+    plain, other = rpbench(*asked), rpbench(*asked, "num_microbatches=7")
+    assert plain[1][0]["tokens_per_s"] == other[1][0]["tokens_per_s"]
+    assert "num_microbatches=7 without effect: mode=predict takes a system's published run" in other[2]
+    assert "without effect" not in plain[2]
+
+
 def test_compare_puts_runs_side_by_side(rpbench):
     rows = [rpbench(f"schedule={name}", "num_devices=4")[1][0] for name in ("gpipe", "interleaved_1f1b")]
     status, (answer,), err = rpbench("compare", rows[0]["run_id"], rows[1]["run_id"][:12])
