@@ -24,8 +24,8 @@ _BACKWARD = (Kind.B, Kind.FB, Kind.I, Kind.OVERLAP)
 class Idle:
     """Idle device-time of a step, split as the RoundPipe artifact does.
 
-    The parts sum to the whole where the last work of a device is a backward. `drain` counts all that follows it, so that
-    weight gradients and steps behind it make the sum larger.
+    The parts sum to the whole where the last work of a device is a backward. `drain` counts all that follows it, so
+    that weight gradients and steps behind it make the sum larger.
     """
 
     fill: float
