@@ -15,6 +15,7 @@ from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.action import Kind
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.search import Budget, Tuned, rank, tune
+from rpbench.plan.contest.space import space_of
 from rpbench.plan.contest.terms import Limits, Terms
 
 LINKS = (
@@ -143,13 +144,20 @@ def _computing(costs: CostTable, factor: float) -> CostTable:
     return replace(costs, work=work)
 
 
-def pace_with_twice_the_memory(plan: Tuned, terms: Terms, budget: Budget) -> float | None:
-    """Tokens per second of the best plan then; None where memory has no limit."""
+def pace_with_twice_the_memory(
+    plan: Tuned, terms: Terms, budget: Budget, is_over: Callable[[], bool] | None = None
+) -> float | None:
+    """Tokens per second of the best plan then, searched for from this one on; None where memory has no limit.
+
+    Args:
+        is_over: whether time is; what has been found by then counts.
+    """
     limit = terms.limits.device_memory_bytes
     if limit is None:
         return None
     roomy = replace(terms, limits=Limits(2 * limit, terms.limits.host_memory_bytes))
-    found = tune(plan.contender, roomy, budget).outcome
+    space = space_of(plan.contender, roomy).beginning_at(plan.setting)
+    found = tune(plan.contender, roomy, budget, space, is_over=is_over).outcome
     return max(rank(found), plan.outcome.tokens_per_s)
 
 
