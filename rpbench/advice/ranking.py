@@ -21,11 +21,13 @@ from rpbench.plan.contest.terms import Terms
 # Looked at first, in this order: who leads in figure 10, then a bit of everything, so that an advice that has to end
 # early has it.
 FIRST = (
-    *("1f1b", "roundpipe", "pipedream_2bw", "zb_h1", "interleaved_1f1b", "zb_h2", "interleaved_zb", "zb_v"),
-    *("dapple", "zero_3", "zero_infinity", "mobius", "xpipe", "dualpipe_v", "v_half", "zero_2", "stp", "greedysnake"),
+    *("1f1b", "roundpipe", "pipedream_2bw", "zb_h1", "interleaved_1f1b", "zb_h2", "interleaved_zb", "dapple"),
+    *("zero_3", "zero_infinity", "mobius", "xpipe", "dualpipe_v", "zero_2", "stp", "greedysnake", "zero_offload"),
 )
 # Looked at last: they take the longest, and were never among the first two.
-LAST = ("hanayo", "v_min", "megatrain", "superoffload", "pipe_offload", "adaptis", "megatron_tp")
+LAST = (
+    *("zb_auto", "chimera", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "pipe_offload", "megatron_tp", "adaptis"),
+)
 UNSEARCHED = OUT_OF_TIME
 QUICK = Budget(work=100, climb_work=300_000)
 
@@ -189,7 +191,7 @@ def _levers(
     plans: Sequence[Tuned], frames: Sequence[Frames], terms: Terms, budget: Budget, is_over: Callable[[], bool]
 ) -> list[Lever]:
     (plan,), (known,) = plans, frames
-    roomy = partial(pace_with_twice_the_memory, plan, terms, budget, is_over)
+    roomy = partial(pace_with_twice_the_memory, plan, terms, budget, known, is_over)
     return levers_of(Timed(plan, known.of_plan(plan)), terms, roomy)
 
 

@@ -103,6 +103,17 @@ class Frame:
         found.setting, found.problem = setting, posed(self._contender, setting, self.terms, self.num_steps)
         return found
 
+    def under(self, terms: Terms) -> "Frame":
+        """The same order under other limits, where it does not follow from them."""
+        found = copy(self)
+        found.terms, found.problem = terms, posed(self._contender, self.setting, terms, self.num_steps)
+        return found
+
+    @property
+    def least_bytes(self) -> int:
+        """A lower bound on the fullest device: no cut, recomputation or size of a microbatch gets below it."""
+        return self._footprint.least_bytes
+
     @property
     def serves_any_cut(self) -> bool:
         """Whether other cuts with as many stages run the same actions."""

@@ -184,12 +184,20 @@ class Search:
     def hope(self) -> float:
         """Tokens per second that another size of a microbatch may come to, as far as sketches tell; below 0: none."""
         assert self._began is not None
-        first, own = _outcome(self.tried[self._began]), self._estimate(self._began)
+        first = _outcome(self.tried[self._began])
+        if not first.fits and self._weighs_too_much(self._began):
+            return rank(first)
+        own = self._estimate(self._began)
         sizes = self.space.dimensions["microbatch_sequences"]
         best = max(self._estimate(self._began.changed("microbatch_sequences", size)) for size in sizes)
         if self._began.recompute == "fitting" and len(first.keeps) < len(_cut(self.tried[self._began]).backward):
             return max(best, rank(first))  # what runs again for want of memory, a sketch does not see
         return first.tokens_per_s * max(1.0, best / own if own else 1.0) if first.fits else best or rank(first)
+
+    def _weighs_too_much(self, setting: Setting) -> bool:
+        """Whether weights, gradients and optimizer alone fill a device, however the layers are cut."""
+        limit, cut = self.terms.limits.device_memory_bytes, _cut(self.tried[setting])
+        return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
 
     def finish(self, to_beat: float | None = None) -> None:
         """From the first look to the best plan; to the best one so far where time is over.
@@ -419,6 +427,13 @@ class Frames:
         if known.schedule.partition == plan.partition:  # or stages without layers may be others
             return known.at(plan.setting)
         return Frame(self.contender, plan.setting, self.terms, plan.partition, num_steps)
+
+    def under(self, terms: Terms) -> "Frames":
+        """Those that serve other limits too."""
+        found = Frames(self.contender, terms)
+        if not self.contender.entry.needs_costs:  # which look at the memory
+            found._known = {key: frame.under(terms) for key, frame in self._known.items()}
+        return found
 
     def keep_only(self, plan: Tuned) -> None:
         """Forget all frames but the one of a plan: those of many contenders take gigabytes."""
