@@ -21,13 +21,22 @@ from rpbench.plan.contest.terms import Terms
 # Looked at first, in this order: who leads in figure 10, then a bit of everything, so that an advice that has to end
 # early has it.
 FIRST = (
-    *("1f1b", "roundpipe", "pipedream_2bw", "zb_h1", "interleaved_1f1b", "zb_h2", "interleaved_zb", "dapple"),
-    *("zero_3", "zero_infinity", "mobius", "xpipe", "dualpipe_v", "zero_2", "stp", "greedysnake", "zero_offload"),
+    *("roundpipe", "pipe_offload", "1f1b", "pipedream_2bw", "zb_h1", "interleaved_1f1b", "zb_h2", "interleaved_zb"),
+    *(
+        "dapple",
+        "zero_3",
+        "zero_infinity",
+        "mobius",
+        "xpipe",
+        "dualpipe_v",
+        "zero_2",
+        "stp",
+        "greedysnake",
+        "zero_offload",
+    ),
 )
 # Looked at last: they take the longest, and were never among the first two.
-LAST = (
-    *("zb_auto", "chimera", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "pipe_offload", "megatron_tp", "adaptis"),
-)
+LAST = (*("zb_auto", "chimera", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "megatron_tp", "adaptis"),)
 UNSEARCHED = OUT_OF_TIME
 QUICK = Budget(work=100, climb_work=300_000)
 

@@ -187,8 +187,8 @@ class Search:
         first = _outcome(self.tried[self._began])
         if not first.fits and self._weighs_too_much(self._began):
             return rank(first)
-        own = self._estimate(self._began)
-        sizes = self.space.dimensions["microbatch_sequences"]
+        own, usual = self._estimate(self._began), self._began.microbatch_sequences
+        sizes = [size for size in self.space.dimensions["microbatch_sequences"] if size <= usual]  # more to overlap
         best = max(self._estimate(self._began.changed("microbatch_sequences", size)) for size in sizes)
         if self._began.recompute == "fitting" and len(first.keeps) < len(_cut(self.tried[self._began]).backward):
             return max(best, rank(first))  # what runs again for want of memory, a sketch does not see
