@@ -119,7 +119,7 @@ def _version() -> str:
 
 def _verbs() -> dict[str, Verb]:
     from rpbench.commands.advise_usage import USAGE as ADVISE
-    from rpbench.commands.new import USAGE as NEW
+    from rpbench.commands.new_usage import USAGE as NEW
 
     return {
         "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),
