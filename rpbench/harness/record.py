@@ -4,13 +4,17 @@
 again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
 """
 
+import glob
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
+
+from rpbench.harness import provenance
+from rpbench.harness.processes import began
 
 Record = dict[str, Any]
 
@@ -149,7 +153,8 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
     check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _remove_left(path)
+    temporary = path.with_name(f".{path.name}.{provenance.host_word()}-{os.getpid()}")
     try:
         boundary()
         with temporary.open("w", encoding="utf-8") as target:
@@ -166,8 +171,35 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _remove_left(path: Path) -> None:
+    """Remove what writers of a file have left beside it that were killed here; another host's is its own."""
+    host = provenance.host_word()
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{host}-*"):
+        number = left.name.rpartition("-")[2]
+        if number.isdecimal() and not began(int(number)):
+            left.unlink(missing_ok=True)
+
+
 def boundary() -> None:
     """Between two steps of a write. Nothing happens here; tests pull the plug."""
+
+
+def create(path: Path, text: str) -> bool:
+    """Make a file that is not there; False where somebody else has made it. Of several processes one alone does."""
+    try:
+        boundary()
+        file = path.open("x", encoding="utf-8")
+    except FileExistsError:
+        return False
+    try:
+        with file:
+            boundary()
+            file.write(text)
+        boundary()
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return True
 
 
 def append_line(path: Path, line: str) -> None:
@@ -193,14 +225,8 @@ class Events:
     """`events.jsonl` of a run: appended line by line as the run goes, so that a killed run leaves its trace."""
 
     def __init__(self, folder: Path, now: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = (folder / "events.jsonl").open("a", encoding="utf-8")
+        self._path = folder / "events.jsonl"
         self.add("started", at=now)
 
     def add(self, event: str, **details: Any) -> None:
-        self._file.write(json.dumps({"event": event, **details}) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        append_line(self._path, json.dumps({"event": event, **details}))

@@ -76,8 +76,6 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     except BaseException:
         mirror.abandon()
         raise
-    finally:
-        events.close()
     row = opening | {"files": files, "status": "ok", "reason": None} | outcome.fields
     record.write(folder, row)
     mirror.end(row, outcome.timeline)
