@@ -55,7 +55,7 @@ def _find(results: Path, name: str) -> Record:
 
 def _choice_keys(rows: list[Record]) -> list[str]:
     """Plain choices of a run: everything the records share that is neither a metric nor provenance."""
-    besides = {"run_id", "reason", "started_at", "git_commit", "code_version", *_METRICS}
+    besides = {"run_id", "reason", "started_at", "git_commit", "code_version", "digest", *_METRICS}
     return [key for key, value in rows[0].items() if key not in besides and isinstance(value, (str, int))]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from rpbench.harness import provenance
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.record import Record
+from rpbench.strict_json import parsed
 
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20
@@ -68,14 +69,12 @@ def records_of_wandb(text: str) -> list[Record]:
 
 def _runs(text: str) -> list[Mapping[str, Any]]:
     try:
-        whole = json.loads(text)
+        whole = parsed(text)
         found = whole if isinstance(whole, list) else [whole]
-    except RecursionError:
-        raise ConfigError("import wandb: nested too deeply") from None
     except ValueError:
         try:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (ValueError, RecursionError) as error:
+            found = [parsed(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
             raise ConfigError(f"import wandb: not JSON ({error})") from None
     for run in found:
         if not isinstance(run, dict) or not isinstance(run.get("summary"), dict):
@@ -163,9 +162,9 @@ def trace_of_kineto(text: str) -> dict[str, Any]:
 
 def _slices(text: str) -> Iterator[dict[str, Any]]:
     try:
-        trace = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"import kineto: not JSON ({type(error).__name__})") from None
+        trace = parsed(text)
+    except ValueError as error:
+        raise ConfigError(f"import kineto: not JSON ({error})") from None
     events = trace.get("traceEvents") if isinstance(trace, dict) else trace
     if not isinstance(events, list):
         raise ConfigError("import kineto: no traceEvents; export it by torch.profiler's export_chrome_trace")

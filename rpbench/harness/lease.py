@@ -12,13 +12,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rpbench.harness import provenance
 from rpbench.harness.processes import began, boot
 from rpbench.harness.record import create
+from rpbench.strict_json import parsed
 
 FOLDER = ".leases"
 BEAT_S = 5.0  # an owner touches its leases this often
@@ -77,7 +78,8 @@ class Leases:
         generation = _generation(path)
         for other in sorted(self._of(path.stem), key=_generation):  # its own the last: while it stands, nobody begins
             if _generation(other) <= generation:
-                other.unlink(missing_ok=True)
+                with suppress(OSError):  # what cannot be removed ends with its process
+                    other.unlink()
 
     def is_held(self, run: str) -> bool:
         """Whether somebody works on a run."""
@@ -105,7 +107,7 @@ class Leases:
     def _has_lapsed(self, path: Path) -> bool:
         try:
             touched = path.stat().st_mtime_ns
-            owner = _owner(path)
+            owner = _owner(path) if path.is_file() else None
         except OSError:
             return True  # given back just now
         if owner is not None and owner.is_gone:
@@ -143,6 +145,8 @@ def _generation(path: Path) -> int:
 def _owner(path: Path) -> Owner | None:
     """Who took a lease; None while its file is being written, or was torn."""
     try:
-        return Owner(**json.loads(path.read_text(encoding="utf-8")))
+        found = Owner(**parsed(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         return None
+    texts = (found.host, found.boot, found.began)
+    return found if type(found.pid) is int and all(isinstance(text, str) for text in texts) else None

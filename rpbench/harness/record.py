@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from rpbench.harness import provenance
 from rpbench.harness.processes import began
+from rpbench.words import plain
 
 Record = dict[str, Any]
 
@@ -40,8 +41,18 @@ REQUIRED = (
 STATUSES = ("ok", "oom", "infeasible", "failed")
 
 
-SCHEMA = 2  # 2: what surrounds a run is in its record, and its run_id is verified when it is read
+# 2: what surrounds a run is in its record, and its run_id is verified when it is read; 3: so is a digest of all values
+SCHEMA = 3
 METRICS = ("makespan_s", "step_time_s", "tokens_per_s", "bubble_makespan", "bubble_span", "bubble_over_ideal")
+_TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
+# What readers rely on: the types of values, and in which words one is refused.
+_KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(METRICS, (int | float | None, "no number")),
+    **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int, "no whole number")),
+    **dict.fromkeys((*_TEXTS, "started_at", "code_version", "contender"), (str | None, "no text")),
+    **dict.fromkeys(("choices", "config", "surroundings", "versions", "hardware"), (dict | None, "no object")),
+    **dict.fromkeys(("overrides", "notes", "files"), (list | None, "no list")),
+}
 
 
 def run_id(identity: dict[str, Any]) -> str:
@@ -60,11 +71,11 @@ def read(folder: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        print(f"rpbench: skipping {path}: not a readable record ({error})", file=sys.stderr)
+        print(plain(f"rpbench: skipping {path}: not a readable record ({error})"), file=sys.stderr)
         return None
     problem = defect(record, folder.name)
     if problem:
-        print(f"rpbench: skipping {path}: {problem}", file=sys.stderr)
+        print(plain(f"rpbench: skipping {path}: {problem}"), file=sys.stderr)
         return None
     return dict(record)
 
@@ -80,20 +91,40 @@ def defect(record: Any, name: str) -> str | None:
     missing = [key for key in REQUIRED if key not in record]
     if missing:
         return f"no {', '.join(missing)}"
-    if record.get("schema", 1) not in (1, SCHEMA):
-        return f"schema {record['schema']!r} is not known here; versions 1 to {SCHEMA} are"
+    if record.get("schema", 1) not in range(1, SCHEMA + 1):
+        return f"schema {record['schema']!r:.80} is not known here; versions 1 to {SCHEMA} are"
     if record["run_id"] != name:
-        return f"run_id {record['run_id']!r} does not match its folder"
+        return f"run_id {record['run_id']!r:.80} does not match its folder"
     if record["status"] not in STATUSES:
-        return f"status {record['status']!r} is none of {', '.join(STATUSES)}"
-    if not isinstance(record["config"], dict | None) or not isinstance(record.get("surroundings", {}), dict):
-        return "config and surroundings are objects"
-    for key in METRICS:
-        if isinstance(record.get(key), bool) or not isinstance(record.get(key), int | float | None):
-            return f"{key} {record[key]!r} is no number"
+        return f"status {record['status']!r:.80} is none of {', '.join(STATUSES)}"
+    for key, (kinds, words) in _KINDS.items():
+        if isinstance(record.get(key), bool) or not isinstance(record.get(key), kinds):
+            return f"{key} {record[key]!r:.80} is {words}"
+    return _falsified(record, name)
+
+
+def _falsified(record: Record, name: str) -> str | None:
+    """What shows that values of a record are not those that were written."""
     if "surroundings" in record and run_id(identity_of(record)) != name:
         return "its configuration is not the one that its run_id was made of"
+    try:
+        found = digest(record)
+    except (ValueError, RecursionError, OverflowError) as error:
+        return f"not all of it is JSON that can be written ({error})"
+    if (record.get("schema", 1) > 2 or "digest" in record) and record.get("digest") != found:
+        return "its values are not those that its digest was made of"
     return None
+
+
+def digest(record: Record) -> str:
+    """16 hex digits that follow from every other value of a record: a changed one is noticed when it is read.
+
+    Raises:
+        ValueError: if a number is not finite.
+    """
+    values = {key: value for key, value in record.items() if key != "digest"}
+    text = json.dumps(json.loads(dump(values)), sort_keys=True)  # as it is read back: its keys are texts
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def identity_of(record: Record) -> dict[str, Any]:
@@ -102,7 +133,7 @@ def identity_of(record: Record) -> dict[str, Any]:
         "subject": record["config"],
         "choices": record["choices"],
         "code_version": record.get("code_version"),
-        **dict(record["surroundings"]),
+        **(record["surroundings"] or {}),
     }
 
 
@@ -114,9 +145,11 @@ def read_all(results: Path) -> Iterator[Record]:
             yield record
 
 
-def write(folder: Path, record: Record) -> None:
-    """Put the record in its folder, whole or not at all."""
-    write_atomically(folder / "record.json", dump(record) + "\n")
+def write(folder: Path, record: Record) -> Record:
+    """Put the record in its folder, whole or not at all; as it was written, with its digest."""
+    sealed = record | {"digest": digest(record)}
+    write_atomically(folder / "record.json", dump(sealed) + "\n")
+    return sealed
 
 
 def dump(record: Record) -> str:

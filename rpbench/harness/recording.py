@@ -76,8 +76,7 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     except BaseException:
         mirror.abandon()
         raise
-    row = opening | {"files": files, "status": "ok", "reason": None} | outcome.fields
-    record.write(folder, row)
+    row = record.write(folder, opening | {"files": files, "status": "ok", "reason": None} | outcome.fields)
     mirror.end(row, outcome.timeline)
     return row
 

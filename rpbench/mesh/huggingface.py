@@ -133,6 +133,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "mlp_only_layers": ([], None),
     "hidden_act": ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "swiglu", "relu"),
 }
+MOST = 2**40  # of a size; a model of which one is larger is none
 GATED = ("silu", "swiglu")
 
 
@@ -148,24 +149,23 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
     hidden = _size(values, "hidden_size", "n_embd")
     act = values.get("hidden_act", values.get("activation_function", "silu"))
     experts = _experts(values)
-    inner = values.get("intermediate_size") or values.get("n_inner") or 4 * hidden
     return Architecture(
         str(values.get("_name_or_path") or values["model_type"]),
         _size(values, "num_hidden_layers", "n_layer"),
         hidden,
         heads,
         _size(values, "vocab_size"),
-        values.get("num_key_value_heads") or heads,
-        0 if "kv_lora_rank" in values else (values.get("head_dim") or 0),
-        int(inner),
+        _size(values, "num_key_value_heads", default=heads),
+        0 if "kv_lora_rank" in values else _size(values, "head_dim", default=0),
+        _size(values, "intermediate_size", "n_inner", default=4 * hidden),
         gated=act in GATED,
         tied=bool(values.get("tie_word_embeddings", values["model_type"] == "gpt2")),
         experts=experts,
-        num_dense_layers=values.get("first_k_dense_replace", 0) if experts else 0,
+        num_dense_layers=_size(values, "first_k_dense_replace", default=0) if experts else 0,
         latent=_latent(values),
         windows=_windows(values),
-        learned_positions=values.get("n_positions", 0) if values["model_type"] == "gpt2" else 0,
-        num_prediction_layers=values.get("num_nextn_predict_layers", 0),
+        learned_positions=_size(values, "n_positions", default=0) if values["model_type"] == "gpt2" else 0,
+        num_prediction_layers=_size(values, "num_nextn_predict_layers", default=0),
         dropout=any(values.get(name, 0) for name in ("attn_pdrop", "resid_pdrop", "attention_dropout")),
         biases=bool(values.get("attention_bias", values["model_type"] in ("gpt2", "qwen2"))),
     )
@@ -182,31 +182,38 @@ def _check(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={value!r} of a {kind}: this field is not modelled")
 
 
-def _size(values: Mapping[str, Any], *names: str) -> int:
+def _size(values: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of these fields that is given and not 0."""
     for name in names:
-        if values.get(name):
-            return int(values[name])
-    raise ValueError(f"config.json has no {names[0]}")
+        value = values.get(name)
+        if value in (None, 0) and not isinstance(value, bool):
+            continue
+        if type(value) is not int or not 1 <= value <= MOST:
+            raise ValueError(f"{name}={value!r:.80}: a size is a whole number of at least 1 and at most {MOST:,}")
+        return value
+    if default is None:
+        raise ValueError(f"config.json has no {names[0]}")
+    return default
 
 
 def _experts(values: Mapping[str, Any]) -> Experts | None:
-    total = values.get("n_routed_experts") or values.get("num_experts") or values.get("num_local_experts")
+    total = _size(values, "n_routed_experts", "num_experts", "num_local_experts", default=0)
     if not total:
         return None
-    inner = int(values.get("moe_intermediate_size") or values["intermediate_size"])
+    inner = _size(values, "moe_intermediate_size", "intermediate_size")
     active = _size(values, "num_experts_per_tok", "experts_per_token")
-    return Experts(int(total), active, inner, inner * int(values.get("n_shared_experts") or 0))
+    return Experts(total, active, inner, inner * _size(values, "n_shared_experts", default=0))
 
 
 def _latent(values: Mapping[str, Any]) -> Latent | None:
     if "kv_lora_rank" not in values:
         return None
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return Latent(int(values.get("q_lora_rank") or 0), *(_size(values, name) for name in names))
+    return Latent(_size(values, "q_lora_rank", default=0), *(_size(values, name) for name in names))
 
 
 def _windows(values: Mapping[str, Any]) -> tuple[int | None, ...]:
-    window = values.get("sliding_window")
+    window = _size(values, "sliding_window", default=0)
     if not window or values.get("use_sliding_window") is False:
         return ()
     kinds = values.get("layer_types")
@@ -214,7 +221,9 @@ def _windows(values: Mapping[str, Any]) -> tuple[int | None, ...]:
         if values["model_type"] == "gpt_oss":
             return (window, None)
         return (window,) if values["model_type"] == "mistral" else ()
-    unknown = set(kinds) - {"sliding_attention", "full_attention"}
-    if unknown:
-        raise ValueError(f"layer_types has {sorted(unknown)[0]!r}, which is not modelled")
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list):
+        raise ValueError(f"layer_types={kinds!r:.80}: a list, with a kind for each layer")
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ValueError(f"layer_types has {unknown[0]!r:.80}, which is not modelled")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
