@@ -282,7 +282,7 @@ def _defect(plan: Any) -> str | None:
     for key in ("plan", "code_version", "conf_version"):
         if not isinstance(plan.get(key), str):
             return f"its {key} is no text"
-    if not isinstance(plan.get("experiment"), str | None):
+    if not isinstance(plan.get("experiment", ()), str | None):
         return "its experiment is no name"
     if not _is_list_of_texts(plan.get("overrides")):
         return "its overrides are no list of texts"

@@ -45,6 +45,7 @@ STATUSES = ("ok", "oom", "infeasible", "failed")
 SCHEMA = 3
 METRICS = ("makespan_s", "step_time_s", "tokens_per_s", "bubble_makespan", "bubble_span", "bubble_over_ideal")
 _TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
+_LARGEST = 2**63
 # What readers rely on: the types of values, and in which words one is refused.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(METRICS, (int | float | None, "no number")),
@@ -100,6 +101,11 @@ def defect(record: Any, name: str) -> str | None:
     for key, (kinds, words) in _KINDS.items():
         if isinstance(record.get(key), bool) or not isinstance(record.get(key), kinds):
             return f"{key} {record[key]!r:.80} is {words}"
+        if isinstance(record.get(key), int) and abs(record[key]) > _LARGEST:
+            return f"{key} {record[key]!r:.80} is too large a number"
+    for key in ("overrides", "notes", "files"):
+        if not all(isinstance(item, str) for item in record.get(key) or ()):
+            return f"{key} holds what is no text"
     return _falsified(record, name)
 
 

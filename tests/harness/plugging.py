@@ -10,6 +10,7 @@ import pickle
 import signal
 from functools import partial
 
+import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 from rpbench.cli import dispatch
@@ -68,6 +69,15 @@ def swept(results, overrides, boundary=None):
     os.chdir(results)  # so that every sweep of a test has the same words, and is composed once
     record.boundary = boundary or record.boundary
     return dispatch((*overrides, "results_dir=."))
+
+
+def warm(results, overrides):
+    """Sweep in this process once, so that those forked from it have everything imported and composed."""
+    with pytest.MonkeyPatch.context() as within, open(os.devnull, "w") as nowhere:
+        within.chdir(results)
+        within.setattr("sys.stdout", nowhere)
+        within.setattr("sys.stderr", nowhere)
+        assert swept(results, overrides) == 0
 
 
 def in_a_child(results, overrides, fault=None, at=0):

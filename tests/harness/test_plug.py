@@ -5,7 +5,7 @@ import os
 import random
 
 import pytest
-from plugging import compose_once, forked, in_a_child, rests, starts, swept, table, tear
+from plugging import compose_once, forked, in_a_child, rests, starts, swept, table, tear, warm
 from spared import spared
 
 from rpbench.harness import record
@@ -21,20 +21,10 @@ def undisturbed(tmp_path_factory):
         compose_once(patch)
         status, number = in_a_child(tmp_path_factory.mktemp("first"), SWEEP)
         assert status == 0
-        warm(tmp_path_factory.mktemp("here"), patch)
+        warm(tmp_path_factory.mktemp("here"), SWEEP)
         results = tmp_path_factory.mktemp("undisturbed")
         assert in_a_child(results, SWEEP) == (0, number)
         yield table(results), number
-
-
-def warm(results, patch):
-    """Sweep in this process once, so that those forked from it have everything imported and composed."""
-    with pytest.MonkeyPatch.context() as within:
-        within.chdir(results)
-        with open(os.devnull, "w") as nowhere:
-            within.setattr("sys.stdout", nowhere)
-            within.setattr("sys.stderr", nowhere)
-            assert swept(results, SWEEP) == 0
 
 
 def broken_and_resumed(results, fault, at, expected, chance):
