@@ -48,7 +48,7 @@ def keys_of(text: str) -> dict[str, Any]:
         ValueError: as of `read_keys`, without the file's name.
     """
     try:
-        found = yaml.load(text, _Loader)  # noqa: S506  a safe loader
+        found = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise ValueError(f"{line}it is no YAML ({error.problem}); {EXAMPLE}") from None
