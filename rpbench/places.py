@@ -47,8 +47,8 @@ def _named() -> list[Path]:
     named = [(VARIABLE, Path(name)) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     named += [(FILE, folder) for folder in _of_file(Path.cwd() / FILE)]
     for said, folder in named:
-        if not folder.is_dir():
-            raise ValueError(f"{said}: {folder} is no folder; make it, or name one that is there")
+        if not os.path.isdir(folder):  # which, unlike Path's, answers for names that cannot be
+            raise ValueError(f"{said}: {str(folder)[:200]} is no folder; make it, or name one that is there")
     return [folder.resolve() for _, folder in named]
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 2**20
-MOST_NODES = 100_000  # with every alias in its place
+MOST_BYTES = 2**16
+MOST_NODES = 20_000  # with every alias in its place
 DEEPEST = 40
 EXAMPLE = "write key: value, one a line"
 
@@ -47,6 +47,8 @@ def keys_of(text: str) -> dict[str, Any]:
     Raises:
         ValueError: as of `read_keys`, without the file's name.
     """
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"{len(text)} characters; at most {MOST_BYTES} are read")
     try:
         found = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .bending import bent
-from .documents import Documents, documents, unsealed
+from .documents import Documents, documents
 from .guard import Finding, Guard
 from .readers import Reader, readers
 
@@ -19,7 +19,6 @@ def prepared(folder: Path) -> tuple[list[Reader], Documents]:
     """The readers, and the documents they read."""
     (folder / "seeds").mkdir()
     seeds = documents(folder / "seeds")
-    seeds["old record"] = [unsealed(document) for document in seeds["record"]]
     return readers(seeds), seeds
 
 

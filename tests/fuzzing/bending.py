@@ -1,7 +1,7 @@
 """Bending: how a sound document becomes one that is not, or only nearly is."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -20,6 +20,8 @@ WORDS = (
 )  # fmt: skip
 NUMBERS = (0, -1, 1, 2, 3, 7, 10**6, 2**31, 2**53, 2**63, 2**64, 10**30, 10**400, 0.0, -0.0, 0.5, 1e-320, 1e308, 1.5)
 ODD = (float("nan"), float("inf"), float("-inf"), None, True, False, [], {}, [[]], {"": {}}, [None], [1, "a", None])
+
+MOST_HOLDERS = 2000
 
 Bend = Callable[[bytes, Random, bytes], bytes]
 
@@ -153,12 +155,16 @@ def _leaf(chance: Random) -> Any:
     return chance.choice((chance.choice(WORDS), chance.choice(NUMBERS), chance.choice(ODD)))
 
 
-def _places(tree: Any) -> Any:
-    """Every (holder, key) of a tree, which is no graph and not deep."""
-    waiting = [tree]
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (holder, key) of a tree; of what YAML's aliases make of it, each holder once."""
+    waiting, seen = [tree], set()
     while waiting:
         node = waiting.pop()
+        if id(node) in seen or len(seen) > MOST_HOLDERS:
+            continue
         items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        if isinstance(node, dict | list):
+            seen.add(id(node))
         for key, value in items:
             yield node, key
             waiting.append(value)

@@ -3,10 +3,11 @@
 import contextlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from rpbench.cli import _dispatch
+from rpbench.commands.store import canonical, export
 from rpbench.cost.constant import constant_times
 from rpbench.cost.profiled import to_text
 from rpbench.harness import record
@@ -54,40 +55,45 @@ def documents(folder: Path) -> Documents:
     _said(*SWEEP, here, "save_timeline=true")
     _said(*TRAIN, "num_steps=2", here, f"checkpoint.save_to={folder / 'state.pt'}")
     _said("profile", "model=tiny_gpt", "cost=constant", f"out={folder / 'layers'}")
-    table = _said("export", here).encode()
-    rows = [json.loads(line) for line in _said("export", "--format", "jsonl", here).splitlines()]
-    runs = [
-        {"config": {"schedule": {"name": row["schedule"]}, "num_devices": {"value": 2}}, "summary": row} for row in rows
-    ]
-    return {
-        "record": _bytes(folder.glob("*/record.json")),
-        "plan": _bytes(folder.glob("manifests/*/plan.json")),
-        "journal": _bytes(folder.glob("manifests/*/*.jsonl")),
-        "timeline": _bytes(folder.glob("*/timeline.csv")),
+    return plain_documents(folder) | {
         "checkpoint": [(folder / "state.pt").read_bytes()],
-        "lease": [
-            json.dumps(Owner.me().__dict__ | change).encode() for change in ({}, {"host": "another"}, {"boot": ""})
-        ],
-        "kineto": [json.dumps({"schemaVersion": 1, "traceEvents": EVENTS}).encode()],
-        "wandb": [json.dumps(runs[0]).encode(), "\n".join(map(json.dumps, runs)).encode()],
-        "table": [table],
-        "config": [json.dumps(each).encode() for each in (LLAMA, QWEN, DEEPSEEK)],
-        "cluster": _shipped("cluster", "8x_rtx4090", "local"),
         "model": _shipped("model", "tiny_gpt", "qwen3_1p7b"),
         "experiment": _shipped("experiment", "figure17", "hop_latency"),
-        "places": [b"path: [mine]\n", b"path:\n  - mine\n  - yours\n"],
         "schedule": _schedules(),
         "torch_csv": [_said("show", "schedule=1f1b", *_SMALL, "format=torch_csv").encode()],
-        "profile": [to_text(constant_times(16, 2, **_MS)).encode()],
         "nodes": [(folder / "layers_nodes.csv").read_bytes()],
         "edges": [(folder / "layers_edges.csv").read_bytes()],
         "text": [b"It was a bright cold day in April. " * 40],
-        "request": [
-            b"GET /rows.json HTTP/1.1\r\nHost: HOST\r\n\r\n",
-            b"GET /timeline/RUN HTTP/1.1\r\nHost: HOST\r\n\r\n",
-        ],
+        "request": [f"GET /{name} HTTP/1.1\r\nHost: HOST\r\n\r\n".encode() for name in ("rows.json", "timeline/RUN")],
         "sql": [b"select schedule, max(makespan_s) from runs where num_devices = 2 group by schedule order by 2"],
         "words": _command_lines(),
+    }
+
+
+def plain_documents(folder: Path) -> Documents:
+    """Those that take no run beside the records, manifests and timelines of a folder."""
+    rows = canonical(folder)
+    table = io.StringIO()
+    export([f"results_dir={folder}"], table)
+    runs = [
+        {"config": {"schedule": {"name": row["schedule"]}, "num_devices": {"value": 2}}, "summary": row} for row in rows
+    ]
+    owner = Owner.me().__dict__
+    records = _bytes(folder.glob("*/record.json"))
+    return {
+        "record": records,
+        "old record": [unsealed(document) for document in records],
+        "plan": _bytes(folder.glob("manifests/*/plan.json")),
+        "journal": _bytes(folder.glob("manifests/*/*.jsonl")),
+        "timeline": _bytes(folder.glob("*/timeline.csv")),
+        "lease": [json.dumps(owner | change).encode() for change in ({}, {"host": "another"}, {"boot": ""})],
+        "kineto": [json.dumps({"schemaVersion": 1, "traceEvents": EVENTS}).encode()],
+        "wandb": [json.dumps(runs[0]).encode(), "\n".join(map(json.dumps, runs)).encode()],
+        "table": [table.getvalue().encode()],
+        "config": [json.dumps(each).encode() for each in (LLAMA, QWEN, DEEPSEEK)],
+        "cluster": _shipped("cluster", "8x_rtx4090", "local"),
+        "places": [b"path: [mine]\n", b"path:\n  - mine\n  - yours\n"],
+        "profile": [to_text(constant_times(16, 2, **_MS)).encode()],
     }
 
 
@@ -109,7 +115,7 @@ def _said(*words: str) -> str:
     return out.getvalue()
 
 
-def _bytes(paths: Sequence[Path]) -> list[bytes]:
+def _bytes(paths: Iterable[Path]) -> list[bytes]:
     found = [path.read_bytes() for path in sorted(paths)]
     assert found
     return found

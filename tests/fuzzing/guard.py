@@ -97,10 +97,10 @@ class Guard:
             self._on = False
             if isinstance(error, KeyboardInterrupt):
                 raise
-            problem = _problem(error)
+            what = None if free and isinstance(error, OSError) and error.filename else problem(error)
             said.write(str(error) if not isinstance(error, RecursionError) else "")
-            if problem:
-                return Finding(reader, problem, _place(error), _tail(error), document)
+            if what:
+                return Finding(reader, what, _place(error), _tail(error), document)
         finally:
             self._on = False
         if self._touched:
@@ -128,7 +128,7 @@ def limits():
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _problem(error: BaseException) -> str | None:
+def problem(error: BaseException) -> str | None:
     """What is wrong with an error; None for a refusal in our own words."""
     if not isinstance(error, ValueError):
         return type(error).__name__

@@ -17,14 +17,13 @@ from analysis.dashboard.server import Dashboard
 from rpbench.advice.model_source import architecture_of, model_of, read_config
 from rpbench.cli import _dispatch
 from rpbench.commands.store import canonical
-from rpbench.engine.state import checkpoint
 from rpbench.harness import record
 from rpbench.harness.lease import Leases
 from rpbench.harness.manifest import PLAN, STATES, Plan, is_settled, read_manifest
-from rpbench.harness.request import cluster_file, load
+from rpbench.harness.request import cluster_file
 from rpbench.places import places
 
-from .documents import TRAIN, Documents, unsealed
+from .documents import TRAIN, Documents
 from .guard import Wrong
 
 Read = Callable[[Path, bytes], object]
@@ -215,13 +214,8 @@ class Bound:
         path.write_bytes(document)
         found = command(*TRAIN, "num_steps=4", "checkpoint.resume_from=state.pt", "results_dir=out")
         row = json.loads(found[1])
-        sound = next(iter(self._of_mode("train")))
-        assert checkpoint.FORMAT
         if document != self._seeds["checkpoint"][0] and row["status"] == "ok" and not isfinite(row["loss"]):
-            raise Wrong(f"goes on from weights that are no numbers, after {sound['run_id']}")
-
-    def _of_mode(self, mode: str) -> list[dict]:
-        return [row for row in self._sound if row["mode"] == mode]
+            raise Wrong("goes on from weights that are no numbers")
 
     def nodes(self, folder: Path, document: bytes) -> None:
         self._pipedream(folder, document, self._seeds["edges"][0])
@@ -407,6 +401,3 @@ def profile(folder: Path, document: bytes) -> None:
 def text(folder: Path, document: bytes) -> None:
     (folder / "words.txt").write_bytes(document)
     command(*TRAIN, "workload=text", "workload.path=words.txt", "results_dir=out")
-
-
-__all__ = ["Reader", "load", "readers", "unsealed"]
