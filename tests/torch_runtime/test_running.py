@@ -270,7 +270,6 @@ def test_fields_say_what_ran(two):
     assert fields["clock_error_s"] == 0.0
 
 
-@pytest.mark.slow
 def test_collectives_of_every_size_are_timed(two):
     answer = two.time_collectives(CollectiveRequest(2, (4096, 65536), repeats=3))
     assert answer["backend"] == "gloo"
