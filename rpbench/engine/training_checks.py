@@ -46,14 +46,12 @@ def check_selective(workload: Workload, schedule: Schedule) -> None:
     rule = schedule.late_rest
     if rule is None:
         return
-    if Kind.STEP in schedule.kinds and Kind.STEP_REST not in schedule.kinds:
-        ends = boundaries(rule, schedule.shape.num_steps)
-        late = [end.version for end in ends if end.version > rule.num_warmup_steps]
-        if late:
-            raise ValueError(
-                f"{schedule.name} has no STEP_REST: of {rule.rest} of the columns the host would add up gradients and "
-                f"never step, as it is to at {late}; take the schedule with all it moves, as `show` prints it"
-            )
+    ends = boundaries(rule, schedule.shape.num_steps)
+    if Kind.STEP in schedule.kinds and ends and Kind.LOAD not in schedule.kinds:
+        raise ValueError(
+            f"{schedule.name} has no LOAD:P: of {rule.rest} of the columns the host would step what no device sees, as "
+            f"it is to at {[end.version for end in ends]}; take the schedule with all it moves, as `show` prints it"
+        )
     check_untied(schedule, has_tied=bool(workload.tied))
 
 

@@ -1,7 +1,7 @@
 """Late rest: what STEP_REST, STORE:G and LOAD:P wait for where devices step some columns and the host the others.
 
     STORE:G        after every REDUCE_GRAD of its step, because all devices choose the same columns
-    STEP_REST@v    after the STORE:G of its window, STEP@v, and the LOAD:P of what the host had made before
+    STEP_REST@v    after the STORE:G of its window, STEP@v, what the host does at the boundary before, and its LOAD:P
     LOAD:P@v       after STEP@v and what it brings; before what reads version v, and before the UNSHARD of it
 
 A STEP waits for no STORE:G: what a device steps is there. The order at a boundary is that of the release: the device
@@ -10,7 +10,9 @@ has stepped, takes in what the host has made, and hands it the next window. The 
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
+from rpbench.ir.action import Kind
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
@@ -70,8 +72,11 @@ class RestEdges:
             yield transfer.pieces[0], host_step(self._index, stage, end_of[version])
 
     def _of_host(self) -> Iterator[tuple[int, int]]:
-        for stage, version in self._index.rests:
-            yield self._index.steps[stage, version], self._index.rests[stage, version]
+        for (stage, version), number in self._index.rests.items():
+            yield self._index.steps[stage, version], number
+        for stage in range(self._index.shape.num_backward_stages):
+            done = [host_step(self._index, stage, end.version) for end in self._ends]
+            yield from ((before, after) for before, after in pairwise(done) if min(before, after) >= 0)
 
     def _of_loads(self) -> Iterator[tuple[int, int]]:
         brings = {end.version: end.brings for end in self._ends}
@@ -113,7 +118,9 @@ def check_late_rest(index: Index) -> None:
             raise broken(schedule, f"{index.actions[number]}: nothing is late here", [number], way_out="take it out")
         return
     if index.steps:
-        _check_host(index, boundaries(rule, schedule.shape.num_steps), rule.num_warmup_steps)
+        ends = boundaries(rule, schedule.shape.num_steps)
+        _check_host(index, ends, rule.num_warmup_steps)
+        _check_loads(index, ends)
 
 
 def _check_host(index: Index, ends: Sequence[Boundary], num_warmup_steps: int) -> None:
@@ -129,3 +136,24 @@ def _check_host(index: Index, ends: Sequence[Boundary], num_warmup_steps: int) -
             if (stage, version) not in index.rests:
                 rule = f"{stage}STEP_REST@{version} is missing: what the host has added up is never applied"
                 raise broken(schedule, rule, [index.steps[stage, version]], way_out="add it on lane host")
+
+
+def _check_loads(index: Index, ends: Sequence[Boundary]) -> None:
+    """Every device takes in what the host has made at every boundary that brings something, once."""
+    due = [end.version for end in ends if end.brings is not None]
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)  # (device, stage) -> numbers
+    runs: dict[tuple[int, int], int] = {}  # the same -> a forward
+    for lane in index.lanes:
+        for number in range(lane.start, lane.stop):
+            action = index.actions[number]
+            if (action.kind, action.object) == (Kind.LOAD, "P"):
+                found[lane.device, action.stage].append(number)
+            elif action.kind is Kind.F:
+                runs.setdefault((lane.device, action.stage), number)
+    for place, first in runs.items() if found or index.rests else ():
+        brought = sorted(index.actions[number].version or 0 for number in found[place])
+        if brought != due:
+            rule = (
+                f"rank {place[0]} brings stage {place[1]} for versions {brought}, and the host has something at {due}"
+            )
+            raise broken(index.schedule, rule, found[place][:1] or [first], way_out="one LOAD:P for each of them")

@@ -219,8 +219,12 @@ def held_parameters(layer: nn.Module, number: int) -> list[nn.Parameter]:
 # --- tensors by name, cut and whole ---------------------------------------------------------------------------
 
 
-def cut_tensors(named: Named, num_shares: int) -> dict[str, torch.Tensor]:
-    """Tensors of a module, by name, as its shares have them: every one's own, by the names they have when it is cut."""
+def cut_tensors(named: Named, num_shares: int, *, norms_too: bool = False) -> dict[str, torch.Tensor]:
+    """Tensors of a module, by name, as its shares have them: every one's own, by the names they have when it is cut.
+
+    Args:
+        norms_too: those of norms also by the names they have when these are cut along the sequence.
+    """
     found: dict[str, torch.Tensor] = {}
     for name, tensor in named.items():
         block, _, rest = name.partition(".")
@@ -230,7 +234,7 @@ def cut_tensors(named: Named, num_shares: int) -> dict[str, torch.Tensor]:
             continue
         if block not in _BLOCKS:
             found[name] = tensor
-            if block in _NORMS:  # along the sequence, where all have its scale
+            if norms_too and block in _NORMS:  # along the sequence, where all have its scale
                 found |= {f"{block}.shares.{number}.{rest}": tensor for number in range(num_shares)}
             continue
         for number in range(num_shares):

@@ -113,7 +113,7 @@ def test_a_stage_keeps_as_many_versions_as_it_has_microbatches_under_way():
 @given(devices=st.integers(1, 5), window=st.integers(1, 4), steps=st.integers(1, 4))
 def test_lanes_say_what_the_replay_finds(policy, devices, window, steps):
     schedule = build("pipedream", devices, max(window, devices), num_steps=steps, steps=True)
-    if policy in (Policy.FLUSH, Policy.OPTIMISTIC):
+    if policy in (Policy.FLUSH, Policy.OPTIMISTIC, Policy.SELECTIVE):
         schedule = add_steps(entry("1f1b").build(schedule.shape))
     schedule = replace(schedule, policy=policy)
     found, versions = lane_reads(schedule), replay(schedule)

@@ -242,5 +242,5 @@ def test_a_run_in_two_halves_leaves_no_state():
 
 def test_a_rest_that_nobody_steps_is_refused():
     bare = add_steps(entry("zenflow").build(Shape(1, 2, 1, num_steps=5)).with_partition(symmetric((2, 2))))
-    with pytest.raises(ValueError, match=r"zenflow has no STEP_REST: of 9/10 of the columns .* at \[4, 5\]; take"):
+    with pytest.raises(ValueError, match=r"zenflow has no LOAD:P: of 9/10 of the columns .* at \[4, 5\]; take"):
         run_of(bare)

@@ -228,8 +228,16 @@ def test_rows_that_break_the_rule_are_refused():
         check(changed(two(), "host", "1STEP_REST@2", "1STEP_REST@3"))
     with pytest.raises(ScheduleError, match=r"1STEP_REST@2 stands on another lane than host"):
         check(changed(changed(two(), "host", "1STEP_REST@2"), "compute", "", "1STEP_REST@2"))
-    with pytest.raises(ScheduleError, match=r"0LOAD:P@2 brings nothing"):
+    with pytest.raises(
+        ScheduleError, match=r"stage 0 for versions \[2, 4, 5\], and the host has something at \[4, 5\]"
+    ):
         check(changed(two(), "h2d", "", "0LOAD:P@2"))
+    with pytest.raises(
+        ScheduleError, match=r"(?s)rank 0 brings stage 1 for versions \[5\], .* one LOAD:P for each of them"
+    ):
+        check(changed(two(), "h2d", "1LOAD:P@4"))
+    with pytest.raises(ScheduleError, match=r"no rank can move"):  # what is made later is made first
+        check(changed(two(), "host", "0STEP_REST@2", "0STEP_REST@2"))
     with pytest.raises(ScheduleError, match=r"0STORE:G is of no use: devices step all of it at once"):
         check(replace(two(), late_rest=LateRest(1.0, 2), rows=({**two().lanes[0], "host": ()},)))
 

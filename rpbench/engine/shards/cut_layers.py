@@ -64,7 +64,7 @@ def cut_state(state: State, cut: Workload, num_shares: int) -> State:
     owners = set(cut.owner_of.values())
 
     def in_shares(tensors: Tensors) -> Tensors:
-        found = _by_module(tensors, lambda named: cut_tensors(named, num_shares))
+        found = _by_module(tensors, lambda named: cut_tensors(named, num_shares, norms_too=True))
         return {place: tensor for place, tensor in found.items() if place in owners}
 
     return state.changed(in_shares)
