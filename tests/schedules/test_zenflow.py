@@ -239,7 +239,7 @@ def test_rows_that_break_the_rule_are_refused():
     with pytest.raises(ScheduleError, match=r"no rank can move"):  # what is made later is made first
         check(changed(two(), "host", "0STEP_REST@2", "0STEP_REST@2"))
     with pytest.raises(ScheduleError, match=r"0STORE:G is of no use: devices step all of it at once"):
-        check(replace(two(), late_rest=LateRest(1.0, 2), rows=({**two().lanes[0], "host": ()},)))
+        check(replace(two(), late_rest=LateRest(1.0, 2), rows=({**two().lanes[0], "host": (), "h2d": ()},)))
 
 
 def test_a_rule_and_its_policy_stand_together():
