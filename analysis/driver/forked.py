@@ -93,7 +93,7 @@ def _run(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes])
     with open(os.devnull, "rb") as nothing:
         for number, file in enumerate((nothing, out, err)):
             os.dup2(file.fileno(), number)
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, "utf-8", closefd=False) for number in (1, 2))
     sys.argv = ["rpbench", *arguments]
     try:
         main()
