@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rpbench.places import FLAG, with_dirs
+from rpbench.words import plain
 
 if TYPE_CHECKING:
     from rpbench.harness.request import Request
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 BROKEN_PIPE = 141  # after SIGPIPE, likewise
+# New objects after which circles of garbage are looked for; Python's 700 take a tenth of a short command's time.
+COLLECT_AFTER = 50_000
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,14 @@ def dispatch(arguments: Sequence[str]) -> int:
         with with_dirs(arguments) as rest:
             return _dispatch(rest)
     except ValueError as error:
-        print(f"rpbench: {error}", file=sys.stderr)
+        print(f"rpbench: {plain(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # who read stdout has enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        print(f"rpbench: {error.strerror or error}: {error.filename or ''}; nothing was run", file=sys.stderr)
+        where = plain(str(error.filename or ""))
+        print(f"rpbench: {error.strerror or error}: {where}; what had ended before is kept", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("rpbench: interrupted; finished runs are kept", file=sys.stderr)
@@ -170,10 +174,19 @@ def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
 
 
 def advise(arguments: Sequence[str]) -> int:
-    """The ranking as one JSON object on stdout, its table on stderr."""
+    """The ranking as one JSON object on stdout, its table on stderr; a terminal gets the first with --json."""
     from rpbench.commands.advise import advise_on
 
-    print(json.dumps(advise_on(arguments, sys.stderr), allow_nan=False))
+    flags = {item for item in arguments if item in ("--json", "--open")}
+    answer = advise_on([item for item in arguments if item not in flags], sys.stderr)
+    if "--json" in flags or not sys.stdout.isatty():
+        print(json.dumps(answer, allow_nan=False), flush=True)
+    if "--open" in flags:
+        from rpbench.commands.advise_page import show_page, write_page
+
+        path = write_page(answer)
+        shown = "" if show_page(path) else "; there is no screen to open it on"
+        print(f"rpbench: the page is {path}{shown}", file=sys.stderr)
     return 0
 
 
