@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rpbench.places import FLAG, with_dirs
+from rpbench.words import plain
 
 if TYPE_CHECKING:
     from rpbench.harness.request import Request
@@ -53,13 +54,14 @@ def dispatch(arguments: Sequence[str]) -> int:
         with with_dirs(arguments) as rest:
             return _dispatch(rest)
     except ValueError as error:
-        print(f"rpbench: {error}", file=sys.stderr)
+        print(f"rpbench: {plain(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # who read stdout has enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        print(f"rpbench: {error.strerror or error}: {error.filename or ''}; nothing was run", file=sys.stderr)
+        where = plain(str(error.filename or ""))
+        print(f"rpbench: {error.strerror or error}: {where}; what had ended before is kept", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("rpbench: interrupted; finished runs are kept", file=sys.stderr)
@@ -119,7 +121,7 @@ def _version() -> str:
 
 def _verbs() -> dict[str, Verb]:
     from rpbench.commands.advise_usage import USAGE as ADVISE
-    from rpbench.commands.new import USAGE as NEW
+    from rpbench.commands.new_usage import USAGE as NEW
 
     return {
         "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),

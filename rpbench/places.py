@@ -16,9 +16,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import yaml
+from rpbench.yaml_file import read_keys
 
 VARIABLE = "RPBENCH_PATH"
 FILE = "rpbench.yaml"
@@ -48,8 +47,8 @@ def _named() -> list[Path]:
     named = [(VARIABLE, Path(name)) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     named += [(FILE, folder) for folder in _of_file(Path.cwd() / FILE)]
     for said, folder in named:
-        if not folder.is_dir():
-            raise ValueError(f"{said}: {folder} is no folder; make it, or name one that is there")
+        if not os.path.isdir(folder):  # which, unlike Path's, answers for names that cannot be
+            raise ValueError(f"{said}: {str(folder)[:200]} is no folder; make it, or name one that is there")
     return [folder.resolve() for _, folder in named]
 
 
@@ -122,11 +121,8 @@ def _of_file(path: Path) -> list[Path]:
 def _read(path: Path, changed_ns: int, size: int) -> list[Path]:
     """The folders of a `rpbench.yaml`; read again when it has changed."""
     example = f"write folders, as in path: [mine], in {path.name}"
-    try:
-        found: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ValueError(f"{path}: it is no YAML; {example}") from None
-    names = found.get("path", []) if isinstance(found, dict) else None
+    found = read_keys(path)
+    names = found.get("path", [])
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{path}: path={names!r}: {example}")

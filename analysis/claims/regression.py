@@ -42,6 +42,7 @@ _BESIDES = (
     "git_commit",
     "versions",
     "schema",
+    "digest",
     "surroundings",
     "notes",
     "hardware",

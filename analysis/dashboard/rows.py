@@ -2,6 +2,7 @@
 
 import csv
 import re
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,21 @@ class Rows:
         if not _RUN_ID.fullmatch(run_id):
             return None
         try:
-            with (self._results / run_id / TIMELINE).open(encoding="utf-8", newline="") as source:
+            path = self._results / run_id / TIMELINE
+            if not path.is_file():
+                return None
+            with path.open(encoding="utf-8", newline="") as source:
                 rows = [row for _, row in zip(range(_MOST_SPANS), csv.DictReader(source), strict=False)]
-            return [
-                [int(row["device"]), row["lane"], row["action"], float(row["start_s"]), float(row["end_s"])]
-                for row in rows
-            ]
-        except (OSError, ValueError, KeyError, TypeError):
+            return [_span(row) for row in rows]
+        except (OSError, ValueError, KeyError, TypeError, csv.Error):
             return None
+
+
+def _span(row: dict[str, str]) -> list[Any]:
+    start, end = float(row["start_s"]), float(row["end_s"])
+    if not (isfinite(start) and isfinite(end)):
+        raise ValueError("a time that is no number")
+    return [int(row["device"]), row["lane"], row["action"], start, end]
 
 
 def _row(folder: Path) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ _NOT_METRICS = (
     "versions",
     "hardware",
     "started_at",
+    "digest",
     "code_version",
     "git_commit",
     "reason",

@@ -13,6 +13,7 @@ from rpbench.cost.model import Family, Model
 from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.huggingface import context_of, from_config
 from rpbench.registry import unknown_name
+from rpbench.strict_json import parsed
 
 FAMILIES: Mapping[str, Family] = {
     "llama": "llama",
@@ -50,7 +51,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ValueError: if it cannot be read, or is no complete JSON object.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"model={path}: line {error.lineno}: {error.msg}; the file is no complete JSON, fetch it again"
@@ -61,6 +62,8 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     except UnicodeDecodeError:
         raise ValueError(f"model={path}: it is no UTF-8 text; give a config.json") from None
+    except ValueError as error:
+        raise ValueError(f"model={path}: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"model={path}: a config.json is one JSON object, this is a {type(found).__name__}")
     return found

@@ -23,6 +23,7 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
     """
     found = [*_head(answer), _columns(width)]
     found += [_row(row, width) for row in answer["ranking"][:ROWS]]
+    found += _unfinished(answer)
     found += _unsearched(answer)
     found += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
     found += [_why(row) for row in answer["ranking"][:2]]
@@ -82,11 +83,18 @@ def _columns(width: int) -> str:
 
 def _row(row: Mapping[str, Any], width: int) -> str:
     pace, memory = f"{row['tokens_per_s']:>12,.0f}", f"{row['peak_memory_bytes'] / 1e9:>6.1f}"
+    name = label(row) + ("" if row.get("searched_to_the_end", True) else " *")
     if width < WIDE:
-        return f"{pace} {memory}  {label(row)}"
+        return f"{pace} {memory}  {name}"
     bubble = "-" if row.get("bubble") is None else f"{100 * max(0.0, row['bubble']):.0f} %"
     interval = f"{row['tokens_per_s_low']:>12,.0f} {row['tokens_per_s_high']:>12,.0f}"
-    return f"{pace} {interval} {memory} {bubble:>7} {row['staleness_steps']:>4}  {label(row)}"
+    return f"{pace} {interval} {memory} {bubble:>7} {row['staleness_steps']:>4}  {name}"
+
+
+def _unfinished(answer: Mapping[str, Any]) -> list[str]:
+    if all(row.get("searched_to_the_end", True) for row in answer["ranking"]):
+        return []
+    return ["* the best so far, not searched to the end; seconds=60 has time for all"]
 
 
 def _unsearched(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -56,7 +56,7 @@ def _find(results: Path, name: str) -> Record:
 
 def _choice_keys(rows: list[Record]) -> list[str]:
     """Plain choices of the runs: everything in any record that is neither a metric nor provenance."""
-    besides = {"run_id", "reason", "started_at", "git_commit", "code_version", *_METRICS}
+    besides = {"run_id", "reason", "started_at", "git_commit", "code_version", "digest", *_METRICS}
     keys = dict.fromkeys(key for row in rows for key in row)
     return [
         key

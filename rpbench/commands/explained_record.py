@@ -18,6 +18,7 @@ from rpbench.explain.of_case import side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import ConfigError, Predict
+from rpbench.harness.config import is_of_hydra
 from rpbench.harness.modes.predict import basis_of, case_of
 from rpbench.harness.record import Record
 from rpbench.harness.request import Request, load
@@ -74,6 +75,14 @@ def side_of_record(row: Record) -> Side:
 
 @lru_cache(maxsize=8)
 def _request(*overrides: str) -> Request:
+    """What a record asked for; its words are a stranger's, and reach neither Hydra itself nor the environment.
+
+    Raises:
+        ConfigError: for one that would.
+    """
+    for item in overrides:
+        if is_of_hydra(item) or "${" in item:
+            raise ConfigError(f"{item!r:.80}: a record's choices are plain values; this one is none that a run writes")
     return load(overrides)
 
 

@@ -32,6 +32,4 @@ def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
     rows = imports.records_of_csv(text) if form == "csv" else imports.records_of_wandb(text)
     folder = Path(options.get("results_dir", "results"))
     record.check_writable(folder, "results_dir")
-    for row in rows:
-        record.write(folder / row["run_id"], row)
-    return list(rows)
+    return [record.write(folder / row["run_id"], row) for row in rows]

@@ -14,7 +14,7 @@ from rpbench.registry import unknown_name
 
 FORMATS = ("csv", "jsonl", "latex", "parquet")
 # Times of day, and the machine: what differs between two undisturbed runs of one sweep.
-_PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings")
+_PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
 _LATEX = str.maketrans({mark: f"\\{mark}" for mark in "_%&#$"} | {"\\": r"\textbackslash{}"})
 
 

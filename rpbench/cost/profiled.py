@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.cost.table import LayerTimes
+from rpbench.strict_json import parsed
 
 SCHEMA = "rpbench-profile 1"
 
@@ -22,7 +23,7 @@ def from_text(source: str) -> LayerTimes:
         ValueError: if it is not what `to_text` writes.
     """
     try:
-        found: dict[str, Any] = json.loads(source)
+        found: dict[str, Any] = parsed(source)
         if found.pop("schema") != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA!r}")
         times: dict[str, Any] = {

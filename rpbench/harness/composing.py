@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rpbench.harness.config import (
+    BROKEN_FILES,
     CONF,
     GROUPS,
     Composed,
@@ -112,7 +113,7 @@ class Composer:
         """
         try:
             return self._assembled(overrides)
-        except (Separate, HydraException, OmegaConfBaseException):
+        except (Separate, HydraException, OmegaConfBaseException, *BROKEN_FILES):
             return composed(overrides)  # which also finds the words for what is wrong
 
     def _assembled(self, overrides: Sequence[str]) -> Composed:

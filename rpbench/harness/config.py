@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from hydra.errors import (
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rpbench import registry
 from rpbench.harness.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
@@ -27,6 +29,7 @@ from rpbench.harness.hydra_words import reworded
 from rpbench.harness.mesh_config import MeshConfig, nodes_named, with_folders
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
+from rpbench.yaml_file import read_keys
 
 GROUPS = (
     "mode",
@@ -112,6 +115,7 @@ def register(overrides: Sequence[str] = ()) -> None:
     Args:
         overrides: may name machines and architectures, which runs under a mesh take.
     """
+    _check_own_files(overrides)
     Plugins.instance().register(Places)
     store = ConfigStore.instance()
     store.store(name="rpbench_schema", node=RunConfig)
@@ -119,6 +123,20 @@ def register(overrides: Sequence[str] = ()) -> None:
         store.store(group="schedule", name=name, node={"name": name, **entry.options}, package="schedule")
     for group, name, keys in nodes_named(overrides):
         store.store(group=group, name=name, node=keys, package=group)
+
+
+def _check_own_files(overrides: Sequence[str]) -> None:
+    """Refuse a file of the user's own that is no mapping of keys, before Hydra reads it.
+
+    Raises:
+        ValueError: naming file and line.
+    """
+    for item in overrides:
+        group, equals, names = item.lstrip("+").partition("=")
+        for name in names.split(",") if equals and group in GROUPS else ():
+            path = file_of(group, name.strip())
+            if path is not None and CONF not in path.parents:
+                read_keys(path)
 
 
 def composed(overrides: Sequence[str]) -> Composed:
@@ -130,17 +148,36 @@ def composed(overrides: Sequence[str]) -> Composed:
     refuse_old_spellings(overrides)
     register(overrides)
     GlobalHydra.instance().clear()
+    with in_our_words(overrides), initialize_config_dir(str(CONF), version_base="1.3"):
+        node = compose("config", overrides=list(overrides), return_hydra_config=True)
+        hydra = node.hydra
+        with open_dict(node):
+            del node["hydra"]
+        return composed_of(node, hydra)
+
+
+# What Hydra, omegaconf and PyYAML raise over files that are not what they take them for.
+BROKEN_FILES = (YAMLError, OSError, RecursionError, TypeError, AttributeError, LookupError, AssertionError)
+
+
+@contextmanager
+def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
+    """Hydra composes inside; what it raises is answered as a wrong request.
+
+    Raises:
+        ConfigError: naming the key, name or file.
+    """
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            node = compose("config", overrides=list(overrides), return_hydra_config=True)
-            hydra = node.hydra
-            with open_dict(node):
-                del node["hydra"]
-            return composed_of(node, hydra)
+        yield
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise explained(error, overrides) from None
+    except BROKEN_FILES as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            f"cannot compose {' '.join(overrides)}: a file of it is none that Hydra reads ({what})"
+        ) from None
 
 
 def composed_of(node: DictConfig, hydra: DictConfig) -> Composed:

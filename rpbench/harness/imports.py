@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness import provenance
+from rpbench.harness import provenance, record
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.record import Record
+from rpbench.strict_json import parsed
 
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20
 _NAMES = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend")
 _COUNTS = ("num_devices", "num_microbatches", "seed")
+# What a record says of its own making; in a stranger's it is of another program.
+_OURS = ("run_id", "config", "choices", "started_at", "schema", "digest", "surroundings", "code_version", "overrides")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # what a device does, by the profiler's categories
 
 
@@ -68,14 +71,12 @@ def records_of_wandb(text: str) -> list[Record]:
 
 def _runs(text: str) -> list[Mapping[str, Any]]:
     try:
-        whole = json.loads(text)
+        whole = parsed(text)
         found = whole if isinstance(whole, list) else [whole]
-    except RecursionError:
-        raise ConfigError("import wandb: nested too deeply") from None
     except ValueError:
         try:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (ValueError, RecursionError) as error:
+            found = [parsed(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
             raise ConfigError(f"import wandb: not JSON ({error})") from None
     for run in found:
         if not isinstance(run, dict) or not isinstance(run.get("summary"), dict):
@@ -114,8 +115,8 @@ def _record(given: Mapping[str, Any], place: str) -> Record:
     digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
     names = {key: str(given.get(key, "elsewhere")) for key in _NAMES}
     counts = {key: given.get(key, 0) for key in _COUNTS}
-    kept = {key: value for key, value in given.items() if key not in ("run_id", "config", "choices", "started_at")}
-    return {
+    kept = {key: value for key, value in given.items() if key not in _OURS}
+    found = {
         **kept,
         **names,
         **counts,
@@ -128,6 +129,9 @@ def _record(given: Mapping[str, Any], place: str) -> Record:
         "files": [],
         "started_at": provenance.now(),
     }
+    if problem := record.defect(found, digest):
+        raise ConfigError(f"import: {place}: {problem}; mend the field, or leave it out")
+    return found
 
 
 def trace_of_kineto(text: str) -> dict[str, Any]:
@@ -163,9 +167,9 @@ def trace_of_kineto(text: str) -> dict[str, Any]:
 
 def _slices(text: str) -> Iterator[dict[str, Any]]:
     try:
-        trace = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"import kineto: not JSON ({type(error).__name__})") from None
+        trace = parsed(text)
+    except ValueError as error:
+        raise ConfigError(f"import kineto: not JSON ({error})") from None
     events = trace.get("traceEvents") if isinstance(trace, dict) else trace
     if not isinstance(events, list):
         raise ConfigError("import kineto: no traceEvents; export it by torch.profiler's export_chrome_trace")

@@ -12,11 +12,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rpbench.harness import provenance
+from rpbench.harness.processes import began, boot
+from rpbench.harness.record import create
+from rpbench.strict_json import parsed
 
 FOLDER = ".leases"
 BEAT_S = 5.0  # an owner touches its leases this often
@@ -35,40 +38,14 @@ class Owner:
 
     @classmethod
     def me(cls) -> "Owner":
-        return cls(provenance.host_word(), _boot(), os.getpid(), _began(os.getpid()))
+        return cls(provenance.host_word(), boot(), os.getpid(), began(os.getpid()))
 
     @property
     def is_gone(self) -> bool:
         """Whether it certainly does not live; of another host, that is not known."""
         if self.host != provenance.host_word():
             return False
-        return self.boot != _boot() or _began(self.pid) != self.began
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _began(pid: int) -> str:
-    """When a process started, in ticks since the boot; empty if there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-        return "" if text.rpartition(")")[2].split()[0] == "Z" else text.rpartition(")")[2].split()[19]
-    except OSError:
-        return "" if not _lives(pid) else "unknown"
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+        return self.boot != boot() or began(self.pid) != self.began
 
 
 class Leases:
@@ -86,13 +63,10 @@ class Leases:
         newest = self._newest(run)
         if newest is not None and not self._has_lapsed(newest):
             return None
-        generation = 1 if newest is None else int(newest.suffix[1:]) + 1
+        generation = 1 if newest is None else _generation(newest) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{run}.{generation}"
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(json.dumps(Owner.me().__dict__))
-        except FileExistsError:
+        if not create(path, json.dumps(Owner.me().__dict__)):
             return None
         self._held.add(path)
         self._beat()
@@ -101,9 +75,11 @@ class Leases:
     def give_back(self, path: Path) -> None:
         """End a lease, and what lapsed before it."""
         self._held.discard(path)
-        generation = int(path.suffix[1:])
-        for number in range(1, generation + 1):
-            path.with_suffix(f".{number}").unlink(missing_ok=True)
+        generation = _generation(path)
+        for other in sorted(self._of(path.stem), key=_generation):  # its own the last: while it stands, nobody begins
+            if _generation(other) <= generation:
+                with suppress(OSError):  # what cannot be removed ends with its process
+                    other.unlink()
 
     def is_held(self, run: str) -> bool:
         """Whether somebody works on a run."""
@@ -123,13 +99,15 @@ class Leases:
             self.give_back(path)
 
     def _newest(self, run: str) -> Path | None:
-        found = [path for path in self._folder.glob(f"{run}.*") if path.suffix[1:].isdecimal()]
-        return max(found, key=lambda path: int(path.suffix[1:]), default=None)
+        return max(self._of(run), key=_generation, default=None)
+
+    def _of(self, run: str) -> list[Path]:
+        return [path for path in self._folder.glob(f"{run}.*") if path.suffix[1:].isdecimal()]
 
     def _has_lapsed(self, path: Path) -> bool:
         try:
             touched = path.stat().st_mtime_ns
-            owner = _owner(path)
+            owner = _owner(path) if path.is_file() else None
         except OSError:
             return True  # given back just now
         if owner is not None and owner.is_gone:
@@ -160,9 +138,15 @@ class Leases:
             self.give_back(path)
 
 
+def _generation(path: Path) -> int:
+    return int(path.suffix[1:])
+
+
 def _owner(path: Path) -> Owner | None:
     """Who took a lease; None while its file is being written, or was torn."""
     try:
-        return Owner(**json.loads(path.read_text(encoding="utf-8")))
+        found = Owner(**parsed(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         return None
+    texts = (found.host, found.boot, found.began)
+    return found if type(found.pid) is int and all(isinstance(text, str) for text in texts) else None

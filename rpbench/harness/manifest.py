@@ -10,6 +10,7 @@ is as if it had not been written: its cell is still to be run, and finds its rec
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from typing import Any
 
 from rpbench.harness import provenance, record
 from rpbench.harness.record import Record, append_line, write_atomically
+from rpbench.places import file_of
+from rpbench.strict_json import parsed
 
 FOLDER = "manifests"
 PLAN = "plan.json"
@@ -25,6 +28,7 @@ PLAN = "plan.json"
 PLANNED, DONE, INFEASIBLE, OOM = "planned", "done", "infeasible", "oom"
 NOT_APPLICABLE, FAILED = "not applicable", "failed"
 STATES = (PLANNED, DONE, INFEASIBLE, OOM, NOT_APPLICABLE, FAILED)
+_NAME = re.compile(r"\w[\w.-]{0,99}")  # of a record or an experiment
 ENDED = (DONE, INFEASIBLE, OOM)  # of a cell with a verdict
 _STATE_OF = {"ok": DONE, "infeasible": INFEASIBLE, "oom": OOM, "failed": FAILED}
 
@@ -148,7 +152,10 @@ def is_settled(results: Path, cell: Cell, overrides: Sequence[str]) -> list[Reco
     text = " ".join(overrides)
     name = cell.overrides.get("experiment") or next((o[11:] for o in overrides if o.startswith("experiment=")), None)
     if name:
-        text += (provenance.ROOT / "conf" / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        file = file_of("experiment", name) if _NAME.fullmatch(name) else None
+        if file is None:
+            return None
+        text += file.read_text(encoding="utf-8")
     if any(word in text for word in _LOOKED_INTO):
         return None
     rows = [record.read(results / run_id) for run_id in cell.run_ids]
@@ -248,28 +255,55 @@ def read_manifest(results: Path, name: str) -> Manifest | None:
         ManifestError: if its plan is torn or not what a plan is.
     """
     folder = results / FOLDER / name
+    path = folder / PLAN
     try:
-        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        cells = [Cell(number, dict(overrides)) for number, overrides in enumerate(plan["cells"])]
-        found = Manifest(
-            name,
-            plan["experiment"],
-            tuple(plan["overrides"]),
-            str(plan["code_version"]),
-            str(plan["conf_version"]),
-        )
-        plan_id = plan["plan"]
+        if path.exists() and not path.is_file():
+            raise ValueError("no regular file")
+        plan = parsed(path.read_text(encoding="utf-8"))
+        if problem := _defect(plan):
+            raise ValueError(problem)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ManifestError(
-            f"{folder / PLAN}: not a readable plan ({type(error).__name__}: {error}); remove it and run the sweep again"
-        ) from None
-    for line in _lines(folder, plan_id):
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{path}: not a readable plan ({error}); remove it and run the sweep again") from None
+    cells = [Cell(number, overrides) for number, overrides in enumerate(plan["cells"])]
+    for line in _lines(folder, plan["plan"]):
         number = line.get("cell")
-        if isinstance(number, int) and 0 <= number < len(cells):
+        if type(number) is int and 0 <= number < len(cells):
             cells[number] = _settled(cells[number], line)
-    return Manifest(found.name, found.experiment, found.overrides, found.code_version, found.conf_version, tuple(cells))
+    asked = (plan["experiment"], tuple(plan["overrides"]), plan["code_version"], plan["conf_version"])
+    return Manifest(name, *asked, tuple(cells))
+
+
+def _defect(plan: Any) -> str | None:
+    """What keeps a parsed file from being a plan."""
+    if not isinstance(plan, dict):
+        return "a plan is one JSON object"
+    for key in ("plan", "code_version", "conf_version"):
+        if not isinstance(plan.get(key), str):
+            return f"its {key} is no text"
+    if not isinstance(plan.get("experiment", ()), str | None):
+        return "its experiment is no name"
+    if not _is_list_of_texts(plan.get("overrides")):
+        return "its overrides are no list of texts"
+    cells = plan.get("cells")
+    if not isinstance(cells, list) or not all(
+        isinstance(cell, dict) and _is_list_of_texts([*cell.values()]) for cell in cells
+    ):
+        return "its cells are no list of objects with texts"
+    return None
+
+
+def _is_list_of_texts(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(item, str) for item in found)
+
+
+def _is_told(line: Any, plan_id: str) -> bool:
+    """Whether a line of a journal says something of this plan; records are named, never pointed at by a path."""
+    if not isinstance(line, dict) or line.get("plan") != plan_id or line.get("state") not in STATES:
+        return False
+    run_ids = line.get("run_ids") or []
+    return _is_list_of_texts(run_ids) and all(map(_NAME.fullmatch, run_ids))
 
 
 def manifest_names(results: Path) -> list[str]:
@@ -280,13 +314,14 @@ def manifest_names(results: Path) -> list[str]:
 def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
     """What workers of this plan have written, the oldest file first; torn lines are left out."""
     lines = []
-    for path in sorted(folder.glob("*.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+    files = [path for path in folder.glob("*.jsonl") if path.is_file()]
+    for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name)):
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                line = json.loads(text)
+                line = parsed(text)
             except ValueError:
                 continue
-            if isinstance(line, dict) and line.get("plan") == plan_id and line.get("state") in STATES:
+            if _is_told(line, plan_id):
                 lines.append(line)
     return lines
 

@@ -4,13 +4,18 @@
 again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
 """
 
+import glob
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
+
+from rpbench.harness import provenance
+from rpbench.harness.processes import began
+from rpbench.words import plain
 
 Record = dict[str, Any]
 
@@ -36,8 +41,19 @@ REQUIRED = (
 STATUSES = ("ok", "oom", "infeasible", "failed")
 
 
-SCHEMA = 2  # 2: what surrounds a run is in its record, and its run_id is verified when it is read
+# 2: what surrounds a run is in its record, and its run_id is verified when it is read; 3: so is a digest of all values
+SCHEMA = 3
 METRICS = ("makespan_s", "step_time_s", "tokens_per_s", "bubble_makespan", "bubble_span", "bubble_over_ideal")
+_TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
+_LARGEST = 2**63
+# What readers rely on: the types of values, and in which words one is refused.
+_KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(METRICS, (int | float | None, "no number")),
+    **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int, "no whole number")),
+    **dict.fromkeys((*_TEXTS, "started_at", "code_version", "contender"), (str | None, "no text")),
+    **dict.fromkeys(("choices", "config", "surroundings", "versions", "hardware"), (dict | None, "no object")),
+    **dict.fromkeys(("overrides", "notes", "files"), (list | None, "no list")),
+}
 
 
 def run_id(identity: dict[str, Any]) -> str:
@@ -56,11 +72,11 @@ def read(folder: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        print(f"rpbench: skipping {path}: not a readable record ({error})", file=sys.stderr)
+        print(plain(f"rpbench: skipping {path}: not a readable record ({error})"), file=sys.stderr)
         return None
     problem = defect(record, folder.name)
     if problem:
-        print(f"rpbench: skipping {path}: {problem}", file=sys.stderr)
+        print(plain(f"rpbench: skipping {path}: {problem}"), file=sys.stderr)
         return None
     return dict(record)
 
@@ -76,20 +92,45 @@ def defect(record: Any, name: str) -> str | None:
     missing = [key for key in REQUIRED if key not in record]
     if missing:
         return f"no {', '.join(missing)}"
-    if record.get("schema", 1) not in (1, SCHEMA):
-        return f"schema {record['schema']!r} is not known here; versions 1 to {SCHEMA} are"
+    if record.get("schema", 1) not in range(1, SCHEMA + 1):
+        return f"schema {record['schema']!r:.80} is not known here; versions 1 to {SCHEMA} are"
     if record["run_id"] != name:
-        return f"run_id {record['run_id']!r} does not match its folder"
+        return f"run_id {record['run_id']!r:.80} does not match its folder"
     if record["status"] not in STATUSES:
-        return f"status {record['status']!r} is none of {', '.join(STATUSES)}"
-    if not isinstance(record["config"], dict | None) or not isinstance(record.get("surroundings", {}), dict):
-        return "config and surroundings are objects"
-    for key in METRICS:
-        if isinstance(record.get(key), bool) or not isinstance(record.get(key), int | float | None):
-            return f"{key} {record[key]!r} is no number"
+        return f"status {record['status']!r:.80} is none of {', '.join(STATUSES)}"
+    for key, (kinds, words) in _KINDS.items():
+        if isinstance(record.get(key), bool) or not isinstance(record.get(key), kinds):
+            return f"{key} {record[key]!r:.80} is {words}"
+        if isinstance(record.get(key), int) and abs(record[key]) > _LARGEST:
+            return f"{key} {record[key]!r:.80} is too large a number"
+    for key in ("overrides", "notes", "files"):
+        if not all(isinstance(item, str) for item in record.get(key) or ()):
+            return f"{key} holds what is no text"
+    return _falsified(record, name)
+
+
+def _falsified(record: Record, name: str) -> str | None:
+    """What shows that values of a record are not those that were written."""
     if "surroundings" in record and run_id(identity_of(record)) != name:
         return "its configuration is not the one that its run_id was made of"
+    try:
+        found = digest(record)
+    except (ValueError, RecursionError, OverflowError) as error:
+        return f"not all of it is JSON that can be written ({error})"
+    if (record.get("schema", 1) > 2 or "digest" in record) and record.get("digest") != found:
+        return "its values are not those that its digest was made of"
     return None
+
+
+def digest(record: Record) -> str:
+    """16 hex digits that follow from every other value of a record: a changed one is noticed when it is read.
+
+    Raises:
+        ValueError: if a number is not finite.
+    """
+    values = {key: value for key, value in record.items() if key != "digest"}
+    text = json.dumps(json.loads(dump(values)), sort_keys=True)  # as it is read back: its keys are texts
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def identity_of(record: Record) -> dict[str, Any]:
@@ -98,7 +139,7 @@ def identity_of(record: Record) -> dict[str, Any]:
         "subject": record["config"],
         "choices": record["choices"],
         "code_version": record.get("code_version"),
-        **dict(record["surroundings"]),
+        **(record["surroundings"] or {}),
     }
 
 
@@ -110,9 +151,11 @@ def read_all(results: Path) -> Iterator[Record]:
             yield record
 
 
-def write(folder: Path, record: Record) -> None:
-    """Put the record in its folder, whole or not at all."""
-    write_atomically(folder / "record.json", dump(record) + "\n")
+def write(folder: Path, record: Record) -> Record:
+    """Put the record in its folder, whole or not at all; as it was written, with its digest."""
+    sealed = record | {"digest": digest(record)}
+    write_atomically(folder / "record.json", dump(sealed) + "\n")
+    return sealed
 
 
 def dump(record: Record) -> str:
@@ -149,7 +192,8 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
     check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _remove_left(path)
+    temporary = path.with_name(f".{path.name}.{provenance.host_word()}-{os.getpid()}")
     try:
         boundary()
         with temporary.open("w", encoding="utf-8") as target:
@@ -166,8 +210,35 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _remove_left(path: Path) -> None:
+    """Remove what writers of a file have left beside it that were killed here; another host's is its own."""
+    host = provenance.host_word()
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{host}-*"):
+        number = left.name.rpartition("-")[2]
+        if number.isdecimal() and not began(int(number)):
+            left.unlink(missing_ok=True)
+
+
 def boundary() -> None:
     """Between two steps of a write. Nothing happens here; tests pull the plug."""
+
+
+def create(path: Path, text: str) -> bool:
+    """Make a file that is not there; False where somebody else has made it. Of several processes one alone does."""
+    try:
+        boundary()
+        file = path.open("x", encoding="utf-8")
+    except FileExistsError:
+        return False
+    try:
+        with file:
+            boundary()
+            file.write(text)
+        boundary()
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return True
 
 
 def append_line(path: Path, line: str) -> None:
@@ -193,14 +264,8 @@ class Events:
     """`events.jsonl` of a run: appended line by line as the run goes, so that a killed run leaves its trace."""
 
     def __init__(self, folder: Path, now: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = (folder / "events.jsonl").open("a", encoding="utf-8")
+        self._path = folder / "events.jsonl"
         self.add("started", at=now)
 
     def add(self, event: str, **details: Any) -> None:
-        self._file.write(json.dumps({"event": event, **details}) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        append_line(self._path, json.dumps({"event": event, **details}))

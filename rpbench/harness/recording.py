@@ -76,10 +76,7 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     except BaseException:
         mirror.abandon()
         raise
-    finally:
-        events.close()
-    row = opening | {"files": files, "status": "ok", "reason": None} | outcome.fields
-    record.write(folder, row)
+    row = record.write(folder, opening | {"files": files, "status": "ok", "reason": None} | outcome.fields)
     mirror.end(row, outcome.timeline)
     return row
 

@@ -43,6 +43,7 @@ from rpbench.harness.usual_charge import charged_as
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
+from rpbench.yaml_file import keys_of
 
 if TYPE_CHECKING:
     from rpbench.harness.mesh_choice import MeshChoice
@@ -170,11 +171,11 @@ def cluster_file(path: Path) -> Cluster:
     source = read_source("cluster", str(path))
     assert source is not None
     try:
-        values = OmegaConf.to_container(OmegaConf.create(source.text))
-    except (YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"cluster={path}: {first_line(error)}; write key: value, one a line") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"cluster={path}: no keys; write key: value, one a line, such as num_devices: 8")
+        if not keys_of(source.text):
+            raise ValueError("no keys; write key: value, one a line, such as num_devices: 8")
+        values: Any = OmegaConf.to_container(OmegaConf.create(source.text))
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(f"cluster={path}: {first_line(error)}") from None
     return _built(Cluster, "cluster", {"name": path.stem, **{str(key): value for key, value in values.items()}})
 
 

@@ -27,6 +27,7 @@ from rpbench.harness.config import (
     GROUPS,
     composed_of,
     explained,
+    in_our_words,
     options_of,
     refuse_old_spellings,
     register,
@@ -123,7 +124,8 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
         with initialize_config_dir(str(CONF), version_base="1.3", job_name="rpbench"):
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
-            config = hydra.compose_config("config", list(overrides), RunMode.MULTIRUN, with_log_configuration=False)
+            with in_our_words(overrides):
+                config = hydra.compose_config("config", [*overrides], RunMode.MULTIRUN, with_log_configuration=False)
             context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
             _sweep_with(config, context, terms, is_dry=is_dry)
     except (HydraException, OmegaConfBaseException) as error:

@@ -243,6 +243,8 @@ def _windows(values: Mapping[str, Any]) -> tuple[int | None, ...]:
             plain = min(num_layers, _known(values, "max_window_layers", least=0))
             return (None,) * plain + (window,) * (num_layers - plain)
         return (window,) if kind in ("mistral", "mixtral") or values.get("use_sliding_window") else ()
+    if not isinstance(kinds, list):
+        raise ValueError(f"layer_types={_short(kinds)}: a list, with a kind for each layer")
     unknown = [each for each in kinds if each not in ("sliding_attention", "full_attention")]
     if unknown:
         raise ValueError(f"layer_types has {_short(unknown[0])}, which is not modelled")

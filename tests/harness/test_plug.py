@@ -1,86 +1,49 @@
 """Pull the plug: a sweep broken at a write boundary, by a kill or the disk, and started again ends as if unbroken."""
 
 import errno
-import io
 import os
 import random
-import signal
 
 import pytest
+from plugging import compose_once, forked, in_a_child, rests, starts, swept, table, tear, warm
 from spared import spared
 
-from rpbench.cli import dispatch
-from rpbench.commands.store import export
 from rpbench.harness import record
 
 SWEEP = ("-m", "schedule=gpipe,1f1b", "num_microbatches=4,5", "num_devices=2", "cost=constant", "save_timeline=true")
 FAULTS = ("kill", "torn", errno.ENOSPC, errno.EIO)
 
 
-def in_a_child(results, fault=None, at=0, count=None):
-    """Run the sweep in a process of its own, which breaks at a boundary; the number of boundaries it has passed."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(write)
-        with os.fdopen(read, "rb") as passed:
-            told = passed.read()
-        return os.waitpid(child, 0)[1], len(told)
-
-    def boundary():
-        nonlocal at
-        os.write(write, b".")
-        at -= 1
-        if fault is None or at:
-            return
-        if isinstance(fault, int):
-            raise OSError(fault, os.strerror(fault))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    record.boundary = boundary
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-        os._exit(dispatch((*SWEEP, f"results_dir={results}")))
-
-
-def table(results, form="csv"):
-    text = io.StringIO()
-    export(["--format", form, f"results_dir={results}"], text)
-    return text.getvalue()
-
-
-def tear(results, chance):
-    """Cut the end off a journal, as a file system may after a power cut."""
-    for path in results.glob("manifests/*/*.jsonl"):
-        path.write_bytes(path.read_bytes()[: -chance.randrange(1, 40)])
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    results = tmp_path_factory.mktemp("undisturbed")
-    status, number = in_a_child(results)
-    assert status == 0
-    return table(results), number
+    """The table of a sweep that nothing happened to, and the boundaries between steps of its writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        compose_once(patch)
+        status, number = in_a_child(tmp_path_factory.mktemp("first"), SWEEP)
+        assert status == 0
+        warm(tmp_path_factory.mktemp("here"), SWEEP)
+        results = tmp_path_factory.mktemp("undisturbed")
+        assert in_a_child(results, SWEEP) == (0, number)
+        yield table(results), number
 
 
 def broken_and_resumed(results, fault, at, expected, chance):
-    status, _ = in_a_child(results, fault, at)
+    status, _ = in_a_child(results, SWEEP, fault, at)
     assert status != 0
     if fault == "torn":
         tear(results, chance)
-    assert in_a_child(results)[0] == 0
+    assert in_a_child(results, SWEEP)[0] == 0
     assert table(results) == expected
     assert len(list(results.glob("*/record.json"))) == 4
-    assert not list(results.glob(".leases/*"))
+    assert not rests(results)
+    assert sum(starts(results).values()) <= 4 + 1, "at most the cell that was being run is run again"
 
 
 @pytest.mark.parametrize("fault", spared(FAULTS, lambda fault: fault == "torn"))
 def test_a_sweep_that_was_broken_ends_with_the_same_table(fault, undisturbed, tmp_path):
     expected, number = undisturbed
     chance = random.Random(str(fault))
-    for case, at in enumerate(chance.sample(range(1, number + 1), 2)):
-        broken_and_resumed(tmp_path / str(case), fault, at, expected, chance)
+    broken_and_resumed(tmp_path, fault, chance.randint(1, number), expected, chance)
 
 
 @pytest.mark.exhaustive
@@ -93,16 +56,10 @@ def test_two_thousand_faults_leave_no_trace(undisturbed, tmp_path):
 
 
 def test_two_sweeps_over_a_folder_share_its_cells(undisturbed, tmp_path):
-    children = []
-    for _ in range(2):
-        child = os.fork()
-        if not child:
-            os._exit(in_a_child(tmp_path)[0])
-        children.append(child)
+    children = [forked(lambda: swept(tmp_path, SWEEP)) for _ in range(2)]
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     assert table(tmp_path) == undisturbed[0]
-    started = [path.read_text().count('"started"') for path in tmp_path.glob("*/events.jsonl")]
-    assert started == [1] * 4, "no run was made twice"
+    assert list(starts(tmp_path).values()) == [1] * 4, "no run was made twice"
 
 
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path):

@@ -14,6 +14,7 @@ from rpbench.harness.record import Record, write_atomically
 from rpbench.harness.request import Request
 from rpbench.harness.tracking.feed import Listener, Row
 from rpbench.ir.timeline import Timeline
+from rpbench.strict_json import parsed
 
 MARK = "mirror.json"
 
@@ -82,7 +83,7 @@ def mirror(request: Request, row: Record, timeline: Timeline | None) -> None:
 
 def _mark(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        found = parsed((folder / MARK).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

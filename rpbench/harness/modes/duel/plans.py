@@ -19,6 +19,7 @@ from rpbench.harness.source_file import read_source
 from rpbench.ir.check import check
 from rpbench.ir.partition import parse
 from rpbench.plan.whole import WholePlan, evaluate_whole
+from rpbench.strict_json import parsed
 
 SCHEMA = "rpbench-duel-plans 1"
 
@@ -59,7 +60,7 @@ def _read(request: Request, entrants: Sequence[Contender], path: str) -> tuple[L
     source = read_source("mode.plans", path)
     assert source is not None
     try:
-        found = json.loads(source.text)
+        found = parsed(source.text)
         if found["schema"] != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA!r}")
         times = from_text(json.dumps(found["profile"]))

@@ -52,7 +52,7 @@ def records(request: Request) -> list[Record]:
     for entrant, row in zip(entrants, rows, strict=True):
         row |= {"run_id": ids[entrant.name], "config": dict(request.subject)}
         record.write_atomically(results / row["run_id"] / PROFILE, to_text(times))
-        record.write(results / row["run_id"], row)
+        row |= record.write(results / row["run_id"], row)
         tracking.mirror(request, row, None)
     folder, found = results / ids[BASE], summary(rows)
     record.write_atomically(folder / PLANS, plans_text(times, plans))

@@ -49,7 +49,7 @@ def records(request: Request) -> list[Record]:
     derived = derived_fields({row["contender"]: row for row in rows})
     for row in rows:
         row |= derived.get(row["contender"], {})
-        record.write(results / row["run_id"], row)
+        row |= record.write(results / row["run_id"], row)
         tracking.mirror(request, row, None)
     return rows
 

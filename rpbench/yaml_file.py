@@ -1,0 +1,84 @@
+"""YAML files of the user's own: keys and values, and no more of them than a person writes."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_BYTES = 2**16
+MOST_NODES = 20_000  # with every alias in its place
+DEEPEST = 40
+EXAMPLE = "write key: value, one a line"
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's loader of plain data, with every key once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        known = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            known.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys and values of a file; an empty one has none.
+
+    Raises:
+        ValueError: naming the file and line, for what is no file, no YAML, no mapping, or more than a person writes.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: it is no regular file")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path}: {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
+    try:
+        return keys_of(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: it is no UTF-8 text; {EXAMPLE}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def keys_of(text: str) -> dict[str, Any]:
+    """The keys and values of a YAML text.
+
+    Raises:
+        ValueError: as of `read_keys`, without the file's name.
+    """
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"{len(text)} characters; at most {MOST_BYTES} are read")
+    try:
+        found = yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{line}it is no YAML ({error.problem}); {EXAMPLE}") from None
+    except RecursionError:
+        raise ValueError(f"it is nested too deeply; at most {DEEPEST} levels are read") from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, LookupError) as error:
+        raise ValueError(f"it is no YAML ({str(error).partition(chr(10))[0]}); {EXAMPLE}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError(f"no keys, but one {type(found).__name__}; {EXAMPLE}")
+    _check_size(found)
+    return found
+
+
+def _check_size(tree: Any) -> None:
+    """Refuse a tree that aliases make endless, deep or huge."""
+    waiting, num_nodes = [(tree, 0)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        num_nodes += 1
+        if num_nodes > MOST_NODES or depth > DEEPEST:
+            raise ValueError(f"more than {MOST_NODES:,} values or {DEEPEST} levels, with every alias in its place")
+        if isinstance(node, dict):
+            if odd := [key for key in node if not isinstance(key, str | int)]:
+                raise ValueError(f"key {odd[0]!r:.80}: keys are words; {EXAMPLE}")
+            waiting += [(value, depth + 1) for value in node.values()]
+        elif isinstance(node, list):
+            waiting += [(value, depth + 1) for value in node]
+        elif not isinstance(node, str | int | float | None):
+            raise ValueError(f"value {node!s:.80} is a {type(node).__name__}; put it in quotes to have a text")
