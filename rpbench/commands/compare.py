@@ -1,5 +1,6 @@
 """`compare`: records side by side."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,6 +37,9 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     rows = [_find(results, name) for name in names]
     differing = [key for key in _choice_keys(rows) if len({str(row.get(key)) for row in rows}) > 1]
     metrics = [key for key in _METRICS if any(row.get(key) is not None for row in rows)]
+    for row, key in product(rows, metrics):
+        if isinstance(row.get(key), bool) or not isinstance(row.get(key), int | float | None):
+            raise ValueError(f"run {row['run_id'][:8]}: {key} {row[key]!r:.80} is no number; its record is damaged")
     _print_table(rows, differing, metrics, people)
     return {
         "runs": [row["run_id"] for row in rows],

@@ -49,7 +49,7 @@ _LARGEST = 2**63
 # What readers rely on: the types of values, and in which words one is refused.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(METRICS, (int | float | None, "no number")),
-    **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int, "no whole number")),
+    **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int | None, "no whole number")),
     **dict.fromkeys((*_TEXTS, "started_at", "code_version", "contender"), (str | None, "no text")),
     **dict.fromkeys(("choices", "config", "surroundings", "versions", "hardware"), (dict | None, "no object")),
     **dict.fromkeys(("overrides", "notes", "files"), (list | None, "no list")),

@@ -58,6 +58,8 @@ FOUND = [
     ("config.json", b'"hidden_size": 2048', b'"hidden_size": Infinity'),
     ("config.json", b'"num_hidden_layers": 16', b'"num_hidden_layers": 1e999'),
     ("cluster file", b"name: ", b"name: x\nname: "),
+    ("cluster file", b"declared:", b"measured: 0.5\nwas:"),
+    ("record in compare", b'"fill_s": ', b'"fill_s": [], "was": '),
     ("rpbench.yaml", None, DEEP[:300]),
 ]
 
