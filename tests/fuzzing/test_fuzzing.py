@@ -98,7 +98,7 @@ KINDS = ("edges", "nodes", "checkpoint")
 @pytest.mark.parametrize("name", QUICK)
 def test_bent_documents_are_refused_in_words_or_sound(name, seeds, tmp_path, monkeypatch, capsys):
     reader, chance = reader_of(name, seeds), random.Random(name)
-    for number in range(25):
+    for number in range(12):
         document = bent(
             chance.choice(seeds[reader.documents]), reader.form, chance, chance.choice(seeds[reader.documents])
         )
