@@ -26,7 +26,7 @@ SWEEP = (
 NUM_CELLS = 48
 LAUNCHERS = {
     "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
-    "submitit_local": ("hydra/launcher=submitit_local", "hydra.launcher.array_parallelism=2"),
+    "submitit_local": ("hydra/launcher=submitit_local",),
 }
 WHO = ("everybody", "command", "worker")
 PATIENCE_S = 600
