@@ -23,9 +23,9 @@ simulator divide them too. Of the logits a device has those of its own rows (`rp
 updates the shares of all devices on the device that it stands on, every device having as many stages as any other.
 
 A sum of parts rounds differently from one product, so no bit of the whole model can be asked for. What is checked bit
-for bit is plain training of the same shares in one process; beside it stands the difference from the whole layers
-(`whole_grad_max_rel_diff`, rounding alone: 1e-12 and less in float64). Heads, heads of keys and values, and the inner
-width must divide by the number of devices.
+for bit is plain training of the same shares in one process; beside it stands the difference from the whole layers, of
+each step's gradient on the same weights (`whole_grad_max_rel_diff`, rounding alone: 1e-12 and less in float64). Heads,
+heads of keys and values, and the inner width must divide by the number of devices.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", arXiv
 1909.08053, section 3.

@@ -121,7 +121,7 @@ def _version() -> str:
 
 def _verbs() -> dict[str, Verb]:
     from rpbench.commands.advise_usage import USAGE as ADVISE
-    from rpbench.commands.new import USAGE as NEW
+    from rpbench.commands.new_usage import USAGE as NEW
 
     return {
         "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),
@@ -172,10 +172,19 @@ def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
 
 
 def advise(arguments: Sequence[str]) -> int:
-    """The ranking as one JSON object on stdout, its table on stderr."""
+    """The ranking as one JSON object on stdout, its table on stderr; a terminal gets the first with --json."""
     from rpbench.commands.advise import advise_on
 
-    print(json.dumps(advise_on(arguments, sys.stderr), allow_nan=False))
+    flags = {item for item in arguments if item in ("--json", "--open")}
+    answer = advise_on([item for item in arguments if item not in flags], sys.stderr)
+    if "--json" in flags or not sys.stdout.isatty():
+        print(json.dumps(answer, allow_nan=False), flush=True)
+    if "--open" in flags:
+        from rpbench.commands.advise_page import show_page, write_page
+
+        path = write_page(answer)
+        shown = "" if show_page(path) else "; there is no screen to open it on"
+        print(f"rpbench: the page is {path}{shown}", file=sys.stderr)
     return 0
 
 

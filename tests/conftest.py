@@ -1,5 +1,6 @@
 """What the tests of all layers share. Being here, this file also puts its folder on the path, for `nearby`."""
 
+import gc
 import json
 import os
 import signal
@@ -8,7 +9,9 @@ import tempfile
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
+from rpbench.__main__ import COLLECT_AFTER
 from rpbench.cli import dispatch
 
 # How long an example takes says something of the machine and of what else it does, and nothing of the code.
@@ -30,6 +33,24 @@ def pytest_configure():
     # Children compile our modules once, and not each for itself.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish():
+    """Tests make many large schedules: what lives is looked through as seldom as in a run."""
+    gc.set_threshold(COLLECT_AFTER)
+
+
+class FilesAndExhibits(LoadScopeScheduling):
+    """A file's tests on one worker, and all of `tests/analysis` together: records and exhibits are made once."""
+
+    def _split_scope(self, nodeid):
+        file = nodeid.split("::", 1)[0]
+        return "tests/analysis" if file.startswith("tests/analysis/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return FilesAndExhibits(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture

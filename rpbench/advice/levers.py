@@ -5,7 +5,8 @@ memory and another microbatch are searched anew.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import log
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.action import Kind
 from rpbench.plan.contest.frame import Frame
-from rpbench.plan.contest.search import Budget, Tuned, rank, tune
+from rpbench.plan.contest.search import Budget, Frames, Tuned, rank, tune
+from rpbench.plan.contest.space import space_of
 from rpbench.plan.contest.terms import Limits, Terms
 
 LINKS = (
@@ -50,16 +52,21 @@ class Turn(NamedTuple):
     factor: float | None
 
 
-class Timed(NamedTuple):
+@dataclass(frozen=True)
+class Timed:
     """A plan with its frame."""
 
     plan: Tuned
     frame: Frame
 
+    @cached_property
+    def costs(self) -> CostTable:
+        """Times of all that the plan does."""
+        return self.frame.costs(self.plan.partition, self.plan.outcome.keeps)
+
     def pace(self, change: Callable[[CostTable], CostTable]) -> float:
         """Tokens per second with costs changed."""
-        costs = self.frame.costs(self.plan.partition, self.plan.outcome.keeps)
-        return self.plan.outcome.tokens_per_s * self.plan.outcome.step_time_s / self.frame.paced(change(costs))
+        return self.plan.outcome.tokens_per_s * self.plan.outcome.step_time_s / self.frame.paced(change(self.costs))
 
 
 def timed(plan: Tuned, terms: Terms) -> Timed:
@@ -143,13 +150,29 @@ def _computing(costs: CostTable, factor: float) -> CostTable:
     return replace(costs, work=work)
 
 
-def pace_with_twice_the_memory(plan: Tuned, terms: Terms, budget: Budget) -> float | None:
-    """Tokens per second of the best plan then; None where memory has no limit."""
+def pace_with_twice_the_memory(
+    plan: Tuned,
+    terms: Terms,
+    budget: Budget,
+    frames: Frames | None = None,
+    is_over: Callable[[], bool] | None = None,
+) -> float | None:
+    """Tokens per second of the best plan then, searched for from this one on.
+
+    Args:
+        frames: of the plan's own search.
+        is_over: whether time is; what has been found by then counts.
+
+    Returns:
+        None where memory has no limit, or there was no time.
+    """
     limit = terms.limits.device_memory_bytes
-    if limit is None:
+    if limit is None or (is_over is not None and is_over()):
         return None
     roomy = replace(terms, limits=Limits(2 * limit, terms.limits.host_memory_bytes))
-    found = tune(plan.contender, roomy, budget).outcome
+    space = space_of(plan.contender, roomy).beginning_at(plan.setting)
+    known = None if frames is None else frames.under(roomy)
+    found = tune(plan.contender, roomy, budget, space, frames=known, is_over=is_over).outcome
     return max(rank(found), plan.outcome.tokens_per_s)
 
 

@@ -4,7 +4,7 @@ What is not given is assumed; `Described.assumed` names it, and its uncertainty 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -16,6 +16,7 @@ from rpbench.registry import unknown_name
 COUNTS = ("num_devices", "devices_per_node", "device_memory_bytes", "host_memory_bytes")
 RATES = ("intra_bytes_per_s", "inter_bytes_per_s", "host_link_bytes_per_s", "host_bytes_per_s")
 FIGURES = (*COUNTS, *RATES)
+OF_HOSTS = ("host_memory_bytes", "host_bytes_per_s")  # figures that only searches on one host read
 
 # One way, bytes a second; one standard deviation beside each.
 HOST_LINK = 32.0e9, 0.3, "PCIe 4.0 x16, nominal"
@@ -34,11 +35,13 @@ class Described:
         cluster: one node of it.
         nodes: the whole, for searches over several nodes; None where one node is all.
         assumed: what was not given, with the value that stands for it.
+        unused: what was given and has no effect, with the reason.
     """
 
     cluster: Cluster
     nodes: Machine | None
     assumed: Mapping[str, str]
+    unused: Mapping[str, str] = field(default_factory=dict)
 
 
 def described(gpu_name: str, given: Mapping[str, str]) -> Described:
@@ -59,8 +62,16 @@ def described(gpu_name: str, given: Mapping[str, str]) -> Described:
     assumed: dict[str, str] = {}
     cluster = _node(device, figures, min(each, count), assumed)
     if count <= each:
-        return Described(cluster, None, assumed)
-    return Described(cluster, _nodes(device, figures, count, each, assumed), assumed)
+        one = {"inter_bytes_per_s": f"one node has all {count} devices"}
+        return Described(cluster, None, assumed, _of(one, figures))
+    several = dict.fromkeys(OF_HOSTS, "a mesh keeps nothing in its hosts")
+    nodes = _nodes(device, figures, count, each, assumed)
+    left = {name: value for name, value in assumed.items() if name not in OF_HOSTS}
+    return Described(cluster, nodes, left, _of(several, figures))
+
+
+def _of(reasons: Mapping[str, str], figures: Mapping[str, float]) -> dict[str, str]:
+    return {name: reason for name, reason in reasons.items() if name in figures}
 
 
 def _figures(given: Mapping[str, str]) -> dict[str, float]:
@@ -150,9 +161,10 @@ def _nodes(device: Gpu, figures: Mapping[str, float], count: int, each: int, ass
             f"num_devices={count} do not fill nodes of devices_per_node={each}; take {count - count % each} or "
             f"{count - count % each + each}"
         )
+    memory = int(figures.get("device_memory_bytes", device.memory_bytes))
     return Machine(
         name=f"{count}x_{device.name}",
-        gpu=device,
+        gpu=replace(device, memory_bytes=memory),
         devices_per_node=each,
         nodes=count // each,
         intra_bytes_per_s=figures.get("intra_bytes_per_s", device.link_bytes_per_s),

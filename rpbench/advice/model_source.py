@@ -1,14 +1,17 @@
 """Model source: the model of a Hugging Face `config.json`, or of sizes, as the cost model of schedules takes it."""
 
 import json
+import os
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rpbench.advice.local_cache import cached_config, cached_name
 from rpbench.cost.model import Family, Model
 from rpbench.mesh.architecture import Architecture
-from rpbench.mesh.huggingface import from_config
+from rpbench.mesh.huggingface import context_of, from_config
 from rpbench.registry import unknown_name
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
@@ -29,12 +32,17 @@ EXAMPLE = "num_layers=28 hidden=3072 heads=24 kv_heads=8 intermediate=8192 vocab
 
 
 def config_path(source: str) -> Path | None:
-    """The `config.json` that a name stands for: the file, or the one in that folder; None if it names neither."""
+    """The `config.json` that a name stands for: the file, the one in that folder, or in Hugging Face's local cache.
+
+    None if it stands for none of them.
+    """
     path = Path(source)
     inside = path / "config.json"
     if inside.is_file():
         return inside
-    return path if path.is_file() and path.suffix == ".json" else None
+    if path.is_file() and path.suffix == ".json":
+        return path
+    return cached_config(source)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -63,10 +71,24 @@ def architecture_of(path: Path) -> Architecture:
         ValueError: naming the file, and the field that is missing or not modelled.
     """
     values = read_config(path)
-    values["_name_or_path"] = values.get("_name_or_path") or path.resolve().parent.name or values.get("model_type")
+    place = Path(os.path.abspath(path))  # files of a cache are links; what they point at has no name
+    values["_name_or_path"] = values.get("_name_or_path") or cached_name(place) or place.parent.name
     try:
         return from_config(values)
     except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"model={path}: {error}") from None
+
+
+def context_in(path: Path) -> int | None:
+    """Tokens that the model of a `config.json` has positions for; None if it does not say.
+
+    Raises:
+        ValueError: as of `architecture_of`.
+    """
+    values = read_config(path)
+    try:
+        return context_of(values)
+    except ValueError as error:
         raise ValueError(f"model={path}: {error}") from None
 
 
@@ -91,6 +113,11 @@ def model_of(found: Architecture, kind: str, seq_len: int) -> Model:
                 f"model {found.name}: {what} is not modelled on one host; ask for several nodes, as in num_devices=16 "
                 "devices_per_node=8"
             )
+    if kind not in FAMILIES:
+        raise ValueError(
+            f"model {found.name}: model_type={kind!r} is not modelled on one host, where {', '.join(FAMILIES)} are; "
+            "ask for several nodes, as in num_devices=16 devices_per_node=8"
+        )
     return Model(
         name=_name(found.name),
         num_layers=found.num_layers,
@@ -151,7 +178,8 @@ def typed_value(name: str, text: str) -> Any:
 
 def _name(words: str) -> str:
     """A name without what paths and command lines give a meaning to."""
-    return "".join(letter if letter.isalnum() else "_" for letter in words.rsplit("/", 1)[-1]).strip("_").lower()
+    plain = unicodedata.normalize("NFKD", words.rsplit("/", 1)[-1]).encode("ascii", "ignore").decode()
+    return "".join(letter if letter.isalnum() else "_" for letter in plain).strip("_").lower() or "model"
 
 
 def _window(found: Architecture, seq_len: int) -> int | None:

@@ -1,34 +1,43 @@
 """Ranking: every contender searched on equal terms under the memory, everything charged, the fastest first."""
 
-import gc
-import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any
 
 from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import half_width
-from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, timed, turns_of
+from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
+from rpbench.advice.side_searches import CHANGING, Side, bare, dealt
 from rpbench.cost.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.policy import Policy
 from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
-from rpbench.plan.contest.search import Budget, Frames, Tuned, tune
+from rpbench.plan.contest.search import OUT_OF_TIME, Budget, Frames, Tuned
 from rpbench.plan.contest.terms import Terms
-from rpbench.side_processes import side_processes
 
-# Searched first: what is far behind the best of them is not searched to the end. One of each kind: what streams, what
-# is late, what splits backward.
-FIRST = ("roundpipe", "pipedream_2bw", "zb_h1", "interleaved_1f1b")
-# Then these, in this order: an advice that has to end early has who leads in figure 10, and a bit of everything.
-SECOND = (
-    *("pipe_offload", "zb_h2", "zb_v", "zero_3", "zero_infinity", "mobius", "interleaved_zb", "xpipe", "dualpipe_v"),
-    *("v_half", "zero_2"),
+# Looked at first, in this order: who leads in figure 10, then a bit of everything, so that an advice that has to end
+# early has it.
+FIRST = (
+    *("roundpipe", "pipe_offload", "1f1b", "pipedream_2bw", "zb_h1", "interleaved_1f1b", "zb_h2", "interleaved_zb"),
+    *(
+        "dapple",
+        "zero_3",
+        "zero_infinity",
+        "mobius",
+        "xpipe",
+        "dualpipe_v",
+        "zero_2",
+        "stp",
+        "greedysnake",
+        "zero_offload",
+    ),
 )
-UNSEARCHED = "not searched: the time was over; give more seconds"
+# Looked at last: they take the longest, and were never among the first two.
+LAST = (*("zb_auto", "chimera", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "megatron_tp", "adaptis"),)
+UNSEARCHED = OUT_OF_TIME
 QUICK = Budget(work=100, climb_work=300_000)
 
 
@@ -112,150 +121,109 @@ def advise(
         names: schedules that take part; None: all, and those with a late update once more.
         processes: that search side by side.
         thorough: also search to the end what is far behind.
-        seconds: of a processor's time, on each of the processes, after which no further contender's search begins;
-            those are left out by name. None: no end. Wall time would make the answer depend on who else is busy.
+        seconds: of a processor's time, on each of the processes, for the searches. What was searched in part is ranked
+            with what was found; what has not begun is left out by name. None: no end. Wall time would make the
+            answer depend on who else is busy.
 
     Raises:
         ValueError: for an unknown schedule, or if none takes the model and the devices.
     """
     asked = contenders(names)
     left_out = {each.name: reason for each in asked if (reason := why_not_charged(each))}
-    taking_part = [each for each in asked if each.name not in left_out]
-    rows = _rows(taking_part, terms, basis, budget, processes, thorough, seconds)
-    left_out |= {each.name: row for each, row in zip(taking_part, rows, strict=True) if isinstance(row, str)}
-    ranking = sorted(
-        (row for row in rows if isinstance(row, Ranked)), key=lambda row: row.plan.outcome.tokens_per_s, reverse=True
-    )
-    misfits = sorted((row for row in rows if isinstance(row, Misfit)), key=lambda row: row.plan.outcome.misfit)
-    if not ranking and not misfits:
-        raise ValueError("; ".join(left_out.values()) or "no schedule takes part; name at least 1")
-    levers, turns = _what_would_change([row.plan for row in ranking[:2]], terms, budget, processes)
-    return Advice(terms, tuple(ranking), tuple(misfits), levers, turns, left_out)
-
-
-def _what_would_change(
-    leaders: Sequence[Tuned], terms: Terms, budget: Budget, processes: int
-) -> tuple[tuple[Lever, ...], tuple[Turn, ...]]:
-    """Levers of the first, and what would put the second before it; the search for more memory runs beside the rest."""
-    if not leaders:
-        return (), ()
-    search: Callable[[], float | None] = partial(pace_with_twice_the_memory, leaders[0], terms, budget)
+    taking_part = sorted((each for each in asked if each.name not in left_out), key=_place)
     with ExitStack() as stack:
-        if processes > 1 and hasattr(os, "fork"):
-            pool = stack.enter_context(side_processes(1, "fork", _inherited.append, search))
-            search = pool.submit(_search_inherited).result
-        frames = [timed(plan, terms) for plan in leaders]
-        turns = tuple(turns_of(*frames)) if len(frames) > 1 else ()
-        return tuple(levers_of(frames[0], terms, search)), turns
-
-
-_inherited: list[Callable[[], float | None]] = []  # of a process that searches: copied at the fork
-
-
-def _search_inherited() -> float | None:
-    return _inherited[-1]()
+        sides = dealt(taking_part, terms, budget, partial(_row, terms, basis), processes, stack)
+        rows = _searched(taking_part, sides, thorough, seconds) if taking_part else {}
+        left_out |= {taking_part[number].name: row for number, row in rows.items() if isinstance(row, str)}
+        ranked = sorted(
+            ((number, row) for number, row in rows.items() if isinstance(row, Ranked)),
+            key=lambda pair: (-pair[1].plan.outcome.tokens_per_s, pair[0]),
+        )
+        misfits = sorted((row for row in rows.values() if isinstance(row, Misfit)), key=_misfit_of)
+        if not ranked and not misfits:
+            raise ValueError("; ".join(left_out.values()) or "no schedule takes part; name at least 1")
+        levers, turns = _what_would_change([(number, row.plan) for number, row in ranked[:2]], sides, seconds)
+    return Advice(terms, tuple(row for _, row in ranked), tuple(misfits), levers, turns, left_out)
 
 
 # --- searches side by side -----------------------------------------------------------------------------------
 
-
-class _Task(NamedTuple):
-    contender: Contender
-    terms: Terms
-    basis: Basis
-    budget: Budget
-    to_beat: float | None
-    seconds: float | None = None  # of a processor, that the searches of this process may take
-
-
 _Row = Ranked | Misfit | str  # or why there is no plan
 
-_tasks: list[_Task] = []  # of the processes that search: copied at the fork
+
+def _searched(
+    asked: Sequence[Contender], sides: Sequence[Side], thorough: bool, seconds: float | None
+) -> dict[int, _Row]:
+    """The row of each contender: a first look at all, then the searches, the most promising first."""
+    limit = inf if seconds is None else seconds
+    waiting = [side.call("look", limit) for side in sides]
+    looked = [wait() for wait in waiting]
+    glances = {number: glance for found, _ in looked for number, glance in found.items()}
+    pace = max(glance.pace for glance in glances.values())
+    order = sorted((number for number in glances if not glances[number].remark), key=lambda n: -glances[n].hope)
+    left = limit - max(spent for _, spent in looked)
+    waiting = [
+        side.call(
+            "finish", [each for each in order if each in side.share.numbers], None if thorough else pace or None, left
+        )
+        for side in sides
+    ]
+    rows: dict[int, _Row] = {number: glance.remark for number, glance in glances.items()}
+    for wait in waiting:
+        rows |= wait()
+    return {number: _whole(row, asked[number]) for number, row in rows.items()}
 
 
-def _rows(
-    asked: Sequence[Contender],
-    terms: Terms,
-    basis: Basis,
-    budget: Budget,
-    processes: int,
-    thorough: bool,
-    seconds: float | None,
-) -> list[_Row]:
-    """The row of each contender: a few first, which the others are measured by."""
-    began = _spent(processes)
-
-    def search(chosen: Sequence[Contender], to_beat: float | None, side_by_side: int) -> None:
-        left = None if seconds is None else seconds - (_spent(processes) - began)
-        tasks = [_Task(each, terms, basis, budget, to_beat, left) for each in chosen]
-        rows.update(zip(chosen, _searched(tasks, side_by_side), strict=True))
-
-    rows: dict[Contender, _Row] = {}
-    first = [each for each in asked if each.entry.name in FIRST]
-    others = sorted((each for each in asked if each not in first), key=_place)
-    search(others[:1], None, 1)  # in this process: the kernels that it loads are there for those that it is copied to
-    search(first, None, processes)
-    paces = [row.plan.outcome.tokens_per_s for row in rows.values() if isinstance(row, Ranked)]
-    search(others[1:], None if thorough or not paces else max(paces), processes)
-    return [rows[each] for each in asked]
+def _whole(row: _Row, who: Contender) -> _Row:
+    """The row with its contender, which does not travel."""
+    return row if isinstance(row, str) else replace(row, plan=replace(row.plan, contender=who))
 
 
-def _spent(processes: int) -> float:
-    """Processor time of this process, and what falls to each of those that it waited for."""
-    user, system, of_children, system_of_children, _ = os.times()
-    return user + system + (of_children + system_of_children) / processes
+def _what_would_change(
+    leaders: Sequence[tuple[int, Tuned]], sides: Sequence[Side], seconds: float | None
+) -> tuple[tuple[Lever, ...], tuple[Turn, ...]]:
+    """Levers of the first, told where its frame is, and beside it what would put the second before it."""
+    if not leaders:
+        return (), ()
+    limit = inf if seconds is None else CHANGING * seconds
+    known = [(number, bare(plan)) for number, plan in leaders]
+    own = next(side for side in sides if leaders[0][0] in side.share.numbers)
+    levers = own.call("change", _levers, known[:1], limit)
+    if len(known) < 2:
+        return tuple(levers()), ()
+    other = next((side for side in sides if side is not own), own)
+    turns = other.call("change", _turns, known, limit)
+    return tuple(levers()), tuple(turns())
+
+
+def _levers(
+    plans: Sequence[Tuned], frames: Sequence[Frames], terms: Terms, budget: Budget, is_over: Callable[[], bool]
+) -> list[Lever]:
+    (plan,), (known,) = plans, frames
+    roomy = partial(pace_with_twice_the_memory, plan, terms, budget, known, is_over)
+    return levers_of(Timed(plan, known.of_plan(plan)), terms, roomy)
+
+
+def _turns(
+    plans: Sequence[Tuned], frames: Sequence[Frames], terms: Terms, budget: Budget, is_over: Callable[[], bool]
+) -> list[Turn]:
+    first, second = (Timed(plan, known.of_plan(plan)) for plan, known in zip(plans, frames, strict=True))
+    return turns_of(first, second)
 
 
 def _place(each: Contender) -> int:
-    order = ("1f1b", *SECOND)
-    return order.index(each.entry.name) if each.entry.name in order else len(order)
+    """Where in the order of first looks a contender has its turn."""
+    known = (*FIRST, *LAST)
+    if each.entry.name not in known:
+        return len(FIRST)
+    place = known.index(each.entry.name)
+    return place if place < len(FIRST) else place + 1
 
 
-def _searched(tasks: Sequence[_Task], processes: int) -> list[_Row]:
-    _start_clock()
-    if processes < 2 or len(tasks) < 2 or not hasattr(os, "fork"):
-        return [_row(task) for task in tasks]
-    _tasks[:] = tasks
-    with side_processes(processes, "fork", _start_clock) as pool:
-        rows = list(pool.map(_row_without_contender, range(len(tasks))))
-    _tasks.clear()
-    return [
-        row if isinstance(row, str) else replace(row, plan=replace(row.plan, contender=task.contender))
-        for task, row in zip(tasks, rows, strict=True)
-    ]
-
-
-_began = [0.0]  # processor time of this process when its searches began
-
-
-def _start_clock() -> None:
-    _began[0] = time.process_time()
-
-
-def _row_without_contender(number: int) -> _Row:
-    """In a process of its own: what a schedule declares stays behind, for functions do not travel."""
-    row = _row(_tasks[number])
-    if isinstance(row, str):
-        return row
-    return replace(row, plan=replace(row.plan, contender=None))  # type: ignore[arg-type]
-
-
-def _row(task: _Task) -> _Row:
-    if task.seconds is not None and time.process_time() - _began[0] > task.seconds:
-        return UNSEARCHED
-    was_on = gc.isenabled()
-    gc.disable()  # schedules are many small tuples in no circle
-    try:
-        frames = Frames(task.contender, task.terms)
-        plan = tune(task.contender, task.terms, task.budget, to_beat=task.to_beat, frames=frames)
-        if not plan.outcome.fits:
-            return _misfit(plan, task.terms)
-        return _ranked(Timed(plan, frames.of_plan(plan)), task.terms, task.basis)
-    except ValueError as error:
-        return str(error)
-    finally:
-        if was_on:
-            gc.enable()
+def _row(terms: Terms, basis: Basis, plan: Tuned, frames: Frames) -> Ranked | Misfit:
+    if not plan.outcome.fits:
+        return _misfit(plan, terms)
+    return _ranked(Timed(plan, frames.of_plan(plan)), terms, basis)
 
 
 # --- rows ----------------------------------------------------------------------------------------------------
@@ -269,6 +237,10 @@ def _ranked(each: Timed, terms: Terms, basis: Basis) -> Ranked:
     pace = plan.outcome.tokens_per_s
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.schedule).max_staleness
     return Ranked(plan, pace / factor, pace * factor, late, why)
+
+
+def _misfit_of(row: Misfit) -> float:
+    return row.plan.outcome.misfit
 
 
 def _misfit(plan: Tuned, terms: Terms) -> Misfit:
@@ -294,6 +266,7 @@ def _plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "command": command_of(plan, terms),
         "work": plan.work,
         "budget": plan.budget.work,
+        "searched_to_the_end": plan.is_whole,
     }
 
 
@@ -304,6 +277,7 @@ def _plain_misfit(row: Misfit) -> dict[str, Any]:
         "peak_memory_bytes": row.plan.outcome.peak_bytes,
         "device_lacks_bytes": row.device_lacks_bytes,
         "host_lacks_bytes": row.host_lacks_bytes,
+        "searched_to_the_end": row.plan.is_whole,
     }
 
 

@@ -1,28 +1,41 @@
 """`advise`: which schedule trains a model fastest on a machine, why, and what would change that."""
 
 import os
+import re
+import shlex
 import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
 from rpbench.advice.machine_figures import FIGURES, Described, described
-from rpbench.advice.model_source import SIZES, architecture_of, config_path, model_of, model_of_sizes, read_config
-from rpbench.advice.ranking import UNSEARCHED, Advice, advise
+from rpbench.advice.model_source import (
+    SIZES,
+    architecture_of,
+    config_path,
+    context_in,
+    model_of,
+    model_of_sizes,
+    read_config,
+)
+from rpbench.advice.ranking import Advice, Misfit, advise
 from rpbench.commands.advise_nodes import advise_nodes
+from rpbench.commands.advise_table import gigabytes, table
 from rpbench.commands.advise_usage import USAGE
 from rpbench.cost.basis import make_basis
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.config import options_of
-from rpbench.harness.request import cluster_file, load
+from rpbench.harness.keys import LAYERS, MOVES, check_figures
+from rpbench.harness.request import Request, cluster_file, load
 from rpbench.mesh.architecture import Architecture, architecture, from_model
 from rpbench.mesh.gpu import names
 from rpbench.mesh.machine import Machine, machine
 from rpbench.mesh.measured_machine import measured_machine
+from rpbench.mesh.plans import SCHEDULES, Space
 from rpbench.plan.contest.search import Budget
 from rpbench.plan.contest.terms import terms_of
 from rpbench.registry import unknown_name
@@ -31,7 +44,7 @@ SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing els
 SEQ_LEN = 2048
 NUM_STEPS = 3
 BUDGET = Budget(work=40, climb_work=100_000)
-SECONDS = 7.0  # for the searches; what they lead to takes the rest of ten
+SECONDS = 5.5  # for the searches; to start, and what they lead to, takes the rest of ten
 
 OWN = ("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "seconds")
 
@@ -44,6 +57,17 @@ class Asked:
     figures: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def request(self) -> Request:
+        """What is shipped of it, composed at once: every configuration takes Hydra half a second."""
+        words, seq_len = ["cost=analytic"], {"seq_len": self.own["seq_len"]} if "seq_len" in self.own else {}
+        if self.own.get("cluster") in options_of("cluster"):
+            words.append(f"cluster={self.own['cluster']}")
+        if self.own.get("model") in options_of("model"):
+            sizes = {**self.sizes, **seq_len}
+            words += [f"model={self.own['model']}", *(f"++model.{key}={value}" for key, value in sizes.items())]
+        return load(words)
+
 
 def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
     """The advice as JSON-ready data; its table goes to `people`.
@@ -54,11 +78,13 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
     asked = _asked(arguments)
     found = _machine(asked)
     if found.nodes is not None:
-        answer = plan_meshes([item for item in arguments if item.partition("=")[0] not in ("schedules", "seconds")])
+        answer = plan_meshes([item for item in arguments if item.partition("=")[0] != "seconds"])
     else:
         answer = _on_one_host(_model(asked), found.cluster, asked)
-    answer["assumed"] = dict(found.assumed)
-    _print(answer, people)
+    answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused)}
+    width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
+    for line in table(answer, width, _schedules(asked) or ()):
+        print(line, file=people)
     return answer
 
 
@@ -78,10 +104,15 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
             "mesh=search: the search over meshes takes nodes: cluster=dgx_h100, or gpu= with num_devices= above "
             "devices_per_node=; or a cluster whose collectives were measured: rpbench calibrate ranks=2"
         )
+    chosen = _schedules(asked) or SCHEDULES
+    for name in chosen:
+        if name not in SCHEDULES:
+            raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(SCHEDULES)}; name some of these")
     return advise_nodes(
         _architecture(asked),
         nodes,
-        seq_len=_count(asked, "seq_len", SEQ_LEN),
+        seq_len=_seq_len(asked),
+        space=Space(schedules=chosen),
         global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * nodes.num_devices),
         words=arguments,
     )
@@ -94,6 +125,8 @@ def _asked(arguments: Sequence[str]) -> Asked:
         key = key.removeprefix("model.")
         if not equals or not value:
             raise ConfigError(f"cannot read {item!r}: write key=value, as in {USAGE}")
+        if key in own or key in figures or key in sizes:
+            raise ConfigError(f"{key}={value}: {key}= is given twice; leave one out")
         if key in OWN:
             own[key] = value
         elif key in FIGURES:
@@ -119,6 +152,26 @@ def _count(asked: Asked, name: str, usual: int) -> int:
     return int(text)
 
 
+def _schedules(asked: Asked) -> tuple[str, ...] | None:
+    """Schedules that the request names; None for all."""
+    text = asked.own.get("schedules")
+    if text is None:
+        return None
+    if "" in text.split(","):
+        raise ConfigError(f"schedules={text}: names with a comma between two, such as schedules=1f1b,zb_v")
+    return tuple(text.split(","))
+
+
+def _seq_len(asked: Asked) -> int:
+    """Tokens of a sequence: as asked, or the usual ones, or fewer where a config.json has positions for fewer."""
+    path = config_path(asked.own["model"]) if "model" in asked.own else None
+    longest = context_in(path) if path else None
+    found = _count(asked, "seq_len", min(SEQ_LEN, longest or SEQ_LEN))
+    if longest is not None and found > longest:
+        raise ConfigError(f"seq_len={found}: {path} has positions for {longest} tokens; take seq_len={longest} or less")
+    return found
+
+
 # --- the machine ---------------------------------------------------------------------------------------------
 
 
@@ -134,7 +187,7 @@ def _machine(asked: Asked) -> Described:
         raise ConfigError(f"num_devices={asked.figures['num_devices']}: a whole number of at least 1")
     if name in names("machine"):
         return _of_nodes(machine(name), count)
-    cluster = cluster_file(Path(name)) if name.endswith((".yaml", ".yml")) else _shipped(name)
+    cluster = cluster_file(Path(name)) if name.endswith((".yaml", ".yml")) else _shipped(asked)
     if count == 0 and cluster.num_devices is None:
         raise ConfigError(f"num_devices= is missing: cluster={name} does not say how many devices it has")
     return Described(_with(cluster, count or cluster.num_devices), None, {})
@@ -145,11 +198,11 @@ def _of_nodes(found: Machine, count: int) -> Described:
     return Described(Cluster(found.name), found, {})
 
 
-def _shipped(name: str) -> Cluster:
-    known = options_of("cluster")
+def _shipped(asked: Asked) -> Cluster:
+    name, known = asked.own["cluster"], options_of("cluster")
     if name not in known:
         raise ConfigError(unknown_name("cluster", name, [*known, *names("machine")]))
-    return load([f"cluster={name}"]).cluster
+    return asked.request.cluster
 
 
 def _with(cluster: Cluster, count: int | None) -> Cluster:
@@ -162,7 +215,7 @@ def _with(cluster: Cluster, count: int | None) -> Cluster:
 
 
 def _model(asked: Asked) -> Model:
-    seq_len, name = _count(asked, "seq_len", SEQ_LEN), asked.own.get("model")
+    seq_len, name = _seq_len(asked), asked.own.get("model")
     if name is None:
         return model_of_sizes({"seq_len": str(seq_len), **asked.sizes})
     path = config_path(name)
@@ -171,8 +224,7 @@ def _model(asked: Asked) -> Model:
         return model_of(architecture_of(path), str(read_config(path).get("model_type")), seq_len)
     if name not in options_of("model"):
         raise ConfigError(_no_model(name))
-    sizes = dict(asked.sizes) | ({"seq_len": str(seq_len)} if "seq_len" in asked.own else {})
-    found = load([f"model={name}", *(f"++model.{key}={value}" for key, value in sizes.items())]).model
+    found = asked.request.model
     if found is None:
         raise ConfigError(f"model={name} has no shape; take one with a shape, such as model=qwen3_1p7b")
     return found
@@ -197,6 +249,11 @@ def _refuse_sizes(asked: Asked) -> None:
 def _no_model(name: str) -> str:
     if "/" in name or name.endswith(".json"):
         return f"model={name}: there is no such config.json or folder with one; nothing is downloaded, fetch it first"
+    if name in names("architecture"):
+        return (
+            f"model={name} is known to searches over several nodes only; ask for them, as in cluster=dgx_h100, or give "
+            "its config.json"
+        )
     return unknown_name("model", name, sorted({*options_of("model"), *names("architecture")}))
 
 
@@ -204,7 +261,8 @@ def _no_model(name: str) -> str:
 
 
 def _on_one_host(model: Model, cluster: Cluster, asked: Asked) -> dict[str, Any]:
-    cost = load(["cost=analytic"]).cost
+    check_figures(cluster, (*LAYERS, *MOVES), "advise")
+    cost = asked.request.cost
     basis = make_basis(cluster, cost.constants, cost.declared)
     num_devices = cluster.num_devices or 1
     terms = terms_of(
@@ -215,14 +273,13 @@ def _on_one_host(model: Model, cluster: Cluster, asked: Asked) -> dict[str, Any]
         sequences_per_step=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * num_devices),
         num_steps=NUM_STEPS,
     )
-    chosen = asked.own.get("schedules")
     found = advise(
         terms,
         basis,
-        names=chosen.split(",") if chosen else None,
+        names=_schedules(asked),
         budget=BUDGET,
         processes=os.cpu_count() or 1,
-        seconds=float(_count(asked, "seconds", int(SECONDS))),
+        seconds=float(_count(asked, "seconds", 0)) or SECONDS,
     )
     return _runnable(found, asked)
 
@@ -230,9 +287,9 @@ def _on_one_host(model: Model, cluster: Cluster, asked: Asked) -> dict[str, Any]
 def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
     """The advice with commands that run where neither model nor cluster is one of ours."""
     answer, model, cluster = found.plain(), found.terms.model, found.terms.cluster
-    own = asked.own
-    words = {}
-    if own.get("model") not in options_of("model") or asked.sizes or "seq_len" in own:
+    own, words = asked.own, {}
+    shipped = own.get("model") in options_of("model") and config_path(own["model"]) is None
+    if not shipped or asked.sizes or "seq_len" in own:
         words[f"model={model.name}"] = _spelled("model", "transformer", vars(model))
     if own.get("cluster") not in options_of("cluster"):
         words[f"cluster={cluster.name}"] = _spelled("cluster", "local", vars(cluster))
@@ -240,56 +297,32 @@ def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
         for short, long in words.items():
             row["command"] = row["command"].replace(f" {short} ", f" {long} ")
     if not answer["ranking"]:
-        answer["smallest_change"] = _smallest_change(found)
-    return answer
+        answer["smallest_change"] = _smallest_change(found.does_not_fit)
+    return answer | {"seq_len": model.seq_len}
 
 
 def _spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
-    """A group's keys one by one, over an option that is there."""
-    plain = {key: value for key, value in values.items() if isinstance(value, str | int | float | bool)}
-    return " ".join([f"{group}={base}", *(f"++{group}.{key}={value}" for key, value in plain.items())])
+    """A group's keys one by one, over an option that is there; where numbers come from is left out."""
+    words = [word for key, value in values.items() if key != "declared" for word in _words(f"{group}.{key}", value)]
+    return " ".join([f"{group}={base}", *words])
 
 
-def _smallest_change(found: Advice) -> str:
+def _words(key: str, value: Any) -> list[str]:
+    """Words of a command line that set a key; none for what is not there."""
+    if isinstance(value, Mapping):
+        return [word for name, each in value.items() for word in _words(f"{key}.{name}", each)]
+    if isinstance(value, tuple):
+        return [shlex.quote(f"++{key}=[{','.join(map(str, value))}]")]
+    if isinstance(value, str) and not re.fullmatch(r"\w+", value):
+        value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return [] if value is None else [shlex.quote(f"++{key}={value}")]
+
+
+def _smallest_change(misfits: Sequence[Misfit]) -> str:
     """Memory that is enough for the least of the misfits; a search aims at seconds, so less may be enough as well."""
-    least = min(found.does_not_fit, key=lambda row: row.device_lacks_bytes + row.host_lacks_bytes)
+    least = min(misfits, key=lambda row: row.device_lacks_bytes + row.host_lacks_bytes)
     parts = []
-    for what, lacks in (("device", least.device_lacks_bytes), ("host", least.host_lacks_bytes)):
+    for what, lacks in (("each device", least.device_lacks_bytes), ("the host", least.host_lacks_bytes)):
         if lacks:
-            parts.append(f"{lacks / 1e9:.1f} GB more memory of {'each device' if what == 'device' else 'the host'}")
+            parts.append(f"{gigabytes(lacks)} more memory of {what}")
     return f"no schedule fits with any of the options tried; {' and '.join(parts)} let {least.plan.contender.name} fit"
-
-
-# --- the table -----------------------------------------------------------------------------------------------
-
-
-def _print(answer: Mapping[str, Any], people: TextIO) -> None:
-    """A table as wide as the terminal; no colours, so that there are none to switch off."""
-    width = shutil.get_terminal_size((120, 24)).columns
-    lines = [f"{answer['model']} on {answer['num_devices']} devices of {answer['cluster']} (predicted)"]
-    lines.append(f"{'tokens/s':>10} {'low':>9} {'high':>9} {'GB':>6} {'bubble':>7} {'late':>4}  schedule")
-    for row in answer["ranking"][:12]:
-        share = "-" if row.get("bubble") is None else f"{100 * row['bubble']:.0f} %"
-        lines.append(
-            f"{row['tokens_per_s']:>10,.0f} {row['tokens_per_s_low']:>9,.0f} {row['tokens_per_s_high']:>9,.0f} "
-            f"{row['peak_memory_bytes'] / 1e9:>6.1f} {share:>7} {row['staleness_steps']:>4}  {row['schedule']}"
-        )
-    unsearched = sorted(name for name, why in answer.get("left_out", {}).items() if why == UNSEARCHED)
-    if unsearched:
-        lines.append(f"NOT SEARCHED, {len(unsearched)} schedules; seconds=60 has time for all: {', '.join(unsearched)}")
-    for row in answer["ranking"][:2]:
-        parts = ", ".join(f"{name} {1000 * value:,.0f}" for name, value in row["why"].items() if value >= 0.0005)
-        lines.append(f"{row['schedule']}: ms of a step: {parts}")
-    lines += [
-        f"does not fit: {row['schedule']} lacks {row['device_lacks_bytes'] / 1e9:.1f} GB a device"
-        for row in answer["does_not_fit"][:3]
-    ]
-    lines += [f"{name}: {gain}" for name, gain in _gains(answer)]
-    lines += textwrap.wrap(answer.get("smallest_change", ""), max(20, width - 1))
-    lines += [f"assumed {name}: {value}" for name, value in answer["assumed"].items()]
-    for line in lines:
-        print(line if len(line) <= width else line[: max(20, width - 1)] + "…", file=people)
-
-
-def _gains(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(lever["name"], f"{100 * lever['gain']:+.0f} %") for lever in answer["levers"] if lever["gain"]]

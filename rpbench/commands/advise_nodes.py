@@ -8,6 +8,7 @@ from typing import Any
 from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.machine import Machine
+from rpbench.mesh.plans import Space
 from rpbench.mesh.prediction import Prediction
 from rpbench.mesh.search import NothingFits, search
 from rpbench.mesh.smallest_change import lacking_bytes
@@ -19,12 +20,13 @@ NUM_SIMULATED = 12
 
 
 def advise_nodes(
-    model: Architecture, machine: Machine, *, seq_len: int, global_batch: int, words: Sequence[str]
+    model: Architecture, machine: Machine, *, seq_len: int, global_batch: int, space: Space, words: Sequence[str]
 ) -> dict[str, Any]:
     """The ranking of meshes, as JSON-ready data.
 
     Args:
         global_batch: sequences of a step.
+        space: what the search may choose from.
         words: of the command line that asks for it.
 
     Returns:
@@ -37,17 +39,18 @@ def advise_nodes(
         "model": model.name,
         "cluster": machine.name,
         "num_devices": machine.num_devices,
+        "seq_len": seq_len,
         "tokens_per_step": global_batch * seq_len,
     }
     try:
-        found = search(model, machine, global_batch, seq_len=seq_len, num_simulated=NUM_SIMULATED)
+        found = search(model, machine, global_batch, seq_len=seq_len, space=space, num_simulated=NUM_SIMULATED)
     except NothingFits as nothing:
         return about | _nothing(nothing)
     best = found.best[0].tokens_per_s_per_device
     command = "python -m rpbench plan mesh=search " + " ".join(words)
     levers: list[dict[str, Any]] = []
     for name, change in _changes().items():
-        faster = search(model, change(machine), global_batch, seq_len=seq_len, num_simulated=1).best
+        faster = search(model, change(machine), global_batch, seq_len=seq_len, space=space, num_simulated=1).best
         pace = faster[0].tokens_per_s_per_device if faster else best
         levers.append({"name": name, "tokens_per_s": pace * machine.num_devices, "gain": max(0.0, pace / best - 1)})
     return about | {

@@ -35,15 +35,16 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     if len(names) < 2:
         raise ValueError("compare needs two or more run ids, as in: python -m rpbench compare 3f9a 81c2")
     rows = [_find(results, name) for name in names]
-    differing = [key for key in _choice_keys(rows) if len({str(row.get(key)) for row in rows}) > 1]
+    asked = [row | _options(row, rows) for row in rows]
+    differing = [key for key in _choice_keys(asked) if len({str(row.get(key)) for row in asked}) > 1]
     metrics = [key for key in _METRICS if any(row.get(key) is not None for row in rows)]
     for row, key in product(rows, metrics):
         if isinstance(row.get(key), bool) or not isinstance(row.get(key), int | float | None):
             raise ValueError(f"run {row['run_id'][:8]}: {key} {row[key]!r:.80} is no number; its record is damaged")
-    _print_table(rows, differing, metrics, people)
+    _print_table(asked, differing, metrics, people)
     return {
         "runs": [row["run_id"] for row in rows],
-        "differing": {key: [row.get(key) for row in rows] for key in differing},
+        "differing": {key: [row.get(key) for row in asked] for key in differing},
         "metrics": {key: [row.get(key) for row in rows] for key in metrics},
         "over_first": {key: [_ratio(row.get(key), rows[0].get(key)) for row in rows] for key in metrics},
     }
@@ -58,9 +59,50 @@ def _find(results: Path, name: str) -> Record:
 
 
 def _choice_keys(rows: list[Record]) -> list[str]:
-    """Plain choices of a run: everything the records share that is neither a metric nor provenance."""
+    """Plain choices of the runs: everything in any record that is neither a metric nor provenance."""
     besides = {"run_id", "reason", "started_at", "git_commit", "code_version", "digest", *_METRICS}
-    return [key for key, value in rows[0].items() if key not in besides and isinstance(value, (str, int))]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [
+        key
+        for key in keys
+        if key not in besides
+        and ("." in key or all(isinstance(row.get(key), str | int | None) for row in rows))
+        and any(row.get(key) is not None for row in rows)
+    ]
+
+
+def _options(row: Record, rows: list[Record]) -> dict[str, Any]:
+    """Options of a run's configuration that its record has under no name of its own, as the command line says them.
+
+    Those of a group, such as the sizes of a model, are left out where the runs have different groups of that kind.
+    """
+    config = row.get("config") or {}
+    found = {key: value for key, value in (row.get("choices") or {}).items() if key not in config and key not in row}
+    for key, value in config.items():
+        if not isinstance(value, dict):
+            found |= {} if key in row else {key: value}
+        elif len({_name(other, key) for other in rows}) == 1:
+            found |= {f"{key}.{name}": each for name, each in _flat(value).items() if name != "name"}
+        elif key not in row:
+            found[key] = _name(row, key)
+    return found
+
+
+def _name(row: Record, group: str) -> Any:
+    value = (row.get("config") or {}).get(group)
+    return value.get("name") if isinstance(value, dict) else value
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Nested options under dotted names; where numbers come from is no option."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "declared":
+            continue
+        found |= (
+            {f"{key}.{name}": each for name, each in _flat(value).items()} if isinstance(value, dict) else {key: value}
+        )
+    return found
 
 
 def _ratio(value: float | None, first: float | None) -> float | None:

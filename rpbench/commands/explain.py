@@ -68,6 +68,8 @@ def _asked(arguments: Sequence[str]) -> Asked:
             names.append(item)
         elif not value:
             raise ConfigError(f"cannot read {item!r}: write key=value, as in {USAGE}")
+        elif key in own or key in typed:
+            raise ConfigError(f"{item}: {key}= is given twice; leave one out")
         elif key in OWN:
             own[key] = value
         else:
@@ -149,27 +151,31 @@ def _is_number(text: str) -> bool:
 def _print(answer: Mapping[str, Any], people: TextIO) -> None:
     width = shutil.get_terminal_size((120, 24)).columns
     a, b, rest = answer["a"], answer["b"], answer["unexplained"]
-    lines = [f"B over A, {answer['metric_is']}: {answer['ratio']:.3f}"]
+    lines = [f"B over A, {answer['metric_is']}: {_factor(answer['ratio'])}"]
     for name, side in (("A", a), ("B", b)):
         of_model = side["device_seconds"] / side["predicted_device_seconds"]
         lines.append(
             f"{name}  {side['label']}: {side['device_seconds']:.4g} device-{side['clock']} a {side['per']} "
-            f"({side['evidence']}), {of_model:.3f} of what the model says"
+            f"({side['evidence']}), {_factor(of_model)} of what the model says"
         )
     lines.append(f"{'factor':>8} {'log':>8} {'share':>7}  cause")
     largest = max([abs(row["log"]) for row in answer["causes"]] + [abs(rest["log"]), 1e-12])
     rows = [*answer["causes"], {**rest, "cause": "unexplained", "evidence": "the rest"}]
     lines += [_line(row, largest) for row in rows]
-    lines.append(f"{exp(answer['log_ratio']):>8.3f} {answer['log_ratio']:>+8.3f} {'100 %':>7}  together")
+    lines.append(f"{_factor(exp(answer['log_ratio'])):>8} {answer['log_ratio']:>+8.3f} {'100 %':>7}  together")
     lines += [f"{name}: {note}" for name, side in (("A", a), ("B", b)) for note in side["notes"]]
     for line in lines:
         print(line if len(line) <= width else line[: max(20, width - 1)] + "…", file=people)
+
+
+def _factor(value: float) -> str:
+    """A factor with three decimals, or with three digits where it has none of these."""
+    return f"{value:.3f}" if 0.01 <= value < 10_000 else f"{value:.2e}"
 
 
 def _line(row: Mapping[str, Any], largest: float) -> str:
     share = row["share_of_difference"]
     text = "-" if share is None else f"{100 * share:.0f} %"
     bar = ("+" if row["log"] > 0 else "-") * round(WIDTH * abs(row["log"]) / largest)
-    return (
-        f"{row['factor']:>8.3f} {row['log']:>+8.3f} {text:>7}  {row['cause']:<16} {row['evidence']:<22} {bar}".rstrip()
-    )
+    factor = f"{_factor(row['factor']):>8} {row['log']:>+8.3f} {text:>7}"
+    return f"{factor}  {row['cause']:<16} {row['evidence']:<22} {bar}".rstrip()

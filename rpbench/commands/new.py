@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rpbench import registry
+from rpbench.commands.new_usage import USAGE
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.config import options_of
 from rpbench.harness.keys import CLUSTER, MODEL, Key
 from rpbench.harness.record import check_writable, write_atomically
 from rpbench.places import FILE, FLAG, VARIABLE, home
 
-USAGE = "new model|cluster|schedule NAME"
 _HERE = Path(__file__).parent
 
 # What is run to see it work, and where its text comes from.

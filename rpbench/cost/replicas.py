@@ -5,7 +5,8 @@
     gradients           whole; a shard where they are scattered after every visit; none where they are stored (STORE:G)
     gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored
     optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane;
-                        twice where a ROLLBACK may take steps back, from a copy
+                        twice where a ROLLBACK may take steps back, from a copy; of important columns alone where the
+                        host steps the rest, which has that of all and the sums of one window, or of two that overlap
     kept by trials      under policy trial a copy of the optimizer state of the stage that is tried, the largest one;
                         and the gradients of the round before, in shards
 
@@ -30,12 +31,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.sizes import ModelBytes, StageSizes
+from rpbench.cost.sizes import LayerSize, ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
 from rpbench.ir.residency import inputs_stay
+from rpbench.ir.rest_rule import LateRest
 from rpbench.ir.schedule import Schedule, Weights
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
@@ -75,10 +77,21 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None 
         if number in shares.homes:
             continue
         size = stages.stage(number, backward=True)
+        if shares.rule is not None:
+            found += _late_bytes(shares.rule, size)
+            continue
         found += size.weights * (not shares.of_weights(0, number))
         found += size.gradients * shares.moves.moves((Kind.STORE, "G"), number)
         found += size.optimizer * shares.on_host.get(number, False) * shares.num_states(number)
     return found
+
+
+def _late_bytes(rule: LateRest, size: LayerSize) -> int:
+    """What the host has of a stage whose rest it steps: all masters and moments, and sums of gradients in 32 bits."""
+    if rule.all_at_once and not rule.num_warmup_steps:
+        return 0
+    sums = 2 * size.gradients * rule.rest * (1 + rule.overlap)
+    return size.optimizer + round(sums)
 
 
 class _Device(NamedTuple):
@@ -190,7 +203,11 @@ class _Shares:
             for number in self._index.steps.values()
         }
         self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))} | self.homes.keys()
+        self.rule = analysis.schedule.late_rest
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
+        self._stored_by_visit = self._served_by_visit((Kind.STORE, "G"))
+        if self.rule is not None:  # a sum that is scattered by visits may be stored by steps
+            self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None)) | self._stored_by_visit
         self._cargo = analysis.cargo
         self._tries = analysis.schedule.policy is Policy.TRIAL
 
@@ -215,18 +232,20 @@ class _Shares:
             return Fraction(int(self.homes[stage] == device))
         if not self._leaves_after_visits(device, stage):
             return Fraction(1)
-        if self.moves.moves((Kind.STORE, "G"), stage):
-            return Fraction(0)
-        return Fraction(1, self.moves.replicas.get(stage, 1))
+        shard = Fraction(1, self.moves.replicas.get(stage, 1))
+        if self.rule is not None:  # what the device steps itself stays, and all that is stored once a step
+            return shard * (1 - self.rule.rest if (device, stage) in self._stored_by_visit else 1)
+        return Fraction(0) if self.moves.moves((Kind.STORE, "G"), stage) else shard
 
     def of_state(self, device: int, stage: int) -> Fraction:
         """Of its optimizer state."""
         if stage in self.homes:
             return Fraction(int(self.homes[stage] == device))
-        if self.on_host.get(stage, False):
-            return Fraction(0)
         shared = self.moves.moves((Kind.UNSHARD, None), stage)
-        return Fraction(self.num_states(stage), self.moves.replicas.get(stage, 1) if shared else 1)
+        whole = Fraction(self.num_states(stage), self.moves.replicas.get(stage, 1) if shared else 1)
+        if self.rule is not None:
+            return whole * (1 - self.rule.rest)
+        return Fraction(0) if self.on_host.get(stage, False) else whole
 
     def num_states(self, stage: int) -> int:
         """Its optimizer state, and a copy where steps are taken back."""

@@ -73,6 +73,8 @@ class CostTable:
         Raises:
             ScheduleError: if nothing is known of an action that takes time.
         """
+        if kind is Kind.STEP_REST:
+            kind = Kind.STEP  # of a part, which the schedule knows
         if kind in self.work:
             return self.work[kind][stage]
         if kind in (Kind.I, Kind.W):

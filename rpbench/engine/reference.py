@@ -9,6 +9,8 @@ forward did, there is a graph for each piece that the engine recomputes, from th
 Where every other step is a trial (ACCO), g~ and g being the means over the two halves of an update:
 
     theta~ = Opt(theta, g~), and theta, its moments and its count as before      theta = Opt(theta, (g~ + g) / 2)
+
+Where important columns are stepped at once and the rest late: `rpbench.engine.late_rest_reference`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +24,7 @@ from torch.func import functional_call
 from rpbench.engine.compute.randomness import seeded
 from rpbench.engine.compute.stage import Grain, pieces
 from rpbench.engine.late_reference import Lateness, corrected, horizons, mean_move, rate_factor
+from rpbench.engine.late_rest_reference import LateRestReference
 from rpbench.engine.layout import Layout
 from rpbench.engine.reference_steps import OrderedSum, halved, try_step, update
 from rpbench.engine.state.accumulation import Groups
@@ -33,6 +36,7 @@ from rpbench.engine.state.loss_scale import Scale
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import masters_of
 from rpbench.engine.workload import Workload
+from rpbench.ir.rest_rule import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.versions_by_lane import lane_reads
 from rpbench.models.attention import KeysValues
@@ -79,12 +83,14 @@ class Trajectory:
         gradients: per step, the sum over its microbatches, by place; tied parameters still apart, nothing clipped.
         masters: the weights after the last step.
         scales: version -> what losses were multiplied by, where they were; gradients still are.
+        begun_with: the masters that every step began with, where they were asked for.
     """
 
     losses: list[float] = field(default_factory=list)
     gradients: list[Tensors] = field(default_factory=list)
     masters: Tensors = field(default_factory=dict)
     scales: dict[int, float] = field(default_factory=dict)
+    begun_with: list[Tensors] = field(default_factory=list)
 
 
 def train_reference(
@@ -101,6 +107,8 @@ def train_reference(
     start: State | None = None,
     num_replicas: int = 1,
     trials: bool = False,
+    late_rest: LateRest | None = None,
+    keep_weights: bool = False,
 ) -> Trajectory:
     """Train for some steps.
 
@@ -113,12 +121,15 @@ def train_reference(
         compensation: what is done about late gradients; how late they are follows from `reads`.
         start: what to go on from; it has the versions below 0.
         trials: every other step is a trial, the first of them; a step is then half of an update.
+        late_rest: the rule by which devices step some columns and the host the others; nothing to go on from.
+        keep_weights: keep the masters that every step begins with.
     """
     masters = masters_of(workload, start)
     settled = compensation or Compensation()
     late = Lateness(reads.forward, workload.num_microbatches, num_steps) if reads and settled.is_needed else None
     optimizer, rates = _optimizer(layout, masters, settings, settled, late, workload.first_step, trials=trials)
     past = _Past(workload, layout, settings, settled, late)
+    halves = late_rest and LateRestReference(workload, masters, settings, late_rest, num_steps, rates[0])
     if start is not None:
         past.working = {-age: tensors for age, tensors in start.stale.items()}
         for owner, state in start.moments.items():
@@ -133,6 +144,8 @@ def train_reference(
             return version
 
         past.reads = reads or Reads(newest, newest)
+        if keep_weights:
+            found.begun_with.append({place: master.clone() for place, master in masters.items()})
         read = past.reads.backward(workload.chain[-1], step * workload.num_microbatches)
         scale = scales[read].value if rule else None
         losses, gradients = _gradients(workload, layout, groups, past, step, num_parts, scale, num_replicas)
@@ -142,6 +155,10 @@ def train_reference(
             finite = rule is None or all(bool(gradient.isfinite().all()) for gradient in gradients.values())
             if rule is not None:
                 scales[step + 1] = rule.follow(scales[read], finite=finite)
+            if halves:
+                halves.step(step, gradients, scale, finite=finite)
+                past.note(halves.seen, optimizer)
+                continue
             if finite:
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate(step)

@@ -7,9 +7,10 @@ has its own shard or copy of it, and gets the rest by collectives (`rpbench.engi
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Lock
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.compute.forward_backward import Passes
@@ -29,14 +30,16 @@ from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, check_momentum, slowdown
 from rpbench.engine.state.device_memory import DeviceMemory
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
-from rpbench.engine.state.gradients import Gradients
+from rpbench.engine.state.gradients import Gradients, Tensors, Window
 from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.optimizer import HostOptimizer, OptimizerSettings, step_groups
 from rpbench.engine.state.ownership import sharing_of
-from rpbench.engine.state.reductions import reductions_of
+from rpbench.engine.state.reductions import Reduction, reductions_of
+from rpbench.engine.state.selective_optimizer import SelectiveOptimizer
+from rpbench.engine.state.split_gradients import SplitWindow
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import Weights, begin, masters_of
-from rpbench.engine.training_checks import check_kept, check_shape, check_stored
+from rpbench.engine.training_checks import check_kept, check_selective, check_shape, check_stored
 from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
@@ -45,10 +48,13 @@ from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial
 from rpbench.ir.residency import inputs_stay
+from rpbench.ir.rest_rule import share_moved
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.models.shards import held_parameters
 from rpbench.passes.recomputation import EXECUTED, Recompute
+
+Reductions = Mapping[tuple[int, int], Sequence[Reduction]]
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class Training:
         self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
         validated = Kind.VALIDATE in given.schedule.kinds
+        self._rewriting = Lock()
         self.step_groups: StepGroups = step_groups(
             self.workload, self.layout, self.settings.optimizer, validated=validated
         )
@@ -135,7 +142,8 @@ class Training:
         self.traffic, self.memory = Traffic(copy), self._device_memory()
         self._hold = self.memory.change if self.memory else _not_counted
         moved = _moved(self.schedule)
-        self.weights = self._weights(moved["P"], pin_memory)
+        selective = self.schedule.late_rest is not None  # whose LOAD:P bring a part of what stays on a device
+        self.weights = self._weights(set() if selective else moved["P"], pin_memory)
         reduced = self._reduced()
         self.gradients = self._gradients(moved["G"], reduced)
         self.scaler = self._scaler()
@@ -155,6 +163,7 @@ class Training:
         check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
         check_momentum(compensation, self.settings.optimizer)
         check_stored(schedule, self.layout, self.settings.recompute_grain)
+        check_selective(self.workload, schedule)
 
     def _weights(self, loaded: set[int], pin: bool) -> Weights:
         """The weights at home; with copies on devices where stages are loaded, or shards where replicas share them."""
@@ -182,11 +191,30 @@ class Training:
         if self.schedule.shape.tensor_parallel:
             return TeamGradients(self.groups, self.schedule.shape.num_ranks, keep=keep)
         windows = {**reduced, **carried_windows(self.analysis)}
+        if self.schedule.late_rest is not None:
+            split = partial(self._split, reductions_of(self.analysis))
+            return Gradients(self.groups, keep=keep, reduced=windows, split=split)
         return Gradients(self.groups, keep=keep, on_devices=stored, reduced=windows)
+
+    def _split(self, sums: Reductions, stage: int, version: int, made: Window) -> SplitWindow:
+        """A gradient that devices and host share."""
+        assert self.schedule.late_rest is not None
+        found = self.sharing.get(stage)
+        return SplitWindow(
+            made,
+            found.owned if found is not None and found.scatters else {},
+            {each: device for one in sums.get((stage, version), ()) for device, own in one.items() for each in own},
+            partial(self._chosen, stage, version),
+            goes_home=bool(share_moved(self.schedule.late_rest, version)),
+        )
+
+    def _chosen(self, stage: int, version: int) -> Tensors:
+        assert isinstance(self.optimizer, SelectiveOptimizer)
+        return self.optimizer.chosen(stage, version)
 
     def _optimizer(self) -> HostOptimizer:
         delays = self._delays if self.settings.compensation.spike_compensation else None
-        return HostOptimizer(
+        return self._make_optimizer()(
             self.workload,
             self.layout,
             masters_of(self.workload, self.start),
@@ -201,6 +229,18 @@ class Training:
             self.schedule.policy,
             self.analysis.index.rollbacks.keys(),
         )
+
+    def _make_optimizer(self) -> Callable[..., HostOptimizer]:
+        rule = self.schedule.late_rest
+        if rule is None:
+            return HostOptimizer
+        num_steps = self.schedule.shape.num_steps
+        return partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=self._split_window)
+
+    def _split_window(self, stage: int, version: int) -> SplitWindow:
+        found = self.gradients.window(stage, version)
+        assert isinstance(found, SplitWindow)
+        return found
 
     def _team(self) -> Team | None:
         """The devices that have shards of every matrix; None where they have whole layers."""
@@ -264,7 +304,14 @@ class Training:
                 Kind.ROLLBACK: self._roll_back,
                 Kind.WAIT: _has_waited,
             }
+            | dict(self._of_rest())
         )
+
+    def _of_rest(self) -> Mapping[Kind, Handler]:
+        """What runs the host's steps of a late rest, and brings their weights."""
+        if self.schedule.late_rest is None:
+            return {}
+        return {Kind.STEP_REST: self._step_rest, Kind.LOAD: self._bring_rest}
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
         """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
@@ -324,7 +371,8 @@ class Training:
         """The versions before the last one that a run which goes on from this one would read."""
         newest, behind = self.schedule.shape.num_steps, STEPS_BEHIND.get(self.schedule.policy)
         ends_in_a_trial = is_trial(self.schedule.policy, newest)
-        if behind is None or not self.reads.has_steps or ends_in_a_trial:
+        in_two_halves = self.schedule.late_rest is not None  # whose moments go on apart
+        if behind is None or not self.reads.has_steps or ends_in_a_trial or in_two_halves:
             raise ValueError(
                 f"policy {self.schedule.policy.value} over {newest} steps leaves no state to go on from; use STEP "
                 "actions, and a schedule that flushes or is one step stale, or whose last step is no trial"
@@ -352,6 +400,20 @@ class Training:
         self.weights.publish(modules, action.version, partial(self.optimizer.values, modules))
         if is_trial(self.schedule.policy, action.version):
             self.optimizer.end_trial(action.stage)
+
+    def _step_rest(self, action: Action, number: int, gate: Gate) -> None:
+        assert action.version is not None
+        assert isinstance(self.optimizer, SelectiveOptimizer)
+        self.optimizer.step_rest(action.stage, action.version)
+
+    def _bring_rest(self, action: Action, number: int, gate: Gate) -> None:
+        """What the host has made of the rest comes into a version that nobody has computed with."""
+        assert action.version is not None
+        assert isinstance(self.optimizer, SelectiveOptimizer)
+        device, modules = self.analysis.index.device(number), self.layout.backward[action.stage]
+        self.optimizer.bring(action.stage, action.version, device, lambda made: self.traffic(made, device, "h2d"))
+        with self._rewriting:  # several devices bring their parts of one stage
+            self.weights.rewrite(modules, action.version, partial(self.optimizer.values, modules))
 
     def _validate(self, action: Action, number: int, gate: Gate) -> None:
         assert action.version is not None

@@ -8,6 +8,7 @@ from rpbench.engine.state.compensation import Compensation
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.residency import moves_activations
+from rpbench.ir.rest_rule import boundaries
 from rpbench.ir.saved_inputs import keeping_stage
 from rpbench.ir.schedule import Schedule
 from rpbench.passes.recomputation import Recompute, check_recompute
@@ -38,6 +39,28 @@ def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensat
         )
     if recompute != "all" and compensation.is_needed:
         raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")
+
+
+def check_selective(workload: Workload, schedule: Schedule) -> None:
+    """Refuse a rest that nobody steps, and weights that several places share: columns are chosen by one gradient."""
+    rule = schedule.late_rest
+    if rule is None:
+        return
+    if Kind.STEP in schedule.kinds and Kind.STEP_REST not in schedule.kinds:
+        ends = boundaries(rule, schedule.shape.num_steps)
+        late = [end.version for end in ends if end.version > rule.num_warmup_steps]
+        if late:
+            raise ValueError(
+                f"{schedule.name} has no STEP_REST: of {rule.rest} of the columns the host would add up gradients and "
+                f"never step, as it is to at {late}; take the schedule with all it moves, as `show` prints it"
+            )
+    if workload.tied:
+        place, others = next(iter(workload.tied.items()))
+        raise ValueError(
+            f"{schedule.name} chooses columns of a matrix by its gradient, and {place[1]} of module {place[0]} is "
+            f"shared by {len(others)} places, whose gradients are added up when it is stepped; use "
+            "model.tied_embedding=false"
+        )
 
 
 def check_shape(workload: Workload, schedule: Schedule) -> None:

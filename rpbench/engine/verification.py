@@ -9,6 +9,7 @@ import torch
 from rpbench.engine.reference import (
     Reads,
     ReadVersion,
+    Trajectory,
     largest_difference,
     largest_relative_difference,
     reads_of,
@@ -16,8 +17,11 @@ from rpbench.engine.reference import (
 )
 from rpbench.engine.shards.cut_layers import joined, joined_state
 from rpbench.engine.shards.tensor_parallel import TeamGradients
+from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.training import Training
+from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, parts_of
 from rpbench.ir.policy import Policy
 from rpbench.ir.versions_by_lane import lane_reads
@@ -27,9 +31,12 @@ def verified(training: Training) -> dict[str, Any]:
     """The run against a plain loop on the same weights: 0.0 means that every bit agrees.
 
     Where layers are cut over devices, the loop has the same shares. What the devices have copies of must be the same
-    on all. `whole_grad_max_rel_diff` is the largest difference from a loop over the whole layers, as a share of the
-    largest value of a parameter's gradient: sums of parts round differently. It is left out with loss scaling, whose
-    overflows may differ.
+    on all. `whole_grad_max_rel_diff` is the largest difference of a step's gradient from that of the whole layers, as a
+    share of the largest value of a parameter's gradient: sums of parts round differently. Both are made of the weights
+    that the step began with: AdamW divides by a gradient's own size, and of a gradient near its epsilon, to which
+    clipping brings more of them, it makes of a rounding up to rate / epsilon as much in the weights, so that two
+    trainings part by more than rounding. The norm of all gradients is compared as well. It is left out with loss
+    scaling, whose overflows may differ.
     """
     schedule, window = training.schedule, training.workload.num_microbatches
     reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
@@ -47,6 +54,8 @@ def verified(training: Training) -> dict[str, Any]:
         compensation=training.settings.compensation,
         start=training.start,
         trials=schedule.policy is Policy.TRIAL,
+        late_rest=schedule.late_rest,
+        keep_weights=training.team is not None,
     )
     found: list[Tensors] = [{} for _ in reference.gradients]
     for version, gradients in training.gradients.totals():
@@ -70,11 +79,12 @@ def verified(training: Training) -> dict[str, Any]:
         "weight_max_abs_diff": largest_difference(training.optimizer.masters, reference.masters),
         "versions_as_reference": training.passes.read == expected_reads,
         "num_microbatches_verified": schedule.shape.num_steps * window,
-        **(_beside_the_whole(training, found) if training.team and not training.scaler else {}),
+        **(_beside_the_whole(training, found, reference) if training.team and not training.scaler else {}),
     }
 
 
-# How far the sums of layers in shards may be from those of whole layers, as a fraction of the largest value: rounding.
+# How far the sums of layers in shards may be from those of whole layers on the same weights, as a fraction of the
+# largest value: rounding.
 WHOLE_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
@@ -96,19 +106,40 @@ def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return found if not faults else found | {"status": "failed", "reason": f"verification: {'; '.join(faults)}"}
 
 
-def _beside_the_whole(training: Training, found: list[Tensors]) -> dict[str, Any]:
+def _beside_the_whole(training: Training, found: list[Tensors], reference: Trajectory) -> dict[str, Any]:
     """How far the gradients of layers in shares are from those of the layers in one piece (`rpbench.models.shards`)."""
-    whole = train_reference(
-        replace(training.uncut, first_step=training.workload.first_step),
-        training.layout,
-        training.groups,
-        training.settings.optimizer,
-        num_steps=training.schedule.shape.num_steps,
-        updates=training.reads.has_steps,
-        start=training.start and joined_state(training.start),
-    )
-    differences = map(largest_relative_difference, map(joined, found), whole.gradients)
+    differences, norms = [0.0], training.optimizer.gradient_norms
+    for step, (own, begun_with) in enumerate(zip(found, reference.begun_with, strict=True)):
+        whole = _whole_gradient(training, step, begun_with)
+        differences.append(largest_relative_difference(joined(own), whole))
+        if step + 1 in norms:
+            norm = _norm(training.uncut, whole)
+            differences.append(float(abs(norms[step + 1] - norm) / norm) if norm else float(norms[step + 1]))
     return {"whole_grad_max_rel_diff": max(differences)}
+
+
+def _whole_gradient(training: Training, step: int, begun_with: Tensors) -> Tensors:
+    """The gradient of a step, from 0, by the whole layers, of the shares' masters that it began with."""
+    first, window = training.workload.first_step + step, training.workload.num_microbatches
+    groups = {
+        (stage, 1): tuple(tuple(microbatch - step * window for microbatch in group) for group in found)
+        for (stage, version), found in training.groups.items()
+        if version == step + 1
+    }
+    begun = joined_state(State(first, begun_with, {}))
+    workload = replace(training.uncut, first_step=first)
+    optimizer = training.settings.optimizer
+    return train_reference(workload, training.layout, groups, optimizer, updates=False, start=begun).gradients[0]
+
+
+def _norm(workload: Workload, gradients: Tensors) -> torch.Tensor:
+    """The norm of all gradients as an optimizer takes them: of what several places share, the sum."""
+    sums: Tensors = {}
+    for place, owner in workload.owner_of.items():
+        if place in gradients:
+            gradient = gradients[place].to(master_dtype(gradients[place].dtype))
+            sums[owner] = sums[owner] + gradient if owner in sums else gradient
+    return torch.nn.utils.get_total_norm(list(sums.values()))
 
 
 def _going_on(training: Training) -> ReadVersion:

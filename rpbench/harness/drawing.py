@@ -28,6 +28,7 @@ COLOURS = {
     Kind.W: "#009E73",
     Kind.R: "#CFCFCF",
     Kind.STEP: "#CC79A7",
+    Kind.STEP_REST: "#CC79A7",
     Kind.HF: "#8FD3F4",
     Kind.HB: "#F7B267",
 }
@@ -39,6 +40,7 @@ NAMES = {
     Kind.W: "W weight gradient",
     Kind.R: "R recompute",
     Kind.STEP: "STEP optimizer",
+    Kind.STEP_REST: "STEP_REST optimizer of the host",
     Kind.HF: "HF shard of the head, forward",
     Kind.HB: "HB shard of the head, backward",
 }

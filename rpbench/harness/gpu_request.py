@@ -36,6 +36,11 @@ def check_cuda(request: Request, schedule: Schedule, recompute_grain: str) -> No
             f"backend=cuda: {schedule.name} takes steps back, and what has been loaded of them is not brought again on "
             "GPUs; use schedule.speculate=false, or backend=cpu"
         )
+    if Kind.STEP_REST in kinds:
+        raise ConfigError(
+            f"backend=cuda: {schedule.name} steps columns on the devices, where the optimizer is not; use "
+            "schedule=zero_offload, or backend=cpu"
+        )
     loaded, stepped = (
         {action.stage for action in index.actions if action.kind is kind and action.object == what}
         for kind, what in ((Kind.LOAD, "P"), (Kind.STEP, None))

@@ -10,6 +10,7 @@ A token reads `<stage><KIND>[:object][microbatch][.part][@version][>peer]`:
     1WAIT4          go on when stage 1 has run microbatch 4 forward
     0VALIDATE@3     look at all gradients of the step to version 3
     1ROLLBACK@3     end the step of stage 1 to version 3, which went before that
+    1STEP_REST@4    step on the host what is not important of stage 1, from the gradients up to the step to version 4
     (0F7;7B3)OVERLAP  two actions that run together
 
 Letters follow torch.distributed.pipelining: F, I (input gradient), W (weight gradient), B = I then W.
@@ -55,6 +56,7 @@ class Kind(IntEnum):
     SUM_F = 25  # all-reduces of a stage's forward, where every device has a share of its matrices
     SUM_B = 26  # the same of its backward, recomputation included
     WAIT = 27  # until a forward of another device has run: devices that begin one after another
+    STEP_REST = 28  # the host's late step of the columns that the device does not step itself
 
 
 HEAD = (Kind.HF, Kind.HB)  # kinds whose stage is the number of a share of the head, and of the device it is on
@@ -64,7 +66,8 @@ SEND = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV = frozenset({Kind.RECV_F, Kind.RECV_B})
 SUMS = frozenset({Kind.SUM_F, Kind.SUM_B})
 MOVES = frozenset({Kind.LOAD, Kind.STORE, Kind.FREE})  # kinds that name an object: P, G, O or A
-STEPPING = frozenset({Kind.STEP, Kind.VALIDATE, Kind.ROLLBACK})  # kinds that stand once for a version they name
+# Kinds that stand once for a version they name.
+STEPPING = frozenset({Kind.STEP, Kind.VALIDATE, Kind.ROLLBACK, Kind.STEP_REST})
 OBJECTS = "PGOA"  # parameters, gradients, optimizer state, activations
 
 _PER_MICROBATCH = (COMPUTE | SEND | RECV | SUMS | {Kind.WAIT}) - {Kind.OVERLAP}

@@ -14,6 +14,7 @@ from rpbench.ir.dependencies import window
 from rpbench.ir.excerpt import broken
 from rpbench.ir.fields import check_fields
 from rpbench.ir.index import Index
+from rpbench.ir.late_rest import check_late_rest
 from rpbench.ir.placement import check_placement
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.speculation import check_speculation
@@ -70,6 +71,7 @@ def checked_actions(schedule: Schedule | Analysis, *, rendezvous: bool = False) 
         check_pair_order(index)
     check_windows(index)
     check_speculation(index)
+    check_late_rest(index)
     return analysis
 
 

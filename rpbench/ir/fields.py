@@ -1,7 +1,7 @@
 """Fields: which object, version and peer an action of a kind may name, and what may run together.
 
-version   STEP, VALIDATE, ROLLBACK and what moves O: the one the step makes; what computes, LOAD:P and UNSHARD: the one
-          that is read
+version   STEP, VALIDATE, ROLLBACK and what moves O: the one the step makes; STEP_REST: the one its window ends with;
+          what computes, LOAD:P and UNSHARD: the one that is read
 object    LOAD of P, O and A; STORE of G, O and A; FREE of P, G, O and A: nothing else is ever moved
 peer      SEND and RECV: the rank at the other end; STORE:A and LOAD:A: the rank that holds them; any LOAD and
           STORE: the host

@@ -42,6 +42,7 @@ class Index:
         steps: (backward stage, version) -> number of the STEP that publishes it.
         rollbacks: the same of the ROLLBACK that ends a step which went before its VALIDATE.
         validations: version -> number of the VALIDATE of its step.
+        rests: (backward stage, version) -> number of the STEP_REST behind the window that ends with it.
         marked: numbers of the actions that name a version, an object, a peer or parts; most name none.
 
     Raises:
@@ -57,6 +58,7 @@ class Index:
         self.steps: dict[tuple[int, int], int] = {}
         self.rollbacks: dict[tuple[int, int], int] = {}
         self.validations: dict[int, int] = {}
+        self.rests: dict[tuple[int, int], int] = {}
         self.marked: list[int] = []
         for place, (device, name, row) in enumerate(schedule.items()):
             start = len(self.actions)
@@ -156,7 +158,7 @@ class Index:
         if kind is Kind.VALIDATE:
             before = self.validations.setdefault(version, number)
         else:
-            known = self.steps if kind is Kind.STEP else self.rollbacks
+            known = {Kind.STEP: self.steps, Kind.STEP_REST: self.rests}.get(kind, self.rollbacks)
             before = known.setdefault((stage, version), number)
         if before != number:
             raise self._twice(action, before, number)
@@ -235,7 +237,9 @@ class Index:
         return found
 
     def _step_waits_for(self, kind: Kind, stage: int, version: int) -> Iterator[tuple[int, str]]:
-        """What a STEP, VALIDATE or ROLLBACK waits for."""
+        """What a STEP, VALIDATE or ROLLBACK waits for; what a STEP_REST does follows from transfers."""
+        if kind is Kind.STEP_REST:
+            return
         if kind is Kind.VALIDATE:
             for other in range(self.shape.num_backward_stages):
                 yield from ((number, "order") for number in self.gradients(other, version))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
 from rpbench.ir.moves import LANES, Moves
+from rpbench.ir.rest_rule import share_moved
 from rpbench.ir.saved_inputs import What
 from rpbench.ir.schedule import LANES as LANE_NAMES
 from rpbench.ir.schedule import Schedule
@@ -52,7 +53,9 @@ def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
     Args:
         moves: of the schedule; None for one without transfers of weights, gradients or kept activations.
     """
-    return _brought(moves) | _others(schedule) if moves is not None else _others(schedule)
+    if moves is None:
+        return _others(schedule)
+    return _brought(moves) | _others(schedule) | _rest(schedule, moves)
 
 
 def _brought(moves: Moves) -> dict[int, Cargo]:
@@ -74,6 +77,24 @@ def _brought(moves: Moves) -> dict[int, Cargo]:
 def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces: int) -> Cargo:
     name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
     return Cargo(name, stage, backward, _share(moves, what, stage) / num_pieces, LANES[what[0]][0])
+
+
+def _rest(schedule: Schedule, moves: Moves) -> dict[int, Cargo]:
+    """What the host's part of each stage carries, where devices step the others: gradients, weights and steps."""
+    rule, index = schedule.late_rest, moves.index
+    if rule is None or not index.steps:
+        return {}
+    found = dict[int, Cargo]()
+    for transfer in moves.transfers[Kind.STORE, "G"]:
+        visit = transfer.visits[-1]
+        share = _share(moves, (Kind.STORE, "G"), visit.stage) * share_moved(rule, visit.step + 1)
+        found[transfer.pieces[0]] = Cargo("G", visit.stage, True, share, "d2h")
+    for (_, stage), numbers in moves.rest_loads.items():
+        for number in numbers:  # whole, as the release sends them; a device takes in its rest
+            found[number] = Cargo("P", stage, True, Fraction(1, moves.replicas.get(stage, 1)), "h2d")
+    for (stage, _), number in index.rests.items():
+        found[number] = Cargo("O", stage, True, rule.rest, "host")
+    return found
 
 
 def _others(schedule: Schedule) -> dict[int, Cargo]:

@@ -15,6 +15,7 @@ Nothing is stored in a schedule; as for computation, edges follow from what stan
     FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands; one that only says
                          that there is room: `rpbench.ir.saved_inputs`
     LOAD:P>q STORE:G>q   go from device to device: `rpbench.ir.handovers`
+    STEP_REST            and what is moved for it: `rpbench.ir.late_rest`
 
 A buffer is free for the next LOAD when its FREE has run: both stand in one lane, in that order, so the number of
 LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is needed for double buffering.
@@ -30,6 +31,7 @@ from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.handovers import Handovers
 from rpbench.ir.index import Index
+from rpbench.ir.late_rest import RestEdges
 from rpbench.ir.policy import KNOWN, STEPS_BEHIND
 from rpbench.ir.saved_inputs import What, activation_edges
 from rpbench.ir.schedule import Schedule, Weights
@@ -68,6 +70,7 @@ class Moves:
         replicas: stage -> the devices that share it, those outside the schedule too, for one gathered or reduced.
         sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there; where they are loaded.
         handovers: what goes from device to device.
+        rest_loads: (device, stage) -> its LOAD:P under policy selective, which bring a part of what stays.
 
     Raises:
         ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
@@ -92,6 +95,7 @@ class Moves:
                     if lane.name not in LANES[kind]:
                         self._refuse_lane(number)
                     self._numbers[(kind, action[5]), lane.device, action[1]].append(number)
+        self.rest_loads = self._rest_loads()
         for arrive, leave in _ARRIVALS:
             self._match_weights(arrive, leave)
         for what in _LEAVERS:
@@ -102,6 +106,8 @@ class Moves:
         self.edges += self.handovers.edges
         self._match_states()
         self.edges += activation_edges(index, self._numbers)
+        if index.schedule.late_rest is not None and index.steps:
+            self.edges += self._rest_edges()
 
     def moves(self, what: What, stage: int) -> bool:
         """Whether a stage has transfers of a kind."""
@@ -257,6 +263,8 @@ class Moves:
 
     def _match_steps(self, number: int, stage: int, group: Sequence[Visit]) -> None:
         versions = sorted({visit.step + 1 for visit in group})
+        if self.index.schedule.late_rest is not None and self.index.actions[number].kind is Kind.STORE:
+            return  # what a STEP on a device takes is there
         self.edges += [
             (number, self.index.steps[stage, version]) for version in versions if (stage, version) in self.index.steps
         ]
@@ -375,6 +383,19 @@ class Moves:
             devices[transfer.visits[0].stage].add(transfer.visits[0].device)
         outer = self.index.shape.outer_replicas
         self.replicas |= {stage: outer * len(found) for stage, found in devices.items()}
+
+    # --- a rest that is late ---
+
+    def _rest_loads(self) -> dict[tuple[int, int], list[int]]:
+        """The LOAD:P that bring a part of the weights to those that stay on a device."""
+        if self.index.schedule.late_rest is None:
+            return {}
+        keys = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")]
+        return {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in keys}
+
+    def _rest_edges(self) -> Iterable[tuple[int, int]]:
+        moved = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
+        return RestEdges(self.index, self.rest_loads, self._visits, *moved).edges()
 
     # --- optimizer state and activations ---
 

@@ -23,6 +23,7 @@ class Policy(Enum):
     | cyclic     | t if s + i >= S - 1, | the same          | cyclic data parallelism (CDP-v2),  |
     |            | t - 1 elsewhere     |                    | stage s of S on worker i           |
     | trial      | t - 1               | the same           | ACCO: every other step is a trial  |
+    | selective  | t, the rest older   | the same           | ZenFlow (`rpbench.ir.late_rest`)   |
 
     A forecast is made by the first microbatch of a step, and the others of that step share it.
     """
@@ -37,10 +38,18 @@ class Policy(Enum):
     OPTIMISTIC = "optimistic"
     CYCLIC = "cyclic"
     TRIAL = "trial"
+    SELECTIVE = "selective"
 
 
 # Version read is a function of the step alone: t minus this.
-STEPS_BEHIND = {Policy.FLUSH: 0, Policy.OPTIMISTIC: 0, Policy.TWO_BW: 1, Policy.DELAYED: 1, Policy.TRIAL: 1}
+STEPS_BEHIND = {
+    Policy.FLUSH: 0,
+    Policy.OPTIMISTIC: 0,
+    Policy.SELECTIVE: 0,
+    Policy.TWO_BW: 1,
+    Policy.DELAYED: 1,
+    Policy.TRIAL: 1,
+}
 # Version read follows from microbatch and stage, so that it is known before anything runs.
 KNOWN = (*STEPS_BEHIND, Policy.CYCLIC)
 # One step per microbatch is what these policies are made for; the others step once per `num_microbatches`.

@@ -12,6 +12,7 @@ from rpbench.ir import partition as partitions
 from rpbench.ir.action import Action, Kind, parse, text
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
+from rpbench.ir.rest_rule import LateRest
 
 LANES = ("compute", "h2d", "d2h", "net", "host")
 SCHEMA = "rpbench-schedule 1"
@@ -132,6 +133,7 @@ class Schedule:
         placement: per stage the devices that may hold it; empty when nothing is declared.
         partition: the layers behind the stages, when known.
         told: what a generator that searches has to say of what it found, as fields of a record; no part of the order.
+        late_rest: which columns are stepped at once, and when the others are, under policy selective.
     """
 
     shape: Shape
@@ -142,6 +144,7 @@ class Schedule:
     placement: tuple[tuple[int, ...], ...] = ()
     partition: Partition | None = field(default=None)
     told: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    late_rest: LateRest | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(_lanes_of(row) for row in self.rows))
@@ -240,6 +243,7 @@ def _header(schedule: Schedule) -> str:
         **({"tensor_parallel": 1} if shape.tensor_parallel else {}),
         **({"outer_replicas": shape.outer_replicas} if shape.outer_replicas > 1 else {}),
         **({"keeps_every": shape.keeps_every} if shape.keeps_every > 1 else {}),
+        **({"late_rest": schedule.late_rest} if schedule.late_rest else {}),
         "policy": schedule.policy.value,
         "weights": schedule.weights.value,
         "placement": ",".join("+".join(map(str, holders)) for holders in schedule.placement) or "-",
@@ -291,6 +295,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             policy=Policy(header["policy"]),
             weights=Weights(header["weights"]),
             placement=() if placement == "-" else tuple(_holders(part) for part in placement.split(",")),
+            late_rest=LateRest.parse(header["late_rest"]) if "late_rest" in header else None,
         )
         if cut != "-":
             schedule = schedule.with_partition(partitions.parse(cut))

@@ -11,6 +11,7 @@ from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.rest_rule import steps_late
 from rpbench.ir.schedule import Schedule, ScheduleError
 
 _READ_NEWEST = frozenset({Policy.LATEST, Policy.PREDICT})  # in backward too
@@ -79,6 +80,9 @@ def implied_versions(schedule: Schedule) -> Versions:
     windows = [microbatch // shape.num_microbatches for microbatch in range(shape.total_microbatches)]
     reads = [0 if behind is None else max(0, window - behind) for window in windows]
     stale = [0] * len(reads) if behind is None else list(map(sub, windows, reads))
+    if schedule.late_rest is not None:
+        late = steps_late(schedule.late_rest, shape.num_steps)
+        stale = [late[window] for window in windows]
     stages = range(shape.num_backward_stages)
     read: tuple[int | None, ...]
     if any(reads) or not schedule.kinds <= COMPUTE:
@@ -92,8 +96,8 @@ def implied_versions(schedule: Schedule) -> Versions:
     else:
         read = (0,) * schedule.num_actions
     drift = _OfEveryStage([0] * len(stale), len(stages))
-    late, live = _OfEveryStage(stale, len(stages)), (1,) * len(stages)
-    return Versions(read, (0,) * len(stages), late, drift, live, _implied_together(schedule, reads))
+    of_stages, live = _OfEveryStage(stale, len(stages)), (1,) * len(stages)
+    return Versions(read, (0,) * len(stages), of_stages, drift, live, _implied_together(schedule, reads))
 
 
 def _implied_together(schedule: Schedule, reads: Sequence[int]) -> dict[tuple[int, Action], int]:
@@ -149,6 +153,8 @@ class _Replay:
             )
         self.index = index
         self.policy = policy
+        rule = index.schedule.late_rest
+        self.late = None if rule is None else steps_late(rule, shape.num_steps)
         self.newest = [0] * shape.num_backward_stages
         self.admitted: dict[tuple[int, int], int] = {}  # (microbatch, part) -> version newest at stage 0
         self.predicted_from: dict[tuple[int, int], int] = {}  # (stage, step) -> version of its first forward
@@ -178,7 +184,9 @@ class _Replay:
                 if kind in (Kind.B, Kind.I, Kind.FB):
                     first = self.forward.get((stage, microbatch, part), version)
                     place = stage, microbatch
-                    staleness[place] = max(staleness.get(place, 0), microbatch // num_microbatches - first)
+                    step = microbatch // num_microbatches
+                    late = step - first if self.late is None else self.late[step]
+                    staleness[place] = max(staleness.get(place, 0), late)
                     drift[place] = max(drift.get(place, 0), version - first)
         live = tuple(self._live(stage) for stage in range(len(self.newest)))
         return Versions(tuple(read), tuple(self.newest), staleness, drift, live, together)

@@ -133,8 +133,8 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "mlp_only_layers": ([], None),
     "hidden_act": ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "swiglu", "relu"),
 }
-MOST = 2**40  # of a size; a model of which one is larger is none
-GATED = ("silu", "swiglu")
+UNGATED = ("gpt2",)  # all others multiply by a gate, whatever their activation is
+LARGEST = 10**9  # no size of a model comes near; larger ones are slips, and sums of them leave 64 bits
 
 
 def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
@@ -147,7 +147,6 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
     _check(values)
     heads = _size(values, "num_attention_heads", "n_head")
     hidden = _size(values, "hidden_size", "n_embd")
-    act = values.get("hidden_act", values.get("activation_function", "silu"))
     experts = _experts(values)
     return Architecture(
         str(values.get("_name_or_path") or values["model_type"]),
@@ -155,17 +154,17 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
         hidden,
         heads,
         _size(values, "vocab_size"),
-        _size(values, "num_key_value_heads", default=heads),
-        0 if "kv_lora_rank" in values else _size(values, "head_dim", default=0),
-        _size(values, "intermediate_size", "n_inner", default=4 * hidden),
-        gated=act in GATED,
+        _known(values, "num_key_value_heads") or heads,
+        0 if "kv_lora_rank" in values else _known(values, "head_dim"),
+        _known(values, "intermediate_size", "n_inner") or 4 * hidden,
+        gated=values["model_type"] not in UNGATED,
         tied=bool(values.get("tie_word_embeddings", values["model_type"] == "gpt2")),
         experts=experts,
-        num_dense_layers=_size(values, "first_k_dense_replace", default=0) if experts else 0,
+        num_dense_layers=_known(values, "first_k_dense_replace", least=0) if experts else 0,
         latent=_latent(values),
         windows=_windows(values),
-        learned_positions=_size(values, "n_positions", default=0) if values["model_type"] == "gpt2" else 0,
-        num_prediction_layers=_size(values, "num_nextn_predict_layers", default=0),
+        learned_positions=_known(values, "n_positions") if values["model_type"] == "gpt2" else 0,
+        num_prediction_layers=_known(values, "num_nextn_predict_layers", least=0),
         dropout=any(values.get(name, 0) for name in ("attn_pdrop", "resid_pdrop", "attention_dropout")),
         biases=bool(values.get("attention_bias", values["model_type"] in ("gpt2", "qwen2"))),
     )
@@ -182,48 +181,73 @@ def _check(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={value!r} of a {kind}: this field is not modelled")
 
 
-def _size(values: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """The first of these fields that is given and not 0."""
+def context_of(values: Mapping[str, Any]) -> int | None:
+    """Tokens that a `config.json` has positions for; None if it does not say."""
+    return _known(values, "max_position_embeddings", "n_positions", "n_ctx") or None
+
+
+def _size(values: Mapping[str, Any], *names: str) -> int:
+    found = _known(values, *names)
+    if not found:
+        raise ValueError(f"config.json has no {names[0]}")
+    return found
+
+
+def _known(values: Mapping[str, Any], *names: str, least: int = 1) -> int:
+    """The first of the fields that is there and not null; 0 if none is.
+
+    Raises:
+        ValueError: for what is no whole number in range. A size that is cut or guessed would answer for another model.
+    """
     for name in names:
         value = values.get(name)
-        if value in (None, 0) and not isinstance(value, bool):
+        if value is None:
             continue
-        if type(value) is not int or not 1 <= value <= MOST:
-            raise ValueError(f"{name}={value!r:.80}: a size is a whole number of at least 1 and at most {MOST:,}")
+        if type(value) is not int or not least <= value <= LARGEST:
+            raise ValueError(f"{name}={_short(value)}: a whole number from {least} to {LARGEST:,}")
         return value
-    if default is None:
-        raise ValueError(f"config.json has no {names[0]}")
-    return default
+    return 0
+
+
+def _short(value: object) -> str:
+    words = repr(value)
+    return words if len(words) <= 40 else f"{words[:37]}..."
 
 
 def _experts(values: Mapping[str, Any]) -> Experts | None:
-    total = _size(values, "n_routed_experts", "num_experts", "num_local_experts", default=0)
+    total = _known(values, "n_routed_experts", "num_experts", "num_local_experts", least=0)
     if not total:
         return None
     inner = _size(values, "moe_intermediate_size", "intermediate_size")
     active = _size(values, "num_experts_per_tok", "experts_per_token")
-    return Experts(total, active, inner, inner * _size(values, "n_shared_experts", default=0))
+    return Experts(total, active, inner, inner * _known(values, "n_shared_experts", least=0))
 
 
 def _latent(values: Mapping[str, Any]) -> Latent | None:
     if "kv_lora_rank" not in values:
         return None
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return Latent(_size(values, "q_lora_rank", default=0), *(_size(values, name) for name in names))
+    return Latent(_known(values, "q_lora_rank"), *(_size(values, name) for name in names))
 
 
 def _windows(values: Mapping[str, Any]) -> tuple[int | None, ...]:
-    window = _size(values, "sliding_window", default=0)
+    """Keys a query sees, in turn over the layers, as each model type's own code has it."""
+    window, kind = _known(values, "sliding_window", least=0), values["model_type"]
     if not window or values.get("use_sliding_window") is False:
         return ()
-    kinds = values.get("layer_types")
+    kinds, num_layers = values.get("layer_types"), _size(values, "num_hidden_layers", "n_layer")
     if kinds is None:
-        if values["model_type"] == "gpt_oss":
+        if kind == "gpt_oss":
             return (window, None)
-        return (window,) if values["model_type"] == "mistral" else ()
-    known = ("sliding_attention", "full_attention")
+        if kind in ("qwen2", "qwen3") and values.get("use_sliding_window"):
+            plain = min(num_layers, _known(values, "max_window_layers", least=0))
+            return (None,) * plain + (window,) * (num_layers - plain)
+        return (window,) if kind in ("mistral", "mixtral") or values.get("use_sliding_window") else ()
     if not isinstance(kinds, list):
-        raise ValueError(f"layer_types={kinds!r:.80}: a list, with a kind for each layer")
-    if unknown := [kind for kind in kinds if kind not in known]:
-        raise ValueError(f"layer_types has {unknown[0]!r:.80}, which is not modelled")
+        raise ValueError(f"layer_types={_short(kinds)}: a list, with a kind for each layer")
+    unknown = [each for each in kinds if each not in ("sliding_attention", "full_attention")]
+    if unknown:
+        raise ValueError(f"layer_types has {_short(unknown[0])}, which is not modelled")
+    if len(kinds) != num_layers:
+        raise ValueError(f"layer_types has {len(kinds)} kinds; one for each of the {num_layers} layers")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -26,7 +26,16 @@ EXECUTED: tuple[Recompute, ...] = ("all", "except_last", "none")  # what the eng
 
 # Backward reads the weights that forward read.
 _SAME_WEIGHTS = frozenset(
-    {Policy.FLUSH, Policy.STASH, Policy.VERTICAL, Policy.TWO_BW, Policy.DELAYED, Policy.OPTIMISTIC, Policy.TRIAL}
+    {
+        Policy.FLUSH,
+        Policy.STASH,
+        Policy.VERTICAL,
+        Policy.TWO_BW,
+        Policy.DELAYED,
+        Policy.OPTIMISTIC,
+        Policy.TRIAL,
+        Policy.SELECTIVE,
+    }
 )
 
 

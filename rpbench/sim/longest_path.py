@@ -1,11 +1,15 @@
 """Times of a schedule whose lanes have a fixed order: one pass over the action graph."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from rpbench.cost.table import CostTable, Number, Work
+from rpbench.cost.table import CostTable, Members, Number, Work
+from rpbench.ir.action import Kind
+from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.rest_rule import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import COMPILE_FROM, Bools, Graph, Ints, build_graph
@@ -80,10 +84,25 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
     num_parts, costs = shape.num_parts, costs.of_order(shape)
     cargo = graph.cargo or (None,) * len(graph.slots)
     works = [costs.together(members) for members in graph.slots]
+    if graph.schedule.late_rest is not None:
+        works = _in_two_parts(graph.schedule.late_rest, graph.slots, cargo, works)
     slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(works))])
     return slot, [
         costs.of_cargo(cargo[number]) or costs.on(device, works[number], num_parts) for number, device in pairs
     ]
+
+
+def _in_two_parts(
+    rule: LateRest, slots: Sequence[Members], cargo: Sequence[Cargo | None], works: Sequence[Work]
+) -> list[Work]:
+    """The works with those of steps divided: a device steps its columns, the host what its cargo says."""
+    found = []
+    for members, carried, work in zip(slots, cargo, works, strict=True):
+        if members[0][0] in (Kind.STEP, Kind.STEP_REST) and work.main:
+            part = 1 - rule.rest if carried is None else carried.share
+            work = Work(work.main * (part if isinstance(work.main, Fraction) else float(part)))
+        found.append(work)
+    return found
 
 
 def shortened(works: Sequence[Work], less: Sequence[Number]) -> list[Work]:

@@ -22,7 +22,11 @@ _BACKWARD = (Kind.B, Kind.FB, Kind.I, Kind.OVERLAP)
 
 @dataclass(frozen=True)
 class Idle:
-    """Idle device-time of a step, split as the RoundPipe artifact does; the parts sum to the whole."""
+    """Idle device-time of a step, split as the RoundPipe artifact does.
+
+    The parts sum to the whole where the last work of a device is a backward. `drain` counts all that follows it, so
+    that weight gradients and steps behind it make the sum larger.
+    """
 
     fill: float
     switch: float

@@ -24,6 +24,8 @@ from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 from analysis.records.runs import MODELS, ONE_ROUND, SCHEDULES
 from analysis.records.turns import LEVELS
+from analysis.report.content import Content
+from analysis.report.page import gather
 from rpbench.harness import record
 from rpbench.harness.config import composed, swept
 from rpbench.harness.record import Record
@@ -70,6 +72,12 @@ def full_results(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def full_experiments(full_results: Path) -> Experiments:
     """The experiments of `full_results`."""
     return Experiments(full_results)
+
+
+@pytest.fixture(scope="session")
+def full_content(full_experiments: Experiments) -> Content:
+    """Every exhibit and verdict of `full_results`; nothing is drawn."""
+    return gather(full_experiments)
 
 
 # Composing takes longer than running: a file is read once, and requests are put together from its parts.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from manifests import put
+from spared import slow
 
 from analysis.claims import all_claims, evaluate
 from analysis.exhibits import catalogue
@@ -149,7 +150,7 @@ def test_a_manifest_of_another_time_is_refused_with_its_command(
     assert not is_complete(results, Sweep("figure17"), lambda _: True)
 
 
-@pytest.mark.parametrize("length", [0, 1, 500])
+@pytest.mark.parametrize("length", [0, slow(1), 500])
 def test_a_torn_plan_is_named_and_makes_nothing(copied: Path, length: int) -> None:
     plan = copied / FOLDER / "figure17" / PLAN
     plan.write_text(plan.read_text()[:length])

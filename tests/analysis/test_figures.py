@@ -23,6 +23,7 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS
 from analysis.records.published import published
+from analysis.report.content import Content
 from rpbench import registry
 from rpbench.harness.config import CONF
 from rpbench.harness.manifest import FOLDER, PLAN
@@ -79,10 +80,9 @@ COMMITTED = ALL[ALL.index("figure10_published") : ALL.index("what_if")]
 
 
 @pytest.fixture(scope="module")
-def made(full_experiments: Experiments) -> dict[str, Exhibit]:
-    found, missing = catalogue.exhibits(full_experiments)
-    assert missing == []
-    return {exhibit.id: exhibit for exhibit in found}
+def made(full_content: Content) -> dict[str, Exhibit]:
+    assert full_content.missing == []
+    return {exhibit.id: exhibit for exhibit in full_content.exhibits}
 
 
 # --- all of them ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import csv
 from math import prod
 
 import pytest
+from spared import slow
 
 from analysis.predictions import compare, holdout, misses, refit, score, tables
 from analysis.predictions.cases import case_of, cells, cross_cells, declared_basis
@@ -12,11 +13,12 @@ from rpbench.predict import predict
 from rpbench.predict.lengths import longest_sequence
 
 
-def test_committed_throughputs_are_what_the_code_computes():
+@pytest.mark.parametrize("every", [4, slow(1)])
+def test_committed_throughputs_are_what_the_code_computes(every):
     rows = {(row["system"], row["platform"], row["model"]): row for row in tables.read("throughput")}
     assert len(cells()) == 80
     assert len(rows) == 80 + len(cross_cells()) == 88
-    for system, cluster, model in cells() + cross_cells():
+    for system, cluster, model in (cells() + cross_cells())[::every]:
         found = predict(case_of(system, cluster, model), with_interval=False)
         if cluster in tables.CROSS_PLATFORMS and found.status != "ok":
             continue  # it ran, as its settings say: the row has the pace that it would have with room enough

@@ -257,6 +257,15 @@ def still(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.fixture
+def unwritten(still: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As `still`, and without pages, tables and falsified records."""
+    still.setattr(driver, "write", lambda content, page: page)
+    still.setattr(driver, "save_table", lambda *_: None)
+    still.setattr(driver, "_mutation_sample", lambda *_: [])
+    return still
+
+
 def test_all_is_well(
     still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,7 +282,7 @@ def test_all_is_well(
 
 
 def test_a_lost_record_turns_it_red(
-    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unwritten: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fewer = tmp_path / "results"
     shutil.copytree(results, fewer)
@@ -287,22 +296,22 @@ def test_a_lost_record_turns_it_red(
 
 
 def test_an_exhibit_that_cannot_be_made_turns_the_full_scope_red(
-    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unwritten: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reproduce(ALL, results, tmp_path) == 1
     assert "exhibit steady_state was not made" in capsys.readouterr().out
 
 
 def test_a_broken_notebook_turns_it_red_and_a_lack_of_runs_does_only_in_full(
-    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unwritten: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def execute(notebook: Path, *_: Any) -> Path:
         raise driver.MissingRuns("20 runs") if notebook.stem == "lacking" else ValueError("a cell\nwent wrong")
 
-    still.setattr(driver, "execute", execute)
-    still.setattr(driver, "notebooks", lambda: [Path("lacking.py")])
+    unwritten.setattr(driver, "execute", execute)
+    unwritten.setattr(driver, "notebooks", lambda: [Path("lacking.py")])
     assert reproduce(AT_HAND, results, tmp_path) == 0
-    still.setattr(driver, "notebooks", lambda: [Path("broken.py"), Path("lacking.py")])
+    unwritten.setattr(driver, "notebooks", lambda: [Path("broken.py"), Path("lacking.py")])
     assert reproduce(AT_HAND, results, tmp_path) == 1
     out, err = capsys.readouterr()
     assert "notebook broken: ValueError: went wrong" in out
@@ -330,10 +339,10 @@ def test_quick_executes_the_first_notebook_that_has_its_records(
 
 
 def test_a_failed_sweep_turns_it_red(
-    still: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unwritten: pytest.MonkeyPatch, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failure = sweeps.Failure(Sweep("figure17"), 1, "disk full", Path("a.log"))
-    still.setattr(driver, "run_sweeps", lambda *_: [failure])
+    unwritten.setattr(driver, "run_sweeps", lambda *_: [failure])
     assert reproduce(AT_HAND, results, tmp_path) == 1
     assert "experiment=figure17 ended with status 1: disk full (log: a.log)" in capsys.readouterr().out
 

@@ -7,9 +7,10 @@ import shlex
 import pytest
 
 from rpbench.advice.machine_figures import described
-from rpbench.advice.model_source import architecture_of, model_of
+from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of
 from rpbench.cli import dispatch
 from rpbench.commands.advise import advise_on
+from rpbench.places import CONF
 
 # Sizes of Llama-3.2-3B, from its public configuration.
 LLAMA_3B = {
@@ -135,6 +136,10 @@ WRONG = [
     (("hiden=512", *FOUR_L40S), "did you mean hidden?"),
     (("model=llama31_8b", "cluster=8x_h100", "intra_bytes_per_s=1e9"), "cluster=8x_h100 has it"),
     (("model=llama31_8b", "cluster=8x_h100", "num_devices=9"), "cluster 8x_h100 has 8"),
+    (("model=llama31_8b", *FOUR_L40S, "num_devices=8"), "num_devices=8: num_devices= is given twice"),
+    (("model=llama31_8b", *FOUR_L40S, "schedules=1f1b,"), "schedules=1f1b,: names with a comma between two"),
+    (("model=llama31_8b", *FOUR_L40S, "devices_per_node=2", "schedules=zb_v"), "schedules=zb_v: a search over meshes"),
+    (("model=deepseek_v3", "cluster=8x_h100"), "model=deepseek_v3 is known to searches over several nodes only"),
 ]
 
 
@@ -155,12 +160,67 @@ def test_a_wrong_request_is_answered(words, expected, capsys):
         ({"num_attention_heads": 25, "head_dim": None}, "does not divide"),
         ({"hidden_size": None}, "config.json has no hidden_size"),
         ({"rotary_pct": 0.5}, "rotary_pct=0.5"),
+        ({"max_position_embeddings": 1024, "seq_len": "asked"}, "seq_len=2048: "),
+        ({"model_type": "deepseek_v2"}, "model_type='deepseek_v2' is not modelled on one host"),
+        ({"hidden_size": 10**30}, "a whole number from 1 to 1,000,000,000"),
     ],
 )
 def test_a_config_that_is_not_modelled_says_which_field(change, expected, config, capsys):
+    words = ["seq_len=2048"] if change.pop("seq_len", None) else []
     (config / "config.json").write_text(json.dumps(LLAMA_3B | change))
-    assert dispatch(("advise", f"model={config}", *FOUR_L40S)) == 2
+    assert dispatch(("advise", f"model={config}", *FOUR_L40S, *words)) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_brackets_without_end_are_no_traceback(config, capsys):
+    (config / "config.json").write_text("[" * 100_000)
+    assert dispatch(("advise", f"model={config}", *FOUR_L40S)) == 2
+    assert "nested too deeply" in capsys.readouterr().err
+
+
+def test_a_model_has_no_longer_sequences_than_positions(config):
+    """GPT-2 has a row of a table for each of 1,024 positions; the usual 2,048 tokens would be another model."""
+    (config / "config.json").write_text(json.dumps(LLAMA_3B | {"max_position_embeddings": 1024}))
+    assert context_in(config / "config.json") == 1024
+    answer = advise_on([f"model={config}", *FOUR_L40S, "devices_per_node=2"], io.StringIO())
+    assert (answer["seq_len"], answer["tokens_per_step"]) == (1024, 4 * 8 * 1024)
+
+
+def test_a_name_in_the_local_cache_is_a_model(tmp_path, monkeypatch):
+    """As huggingface_hub lays it out: the file is a link into `blobs`."""
+    folder = tmp_path / "models--meta-llama--Llama-3.2-3B"
+    for part in ("refs", "blobs", "snapshots/0f1e"):
+        (folder / part).mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0f1e")
+    (folder / "blobs" / "ab12").write_text(json.dumps(LLAMA_3B))
+    (folder / "snapshots" / "0f1e" / "config.json").symlink_to("../../blobs/ab12")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    path = config_path("meta-llama/Llama-3.2-3B")
+    assert path is not None
+    assert model_of(architecture_of(path), "llama", 2048).name == "llama_3_2_3b"
+    assert config_path("meta-llama/Llama-3.2-1B") is None
+    assert config_path("../x") is None
+
+
+def test_memory_of_a_device_counts_over_nodes_too():
+    """A figure that is given is never a figure that is ignored."""
+    given = {"num_devices": "16", "device_memory_bytes": "8e9", "host_memory_bytes": "1e12"}
+    found = described("l40s", given)
+    assert found.nodes is not None
+    assert found.nodes.gpu.memory_bytes == 8_000_000_000
+    assert set(found.unused) == {"host_memory_bytes"}
+    assert set(described("l40s", {"num_devices": "4", "inter_bytes_per_s": "1e9"}).unused) == {"inter_bytes_per_s"}
+
+
+def test_a_cluster_with_a_slow_device_and_an_odd_name_is_in_the_command(rpbench, tmp_path):
+    slow = (CONF / "cluster" / "8x_rtx4090.yaml").read_text().replace("device_speeds: null", "")
+    lines = [line for line in slow.splitlines() if not line.startswith(("name:", "device_speeds:", "num_devices:"))]
+    path = tmp_path / "slow.yaml"
+    path.write_text("\n".join(['name: "a b, (1)"', "num_devices: 2", "device_speeds: [1, 0.5]", *lines]))
+    answer = advise_on([*SMALL[:-1], "schedules=1f1b", f"cluster={path}"], io.StringIO())
+    row = answer["ranking"][0]
+    _, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+    assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-9)
 
 
 def test_a_truncated_config_is_named(config, capsys):
@@ -174,3 +234,13 @@ def test_a_cluster_of_ones_own_is_a_file(tmp_path, capsys):
     path.write_text("num_devices: 2\nbandwidth: 3\n")
     assert dispatch(("advise", *SMALL, f"cluster={path}")) == 2
     assert "unknown key of cluster 'bandwidth'" in capsys.readouterr().err
+
+
+def test_all_figures_that_a_cluster_lacks_are_named_at_once(tmp_path, capsys):
+    path = tmp_path / "bare.yaml"
+    path.write_text("name: bare\nnum_devices: 2\nmemory_bytes_per_s: 1e12\nmatmul_flops_per_s: 165e12\n")
+    assert dispatch(("advise", *SMALL, f"cluster={path}")) == 2
+    err = capsys.readouterr().err
+    for name in ("wide_matmul_flops_per_s", "attention_efficiency", "memory_efficiency", "host_bytes_per_s"):
+        assert f"{name}: " in err
+    assert "memory_bytes_per_s: " not in err

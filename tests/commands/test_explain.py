@@ -385,6 +385,7 @@ def test_rows_of_tables_on_the_command_line(ask):
         (("table=vocab_stage_times:1", "table=vocab_stage_times:2", "recompute=none"), "unknown key 'recompute'"),
         (("table=vocab_stage_times:1", "recompute=none"), "type one with its unit"),
         (("table=vocab_stage_times:1", "tokens_per_s=5", "mfu=0.5"), "2 numbers"),
+        (("table=vocab_stage_times:1", "tokens_per_s=5", "tokens_per_s=6"), "tokens_per_s= is given twice"),
         (("table=vocab_stage_times:1", "tokens_per_s=-5"), "above 0"),
         (("table=vocab_stage_times:1", "tokens_per_s=fast"), "above 0"),
         (("table=vocab_stage_times:1", "mfu=45"), "write 0.45"),

@@ -12,7 +12,7 @@ from rpbench.registry import entries, entry
 
 NAMES = sorted(entries())
 # One of each kind of order, placement and policy; the default suite looks at what all have in common on these alone.
-KINDS = ("chimera", "dualpipe_v", "megatron_tp", "pipedream", "roundpipe", "seq1f1b", "zb_v", "zero_3")
+KINDS = ("pipedream", "roundpipe", "seq1f1b", "zb_v", "zero_3")
 SPARED = spared(NAMES, lambda name: name in KINDS)
 
 

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from cases import build
+from spared import slow
 from test_replicated_training import complete
 from training_cases import assert_same, reference_of, train, uneven_costs, workload_of
 
@@ -92,7 +93,9 @@ def test_every_lane_waits_for_the_events_of_other_lanes(devices, gpus, monkeypat
     assert all(span.start <= span.main <= span.end for span in run.timeline.spans())
 
 
-@pytest.mark.parametrize("name, options", [("zero_offload", {}), ("zero_3", {"offload": True}), ("zero_infinity", {})])
+@pytest.mark.parametrize(
+    "name, options", [slow(("zero_offload", {})), ("zero_3", {"offload": True}), slow(("zero_infinity", {}))]
+)
 def test_replicas_gather_and_reduce_behind_the_events_of_each_other(name, options):
     schedule = complete(name, 3, 3, 2, 2, **options)
     with CudaBackend(StandIn(2)) as backend:

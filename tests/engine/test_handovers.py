@@ -28,7 +28,7 @@ def complete(p: int, rounds: int, num_steps: int) -> Schedule:
     return schedule
 
 
-@pytest.mark.parametrize("real_time", [False, True])
+@pytest.mark.parametrize("real_time", [slow(False), True])
 @pytest.mark.parametrize("p, rounds, num_steps", [slow((2, 2, 2)), (3, 2, 3), slow((4, 1, 2))])
 def test_every_bit_is_that_of_plain_training(p, rounds, num_steps, real_time):
     schedule = complete(p, rounds, num_steps)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import build
+from spared import slow
 from torch.nn.functional import cross_entropy
 from training_cases import MOE, TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
@@ -134,7 +135,7 @@ def go(name: str, num_devices: int, num_steps: int, start: State | None = None, 
     return training
 
 
-@pytest.mark.parametrize("model", [TINY, TIED], ids=["apart", "tied"])
+@pytest.mark.parametrize("model", [slow(TINY), TIED], ids=["apart", "tied"])
 def test_what_shares_have_saved_goes_on_with_other_shares_and_with_a_whole_head(model):
     straight, begun = go("vocab_parallel", 3, 4, model=model).state(), go("vocab_parallel", 3, 2, model=model).state()
     places = go("1f1b", 3, 2, model=model).state()

@@ -35,7 +35,7 @@ def stale(microbatch_of_module, microbatch):
     [slow(("1f1b", {}, None)), ("roundpipe", {}, None), ("roundpipe", {"asynchronous": True}, stale)],
     ids=["1f1b", "roundpipe", "roundpipe-asynchronous"],
 )
-@pytest.mark.parametrize("initial, num_skipped", [(2.0**10, 0), (2.0**20, None)])
+@pytest.mark.parametrize("initial, num_skipped", [slow((2.0**10, 0)), (2.0**20, None)])
 def test_float16_equals_the_reference_with_and_without_overflow(name, options, read_version, initial, num_skipped):
     run = run_in_float16(name, scaling=LossScaling(initial, growth_steps=2), num_steps=6, **options)
     reference = reference_of(run, read_version=read_version)

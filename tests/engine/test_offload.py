@@ -20,7 +20,7 @@ from rpbench.passes.offload import offload, stream
 from rpbench.sim.longest_path import simulate
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(data=st.data())
 def test_streamed_training_equals_the_reference_bit_for_bit(data):
     draw = data.draw

@@ -24,7 +24,7 @@ SIZES = (
         ("schedule=1f1b", "backend=virtual", "recompute=none"),
         slow((("schedule=interleaved_1f1b", "backend=virtual", "recompute=none"),)),
         ("schedule=zb_h1", "backend=virtual", "recompute=none"),
-        ("schedule=chimera", "backend=virtual", "recompute=none"),
+        slow((("schedule=chimera", "backend=virtual", "recompute=none"),)),
         slow((("schedule=pipedream", "backend=virtual", "recompute=none"),)),
         ("schedule=pipedream_2bw", "backend=virtual", "recompute=none"),
         slow((("schedule=data_parallel", "backend=virtual", "recompute=none"),)),

@@ -74,7 +74,7 @@ def test_without_an_overflow_it_is_zero_offload(devices, options, taken_back):
 @pytest.mark.parametrize(
     "devices, real_time, tied, options",
     [
-        (1, False, False, {}),
+        slow((1, False, False, {})),
         (2, True, True, {}),
         slow((1, False, False, {"speculate": False})),
         slow((1, True, False, {"device_stages": 1})),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from spared import slow
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
 from rpbench.cost.sizes import model_bytes
@@ -22,7 +23,7 @@ def complete(p: int, layers: int, m: int, num_steps: int, delayed: float) -> Sch
     return schedule
 
 
-@pytest.mark.parametrize("real_time", [False, True])
+@pytest.mark.parametrize("real_time", [slow(False), True])
 @pytest.mark.parametrize("p, layers, m, delayed", [(1, 4, 3, 0.5), (2, 3, 4, 0.0), (3, 2, 3, 1.0)])
 def test_every_bit_is_that_of_plain_training(p, layers, m, delayed, real_time):
     schedule = complete(p, layers, m, 3, delayed)

@@ -44,7 +44,7 @@ def costs_of(draw, schedule: Schedule) -> CostTable:
 
 
 @pytest.mark.parametrize("name", SPARED)
-@settings(deadline=None, max_examples=15)  # of every schedule
+@settings(deadline=None, max_examples=10)  # of every schedule
 @given(data=st.data())
 def test_the_virtual_clock_tells_the_simulators_time(name, data):
     draw = data.draw

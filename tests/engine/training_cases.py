@@ -81,6 +81,7 @@ def reference_of(run: Run, read_version=None, **options) -> Trajectory:
     elif training.schedule.policy in ASYNCHRONOUS | {Policy.TWO_BW, Policy.DELAYED, Policy.CYCLIC, Policy.TRIAL}:
         options["reads"] = reads_of(training.schedule, training.layout, training.settings.recompute_grain)
     options.setdefault("trials", training.schedule.policy is Policy.TRIAL)
+    options.setdefault("late_rest", training.schedule.late_rest)
     if training.settings.compensation.is_needed:
         options["compensation"] = training.settings.compensation
     return train_reference(

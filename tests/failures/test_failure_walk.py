@@ -136,10 +136,12 @@ def test_listed_failures_are_joined_and_in_order():
 def test_what_cannot_be_listed():
     with pytest.raises(ValueError, match="failure of rank 3: the run has ranks 0 to 2; name one"):
         listed([[3, 1.0]], 3, 10.0)
-    with pytest.raises(ValueError, match="failure at 10 s: the run goes from 0 to 10 s; take an earlier one"):
+    with pytest.raises(ValueError, match="failure at 10 s: the run goes from 0 to 10 s; take one in between"):
         listed([[1, 10.0]], 3, 10.0)
     with pytest.raises(ValueError, match=r"failure \[1\]: a rank and the second"):
         listed([[1]], 3, 10.0)
+    with pytest.raises(ValueError, match=r"mean_between_s=1e-09: 4 ranks would die 4e\+10 times in 10 s"):
+        drawn(1e-9, 4, 10, 0)
     with pytest.raises(ValueError, match="mean_between_s=0: seconds that a rank lives"):
         drawn(0, 3, 10.0, 0)
 

@@ -233,6 +233,34 @@ def test_plan_compares_the_methods(rpbench):
     assert min(makespans.values()) == makespans["search"] < makespans["published"]
 
 
+@pytest.mark.parametrize("key, values", [("optimizer.learning_rate", (0.001, 0.5)), ("charge", ("hops", "bytes"))])
+def test_compare_shows_what_differs_wherever_it_stands(key, values, rpbench):
+    words = ("schedule=1f1b", "num_devices=2", "num_microbatches=2")
+    if key == "charge":
+        words += ("model=qwen3_1p7b", "cost=analytic", "cluster=8x_rtx4090", "partition=greedy", "recompute=all")
+    else:
+        words += ("backend=virtual", "model=tiny_gpt")
+    rows = [rpbench(*words, f"{key}={value}")[1][0] for value in values]
+    _, (answer,), err = rpbench("compare", *(row["run_id"] for row in rows))
+    assert answer["differing"][key] == list(values)
+    assert key in err
+
+
+def test_a_simulation_says_what_has_no_effect_on_it(rpbench):
+    _, (row,), err = rpbench("schedule=1f1b", "num_devices=2", "num_microbatches=2", "optimizer=sgd", "dtype=float64")
+    assert "optimizer=sgd dtype=float64 without effect: mode=simulate has no tensors" in err
+    assert len(row["notes"]) == 1
+    assert "without effect" not in rpbench("schedule=1f1b", "num_devices=2", "num_microbatches=2")[2]
+
+
+def test_a_prediction_says_which_choices_are_those_of_the_published_run(rpbench):
+    asked = ("mode=predict", "schedule=roundpipe", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=analytic")
+    plain, other = rpbench(*asked), rpbench(*asked, "num_microbatches=7")
+    assert plain[1][0]["tokens_per_s"] == other[1][0]["tokens_per_s"]
+    assert "num_microbatches=7 without effect: mode=predict takes a system's published run" in other[2]
+    assert "without effect" not in plain[2]
+
+
 def test_compare_puts_runs_side_by_side(rpbench):
     rows = [rpbench(f"schedule={name}", "num_devices=4")[1][0] for name in ("gpipe", "interleaved_1f1b")]
     status, (answer,), err = rpbench("compare", rows[0]["run_id"], rows[1]["run_id"][:12])

@@ -3,6 +3,8 @@
 import gc
 import weakref
 
+import pytest
+
 from rpbench.harness import collection
 from rpbench.harness.collection import collection_paused
 
@@ -12,6 +14,7 @@ class Circle:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_much_that_was_made_inside_is_set_aside_until_the_next_time(monkeypatch):
     monkeypatch.setattr(collection, "MANY", 1_000)
     gc.collect()

@@ -46,8 +46,7 @@ def broken_and_resumed(results, fault, at, expected, chance):
 def test_a_sweep_that_was_broken_ends_with_the_same_table(fault, undisturbed, tmp_path):
     expected, number = undisturbed
     chance = random.Random(str(fault))
-    for case, at in enumerate(chance.sample(range(1, number + 1), 2)):
-        broken_and_resumed(tmp_path / str(case), fault, at, expected, chance)
+    broken_and_resumed(tmp_path, fault, chance.randint(1, number), expected, chance)
 
 
 @pytest.mark.exhaustive

@@ -79,6 +79,44 @@ def test_a_field_that_is_not_modelled_is_named(change, rule):
         from_config({**LLAMA, **change})
 
 
+@pytest.mark.parametrize("kind, act", [("llama", "gelu"), ("mistral", "relu"), ("qwen3", "gelu_new")])
+def test_all_but_gpt_multiply_by_a_gate_whatever_the_activation(kind, act):
+    """`LlamaMLP` of transformers has gate_proj, up_proj and down_proj; `hidden_act` only names the function."""
+    gated, other = (from_config({**LLAMA, "model_type": kind, "hidden_act": name}) for name in ("silu", act))
+    assert other.total_parameters == gated.total_parameters
+
+
+def test_a_gpt_that_does_not_name_its_activation_has_no_gate():
+    """124 million parameters, says the card of GPT-2; its class has gelu_new as the usual activation."""
+    sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    assert from_config({"model_type": "gpt2", **sizes}).total_parameters == pytest.approx(124.4e6, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind, windows", [("qwen2", [None, None, 8, 8]), ("qwen3_moe", [8] * 4), ("mixtral", [8] * 4)])
+def test_windows_are_in_the_layers_that_the_type_has_them_in(kind, windows):
+    """Qwen2's `max_window_layers` first layers see all keys."""
+    own = {"num_hidden_layers": 4, "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}
+    assert [layer.window for layer in from_config({**LLAMA, "model_type": kind, **own}).layers] == windows
+
+
+@pytest.mark.parametrize(
+    "change, rule",
+    [
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0: a whole number from 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0: a whole number from 1"),
+        ({"hidden_size": 4096.5}, "hidden_size=4096.5: a whole number"),
+        ({"hidden_size": True}, "hidden_size=True: a whole number"),
+        ({"vocab_size": "128256"}, "vocab_size='128256': a whole number"),
+        ({"hidden_size": 10**30}, "hidden_size=10+: a whole number from 1 to 1,000,000,000"),
+        ({"intermediate_size": -1}, "intermediate_size=-1: a whole number"),
+        ({"sliding_window": 8, "layer_types": ["full_attention"]}, "layer_types has 1 kinds; one for each of the 32"),
+    ],
+)
+def test_a_size_that_is_no_size_is_refused_and_never_rounded(change, rule):
+    with pytest.raises(ValueError, match=rule):
+        from_config({**LLAMA, **change})
+
+
 def test_a_model_of_conf_model_keeps_its_parameters():
     model = Model("m", 4, 64, 4, 100, kv_heads=2, gated_mlp=False, tied_embedding=True, sliding_window=8)
     assert from_model(model).total_parameters == pytest.approx(model.total_parameters, rel=1e-9)

@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from spared import slow
 
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.architecture import architecture
@@ -91,7 +92,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("on", ["dgx_h100", "a100_800gbps"])
+@pytest.mark.parametrize("on", ["dgx_h100", slow("a100_800gbps")])
 @pytest.mark.parametrize("layers, devices, batch, name", SMALL)
 def test_the_best_plan_is_within_one_percent_of_the_simulated_best(layers, devices, batch, name, on):
     """Twenty small problems: the 50 that closed forms rank first hold the best of all plans simulated."""

@@ -43,7 +43,7 @@ def test_each_layer_holds_its_share(family: str) -> None:
     assert sizes == [model.embedding_parameters, *decoders, model.head_parameters]
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(family=st.sampled_from(list(FAMILIES)), cuts=st.sets(st.integers(1, 4)))
 def test_any_cut_into_stages_gives_the_bits_of_the_whole_model(family: str, cuts: set[int]) -> None:
     """Stages with explicit weights and detached boundaries, as an engine runs them, against one plain step."""

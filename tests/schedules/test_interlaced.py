@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spared import slow
 
 from rpbench.cost.table import LayerTimes
 from rpbench.harness.request import load
@@ -66,7 +67,7 @@ def test_half_a_pipeline_more_is_in_flight(p, m):
     assert peak_in_flight(build_graph(schedule)) == [min(3 * p // 2 - rank, m) for rank in range(p)]
 
 
-@pytest.mark.parametrize("backend, devices", [("virtual", 4), ("cpu", 2)])
+@pytest.mark.parametrize("backend, devices", [slow(("virtual", 4)), ("cpu", 2)])
 def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
     request = ["schedule=interlaced", f"backend={backend}", "model=tiny_gpt", "verify=true", "dtype=float64"]
     (row,) = run(

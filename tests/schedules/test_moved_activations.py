@@ -22,7 +22,7 @@ from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=12)
 @given(p=st.integers(1, 16), m=st.integers(1, 64), steps=st.integers(1, 2))
 def test_pairs_share_what_1f1b_leaves_uneven(p, m, steps):
     """No rank holds more than ceil((p + 2)/2), where 1F1B has p on the first; compute rows are those of 1F1B."""

@@ -50,7 +50,7 @@ def test_dualpipe_v_in_unit_slots(p, m, bubble, peak):
     assert max(peak_in_flight(build_graph(schedule))) == peak
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(p=HALVES, more=st.integers(0, 5), time=TIMES, gain=st.sampled_from([0, Fraction(1, 3), 1]))
 def test_dualpipe_waits_as_its_table_says(p, more, time, gain):
     """(S/2 - 1)(F&B + B - 3W) for F = I = W, without a gain; a gain shortens every pair that runs together."""

@@ -69,10 +69,12 @@ def build(name: str, shape: Shape) -> Schedule | None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(data=st.data())
 def test_a_schedule_runs_or_its_shape_is_refused(name, data):
-    check_runs_or_refused(name, data.draw(shapes(name)))
+    shape = data.draw(shapes(name))
+    check_runs_or_refused(name, shape)
+    check_work(name, shape)
 
 
 @pytest.mark.slow
@@ -98,13 +100,6 @@ def check_runs_or_refused(name, shape):
     stepped = add_steps(schedule)
     check(stepped, max_versions=MOST_VERSIONS.get(schedule.policy, shape.num_ranks))
     check(lower_communication(stepped), rendezvous=True)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=12)
-@given(data=st.data())
-def test_work_is_dealt_by_count(name, data):
-    check_work(name, data.draw(shapes(name)))
 
 
 def check_work(name, shape):

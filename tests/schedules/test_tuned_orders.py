@@ -62,7 +62,7 @@ def stage_costs(draw, stages: int) -> StageCosts:
 
 
 @pytest.mark.parametrize("name", CHUNKS)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(data=st.data(), half=st.integers(1, 3), m=st.integers(1, 16), steps=st.integers(1, 2))
 def test_times_never_make_an_order_worse(name, data, half, m, steps):
     p = 2 * half if name == "chimera" else data.draw(st.integers(1, 6))

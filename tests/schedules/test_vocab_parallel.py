@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spared import slow
 
 from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
@@ -32,7 +33,7 @@ def stages(p: int, f=Fraction(1), b=Fraction(2), head=(Fraction(2), Fraction(4))
     return LayerTimes([f] * p, [0] * p, [b] * p, head_forward=head[0], head_backward=head[1], **more)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(p=st.integers(1, 16), m=st.integers(1, 24), f=TIMES, b=TIMES, h=TIMES, g=TIMES)
 def test_every_device_does_its_share_and_no_more(p, m, f, b, h, g):
     schedule = entry("vocab_parallel").build(Shape(p, p, m))
@@ -102,7 +103,7 @@ def test_a_share_is_stepped_with_the_stage_of_its_device():
     assert [work.main for work in table.work[Kind.STEP]] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("backend, devices", [("virtual", 5), ("cpu", 2)])
+@pytest.mark.parametrize("backend, devices", [slow(("virtual", 5)), ("cpu", 2)])
 def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
     (row,) = run(
         load(

@@ -47,9 +47,21 @@ def test_the_automatic_order_at_1f1bs_memory_is_the_handcrafted_one():
 
 
 @pytest.mark.parametrize("name", SPLIT)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
+@given(p=st.integers(1, 8), m=st.integers(1, 24), steps=st.integers(1, 2))
+def test_every_shape_up_to_8_ranks_and_24_microbatches(name, p, m, steps):
+    check_shape(name, p, m, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLIT)
+@settings(deadline=None, max_examples=50)
 @given(p=st.integers(1, 16), m=st.integers(1, 64), steps=st.integers(1, 2))
 def test_every_shape_up_to_16_ranks_and_64_microbatches(name, p, m, steps):
+    check_shape(name, p, m, steps)
+
+
+def check_shape(name: str, p: int, m: int, steps: int) -> None:
     if name == "interleaved_zb":
         m = p * max(1, m // p)
     schedule = build(name, p, m, steps=steps)

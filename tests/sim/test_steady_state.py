@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
+from spared import spared
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, symmetric
@@ -29,7 +30,12 @@ def test_the_table_has_four_sizes_of_five_models():
     assert len(ROWS) == 20
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['num_microbatches_per_call']}")
+# By default the shortest calls of every model, whose bubbles are largest, and all of the model with the most layers.
+DEFAULT = [row for row in ROWS if row["num_microbatches_per_call"] == "8" or row["model"] == "qwen3-235b-lora"]
+CELLS = spared(ROWS, DEFAULT.__contains__)
+
+
+@pytest.mark.parametrize("row", CELLS, ids=lambda row: f"{row['model']}-{row['num_microbatches_per_call']}")
 def test_bubble_between_ends_agrees_to_a_hundredth_of_a_percent(row, published_cell):
     microbatches = int(row["num_microbatches_per_call"])
     schedule, costs = published_cell(

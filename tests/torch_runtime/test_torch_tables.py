@@ -14,7 +14,8 @@ from rpbench.torch_runtime.lowering import lower
 from rpbench.torch_runtime.tables import make_table
 
 REFUSED = {
-    "asynchronous": "acco cyclic_dp pipedream pipedream_2bw pipelined_backprop pipemare pipeoptim spectrain xpipe",
+    "asynchronous": "acco cyclic_dp pipedream pipedream_2bw pipelined_backprop pipemare pipeoptim spectrain xpipe "
+    "zenflow",
     "its weights are streamed": "greedysnake megatrain mobius roundpipe",
     "stands on lane h2d": "bpipe pipe_offload",
     "copies of whole pipelines are data parallelism": "data_parallel superoffload tawpipe weipipe zero_2 zero_3 "

@@ -129,6 +129,7 @@ class Gradients:
         keep: keep the totals of steps that are done, to compare them.
         on_devices: stages whose sums stay on a device until they are stored.
         reduced: (backward stage, version) -> the window of a gradient that replicas make together.
+        split: what becomes of a window whose gradient devices and host share.
     """
 
     def __init__(
@@ -138,11 +139,14 @@ class Gradients:
         keep: bool = False,
         on_devices: Container[int] = (),
         reduced: Mapping[tuple[int, int], Window] | None = None,
+        split: Callable[[int, int, Window], Window] | None = None,
     ) -> None:
         self._windows: dict[tuple[int, int], Window] = dict(reduced or {})
         for place, found in groups.items():
             if place not in self._windows:
                 self._windows[place] = _Window(found, at_home=place[0] not in on_devices)
+        if split is not None:
+            self._windows = {place: split(*place, window) for place, window in self._windows.items()}
         self._keep = keep
 
     def add(self, stage: int, version: int, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
@@ -168,6 +172,10 @@ class Gradients:
         if not window.is_complete:
             raise RuntimeError(f"gradient of stage {stage} for version {version} is taken before it is complete")
         return window
+
+    def window(self, stage: int, version: int) -> Window:
+        """The gradient of a stage for the step to a version as it grows."""
+        return self._windows[stage, version]
 
     def drop(self, stage: int, version: int) -> None:
         """Let go of a total that has been used."""

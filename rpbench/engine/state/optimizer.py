@@ -334,12 +334,15 @@ class HostOptimizer:
     def _update(
         self, part: Part, gradients: Tensors, version: int, clipping: torch.Tensor | None, pace: float = 1.0
     ) -> None:
+        plain = {place: self._plain(place, gradients[place], version) for place in part.masters if place in gradients}
+        if clipping is not None:
+            plain = {place: gradient * clipping for place, gradient in plain.items()}
+        self._apply(part, plain, version, pace)
+
+    def _apply(self, part: Part, gradients: Tensors, version: int, pace: float = 1.0) -> None:
+        """Step the masters of a part with gradients as they are."""
         for place, master in part.masters.items():
             gradient = gradients.get(place)
-            if gradient is not None:
-                gradient = self._plain(place, gradient, version)
-                if clipping is not None:
-                    gradient = gradient * clipping
             master.grad = None if gradient is None else laid_out_as(master, gradient)
         for group in part.optimizer.param_groups:
             group["lr"] = self._settings.rate(update_of(self._policy, self._first_step + version)) * pace

@@ -157,6 +157,7 @@ def _sharing(moves: Moves, stage: int, devices: Sequence[int], modules: range, w
         moves.moves(what, stage)
         for what in ((Kind.UNSHARD, None), (Kind.REDUCE_GRAD, None), (Kind.STORE, "G"), (Kind.LOAD, "P"))
     )
+    stored = stored and moves.index.schedule.late_rest is None  # a part of it goes to the host, and all stays
     return Sharing(
         dict(zip(devices, trained, strict=True)),
         dict(zip(devices, frozen, strict=True)),

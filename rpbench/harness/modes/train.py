@@ -46,7 +46,7 @@ from rpbench.harness.validation import Validation
 from rpbench.ir.action import Kind
 from rpbench.ir.moved_objects import LINKS
 from rpbench.ir.moves import has_transfers
-from rpbench.ir.policy import STEPS_BEHIND
+from rpbench.ir.policy import STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.versions_by_lane import lane_reads
@@ -434,7 +434,7 @@ def _check_checkpoint(request: Request, assembled: Assembled) -> None:
     if request.checkpoint.save_to is None:
         return
     policy, num_steps = assembled.schedule.policy, assembled.schedule.shape.num_steps
-    if policy not in STEPS_BEHIND or num_steps < 2:
+    if policy not in STEPS_BEHIND or policy is Policy.SELECTIVE or num_steps < 2:
         raise ConfigError(
             f"checkpoint.save_to: policy {policy.value} over {num_steps} steps leaves no state to go on from; use "
             "num_steps=2 or more, and a schedule that flushes or is one step stale"

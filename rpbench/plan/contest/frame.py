@@ -27,7 +27,7 @@ from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.problem import Problem
-from rpbench.sim.graph import build_graph
+from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.memory_shares import MovingGraph
 from rpbench.sim.steady import step_ends, step_time
@@ -71,13 +71,29 @@ class Frame:
         self.problem = posed(contender, setting, terms, num_steps)
         order = self.problem.order(partition)
         self.schedule = self.problem.finished(order)
-        self.graph = build_graph(self.schedule)
-        self._moving = MovingGraph(self.graph)
         self._takes: set[Recompute] = set()  # what has been checked
         sizes = terms.sizes(setting.microbatch_sequences)
         self.traffic = Traffic(sizes, terms.cluster, optimizer=terms.optimizer)
-        self.in_flight = peak_in_flight(self.graph)
-        self._footprint = Footprint(self.schedule, sizes, self.in_flight, keeps=(), analysis=self.graph.analysis)
+
+    # Made when they are asked for: an order that is refused, or only timed, does without.
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The schedule, ready to be timed.
+
+        Raises:
+            ScheduleError: if no lane can move on.
+        """
+        return build_graph(self.schedule)
+
+    @cached_property
+    def _moving(self) -> MovingGraph:
+        return MovingGraph(self.graph)
+
+    @cached_property
+    def _footprint(self) -> Footprint:
+        sizes, in_flight = self.terms.sizes(self.setting.microbatch_sequences), peak_in_flight(self.graph)
+        return Footprint(self.schedule, sizes, in_flight, keeps=(), analysis=self.graph.analysis)
 
     def at(self, setting: Setting) -> "Frame":
         """The same order at another setting, one that differs in nothing that its schedule is made of."""
@@ -86,6 +102,17 @@ class Frame:
         found = copy(self)
         found.setting, found.problem = setting, posed(self._contender, setting, self.terms, self.num_steps)
         return found
+
+    def under(self, terms: Terms) -> "Frame":
+        """The same order under other limits, where it does not follow from them."""
+        found = copy(self)
+        found.terms, found.problem = terms, posed(self._contender, self.setting, terms, self.num_steps)
+        return found
+
+    @property
+    def least_bytes(self) -> int:
+        """A lower bound on the fullest device: no cut, recomputation or size of a microbatch gets below it."""
+        return self._footprint.least_bytes
 
     @property
     def serves_any_cut(self) -> bool:
@@ -104,7 +131,7 @@ class Frame:
         Raises:
             ValueError: if the order does not let activations stay.
         """
-        self._check(recompute)
+        self.check(recompute)
         keeps = self.keeps(partition, recompute)
         schedule = self.schedule.with_partition(partition)
         step_s = self.paced(self.costs(partition, keeps))
@@ -139,10 +166,23 @@ class Frame:
         interval = ends[1] - ends[0] if len(ends) == 2 else step_time(self.graph, timeline)
         return float(interval) / timeline.units_per_second
 
-    def _check(self, recompute: Recompute) -> None:
+    def check(self, recompute: Recompute) -> None:
+        """Refuse what a backward cannot run again, or leave, in this order.
+
+        Raises:
+            ValueError: with the rule and a way out.
+        """
         if recompute not in self._takes:
             check_recompute(self.schedule, recompute)
             self._takes.add(recompute)
+
+    def refuses(self, recompute: Recompute) -> bool:
+        """Whether `check` does."""
+        try:
+            self.check(recompute)
+        except ValueError:
+            return True
+        return False
 
     def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
         """The stages that recompute nothing in a cut."""

@@ -6,9 +6,12 @@ that moves, a few steps of it; layers then move between stages one by one, and w
 cut that was found, the search goes on from there. So it does from close settings with other numbers of stages. The
 finalists run as many steps as the terms say. The same budget of timelines is given to everybody, and what was spent is
 kept with the plan.
+
+A search may also end when somebody's time is over. It then begins with what is recomputed, which takes no frame of its
+own, and its plan says whether it came to an end.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +38,7 @@ FRAME = 8
 GIVEN_UP = 0.5
 # Work that is left for the finalists.
 RESERVED = FINALISTS * (FRAME + 1)
+OUT_OF_TIME = "not searched: the time was over; give more seconds"
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Tuned:
         tried: every setting looked at, the plan's own included; paces are those of few steps.
         work, num_timed, num_sketched: spent of the budget; timelines with all that moves, and cuts timed by their
             computation alone.
+        num_steps: that `outcome` is of; None: as many as the terms say.
+        is_whole: whether the search came to its end; False where time was over before.
     """
 
     contender: Contender
@@ -86,6 +92,8 @@ class Tuned:
     work: int
     num_timed: int
     num_sketched: int
+    num_steps: int | None = None
+    is_whole: bool = True
 
 
 def tune(
@@ -96,6 +104,7 @@ def tune(
     *,
     to_beat: float | None = None,
     frames: "Frames | None" = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> Tuned:
     """The best plan found.
 
@@ -104,12 +113,15 @@ def tune(
         to_beat: tokens per second of somebody else; a contender that stays under half of that is given up when its
             microbatch size has been chosen. None: everybody is searched to the end.
         frames: new ones, which the caller goes on using; None: they end with the search.
+        is_over: whether time is; None: it never is.
 
     Raises:
-        ValueError: if the schedule takes no setting at all.
+        ValueError: if the schedule takes no setting at all, or time was over before one had been found.
     """
-    frames = Frames(contender, terms) if frames is None else frames
-    return _Search(contender, terms, budget or Budget(), space or space_of(contender, terms), to_beat, frames).run()
+    search = Search(contender, terms, budget or Budget(), space, frames=frames, is_over=is_over)
+    search.look()
+    search.finish(to_beat)
+    return search.plan()
 
 
 def rank(outcome: Outcome) -> float:
@@ -117,22 +129,35 @@ def rank(outcome: Outcome) -> float:
     return outcome.tokens_per_s if outcome.fits else -outcome.misfit
 
 
-class _Search:
+class Search:
+    """The search of one contender: a first look, and then to its end.
+
+    Args:
+        space: what may be chosen; None: all of it.
+        frames: new ones, which the caller goes on using.
+        is_over: whether time is; None: it never is.
+    """
+
     def __init__(
         self,
         contender: Contender,
         terms: Terms,
         budget: Budget,
-        space: Space,
-        to_beat: float | None,
-        frames: "Frames",
+        space: Space | None = None,
+        *,
+        frames: "Frames | None" = None,
+        is_over: Callable[[], bool] | None = None,
     ) -> None:
-        self.contender, self.terms, self.budget, self.space = contender, terms, budget, space
-        self.to_beat = to_beat or 0.0
-        self.frames = frames
+        self.contender, self.terms, self.budget = contender, terms, budget
+        self.space = space or space_of(contender, terms)
+        self.frames = frames or Frames(contender, terms)
         self.sketcher = Sketcher(contender, terms, budget.climb_work)
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
+        self.is_over = is_over
+        self._to_beat = 0.0
+        self._began: Setting | None = None
+        self._final: Tried | None = None
 
     @property
     def work(self) -> int:
@@ -140,18 +165,61 @@ class _Search:
         return self.num_timed + FRAME * self.frames.num_made
 
     def is_spent(self) -> bool:
-        """Whether no more is left than for the finalists."""
-        return self.work + RESERVED > self.budget.work
+        """Whether no more is left than for the finalists, or time is over."""
+        return self.work + RESERVED > self.budget.work or self._is_over()
 
-    def run(self) -> Tuned:
-        setting: Setting | None = self._descend(self._start())
+    def look(self) -> Outcome:
+        """The best cut of a setting near the usual one.
+
+        Raises:
+            ValueError: if the schedule takes no setting at all, or time was over before one had been found.
+        """
+        self._began = self._start()
+        if self.is_over is not None and self._began.recompute != "fitting":
+            for changed in [each for dimension, each in self._changes(self._began) if dimension == "recompute"]:
+                if not self._is_over() and self._beats(self._look_at(changed), self.tried[self._began]):
+                    self._began = changed
+        return _outcome(self.tried[self._began])
+
+    def hope(self) -> float:
+        """Tokens per second that another size of a microbatch may come to, as far as sketches tell; below 0: none."""
+        assert self._began is not None
+        first = _outcome(self.tried[self._began])
+        if not first.fits and self._weighs_too_much(self._began):
+            return rank(first)
+        own, usual = self._estimate(self._began), self._began.microbatch_sequences
+        sizes = [size for size in self.space.dimensions["microbatch_sequences"] if size <= usual]  # more to overlap
+        best = max(self._estimate(self._began.changed("microbatch_sequences", size)) for size in sizes)
+        if self._began.recompute == "fitting" and len(first.keeps) < len(_cut(self.tried[self._began]).backward):
+            return max(best, rank(first))  # what runs again for want of memory, a sketch does not see
+        return first.tokens_per_s * max(1.0, best / own if own else 1.0) if first.fits else best or rank(first)
+
+    def _weighs_too_much(self, setting: Setting) -> bool:
+        """Whether weights, gradients and optimizer alone fill a device, however the layers are cut."""
+        limit, cut = self.terms.limits.device_memory_bytes, _cut(self.tried[setting])
+        return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
+
+    def finish(self, to_beat: float | None = None) -> None:
+        """From the first look to the best plan; to the best one so far where time is over.
+
+        Args:
+            to_beat: as of `tune`.
+        """
+        assert self._began is not None
+        self._to_beat = to_beat or 0.0
+        setting: Setting | None = self._descend(self._began)
         seen = list[Setting]()
         while setting is not None and self._depends_on_cut(setting) and not self._is_beaten(setting):
             self._improve_cut(setting)
             seen.append(setting)
             near = self._better_with_its_cut(setting)
             setting = self._runner_up(seen) if near is None else self._descend(near)
-        best = self._final()
+        if not self._is_over():
+            self._final = self._last()
+
+    def plan(self) -> Tuned:
+        """The best plan so far, with what was spent on it."""
+        best = self._final or max(self._found(), key=lambda each: rank(_outcome(each)))
         return Tuned(
             self.contender,
             best.setting,
@@ -162,20 +230,32 @@ class _Search:
             self.work,
             self.num_timed,
             self.sketcher.tally.num_evaluated,
+            None if self._final else self._num_steps(best.setting),
+            self._final is not None,
         )
+
+    def _is_over(self) -> bool:
+        return self.is_over is not None and self.is_over()
 
     # --- settings ---
 
     def _start(self) -> Setting:
         """The usual setting, or one near it that the schedule takes."""
         first, refused = self.space.first, ""
-        near = [first, *(changed for _, changed in self.space.changes(first))]
-        for setting in dict.fromkeys([*near, *(far for one in near for _, far in self.space.changes(one))]):
+        near = [first, *(changed for _, changed in self._changes(first))]
+        for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
+            if refused and self._is_over():
+                raise ValueError(OUT_OF_TIME)
             found = self._look_at(setting)
             if found.outcome is not None:
                 return setting
             refused = refused or found.remark
         raise ValueError(f"{self.contender.name}: no setting can be built; {refused}")
+
+    def _changes(self, setting: Setting) -> list[tuple[str, Setting]]:
+        """Every setting near by; where time counts, first those that take no other frame."""
+        found = list(self.space.changes(setting))
+        return found if self.is_over is None else sorted(found, key=lambda change: change[0] != "recompute")
 
     def _descend(self, current: Setting) -> Setting:
         """From a setting to one that no single change improves, as far as sketches tell."""
@@ -183,7 +263,7 @@ class _Search:
         while improved:
             improved = False
             for dimension, values in self.space.dimensions.items():
-                if dimension != "microbatch_sequences" and self._is_beaten(current):
+                if self._is_over() or (dimension != "microbatch_sequences" and self._is_beaten(current)):
                     return current
                 changes = [changed for value in values if (changed := current.changed(dimension, value)) != current]
                 for changed in sorted(changes, key=self._estimate, reverse=True):  # of equals, the usual value first
@@ -194,7 +274,7 @@ class _Search:
     def _is_beaten(self, current: Setting) -> bool:
         """Whether somebody else is far ahead of a setting that fits."""
         outcome = self.tried[current].outcome
-        return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self.to_beat
+        return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self._to_beat
 
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
         if changed in self.tried:
@@ -214,6 +294,8 @@ class _Search:
         return changed.value("recompute") != "none"  # what does not fit, a sketch has seen
 
     def _estimate(self, setting: Setting) -> float:
+        if self._is_over():
+            return 0.0
         try:
             return self.sketcher.of(setting).tokens_per_s
         except ValueError:
@@ -223,8 +305,10 @@ class _Search:
         """The best of a setting's cuts, timed; or why there is none."""
         if setting not in self.tried:
             try:
-                cuts = self.sketcher.of(setting).cuts
-                timed = [self._timed(setting, cut) for cut in cuts]
+                timed: list[Tried] = []
+                for cut in self.sketcher.of(setting).cuts:
+                    if not (timed and self._is_over()):
+                        timed.append(self._timed(setting, cut))
                 self.tried[setting] = max(timed, key=lambda each: rank(_outcome(each)))
             except ValueError as error:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
@@ -308,10 +392,12 @@ class _Search:
         )
         return alike and self.frames.has(setting, cut, self._num_steps(setting))
 
-    def _final(self) -> Tried:
+    def _found(self) -> list[Tried]:
+        return [each for each in self.tried.values() if each.outcome is not None]
+
+    def _last(self) -> Tried:
         """The best of the finalists, each with all its steps."""
-        timed = [each for each in self.tried.values() if each.outcome is not None]
-        finalists = sorted(timed, key=lambda each: rank(_outcome(each)), reverse=True)[:FINALISTS]
+        finalists = sorted(self._found(), key=lambda each: rank(_outcome(each)), reverse=True)[:FINALISTS]
         worth = rank(_outcome(finalists[0])) * (1 - CLOSE)
         finalists = [each for each in finalists if each is finalists[0] or rank(_outcome(each)) >= worth]
         again = [each for each in map(self._with_all_steps, finalists) if each.outcome is not None]
@@ -335,11 +421,24 @@ class Frames:
         self.num_made = 0
 
     def of_plan(self, plan: Tuned) -> Frame:
-        """The frame of a plan with all its steps, at the setting it has."""
-        known = self.of(plan.setting, plan.partition, self.terms.num_steps)
+        """The frame of a plan with the steps that it was timed with, at the setting it has."""
+        num_steps = plan.num_steps or self.terms.num_steps
+        known = self.of(plan.setting, plan.partition, num_steps)
         if known.schedule.partition == plan.partition:  # or stages without layers may be others
             return known.at(plan.setting)
-        return Frame(self.contender, plan.setting, self.terms, plan.partition, self.terms.num_steps)
+        return Frame(self.contender, plan.setting, self.terms, plan.partition, num_steps)
+
+    def under(self, terms: Terms) -> "Frames":
+        """Those that serve other limits too."""
+        found = Frames(self.contender, terms)
+        if not self.contender.entry.needs_costs:  # which look at the memory
+            found._known = {key: frame.under(terms) for key, frame in self._known.items()}
+        return found
+
+    def keep_only(self, plan: Tuned) -> None:
+        """Forget all frames but the one of a plan: those of many contenders take gigabytes."""
+        frame = self.of_plan(plan)
+        self._known = {key: known for key, known in self._known.items() if known.schedule is frame.schedule}
 
     def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
         """The frame of a setting that can time a cut.
@@ -347,11 +446,14 @@ class Frames:
         Raises:
             ValueError: if the schedule does not take the setting.
         """
+        asked = setting.recompute
         setting, *keys = self._keys(setting, cut, num_steps)
         for key in keys:
             if key in self._known:
                 return self._known[key]
         made = Frame(self.contender, setting, self.terms, cut, num_steps)
+        if not made.refuses(asked):
+            made.graph  # noqa: B018  # what cannot move on is refused here
         self.num_made += 1
         self._known[keys[0 if made.serves_any_cut else 1]] = made
         return made

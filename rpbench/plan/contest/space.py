@@ -88,6 +88,11 @@ class Space:
                 if value != setting.value(name):
                     yield name, setting.changed(name, value)
 
+    def beginning_at(self, setting: Setting) -> "Space":
+        """The same values, those of a setting first."""
+        first = {name: (setting.value(name), *values) for name, values in self.dimensions.items()}
+        return replace(self, dimensions={name: tuple(dict.fromkeys(values)) for name, values in first.items()})
+
     def restricted(self, **values: Sequence[Any]) -> "Space":
         """The space with the values of some dimensions given.
 

@@ -1,0 +1,214 @@
+"""Side searches: the contenders of an advice, dealt out to processes that look at all of theirs and finish the best.
+
+    look      the first setting of every contender, with a cut and everything that moves
+    finish    the search of each to its end, the most promising first, while there is time
+    change    what would change for the leaders, where their frames are
+
+Time is that of a processor, in each process. A contender whose search was cut short is ranked with what it has, and
+says so; one that was not looked at is left out by name.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+from math import inf
+from typing import Any, NamedTuple
+
+from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.search import OUT_OF_TIME, Budget, Frames, Search, Tuned
+from rpbench.plan.contest.terms import Terms
+from rpbench.side_processes import side_processes
+
+# Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
+LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.12, 0.5, 0.15
+
+
+class Glance(NamedTuple):
+    """What a first look tells.
+
+    Args:
+        hope: tokens per second that a search may come to, for its place in the order; below 0 where nothing fits.
+        pace: tokens per second that it has already; 0 where it does not fit.
+        remark: why there is nothing; empty where there is.
+    """
+
+    hope: float = -inf
+    pace: float = 0.0
+    remark: str = ""
+
+
+class Clock:
+    """Processor time of this process, from now on."""
+
+    def __init__(self) -> None:
+        self._began = time.process_time()
+        self._end = inf
+
+    @property
+    def spent(self) -> float:
+        """Seconds so far."""
+        return time.process_time() - self._began
+
+    def allow(self, end: float) -> None:
+        """Time is over once so many seconds are spent."""
+        self._end = end
+
+    def is_over(self) -> bool:
+        """Whether time is."""
+        return self.spent > self._end
+
+
+class Share:
+    """The contenders of one process.
+
+    Args:
+        contenders: of all processes, by number.
+        numbers: of those that are this one's, in the order to look at them.
+        rows: makes the row of a plan, given its frame; what is not its own to know.
+    """
+
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        numbers: Sequence[int],
+        terms: Terms,
+        budget: Budget,
+        row: Callable[[Tuned, Frames], Any],
+    ) -> None:
+        self.contenders, self.numbers, self.terms, self.budget, self._row = contenders, numbers, terms, budget, row
+        self.clock = Clock()
+        self.searches: dict[int, Search] = {}
+
+    def look(self, seconds: float) -> tuple[dict[int, Glance], float]:
+        """The first look at each, and the seconds that this process has spent."""
+        self.clock = Clock()
+        found = {}
+        for number in self.numbers:
+            spent = self.clock.spent
+            end = LOOKING * seconds
+            self.clock.allow(min(end, spent + ONE_LOOK * seconds))
+            found[number] = Glance(remark=OUT_OF_TIME) if spent > end else self._glance(number)
+        return found, self.clock.spent
+
+    def _glance(self, number: int) -> Glance:
+        search = Search(self.contenders[number], self.terms, self.budget, is_over=self.clock.is_over)
+        try:
+            outcome = search.look()
+        except ValueError as error:
+            return Glance(remark=str(error))
+        self.searches[number] = search
+        search.frames.keep_only(search.plan())
+        return Glance(search.hope(), outcome.tokens_per_s if outcome.fits else 0.0)
+
+    def finish(self, numbers: Sequence[int], to_beat: float | None, seconds: float) -> dict[int, Any]:
+        """The rows of all that this process has, those of some numbers searched further, in their order.
+
+        Args:
+            to_beat: as of `rpbench.plan.contest.search.tune`.
+        """
+        end = self.clock.spent + seconds
+        found = {}
+        for number in numbers:
+            left = end - self.clock.spent
+            self.clock.allow(self.clock.spent + ONE_SEARCH * left)
+            if left > 0:
+                try:
+                    self.searches[number].finish(to_beat)
+                except ValueError as error:
+                    found[number] = str(error)
+        self.clock.allow(inf)
+        return {number: found[number] if number in found else self._finished(number) for number in self.searches}
+
+    def _finished(self, number: int) -> Any:
+        search = self.searches[number]
+        try:
+            plan = search.plan()
+            search.frames.keep_only(plan)
+            row = self._row(plan, search.frames)
+        except ValueError as error:
+            return str(error)
+        return replace(row, plan=bare(plan))
+
+    def frames(self, number: int) -> Frames:
+        """Those of a contender; none yet where it is another process's."""
+        known = self.searches.get(number)
+        return known.frames if known else Frames(self.contenders[number], self.terms)
+
+    def change(self, what: Callable[..., Any], leaders: Sequence[tuple[int, Tuned]], seconds: float) -> Any:
+        """What `what` says of some plans with their frames.
+
+        Args:
+            what: a function of a module, so that it travels; of the plans, their frames, the terms, the budget and
+                whether time is over.
+        """
+        self.clock.allow(self.clock.spent + seconds)
+        plans = [replace(plan, contender=self.contenders[number]) for number, plan in leaders]
+        frames = [self.frames(number) for number, _ in leaders]
+        return what(plans, frames, self.terms, self.budget, self.clock.is_over)
+
+
+def bare(plan: Tuned) -> Tuned:
+    """A plan without what a schedule declares: functions do not travel between processes."""
+    return replace(plan, contender=None)  # type: ignore[arg-type]
+
+
+# --- processes -----------------------------------------------------------------------------------------------
+
+
+_inherited: list[Share] = []  # of a process that searches: copied at the fork
+
+
+def _call(method: str, *arguments: Any) -> Any:
+    return getattr(_inherited[-1], method)(*arguments)
+
+
+def _begin(share: Share) -> None:
+    gc.disable()  # schedules are many small tuples in no circle
+    _inherited.append(share)
+
+
+class Side:
+    """A process with its share; where there is one process only, this one."""
+
+    def __init__(self, share: Share, stack: ExitStack, *, apart: bool) -> None:
+        self.share = share
+        self._pool = stack.enter_context(side_processes(1, "fork", _begin, share)) if apart else None
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Begin a method of the share; what comes back waits for its result."""
+        if self._pool is not None:
+            future: Future[Any] = self._pool.submit(_call, method, *arguments)
+            return future.result
+        found = _quietly(method, self.share, *arguments)
+        return lambda: found
+
+
+def _quietly(method: str, share: Share, *arguments: Any) -> Any:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return getattr(share, method)(*arguments)
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def dealt(
+    contenders: Sequence[Contender],
+    terms: Terms,
+    budget: Budget,
+    row: Callable[[Tuned, Frames], Any],
+    processes: int,
+    stack: ExitStack,
+) -> list[Side]:
+    """The contenders in turn, one to each process, which end with the stack."""
+    apart = processes > 1 and len(contenders) > 1 and hasattr(os, "fork")
+    number = min(processes, len(contenders)) if apart else 1
+    return [
+        Side(Share(contenders, range(each, len(contenders), number), terms, budget, row), stack, apart=apart)
+        for each in range(number)
+    ]

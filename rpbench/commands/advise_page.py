@@ -1,0 +1,111 @@
+"""The page of `advise --open`: the answer as one HTML file that opens from disk and asks nobody for anything."""
+
+import os
+import sys
+import webbrowser
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rpbench.commands.advise_table import label, lacks, notes
+from rpbench.harness.record import write_atomically
+
+PAGE = Path("advice.html")
+# Okabe and Ito's palette; each cause is named in the table below the bars as well.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#999999", "#56b4e9", "#000000")
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; } th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } tr { border-bottom: 1px solid #8886; }
+div.bar { display: flex; height: 1.4rem; width: 100%; } details code { overflow-wrap: anywhere; }
+span.key { display: inline-block; width: .9rem; height: .9rem; margin: 0 .3rem 0 .9rem; vertical-align: -.1rem; }
+"""
+
+
+def write_page(answer: Mapping[str, Any], path: Path = PAGE) -> Path:
+    """Write the page of an answer.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    write_atomically(path, page(answer))
+    return path
+
+
+def show_page(path: Path) -> bool:
+    """Open a page in a browser where there is a screen to show it on; whether there is one."""
+    if sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return webbrowser.open(path.resolve().as_uri())
+    return False
+
+
+def page(answer: Mapping[str, Any]) -> str:
+    """The page as text; everything that a user named is escaped."""
+    title = escape(f"{answer['model']} on {answer['num_devices']} devices of {answer['cluster']}")
+    told = "".join(f"<li>{escape(line)}</li>" for line in notes(answer))
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
+        f"<p>Predicted. {answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step. Nine of ten "
+        f"outcomes should lie between low and high.</p>{_ranking(answer['ranking'])}{_causes(answer['ranking'])}"
+        f"{_misfits(answer['does_not_fit'])}<h2>What would change it, and what was assumed</h2><ul>{told}</ul>"
+        f"{_commands(answer['ranking'])}</html>\n"
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{cells}</tbody></table></div>'
+
+
+def _ranking(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "<p>Nothing fits.</p>"
+    head = ("schedule", "tokens/s", "low", "high", "memory, GB", "bubble, %", "steps late")
+    return "<h2>Ranking</h2>" + _table(head, [_cells(row) for row in rows])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    paces = [f"{row[key]:,.0f}" for key in ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")]
+    bubble = "-" if row.get("bubble") is None else f"{100 * max(0.0, row['bubble']):.1f}"
+    return [label(row), *paces, f"{row['peak_memory_bytes'] / 1e9:.1f}", bubble, str(row["staleness_steps"])]
+
+
+def _causes(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where the time of the first two goes: a bar each, and the same as numbers."""
+    two = rows[:2]
+    if not two:
+        return ""
+    causes = list(dict.fromkeys(name for row in two for name in row["why"]))
+    colour = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(causes)}
+    longest = max(sum(row["why"].values()) for row in two)
+    found = "<h2>Where a step's time goes</h2><p>" + "".join(
+        f'<span class="key" style="background:{colour[name]}"></span>{escape(name)}' for name in causes
+    )
+    for row in two:
+        parts = "".join(
+            f'<div style="width:{100 * max(0.0, seconds) / longest:.3f}%;background:{colour[name]}" '
+            f'title="{escape(name)} {seconds:.4f} s"></div>'
+            for name, seconds in row["why"].items()
+        )
+        found += f'</p><p>{escape(label(row))}</p><div class="bar">{parts}</div><p>'
+    cells = [[name, *(f"{1000 * row['why'].get(name, 0.0):,.1f}" for row in two)] for name in causes]
+    return found + "</p>" + _table(["ms of a step", *(label(row) for row in two)], cells)
+
+
+def _misfits(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    return "<h2>Does not fit</h2>" + _table(("schedule", "lacks"), [(label(row), lacks(row)) for row in rows])
+
+
+def _commands(rows: Sequence[Mapping[str, Any]]) -> str:
+    items = "".join(
+        f"<details><summary>{escape(label(row))}</summary><code>{escape(row['command'])}</code></details>"
+        for row in rows
+    )
+    return f"<h2>Commands</h2>{items}" if rows else ""

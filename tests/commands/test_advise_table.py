@@ -1,0 +1,80 @@
+"""The table of `advise`: what tells rows apart, what is rounded, what a narrow terminal keeps."""
+
+import pytest
+
+from rpbench.commands.advise_table import gigabytes, label, lacks, table
+
+ROW = {
+    "schedule": "1f1b",
+    "options": {"microbatch_sequences": 2},
+    "tokens_per_s": 54_518.0,
+    "tokens_per_s_low": 37_992.0,
+    "tokens_per_s_high": 78_233.0,
+    "peak_memory_bytes": 25_300_000_000,
+    "bubble": -1e-17,
+    "staleness_steps": 0,
+    "why": {"computation": 1.0, "bubble": 0.1},
+    "command": "python -m rpbench schedule=1f1b",
+}
+MISFIT = {"schedule": "zb_v", "options": {}, "device_lacks_bytes": 0, "host_lacks_bytes": 24_049_464_832}
+ANSWER = {
+    "model": "m",
+    "cluster": "four",
+    "num_devices": 4,
+    "seq_len": 512,
+    "tokens_per_step": 16_384,
+    "ranking": [ROW, ROW | {"schedule": "zb_h1", "tokens_per_s": 50_000.0}],
+    "does_not_fit": [MISFIT],
+    "levers": [
+        {"name": "links twice as fast", "tokens_per_s": 54_518.0, "gain": 0.0},
+        {"name": "devices twice as fast", "tokens_per_s": 100_000.0, "gain": 0.834},
+        {"name": "one more microbatch a step", "tokens_per_s": None, "gain": None},
+    ],
+    "order_turns": [{"name": "links", "factor": 0.25}, {"name": "devices", "factor": None}],
+    "left_out": {"chimera": "chimera needs an even number of devices"},
+    "assumed": {},
+    "unused": {"inter_bytes_per_s": "one node has all 4 devices"},
+}
+
+
+@pytest.mark.parametrize("width", [36, 40, 66, 120])
+def test_no_line_leaves_the_terminal_and_every_row_names_its_schedule(width):
+    lines = table(ANSWER, width)
+    assert all(len(line) < width for line in lines[:-1])  # the last is a command, whole
+    rows = [line for line in lines if line.lstrip().startswith(("54,518", "50,000"))]
+    assert [line.split()[-1] for line in rows] == ["1f1b", "zb_h1"]
+
+
+def test_it_says_what_the_json_says():
+    text = "\n".join(table(ANSWER, 200, ("chimera",)))
+    for words in (
+        "512 tokens a sequence, 16,384 a step",
+        "does not fit: zb_v lacks 24.1 GB of the host's memory",
+        "devices twice as fast: +83.4 %",
+        "no gain: links twice as fast",
+        "one more microbatch a step: cannot be had",
+        "zb_h1 would be first with links 0.25 times as fast",
+        "zb_h1 stays behind with up to 16 times faster or slower devices",
+        "left out: chimera: chimera needs an even number of devices",
+        "not used: inter_bytes_per_s: one node has all 4 devices",
+        "python -m rpbench schedule=1f1b",
+    ):
+        assert words in text
+    assert "-0 %" not in text
+
+
+@pytest.mark.parametrize("count, words", [(24_049_464_832, "24.1 GB"), (1, "0.1 GB"), (3e9, "3.0 GB")])
+def test_what_lacks_is_rounded_up_so_that_it_is_enough(count, words):
+    assert gigabytes(count) == words
+
+
+def test_a_misfit_names_both_memories():
+    assert lacks(MISFIT | {"device_lacks_bytes": 10**9}) == "1.0 GB a device and 24.1 GB of the host's memory"
+
+
+def test_meshes_of_one_schedule_have_labels_of_their_own():
+    mesh = {"data": 8, "pipeline": 2, "tensor": 1, "context": 1, "expert": 1, "shares": "optimizer"}
+    options = {**mesh, "microbatch_sequences": 1, "num_microbatches": 8, "chunks_per_device": 1, "recompute": "none"}
+    assert label(ROW | {"options": options}) == "1f1b data=8 pipeline=2 shard=optimizer sequences=1 recompute=none"
+    for key, value in (("data", 4), ("shares", "none"), ("microbatch_sequences", 2), ("chunks_per_device", 2)):
+        assert label(ROW | {"options": {**options, key: value}}) != label(ROW | {"options": options})
