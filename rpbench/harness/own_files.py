@@ -60,7 +60,8 @@ def _said_to_hydra(path: Path) -> Iterator[str]:
     for key in _keys(found):
         if key.startswith("hydra") and not f"{key}.".startswith("hydra.sweeper.params."):
             yield key
-    for item in found.get("defaults") or ():
+    defaults = found.get("defaults")
+    for item in defaults if isinstance(defaults, list) else [defaults]:
         if "hydra" in str(item).replace("override /hydra/launcher", ""):
             yield f"defaults: {item!s:.80}"
 

@@ -67,7 +67,6 @@ def documents(folder: Path) -> Documents:
     return plain_documents(folder) | {
         "checkpoint": [(folder / "state.pt").read_bytes()],
         "model": _shipped("model", "tiny_gpt", "qwen3_1p7b"),
-        "experiment": [EXPERIMENT],
         "schedule": _schedules(),
         "torch_csv": [_said("show", "schedule=1f1b", *_SMALL, "format=torch_csv").encode()],
         "nodes": [(folder / "layers_nodes.csv").read_bytes()],
@@ -101,6 +100,7 @@ def plain_documents(folder: Path) -> Documents:
         "table": [table.getvalue().encode()],
         "config": [json.dumps(each).encode() for each in (LLAMA, QWEN, DEEPSEEK)],
         "cluster": _shipped("cluster", "8x_rtx4090", "local"),
+        "experiment": [EXPERIMENT],
         "places": [b"path: [mine]\n", b"path:\n  - mine\n  - yours\n"],
         "profile": [to_text(constant_times(16, 2, **_MS)).encode()],
     }
