@@ -14,6 +14,7 @@ from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.huggingface import context_of, from_config
 from rpbench.registry import unknown_name
 from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
 
 FAMILIES: Mapping[str, Family] = {
     "llama": "llama",
@@ -51,17 +52,11 @@ def read_config(path: Path) -> dict[str, Any]:
         ValueError: if it cannot be read, or is no complete JSON object.
     """
     try:
-        found = parsed(path.read_text(encoding="utf-8"))
+        found = parsed(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"model={path}: line {error.lineno}: {error.msg}; the file is no complete JSON, fetch it again"
         ) from None
-    except RecursionError:
-        raise ValueError(
-            f"model={path}: its brackets are nested too deeply for a config.json; fetch it again"
-        ) from None
-    except UnicodeDecodeError:
-        raise ValueError(f"model={path}: it is no UTF-8 text; give a config.json") from None
     except ValueError as error:
         raise ValueError(f"model={path}: {error}") from None
     if not isinstance(found, dict):
