@@ -4,11 +4,8 @@ import gc
 import os
 import sys
 
-from rpbench.cli import INTERRUPTED, dispatch
+from rpbench.cli import COLLECT_AFTER, INTERRUPTED, dispatch
 from rpbench.harness.allocator import restart_tuned
-
-# New objects after which circles of garbage are looked for; Python's 700 take a tenth of a short command's time.
-COLLECT_AFTER = 50_000
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from rpbench.__main__ import COLLECT_AFTER
-from rpbench.cli import dispatch
+from rpbench.cli import COLLECT_AFTER, dispatch
 
 # How long an example takes says something of the machine and of what else it does, and nothing of the code.
 settings.register_profile("any_machine", deadline=None)

@@ -4,6 +4,7 @@ A start of Python with Hydra takes a second of a core, and a reproduction makes 
 and for what is timed, the command starts afresh.
 """
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
+
+from rpbench.cli import COLLECT_AFTER, dispatch
 
 _POLL_S = 0.02
 
@@ -85,23 +88,20 @@ def fork_command(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO
 
 
 def _run(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> int:
-    from rpbench.__main__ import main
-
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(folder)
     with open(os.devnull, "rb") as nothing:
         for number, file in enumerate((nothing, out, err)):
             os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, "utf-8", closefd=False) for number in (1, 2))
     sys.argv = ["rpbench", *arguments]
+    gc.set_threshold(COLLECT_AFTER)
     try:
-        main()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        return dispatch(arguments)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         return 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-    return 0

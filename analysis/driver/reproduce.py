@@ -11,14 +11,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from analysis.claims.catalogue import all_claims
 from analysis.claims.regression import is_held
 from analysis.claims.summary import red_text, summary_text
+from analysis.driver.forked import can_fork
 from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, PAPER, QUICK, ROOT, Scope, run_sweeps
 from analysis.exhibits.figures.files import OUT
@@ -29,6 +32,7 @@ from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
 from analysis.report.images import draw_all, drawings_of
 from analysis.report.page import gather, write
+from rpbench.side_processes import side_processes
 
 MUTANTS = 500  # falsified records, of all that could be, that a reproduction looks at
 
@@ -90,8 +94,12 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         return _say_what_is_red(problems, "")
     if scope is ALL:
         problems += [f"exhibit {name} was not made: {why}" for name, why in content.missing]
-    problems += _run_notebooks(scope, results, folder / "notebooks", progress)
-    content.images = _draw(scope, content, folder, progress)
+    progress.tick("notebooks")
+    with _beside(_run_notebooks, scope, results, folder / "notebooks") as ran:
+        content.images = _draw(scope, content, folder, progress)
+        outcome = ran()
+    progress.say(f"notebooks: {outcome.num_executed} of {len(notebooks())} executed")
+    problems += outcome.problems
     for exhibit in content.shown:
         if exhibit.table is not None:
             save_table(exhibit.table, exhibit.id, folder)
@@ -146,9 +154,32 @@ def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -
     return images
 
 
-def _run_notebooks(scope: Scope, results: Path, folder: Path, progress: "_Progress") -> list[str]:
-    """Execute the notebooks in one kernel and return what went wrong; quick takes the first it has records for."""
-    progress.tick("notebooks")
+@contextmanager
+def _beside(work: Callable[..., "_Ran"], *arguments: Any) -> Iterator[Callable[[], "_Ran"]]:
+    """Work in a copy of this process, where it can be copied; what is given waits for its result."""
+    if not can_fork():
+        yield partial(work, *arguments)
+        return
+    with side_processes(1, "fork", _inherited.append, partial(work, *arguments)) as pool:
+        yield pool.submit(_work_inherited).result
+
+
+_inherited: list[Callable[[], "_Ran"]] = []  # of a copy: what it works on
+
+
+def _work_inherited() -> "_Ran":
+    return _inherited[-1]()
+
+
+class _Ran(NamedTuple):
+    """Notebooks that were executed, and what went wrong."""
+
+    num_executed: int
+    problems: list[str]
+
+
+def _run_notebooks(scope: Scope, results: Path, folder: Path) -> _Ran:
+    """Execute the notebooks in one kernel; quick takes the first it has records for."""
     found, outcomes = notebooks(), []
     with Kernel(results) as kernel:
         for notebook in found:
@@ -157,10 +188,10 @@ def _run_notebooks(scope: Scope, results: Path, folder: Path, progress: "_Progre
                 break
     lacking = [f"{name}: {why}" for name, why, is_lack in outcomes if why and is_lack]
     broken = [f"notebook {name}: {why}" for name, why, is_lack in outcomes if why and not is_lack]
-    progress.say(f"notebooks: {len(outcomes) - len(lacking) - len(broken)} of {len(found)} executed")
+    num_executed = len(outcomes) - len(lacking) - len(broken)
     if scope is ALL:
         broken += [f"notebook {line}" for line in lacking]
-    return broken
+    return _Ran(num_executed, broken)
 
 
 def _run_notebook(notebook: Path, results: Path, folder: Path, kernel: Kernel) -> tuple[str, str, bool]:

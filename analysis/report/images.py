@@ -18,6 +18,8 @@ from rpbench.side_processes import side_processes
 LARGEST_SVG_BYTES = 250_000
 # Single timelines have hundreds of bars with words on them: no need to try.
 _CROWDED = "timeline_"
+# Takes as long as five others, and would otherwise be drawn alone at the end.
+_MANY_AXES = "timelines"
 _DOTS_PER_INCH = 130
 
 Drawing = tuple[str, Callable[[], Figure]]
@@ -58,8 +60,9 @@ def _one_by_one(drawings: list[Drawing], folder: Path | None) -> Iterator[tuple[
 
 
 def _in_parallel(drawings: list[Drawing], folder: Path | None) -> Iterator[tuple[str, str]]:
+    longest_first = sorted(range(len(drawings)), key=lambda number: not drawings[number][0].startswith(_MANY_AXES))
     with side_processes(2, "fork", _inherit, drawings, folder) as pool:
-        yield from pool.map(_draw_inherited, range(len(drawings)))
+        yield from pool.map(_draw_inherited, longest_first)
 
 
 # What a forked process gets from its parent's memory: what draws a figure need not be sent that way.

@@ -22,6 +22,7 @@ from spared import slow
 from analysis.claims import Need, all_claims
 from analysis.driver import reproduce as driver
 from analysis.driver import sweeps
+from analysis.driver.forked import fork_command
 from analysis.driver.reproduce import main, reproduce
 from analysis.driver.sweeps import ALL, LOGS, PAPER, QUICK, Scope, Sweep, run_sweeps
 from analysis.records.experiments import Experiments
@@ -181,6 +182,27 @@ def _instead(code: str) -> Any:
     return start
 
 
+def test_a_copy_of_the_driver_runs_a_command_as_a_start_of_its_own_does(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        wrong = fork_command(["list", "nothing"], ROOT, out, err)
+        assert wrong.wait(60) == 2
+        assert b"invalid choice: 'nothing'" in (tmp_path / "err").read_bytes()
+        right = fork_command(["list", "models"], ROOT, out, err)
+        assert right.wait(60) == 0
+    command = [sys.executable, "-m", "rpbench", "list", "models"]
+    assert (tmp_path / "out").read_bytes() == subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+
+
+def test_a_copy_of_the_driver_can_be_ended(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        copy = fork_command(["dashboard", f"results_dir={tmp_path}", "port=0"], ROOT, out, out)
+        with pytest.raises(subprocess.TimeoutExpired):
+            copy.wait(0.05)
+        copy.terminate()
+        assert copy.wait(30) == -signal.SIGTERM
+        copy.kill()  # too late, and no error
+
+
 def test_a_sweep_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], out: Any, err: Any) -> "subprocess.Popen[bytes]":
         code = "import sys; sys.exit('no such model')" if "experiment=bad" in command else ""
@@ -320,7 +342,7 @@ def test_a_broken_notebook_turns_it_red_and_a_lack_of_runs_does_only_in_full(
 
 
 def test_quick_executes_the_first_notebook_that_has_its_records(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tried: list[str] = []
 
@@ -333,9 +355,8 @@ def test_quick_executes_the_first_notebook_that_has_its_records(
     monkeypatch.setattr(driver, "notebooks", lambda: [Path("lacking.py"), Path("first.py"), Path("second.py")])
     for scope, wanted in ((QUICK, ["lacking", "first"]), (PAPER, ["lacking", "first", "second"])):
         tried.clear()
-        assert driver._run_notebooks(scope, tmp_path, tmp_path, driver._Progress()) == []
+        assert driver._run_notebooks(scope, tmp_path, tmp_path) == (len(wanted) - 1, [])
         assert tried == wanted
-    assert "notebooks: 1 of 3 executed" in capsys.readouterr().err
 
 
 def test_a_failed_sweep_turns_it_red(

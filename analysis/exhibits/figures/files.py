@@ -14,12 +14,16 @@ _NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"D
 
 
 def save_figure(figure: Figure, stem: str, folder: Path = OUT) -> list[Path]:
-    """Write `stem.pdf` and `stem.png` (200 dots per inch) into a folder, and say where."""
+    """Write `stem.pdf` and `stem.png` (200 dots per inch) into a folder, and say where.
+
+    The figure keeps the layout of the first file: to find it anew for each takes as long as drawing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.{ending}" for ending in ("pdf", "png")]
     with style.applied():
         for path in paths:
             figure.savefig(path, metadata=_NO_DATE[path.suffix[1:]])
+            figure.set_layout_engine("none")
     return paths
 
 

@@ -37,7 +37,7 @@ from rpbench.harness.choices import BackendConfig, ConfigError
 from rpbench.harness.curve import loss_curve
 from rpbench.harness.gpu_request import check_cuda
 from rpbench.harness.optimizer_settings import optimizer_settings
-from rpbench.harness.record import Record
+from rpbench.harness.record import Record, check_target
 from rpbench.harness.recording import Fields, Outcome, Work, recorded
 from rpbench.harness.request import Request
 from rpbench.harness.scheduled import assembled_of, scheduled
@@ -444,6 +444,7 @@ def _check_checkpoint(request: Request, assembled: Assembled) -> None:
             f"checkpoint.save_to: policy {policy.value} over {num_steps} steps leaves no state to go on from; use "
             "num_steps=2 or more, and a schedule that flushes or is one step stale"
         )
+    check_target(Path(request.checkpoint.save_to))
     folder = Path(request.checkpoint.save_to).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"checkpoint.save_to={request.checkpoint.save_to}: {folder} is no folder that can be written")

@@ -188,8 +188,11 @@ class Search:
         if not first.fits and self._weighs_too_much(self._began):
             return rank(first)
         own, usual = self._estimate(self._began), self._began.microbatch_sequences
-        sizes = [size for size in self.space.dimensions["microbatch_sequences"] if size <= usual]  # more to overlap
-        best = max(self._estimate(self._began.changed("microbatch_sequences", size)) for size in sizes)
+        sizes = self.space.dimensions["microbatch_sequences"]
+        if own and first.fits and self.sketcher.of(self._began).is_level:  # fewer gathers at most, and no bubble
+            return max(first.tokens_per_s, min(own, first.tokens_per_s * max(sizes) / usual))
+        smaller = [size for size in sizes if size <= usual]  # more of them to overlap
+        best = max(self._estimate(self._began.changed("microbatch_sequences", size)) for size in smaller)
         if self._began.recompute == "fitting" and len(first.keeps) < len(_cut(self.tried[self._began]).backward):
             return max(best, rank(first))  # what runs again for want of memory, a sketch does not see
         return first.tokens_per_s * max(1.0, best / own if own else 1.0) if first.fits else best or rank(first)

@@ -1,0 +1,108 @@
+"""Side searches: time ends them between steps, what was found counts, and what is hopeless is passed over."""
+
+from itertools import count
+
+import pytest
+from contest_terms import read, small
+
+from rpbench.advice.ranking import Misfit, advise
+from rpbench.advice.side_searches import Clock, Share
+from rpbench.cost.basis import make_basis
+from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.search import OUT_OF_TIME, Budget, Frames, Search, tune
+
+BUDGET = Budget(60, 100_000)
+
+
+def basis_of(case):
+    costs = read("cost/analytic.yaml")
+    return make_basis(case.cluster, costs["constants"], costs["declared"])
+
+
+def after(questions):
+    """Says that time is over from the so many-th question on."""
+    asked = count(1)
+    return lambda: next(asked) > questions
+
+
+@pytest.mark.parametrize("questions", [0, 1, 2, 3, 5, 8, 13])
+def test_a_search_that_is_cut_short_has_a_plan_and_says_so(questions):
+    case = small()
+    whole = tune(contender("interleaved_1f1b"), case, BUDGET, is_over=lambda: False)
+    cut = tune(contender("interleaved_1f1b"), case, BUDGET, is_over=after(questions))
+    assert whole.is_whole
+    assert not cut.is_whole
+    assert cut.num_steps == 2  # nobody ran all of them
+    assert cut.work <= whole.work
+    assert 0 < cut.outcome.tokens_per_s <= 1.001 * whole.outcome.tokens_per_s
+
+
+def test_where_time_counts_recomputation_is_chosen_on_one_frame():
+    case = small()
+    frames = {}
+    for name, is_over in (("by size first", None), ("by recomputation first", lambda: False)):
+        search = Search(contender("zero_3"), case, BUDGET, is_over=is_over)
+        search.look()
+        frames[name] = search.frames.num_made
+    assert frames["by recomputation first"] == 1 < frames["by size first"]
+
+
+def test_a_frame_that_is_refused_is_never_timed():
+    case = small()
+    search = Search(contender("zero_3"), case, BUDGET, is_over=lambda: False)
+    first = search.space.first
+    assert "refused" in search._look_at(first).remark
+    (frame,) = search.frames._known.values()
+    assert "graph" not in vars(frame)
+
+
+def test_only_the_frame_of_a_plan_is_kept_and_serves_more_memory():
+    case = small(2_000_000_000)
+    frames = Frames(contender("1f1b"), case)
+    plan = tune(contender("1f1b"), case, BUDGET, frames=frames)
+    made = frames.num_made
+    frames.keep_only(plan)
+    assert frames.of_plan(plan).outcome(plan.partition, plan.setting.recompute) == plan.outcome
+    assert frames.num_made == made
+    roomy = small()
+    known = frames.under(roomy)
+    outcome = known.of_plan(plan).outcome(plan.partition, "fitting")
+    assert known.num_made == 0
+    assert outcome.misfit == 0 < plan.outcome.misfit
+    assert outcome == Frames(contender("1f1b"), roomy).of_plan(plan).outcome(plan.partition, "fitting")
+
+
+def test_what_weighs_too_much_gets_no_sketches_of_other_sizes():
+    light, heavy = (Search(contender("1f1b"), small(limit), BUDGET) for limit in (2_000_000_000, 100_000_000))
+    for search in (light, heavy):
+        search.look()
+        before = search.sketcher.tally.num_evaluated
+        hope = search.hope()
+        assert (search.sketcher.tally.num_evaluated > before) == (hope > 0)
+    assert heavy.hope() < 0 < light.hope()
+
+
+def test_a_share_without_time_looks_at_nobody_and_with_little_finishes_nobody():
+    case = small()
+    share = Share(
+        [contender("1f1b"), contender("gpipe")], [0, 1], case, BUDGET, lambda plan, frames: Misfit(plan, 0, 0)
+    )
+    found, _ = share.look(-1.0)
+    assert {glance.remark for glance in found.values()} == {OUT_OF_TIME}
+    found, _ = share.look(1e9)
+    assert all(glance.pace > 0 and glance.hope >= glance.pace for glance in found.values())
+    assert not any(row.plan.is_whole for row in share.finish([0, 1], None, 0.0).values())
+    assert all(row.plan.is_whole for row in share.finish([0, 1], None, 1e9).values())
+
+
+def test_no_time_at_all_names_whom_nobody_looked_at():
+    case = small()
+    with pytest.raises(ValueError, match="give more seconds"):
+        advise(case, basis_of(case), names=("1f1b", "gpipe"), budget=BUDGET, seconds=-1.0)
+
+
+def test_a_clock_ends_when_it_is_told():
+    clock = Clock()
+    assert not clock.is_over()
+    clock.allow(-1.0)
+    assert clock.is_over()
