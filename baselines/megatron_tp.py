@@ -22,13 +22,21 @@ are counted as they are sent (`sums_sent_bytes`). Norms run whole on every devic
 simulator divide them too. Of the logits a device has those of its own rows (`rpbench.models.cut_ends`). A stage's STEP
 updates the shares of all devices on the device that it stands on, every device having as many stages as any other.
 
+`sequence_parallel` (Korthikanti et al.): between the matrices, where norms, dropout and residuals are, a device has a
+slice of every sequence, S/p tokens. Each all-reduce comes in its two halves: slices are gathered before the matrix that
+is cut by columns, and behind the one cut by rows each device adds up its own slice; going back the other way round.
+Bytes in layers are the same. Of the embedding's sum the second half is the head's, so that an embedding which is run
+again takes half a sum less. Kept stage inputs are 1/p on each device, and so is what norms keep. Norms have their scale
+on every device, and a part of its gradient.
+
 A sum of parts rounds differently from one product, so no bit of the whole model can be asked for. What is checked bit
 for bit is plain training of the same shares in one process; beside it stands the difference from the whole layers, of
 each step's gradient on the same weights (`whole_grad_max_rel_diff`, rounding alone: 1e-12 and less in float64). Heads,
 heads of keys and values, and the inner width must divide by the number of devices.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", arXiv
-1909.08053, section 3.
+1909.08053, section 3; `sequence_parallel`: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+Models", MLSys'23, section 4.2.2.
 """
 
 from dataclasses import replace
@@ -41,7 +49,7 @@ from rpbench.registry import schedule
 _SUM_OF = {Kind.F: Kind.SUM_F, Kind.B: Kind.SUM_B}
 
 
-def _lower(order: Schedule, *, prefetch: int) -> Schedule:
+def _lower(order: Schedule, *, prefetch: int, sequence_parallel: bool = False) -> Schedule:
     stepped = with_steps(order)
     rows = [
         {**lanes, "net": tuple(_sum(action) for action in lanes["compute"] if action.kind in _SUM_OF)}
@@ -57,9 +65,21 @@ def _sum(action: Action) -> Action:
 @schedule(
     "megatron_tp", source="Shoeybi et al., arXiv 1909.08053, section 3", looped=True, tensor_parallel=True, lower=_lower
 )
-def megatron_tp(shape: Shape) -> Schedule:
-    """All devices run the same actions, each its share of them, a microbatch forth and back before the next."""
-    joint = replace(shape, num_parts=shape.num_ranks, tensor_parallel=True)
+def megatron_tp(shape: Shape, *, sequence_parallel: bool = False) -> Schedule:
+    """All devices run the same actions, each its share of them, a microbatch forth and back before the next.
+
+    Args:
+        sequence_parallel: norms and residuals are cut along the sequence.
+
+    Raises:
+        ValueError: if that is neither true nor false.
+    """
+    if not isinstance(sequence_parallel, bool):
+        raise ValueError(
+            f"schedule.sequence_parallel={sequence_parallel}: whether norms and residuals are cut along the sequence; "
+            "take true or false"
+        )
+    joint = replace(shape, num_parts=shape.num_ranks, tensor_parallel=True, sequence_parallel=sequence_parallel)
     everywhere = (tuple(range(shape.num_ranks)),) * shape.num_stages
     rows = tuple(_row(shape, device) for device in range(shape.num_ranks))
     return Schedule(joint, rows, name="megatron_tp", placement=everywhere)

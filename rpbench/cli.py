@@ -163,7 +163,7 @@ def _verbs() -> dict[str, Verb]:
     }
 
 
-_LISTS = ("schedules", "models", "clusters", "experiments", "gpus")
+_LISTS = ("schedules", "models", "clusters", "experiments", "gpus", "machines", "architectures")
 
 
 def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:

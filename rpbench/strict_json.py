@@ -16,7 +16,7 @@ def parsed(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_short)
     except RecursionError:
-        raise ValueError("nested too deeply; what this program writes is a few levels deep") from None
+        raise ValueError("nested too deeply for such a file") from None
 
 
 def _refuse(word: str) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from rpbench.whole_file import read_text
+
 MOST_BYTES = 2**16
 MOST_NODES = 20_000  # with every alias in its place
 DEEPEST = 40
@@ -29,14 +31,8 @@ def read_keys(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: naming the file and line, for what is no file, no YAML, no mapping, or more than a person writes.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: it is no regular file")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path}: {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
     try:
-        return keys_of(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: it is no UTF-8 text; {EXAMPLE}") from None
+        return keys_of(read_text(path, MOST_BYTES))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

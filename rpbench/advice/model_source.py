@@ -14,6 +14,7 @@ from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.huggingface import context_of, from_config
 from rpbench.registry import unknown_name
 from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
 
 FAMILIES: Mapping[str, Family] = {
     "llama": "llama",
@@ -25,7 +26,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_oss": "gpt_oss",
     "gpt2": "gpt",
 }
-SIZES = {each.name: each.type for each in fields(Model) if each.name not in ("name", "published_name", "family")}
+SIZES = {each.name: each.type for each in fields(Model) if each.name not in ("name", "published_name")}
 REQUIRED = ("num_layers", "hidden", "heads", "vocab")
 EXAMPLE = "num_layers=28 hidden=3072 heads=24 kv_heads=8 intermediate=8192 vocab=128256"
 
@@ -51,17 +52,11 @@ def read_config(path: Path) -> dict[str, Any]:
         ValueError: if it cannot be read, or is no complete JSON object.
     """
     try:
-        found = parsed(path.read_text(encoding="utf-8"))
+        found = parsed(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"model={path}: line {error.lineno}: {error.msg}; the file is no complete JSON, fetch it again"
         ) from None
-    except RecursionError:
-        raise ValueError(
-            f"model={path}: its brackets are nested too deeply for a config.json; fetch it again"
-        ) from None
-    except UnicodeDecodeError:
-        raise ValueError(f"model={path}: it is no UTF-8 text; give a config.json") from None
     except ValueError as error:
         raise ValueError(f"model={path}: {error}") from None
     if not isinstance(found, dict):
@@ -159,8 +154,10 @@ def model_of_sizes(given: Mapping[str, str]) -> Model:
         raise ValueError(
             f"{', '.join(f'{name}=' for name in missing)} missing: whole numbers of at least 1, as in {EXAMPLE}"
         )
-    label = f"{given['num_layers']}x{given['hidden']}"
-    return Model(f"transformer_{label}", **{name: typed_value(name, text) for name, text in given.items()})
+    values = {name: typed_value(name, text) for name, text in given.items()}
+    # Gated maps came with rotary positions, as the same model's config.json would say.
+    values.setdefault("family", "llama" if values.get("gated_mlp", True) else "gpt")
+    return Model(f"transformer_{given['num_layers']}x{given['hidden']}", **values)
 
 
 def typed_value(name: str, text: str) -> Any:
@@ -176,7 +173,7 @@ def typed_value(name: str, text: str) -> Any:
             return kind(text.replace("_", ""))
         except ValueError:
             continue
-    if name == "training_mode":
+    if name in ("training_mode", "family"):
         return text
     raise ValueError(f"{name}={text}: a number")
 

@@ -1,5 +1,6 @@
 """`compare`: records side by side."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,6 +38,9 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     asked = [row | _options(row, rows) for row in rows]
     differing = [key for key in _choice_keys(asked) if len({str(row.get(key)) for row in asked}) > 1]
     metrics = [key for key in _METRICS if any(row.get(key) is not None for row in rows)]
+    for row, key in product(rows, metrics):
+        if isinstance(row.get(key), bool) or not isinstance(row.get(key), int | float | None):
+            raise ValueError(f"run {row['run_id'][:8]}: {key} {row[key]!r:.80} is no number; its record is damaged")
     _print_table(asked, differing, metrics, people)
     return {
         "runs": [row["run_id"] for row in rows],
@@ -72,8 +76,8 @@ def _options(row: Record, rows: list[Record]) -> dict[str, Any]:
 
     Those of a group, such as the sizes of a model, are left out where the runs have different groups of that kind.
     """
-    config = row.get("config", {})
-    found = {key: value for key, value in row.get("choices", {}).items() if key not in config and key not in row}
+    config = row.get("config") or {}
+    found = {key: value for key, value in (row.get("choices") or {}).items() if key not in config and key not in row}
     for key, value in config.items():
         if not isinstance(value, dict):
             found |= {} if key in row else {key: value}
@@ -85,7 +89,7 @@ def _options(row: Record, rows: list[Record]) -> dict[str, Any]:
 
 
 def _name(row: Record, group: str) -> Any:
-    value = row.get("config", {}).get(group)
+    value = (row.get("config") or {}).get(group)
     return value.get("name") if isinstance(value, dict) else value
 
 

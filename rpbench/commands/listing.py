@@ -11,11 +11,13 @@ FOLDERS: Mapping[str, str] = {
     "clusters": "cluster",
     "experiments": "experiment",
     "gpus": "gpu",
+    "machines": "machine",  # of several nodes; with the next, what meshes are searched for
+    "architectures": "architecture",
 }
 
 
 def listed(what: str) -> Iterator[dict[str, str]]:
-    """Name and one line about each option of schedules, models, clusters, experiments or gpus; `path` of the user's."""
+    """Name and one line about each option of schedules or a folder of `FOLDERS`; `path` of the user's."""
     if what == "schedules":
         for name, entry in registry.offered().items():
             found = registry.sources(entry)

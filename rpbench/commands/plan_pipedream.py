@@ -15,6 +15,7 @@ from rpbench.plan.forecast import data_parallel_time_s, one_machine_time_s, stag
 from rpbench.plan.machines import Network, Rules
 from rpbench.plan.pipedream import Pipeline, plan_pipeline
 from rpbench.registry import unknown_name
+from rpbench.whole_file import read_text
 
 PARTITIONERS = ("pipedream",)
 
@@ -120,9 +121,9 @@ def _graph(request: PartitionRequest) -> LayerGraph:
 
 def _text(key: str, path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        return read_text(Path(path)).removeprefix("\ufeff")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{key}={path} cannot be read: {reason}") from None
 
 

@@ -114,6 +114,8 @@ def query(arguments: Sequence[str]) -> list[Record]:
         database.execute("set lock_configuration = true")
         try:
             found = database.execute(words[0])
+            if found is None or found.description is None:
+                raise ValueError(f"query: {words[0]!r} selects nothing; write one statement, as in select * from runs")
             names = [column[0] for column in found.description]
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
         except duckdb.Error as error:
@@ -133,18 +135,46 @@ def pivot(arguments: Sequence[str], out: TextIO = sys.stderr) -> list[Record]:
     for name in (row, column, value):
         if name not in frame:
             raise ValueError(unknown_name("column", name, list(frame.columns)))
+    if row == column or value in (row, column):
+        raise ValueError(f"rows={row}, columns={column}, value={value}: three keys that differ")
+    keys = frame[[row, column]].astype(object).where(frame[[row, column]].notna(), "none")
     try:
-        numbers = frame[[row, column]].assign(**{value: frame[value].astype(float)}).dropna()
+        numbers = keys.assign(**{value: frame[value].astype(float)}).dropna()
     except (TypeError, ValueError):
         raise ValueError(f"value={value}: not a number in every record; choose a metric") from None
+    if numbers.empty:
+        raise ValueError(f"value={value}: none of the {len(frame)} runs has it; choose a metric that they have")
     table = numbers.pivot_table(index=row, columns=column, values=value, aggfunc="median")
     if baseline:
-        if baseline not in table.columns:
-            raise ValueError(unknown_name("baseline", baseline, [str(name) for name in table.columns]))
-        table = table.div(table[baseline], axis=0)
+        known = {str(name): name for name in table.columns}
+        if baseline not in known:
+            raise ValueError(unknown_name("baseline", baseline, list(known)))
+        table = table.div(table[known[baseline]], axis=0)
     print(table.to_string(float_format="{:.6g}".format, na_rep="-"), file=out)
+    for line in _merged(frame.loc[numbers.index], row, column):
+        print(line, file=out)
     found = table.reset_index().to_dict("records")
     return [{str(key): None if cell != cell else cell for key, cell in each.items()} for each in found]
+
+
+# Choices that a table should say if runs of one cell differ in them.
+_CHOICES = (
+    *("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "partition", "dispatch"),
+    *("offload", "num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
+)
+
+
+def _merged(frame: Any, row: str, column: str) -> list[str]:
+    """What a person must know of cells that hold several runs: how many, and what these differ in."""
+    cells = frame.groupby([row, column], dropna=False)
+    most = int(cells.size().max())
+    if most < 2:
+        return []
+    names = [name for name in _CHOICES if name in frame and name not in (row, column)]
+    varying = [name for name in names if int(cells[name].nunique(dropna=False).max()) > 1]
+    plain = [name for name in varying if name != "overrides"] or ["other options" for _ in varying]
+    what = f"that differ in {', '.join(plain)}" if plain else "of one request"
+    return [f"rpbench: a cell is the median of up to {most} runs {what}"]
 
 
 def options_of(arguments: Sequence[str], known: dict[str, str]) -> dict[str, str]:

@@ -99,6 +99,11 @@ class Cluster:
             value = getattr(self, name)
             if name not in _COUNTS and value is not None and not (_is_number(value) and isfinite(value) and value > 0):
                 raise ValueError(f"cluster.{name}={value!r}: a finite number above 0, or null if there is none")
+        for name in ("measured", "collectives", "declared"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(
+                    f"cluster.{name}={getattr(self, name)!r:.80}: keys with values, or {{}} if there are none"
+                )
         for name, value in self.measured.items():
             if name not in MEASURED:
                 raise ValueError(f"cluster.measured: {unknown_name('constant', name, list(MEASURED))}")

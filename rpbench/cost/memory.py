@@ -121,6 +121,7 @@ class Footprint:
         self._holds = _holds(schedule)
         self._kept_inputs = [peak_kept_inputs(schedule, device) for device in devices] if inputs_stay(schedule) else []
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
+        self._along_sequence = schedule.shape.sequence_parallel
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
         self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # a copy, from which steps are taken back
@@ -184,10 +185,10 @@ class Footprint:
             return self._replicas.classes(below, self._sizes) | self._waiting_for_weights(below)
         if not self._streamed:
             found = self._bound_classes(below)
-            if self._tensor_shares > 1:  # all but the kept inputs is cut over the devices
+            if self._tensor_shares > 1:  # all is cut over the devices, the kept inputs along the sequence alone
+                whole = () if self._along_sequence else ("kept stage inputs",)
                 return {
-                    name: table if name == "kept stage inputs" else -(-table // self._tensor_shares)
-                    for name, table in found.items()
+                    name: table if name in whole else -(-table // self._tensor_shares) for name, table in found.items()
                 }
             return found
         found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)

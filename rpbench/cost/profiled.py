@@ -1,14 +1,17 @@
 """Profiled costs: layer times that were measured, as a file to plan and simulate with again."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rpbench.cost.table import LayerTimes
 from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
 
 SCHEMA = "rpbench-profile 1"
+PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad", "step")
 
 
 def to_text(times: LayerTimes) -> str:
@@ -29,9 +32,21 @@ def from_text(source: str) -> LayerTimes:
         times: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
         }
+        _check(times)
         return LayerTimes(**times)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a profile of layer times ({error}); give one that cost=profiled has saved") from None
+
+
+def _check(times: Mapping[str, Any]) -> None:
+    """Refuse a list where a number stands, a number where a list does, and lists of different lengths."""
+    for key, value in times.items():
+        is_list, cells = key in (*PER_LAYER, "speeds"), value if isinstance(value, tuple) else (value,)
+        if isinstance(value, tuple) != is_list or not all(type(cell) in (int, float) for cell in cells):
+            raise ValueError(f"{key}={value!r:.80}: {'a list of numbers' if is_list else 'a number'}")
+    lengths = {key: len(times[key]) for key in PER_LAYER if times.get(key)}
+    if len(set(lengths.values())) != 1 or "forward" not in lengths:
+        raise ValueError(f"a time for each layer in every list, not {lengths}")
 
 
 def read_profile(path: Path) -> LayerTimes:
@@ -41,6 +56,6 @@ def read_profile(path: Path) -> LayerTimes:
         ValueError: if the file cannot be read, or holds no profile.
     """
     try:
-        return from_text(path.read_text(encoding="utf-8"))
+        return from_text(read_text(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"cost.profile={path}: {error}; leave it null to measure anew") from None

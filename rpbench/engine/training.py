@@ -246,7 +246,15 @@ class Training:
         """The devices that have shards of every matrix; None where they have whole layers."""
         if not isinstance(self.gradients, TeamGradients):
             return None
-        return Team(self.workload, self.layout, self.weights, self.gradients, self._make_passes, splits=self._splits)
+        return Team(
+            self.workload,
+            self.layout,
+            self.weights,
+            self.gradients,
+            self._make_passes,
+            splits=self._splits,
+            along_sequence=self.schedule.shape.sequence_parallel,
+        )
 
     @property
     def _splits(self) -> bool:

@@ -54,12 +54,15 @@ def check_selective(workload: Workload, schedule: Schedule) -> None:
                 f"{schedule.name} has no STEP_REST: of {rule.rest} of the columns the host would add up gradients and "
                 f"never step, as it is to at {late}; take the schedule with all it moves, as `show` prints it"
             )
-    if workload.tied:
-        place, others = next(iter(workload.tied.items()))
+    check_untied(schedule, has_tied=bool(workload.tied))
+
+
+def check_untied(schedule: Schedule, *, has_tied: bool) -> None:
+    """Refuse weights that several places share where the columns of each are chosen by its own gradient."""
+    if schedule.late_rest is not None and has_tied:
         raise ValueError(
-            f"{schedule.name} chooses columns of a matrix by its gradient, and {place[1]} of module {place[0]} is "
-            f"shared by {len(others)} places, whose gradients are added up when it is stepped; use "
-            "model.tied_embedding=false"
+            f"{schedule.name} chooses columns of a matrix by its gradient, and model.tied_embedding=true has one that "
+            "two stages share, whose gradients are added up when it is stepped; use model.tied_embedding=false"
         )
 
 

@@ -89,6 +89,8 @@ def assemble(request: Request) -> Assembled:
     if request.offload != "none":
         check_sizes(schedule, sizes)
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    if request.model is not None:
+        schedule.shape.check_length(request.model.seq_len)
     graph, versions = checked_graph(schedule)
     keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
     costs = replace(problem, keeps=keeps or ()).charged(schedule)
@@ -244,6 +246,7 @@ def _model_bytes(request: Request) -> ModelBytes | None:
 def _from_file(request: Request, file: SourceFile) -> Assembled:
     """A schedule in text form, checked; without a partition of its own every stage holds one layer."""
     schedule = _read(file)
+    _check_typed(request, schedule, file)
     graph, versions = checked_graph(schedule)
     if schedule.partition is None:
         if schedule.shape.separate_cuts:
@@ -281,6 +284,28 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         transfers_of(costs),
         profile=times if cost.name == "profiled" else None,
     )
+
+
+def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None:
+    """Refuse a name or sizes on the command line that are not those of the file.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    shape, asked = schedule.shape, request.num_microbatches
+    own = {
+        "schedule": (request.entry.name == schedule.name, f"is {schedule.name}"),
+        "num_devices": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),
+        # Updates after every microbatch are steps of one: then the file has as many steps as the run had microbatches.
+        "num_microbatches": (
+            shape.num_microbatches in (asked, 1),
+            f"has {shape.num_microbatches} microbatches a step",
+        ),
+    }
+    for item in request.overrides:
+        holds, told = own.get(item.lstrip("+").partition("=")[0], (True, ""))
+        if not holds:
+            raise ConfigError(f"{item}: schedule_file={file.path} {told}; leave one of both out")
 
 
 def _read(file: SourceFile) -> Schedule:

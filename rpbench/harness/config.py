@@ -27,9 +27,9 @@ from rpbench import registry
 from rpbench.harness.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
 from rpbench.harness.hydra_words import reworded
 from rpbench.harness.mesh_config import MeshConfig, nodes_named, with_folders
+from rpbench.harness.own_files import check_own_files, refuse_hydra_keys
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
-from rpbench.yaml_file import read_keys
 
 GROUPS = (
     "mode",
@@ -115,7 +115,8 @@ def register(overrides: Sequence[str] = ()) -> None:
     Args:
         overrides: may name machines and architectures, which runs under a mesh take.
     """
-    _check_own_files(overrides)
+    check_own_files(GROUPS, overrides)
+    refuse_hydra_keys()
     Plugins.instance().register(Places)
     store = ConfigStore.instance()
     store.store(name="rpbench_schema", node=RunConfig)
@@ -123,20 +124,6 @@ def register(overrides: Sequence[str] = ()) -> None:
         store.store(group="schedule", name=name, node={"name": name, **entry.options}, package="schedule")
     for group, name, keys in nodes_named(overrides):
         store.store(group=group, name=name, node=keys, package=group)
-
-
-def _check_own_files(overrides: Sequence[str]) -> None:
-    """Refuse a file of the user's own that is no mapping of keys, before Hydra reads it.
-
-    Raises:
-        ValueError: naming file and line.
-    """
-    for item in overrides:
-        group, equals, names = item.lstrip("+").partition("=")
-        for name in names.split(",") if equals and group in GROUPS else ():
-            path = file_of(group, name.strip())
-            if path is not None and CONF not in path.parents:
-                read_keys(path)
 
 
 def composed(overrides: Sequence[str]) -> Composed:

@@ -21,6 +21,7 @@ from rpbench.harness import provenance, record
 from rpbench.harness.record import Record, append_line, write_atomically
 from rpbench.places import file_of
 from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
 
 FOLDER = "manifests"
 PLAN = "plan.json"
@@ -257,9 +258,7 @@ def read_manifest(results: Path, name: str) -> Manifest | None:
     folder = results / FOLDER / name
     path = folder / PLAN
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("no regular file")
-        plan = parsed(path.read_text(encoding="utf-8"))
+        plan = parsed(read_text(path))
         if problem := _defect(plan):
             raise ValueError(problem)
     except FileNotFoundError:

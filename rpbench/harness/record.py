@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from rpbench.harness import provenance
 from rpbench.harness.processes import began
+from rpbench.whole_file import read_text
 from rpbench.words import plain
 
 Record = dict[str, Any]
@@ -49,7 +50,7 @@ _LARGEST = 2**63
 # What readers rely on: the types of values, and in which words one is refused.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(METRICS, (int | float | None, "no number")),
-    **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int, "no whole number")),
+    **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int | None, "no whole number")),
     **dict.fromkeys((*_TEXTS, "started_at", "code_version", "contender"), (str | None, "no text")),
     **dict.fromkeys(("choices", "config", "surroundings", "versions", "hardware"), (dict | None, "no object")),
     **dict.fromkeys(("overrides", "notes", "files"), (list | None, "no list")),
@@ -66,9 +67,7 @@ def read(folder: Path) -> Record | None:
     """The record of a run folder; None if there is none or it is torn, which is said on stderr."""
     path = folder / "record.json"
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("no regular file")
-        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        record = json.loads(read_text(path), parse_constant=_refuse_constant)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -38,7 +38,7 @@ from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as
 from rpbench.harness.keys import missing_text
 from rpbench.harness.mesh_config import is_architecture, is_machine
 from rpbench.harness.schedule_options import check_options
-from rpbench.harness.source_file import SourceFile, read_source
+from rpbench.harness.source_file import SourceFile, read_source, source_of
 from rpbench.harness.usual_charge import charged_as
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.places import file_of
@@ -203,7 +203,9 @@ def request_of(found: Composed) -> Request:
         ("workload", "path"): read_source("workload.path", workload.path),
         ("workload", "text"): _shipped_text(workload),
         ("mode", "plans"): read_source("mode.plans", mode.plans) if isinstance(mode, Duel) else None,
-        ("checkpoint", "resume_from"): read_source("checkpoint.resume_from", config.checkpoint.resume_from),
+        ("checkpoint", "resume_from"): read_source(
+            "checkpoint.resume_from", config.checkpoint.resume_from, whole=False
+        ),
     }
     request = Request(
         mode=mode,
@@ -406,7 +408,7 @@ def _num_devices(config: RunConfig, cluster: Cluster) -> int:
 def _own_generator(entry: Entry) -> SourceFile | None:
     """The code of a generator that is the user's: with it, what a run measures changes."""
     found = sources(entry)
-    return SourceFile(found[0], b"".join(path.read_bytes() for path in found)) if found else None
+    return source_of(found[0], b"".join(path.read_bytes() for path in found)) if found else None
 
 
 def _num_layers(config: RunConfig) -> int | None:

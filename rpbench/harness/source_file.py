@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpbench.harness.choices import ConfigError
+from rpbench.whole_file import read_bytes
+
+MOST_BYTES = 2**28  # of a file that is read whole; a checkpoint is not
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file as it was when the request was made."""
+    """A file as it was when the request was made.
+
+    Args:
+        content: empty for a file that whoever needs it reads itself.
+    """
 
     path: Path
     content: bytes
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
+    sha256: str
 
     @property
     def text(self) -> str:
@@ -31,11 +35,19 @@ class SourceFile:
             raise ConfigError(f"{self.path}: cannot be read (UnicodeDecodeError); give a text file") from None
 
 
-def read_source(key: str, name: str | None) -> SourceFile | None:
+def source_of(path: Path, content: bytes) -> SourceFile:
+    """What was read from a path."""
+    return SourceFile(path, content, hashlib.sha256(content).hexdigest())
+
+
+def read_source(key: str, name: str | None, *, whole: bool = True) -> SourceFile | None:
     """The file that a key names; None where it names none.
 
+    Args:
+        whole: read it into memory; otherwise its bytes are only counted into its digest, however many there are.
+
     Raises:
-        ConfigError: if it cannot be read.
+        ConfigError: if it cannot be read, or is too large to be.
     """
     if name is None:
         return None
@@ -43,6 +55,11 @@ def read_source(key: str, name: str | None) -> SourceFile | None:
     try:
         if not path.is_file():
             raise FileNotFoundError(2, "there is no such file" if not path.exists() else "it is no regular file")
-        return SourceFile(path, path.read_bytes())
+        if whole:
+            return source_of(path, read_bytes(path, MOST_BYTES))
+        with path.open("rb") as file:
+            return SourceFile(path, b"", hashlib.file_digest(file, "sha256").hexdigest())
+    except ValueError as error:
+        raise ConfigError(f"{key}={name}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{key}={name}: cannot be read ({error.strerror}); name a file that is there") from None

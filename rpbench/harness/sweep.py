@@ -126,6 +126,8 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
             assert hydra is not None
             with in_our_words(overrides):
                 config = hydra.compose_config("config", [*overrides], RunMode.MULTIRUN, with_log_configuration=False)
+            if config.hydra.callbacks and not any("callbacks" in item for item in overrides):
+                raise ConfigError("hydra.callbacks: they run code; name them on the command line, and in no file")
             context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
             _sweep_with(config, context, terms, is_dry=is_dry)
     except (HydraException, OmegaConfBaseException) as error:

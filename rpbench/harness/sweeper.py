@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
+from itertools import islice, product
+from math import prod
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +24,7 @@ from rpbench.harness.record import check_writable
 from rpbench.harness.slurm import TARGET as SLURM
 from rpbench.harness.worker import Terms
 
+MOST_CELLS = 1_000_000
 Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
 
 
@@ -82,6 +84,8 @@ class ManifestSweeper:
         swept = [f"{key}={values}" for key, values in (self.config.hydra.sweeper.params or {}).items()]
         parser = OverridesParser.create(config_loader=self.loader)
         values = {item.get_key_element(): _values(item) for item in parser.parse_overrides([*swept, *arguments])}
+        if (number := prod(map(len, values.values()))) > MOST_CELLS:
+            raise ConfigError(f"{number:,} cells; a sweep has at most {MOST_CELLS:,}: name fewer values")
         return list(product(*values.values()))
 
 
@@ -92,7 +96,10 @@ def _values(override: Override) -> list[str]:
         return [f"{key}={override.get_value_element_as_str()}"]
     if not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: an interval has no end of values; list them, or take range(...)")
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    values = [f"{key}={value}" for value in islice(override.sweep_string_iterator(), MOST_CELLS + 1)]
+    if len(values) > MOST_CELLS:
+        raise ConfigError(f"{override.input_line}: more than {MOST_CELLS:,} values; name fewer")
+    return values
 
 
 def _empty(arguments: Sequence[str]) -> str:

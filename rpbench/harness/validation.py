@@ -64,7 +64,7 @@ class Validation:
         """Copy a stage's weights; with those of the last one, the model is complete."""
         own = self._training.layout.backward[stage]
         copies = self._copies.setdefault(version, {})
-        copies |= {place: v.clone() for place, v in self._training.optimizer.masters.items() if place[0] in own}
+        copies |= {place: v.clone() for place, v in self._training.optimizer.seen.items() if place[0] in own}
         missing = self._missing.setdefault(version, set(self._stages))
         missing.discard(stage)
         if not missing:

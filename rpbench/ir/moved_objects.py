@@ -139,14 +139,26 @@ def _share_of_other(schedule: Schedule, name: str, action: Action) -> Fraction:
     return Fraction(1) if name == "O" else Fraction(1, schedule.shape.num_parts)
 
 
+def sums_of_ends(kind: Kind, *, along_sequence: bool) -> tuple[Fraction, Fraction]:
+    """All-reduces of a forward or a backward at embedding and head.
+
+    Along the sequence each half of one stands where it belongs: what tokens look up is scattered forth and when it is
+    run again, its gradient gathered back; what goes into the head is gathered forth, its gradient scattered back.
+    """
+    if not along_sequence:
+        return Fraction(SUMS_OF_EMBEDDING[kind]), Fraction(SUMS_OF_HEAD[kind])
+    half = Fraction(1, 2)
+    return (half, half) if kind is Kind.SUM_F else (2 * half, half)
+
+
 def _summed(schedule: Schedule, action: Action) -> Fraction:
     """Boundary tensors that a device sends for the all-reduces of a stage: 2 (n - 1) / n each."""
     n, kind = schedule.shape.num_parts, action.kind
     layers = 1 if schedule.partition is None else schedule.partition.forward[action.stage]
-    num_sums = SUMS_A_LAYER[kind] * layers
-    num_sums += SUMS_OF_EMBEDDING[kind] * (action.stage == 0)
-    num_sums += SUMS_OF_HEAD[kind] * (action.stage == schedule.shape.num_stages - 1)
-    return Fraction(2 * (n - 1) * num_sums, n)
+    of_embedding, of_head = sums_of_ends(kind, along_sequence=schedule.shape.sequence_parallel)
+    num_sums = SUMS_A_LAYER[kind] * layers + of_embedding * (action.stage == 0)
+    num_sums += of_head * (action.stage == schedule.shape.num_stages - 1)
+    return Fraction(2 * (n - 1), n) * num_sums
 
 
 def _share(moves: Moves, what: What, stage: int) -> Fraction:

@@ -52,12 +52,13 @@ class Shape:
     tensor_parallel: bool = False  # parts are shares of every matrix, one for each device, not segments of a sequence
     outer_replicas: int = 1  # devices outside the schedule, itself counted, that do the same as each rank (a mesh)
     keeps_every: int = 1  # forwards keep the input of one stage in so many; R makes those of the others again
+    sequence_parallel: bool = False  # between its shares of matrices a device has a slice of every sequence
 
     def __post_init__(self) -> None:
         if not self.num_backward_stages:
             object.__setattr__(self, "num_backward_stages", self.num_stages)
         for name, value in vars(self).items():
-            if name not in ("fused", "num_head_shards", "tensor_parallel") and (
+            if name not in ("fused", "num_head_shards", "tensor_parallel", "sequence_parallel") and (
                 not isinstance(value, int) or isinstance(value, bool) or value < 1
             ):
                 raise ValueError(f"{name}={value!r}: sizes are whole numbers of at least 1")
@@ -73,12 +74,31 @@ class Shape:
                 f"keeps_every={self.keeps_every}: inputs are made again of whole sequences by stages that are the same "
                 "both ways, the head in the last; keep all inputs, keeps_every=1"
             )
+        if self.sequence_parallel and not self.tensor_parallel:
+            raise ValueError(
+                "sequence_parallel=True: slices lie between shares of matrices; set tensor_parallel as well"
+            )
         if (self.tensor_parallel or self.num_head_shards) and self.separate_cuts:
             raise ValueError("layers or a head in shares: stages are the same both ways, not cut apart or fused")
         if self.num_head_shards and (self.num_parts > 1 or self.num_stages < self.num_head_shards):
             raise ValueError(
                 f"num_head_shards={self.num_head_shards}: sequences are whole (num_parts={self.num_parts}) and share d "
                 f"is stepped with stage d of {self.num_stages}"
+            )
+
+    def check_length(self, num_tokens: int) -> None:
+        """Refuse sequences whose slices would not be equal, where devices have slices of them.
+
+        Raises:
+            ValueError: with the lengths next to it that can be.
+        """
+        p = self.num_ranks
+        if self.sequence_parallel and num_tokens % p:
+            ways = " or ".join(str(length) for length in (num_tokens // p * p, num_tokens + -num_tokens % p) if length)
+            raise ValueError(
+                f"sequences of {num_tokens} tokens on {p} devices: with schedule.sequence_parallel=true every device "
+                f"has as many tokens as any other, so they must be a multiple of {p}; take model.seq_len={ways}, or "
+                "schedule.sequence_parallel=false"
             )
 
     @property
@@ -243,6 +263,7 @@ def _header(schedule: Schedule) -> str:
         **({"tensor_parallel": 1} if shape.tensor_parallel else {}),
         **({"outer_replicas": shape.outer_replicas} if shape.outer_replicas > 1 else {}),
         **({"keeps_every": shape.keeps_every} if shape.keeps_every > 1 else {}),
+        **({"sequence_parallel": 1} if shape.sequence_parallel else {}),
         **({"late_rest": schedule.late_rest} if schedule.late_rest else {}),
         "policy": schedule.policy.value,
         "weights": schedule.weights.value,
@@ -284,6 +305,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             header.get("tensor_parallel") == "1",
             int(header.get("outer_replicas", 1)),
             int(header.get("keeps_every", 1)),
+            header.get("sequence_parallel") == "1",
         )
         if shape.num_ranks > num_rows:
             raise ValueError(f"{shape.num_ranks} ranks but {num_rows} rows")

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from rpbench.models.layers import Embedding, Head
 from rpbench.models.sharded_loss import Half, Share, Sums, summed_loss
-from rpbench.models.shards import Adding, InOnePlace, Shares, cut_rows
+from rpbench.models.shards import Adding, InOnePlace, Shares, cut_rows, norm_shares
 
 
 class Rows(nn.Module):
@@ -68,7 +68,7 @@ class CutHead(nn.Module):
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         adding, rows = self.vocabulary.adding, self.vocabulary.shares.values()
         shares = [each.share(self.chunk_tokens) for each in rows if isinstance(each, Rows)]
-        hidden = adding.spread(self.norm(x).flatten(0, 1), len(shares))
+        hidden = [own.flatten(0, 1) for own in adding.spread(self.norm(x), len(shares))]
         weights = [share.rows for share in shares]
         total: torch.Tensor = _LossOfShares.apply(adding, shares, labels.flatten(), *hidden, *weights)
         return total / labels.numel()
@@ -102,12 +102,17 @@ class _LossOfShares(torch.autograd.Function):
 def _together(adding: Adding, halves: Sequence[Half]) -> Sums:
     """What all shares know of every token's logits, from those that are here."""
     maximum = adding.largest([half.sums.maximum for half in halves])
-    mass = adding.sum([half.sums.mass * (half.sums.maximum - maximum).exp() for half in halves])
-    return Sums(maximum, mass, adding.sum([half.sums.of_label for half in halves]))
+    mass = adding.total([half.sums.mass * (half.sums.maximum - maximum).exp() for half in halves])
+    return Sums(maximum, mass, adding.total([half.sums.of_label for half in halves]))
 
 
-def cut_ends(embedding: nn.Module, head: nn.Module, num_shares: int) -> tuple[nn.Module, nn.Module]:
+def cut_ends(
+    embedding: nn.Module, head: nn.Module, num_shares: int, *, along_sequence: bool = False
+) -> tuple[nn.Module, nn.Module]:
     """Embedding and head with all their shares, in one place.
+
+    Args:
+        along_sequence: the head's norm is cut as well, along the sequence.
 
     Raises:
         ValueError: if these modules are no embedding and no head, or the vocabulary has fewer rows than shares.
@@ -121,7 +126,8 @@ def cut_ends(embedding: nn.Module, head: nn.Module, num_shares: int) -> tuple[nn
             parts = cut_rows(weight.detach(), num_shares)
             rows[id(weight)] = [nn.Parameter(part, weight.requires_grad) for part in parts]
     first, last = (_shares(rows[id(end.weight)]) for end in (embedding, head))
-    return CutEmbedding(first, embedding.dropout), CutHead(head.norm, last, head.chunk_tokens)
+    norm = norm_shares(head.norm, num_shares) if along_sequence else head.norm
+    return CutEmbedding(first, embedding.dropout), CutHead(norm, last, head.chunk_tokens)
 
 
 def _shares(rows: Sequence[nn.Parameter]) -> Shares:

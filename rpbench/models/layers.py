@@ -33,9 +33,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, model: Model, index: int) -> None:
         """Decoder layer `index`, counted from 0: every second one has the sliding window, if there is one."""
         super().__init__()
-        self.attention_norm = Norm(model.hidden, model.norm_eps)
+        self.attention_norm: nn.Module = Norm(model.hidden, model.norm_eps)
         self.attention = Attention(model, index)
-        self.mlp_norm = Norm(model.hidden, model.norm_eps)
+        self.mlp_norm: nn.Module = Norm(model.hidden, model.norm_eps)
         self.mlp = Experts(model) if model.experts_total > 1 else Mlp(model)
         self.dropout = model.dropout
 

@@ -16,6 +16,7 @@ and head have their own cut (`rpbench.models.cut_ends`), along the vocabulary.
     o, down                     a share's own rows; the bias belongs to the first share, so that it is added once
     q_norm, k_norm, router      in every share whole, and the same; a share's gradient of them is a part of theirs
     adapters                    cut along the side that their matrix is cut along; their other matrix is whole
+    norms                       outside, and whole; along the sequence: whole in every share, for its tokens
 
 A sum has another rounding than the one product it takes the place of, so a layer in shares equals the whole one only
 up to the last digits.
@@ -42,6 +43,7 @@ M = TypeVar("M", bound=nn.Module)
 _BY_COLUMNS = ("q", "k", "v", "gate", "up")
 _BY_ROWS = ("o", "down")
 _BLOCKS = ("attention", "mlp")  # of a decoder layer: what is cut
+_NORMS = ("attention_norm", "mlp_norm", "norm")  # of a decoder layer and of the head
 _ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix are (`rpbench.models.cut_ends`)
 
 
@@ -53,6 +55,9 @@ class Adding(Protocol):
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sum over all shares; in backward, each gets its gradient."""
+
+    def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of some numbers, whole for every share; without gradient."""
 
     def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The largest of all shares, value by value; without gradient."""
@@ -66,6 +71,9 @@ class InOnePlace:
         return found
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return _sum(parts)
+
+    def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return _sum(parts)
 
     def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -127,8 +135,28 @@ class MlpShares(Shares):
         return self.adding.sum(self._each(x))
 
 
-def cut_layer(layer: DecoderLayer, num_shares: int) -> DecoderLayer:
+class NormShares(Shares):
+    """A norm whose tokens are cut over the shares, which all have its scale: (B, S, H) -> (B, S, H).
+
+    In one place x is of whole sequences; a share alone has its own slice of them.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slices = x.chunk(len(self.shares), 1)  # whose lengths have been found to divide
+        found = [share(own) for share, own in zip(self.shares.values(), slices, strict=True)]
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+
+def norm_shares(norm: nn.Module, num_shares: int) -> NormShares:
+    """A norm in shares along the sequence: each has the same scale, tied, and a share's gradient is a part of it."""
+    return NormShares({number: _same_weights(norm) for number in range(num_shares)}, InOnePlace())
+
+
+def cut_layer(layer: DecoderLayer, num_shares: int, *, along_sequence: bool = False) -> DecoderLayer:
     """The layer with all its shares, in one place; norms are the layer's own.
+
+    Args:
+        along_sequence: norms are cut as well, along the sequence.
 
     Raises:
         ValueError: if it cannot be cut evenly.
@@ -138,7 +166,13 @@ def cut_layer(layer: DecoderLayer, num_shares: int) -> DecoderLayer:
     for block, kind in (("attention", AttentionShares), ("mlp", MlpShares)):
         whole = getattr(layer, block)
         setattr(found, block, kind({n: _share(whole, n, num_shares) for n in range(num_shares)}, InOnePlace()))
+    if along_sequence:
+        found.attention_norm, found.mlp_norm = (norm_shares(norm, num_shares) for norm in _norms(layer))
     return found
+
+
+def _norms(layer: DecoderLayer) -> tuple[nn.Module, nn.Module]:
+    return layer.attention_norm, layer.mlp_norm
 
 
 def one_share(layer: M, number: int, adding: Adding) -> M:
@@ -196,6 +230,8 @@ def cut_tensors(named: Named, num_shares: int) -> dict[str, torch.Tensor]:
             continue
         if block not in _BLOCKS:
             found[name] = tensor
+            if block in _NORMS:  # along the sequence, where all have its scale
+                found |= {f"{block}.shares.{number}.{rest}": tensor for number in range(num_shares)}
             continue
         for number in range(num_shares):
             part = _part(rest, tensor, number, num_shares)

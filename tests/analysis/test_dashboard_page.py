@@ -19,6 +19,7 @@ def record_of(number, **fields):
     row = dict.fromkeys(REQUIRED, "x") | {"run_id": f"{number:016x}", "status": "ok", "evidence": "simulated"}
     row |= {
         "config": {},
+        "choices": {},
         "num_devices": 2,
         "num_microbatches": 4,
         "seed": number,

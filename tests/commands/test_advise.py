@@ -3,11 +3,12 @@
 import io
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from rpbench.advice.machine_figures import described
-from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of
+from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advise import advise_on
 from rpbench.places import CONF
@@ -43,6 +44,15 @@ def test_a_config_is_counted_as_its_card_says(config):
     model = model_of(architecture_of(config / "config.json"), "llama", 2048)
     assert model.total_parameters == pytest.approx(3.21e9, rel=2e-3)
     assert (model.name, model.family, model.tied_embedding) == ("llama_3_2_3b", "llama", True)
+
+
+def test_sizes_on_the_command_line_are_the_same_model_as_its_config(config):
+    sizes = {"num_layers": 28, "hidden": 3072, "heads": 24, "kv_heads": 8, "intermediate": 8192, "vocab": 128256}
+    typed = model_of_sizes({key: str(value) for key, value in sizes.items()} | {"tied_embedding": "true"})
+    assert replace(typed, name="llama_3_2_3b") == model_of(architecture_of(config / "config.json"), "llama", 2048)
+    plain = {"num_layers": "2", "hidden": "64", "heads": "2", "vocab": "100"}
+    assert model_of_sizes(plain | {"gated_mlp": "false"}).family == "gpt"
+    assert model_of_sizes(plain | {"family": "qwen3"}).family == "qwen3"
 
 
 def test_what_is_not_said_of_a_machine_is_named():

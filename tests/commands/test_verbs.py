@@ -37,6 +37,8 @@ def test_help_has_every_verb(capsys):
         ("clusters", "8x_h100"),
         ("experiments", "figure10"),
         ("gpus", "l40s"),
+        ("machines", "dgx_h100"),
+        ("architectures", "deepseek_v3"),
     ],
 )
 def test_a_list_has_a_line_each(what, name, capsys):

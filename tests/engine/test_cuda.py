@@ -125,6 +125,8 @@ def test_steps_that_are_taken_back_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"superoffload takes steps back, .* use schedule.speculate=false"):
         check_cuda(RunConfig(), complete("superoffload", 2, 4, 2, 2), "stage")
     check_cuda(RunConfig(), complete("superoffload", 2, 4, 2, 2, speculate=False), "stage")
+    with pytest.raises(ConfigError, match=r"zenflow steps columns on the devices, .* use schedule=zero_offload"):
+        check_cuda(RunConfig(), complete("zenflow", 2, 4, 2, 2), "stage")
 
 
 def noted(issued):

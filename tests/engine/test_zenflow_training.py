@@ -16,6 +16,9 @@ from rpbench.engine.state import selective_optimizer
 from rpbench.engine.state.important_columns import important, num_important
 from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.weights import Weights
+from rpbench.harness.assemble import assemble
+from rpbench.harness.modes.train import check_request
+from rpbench.harness.request import load
 from rpbench.ir.partition import symmetric
 from rpbench.ir.rest_rule import boundaries
 from rpbench.ir.schedule import Schedule, Shape
@@ -52,11 +55,11 @@ def assert_equal_weights(one: Run, other: Run) -> None:
 @pytest.mark.parametrize(
     "devices, each, options, how",
     [
-        (1, 2, {"topk": 0.3, "update_interval": 2}, {}),
+        slow((1, 2, {"topk": 0.3, "update_interval": 2}, {})),
         (1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"dtype": torch.bfloat16}),
         (2, 2, {"topk": 0.3, "update_interval": 2, "num_warmup_steps": 1}, {"clip_norm": 0.5}),
-        (1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 2}, SCALED),
-        (2, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"real_time": True}),
+        slow((1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 2}, SCALED)),
+        slow((2, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"real_time": True})),
         slow((2, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"dtype": torch.bfloat16})),
         slow((1, 2, {"topk": 0.3, "update_interval": 3, "overlap": False}, {})),
         slow((3, 2, {"topk": 0.3, "update_interval": 1}, {"clip_norm": 0.5, "real_time": True})),
@@ -93,12 +96,14 @@ def test_with_no_columns_and_an_interval_of_one_it_is_zero_offload(devices, over
     assert all(largest_difference(found, moments[1][place]) == 0.0 for place, found in moments[0].items())
 
 
+@pytest.mark.slow
 def test_a_warm_up_as_long_as_the_run_is_zero_offload():
     assert_equal_weights(
         run_of(of(num_warmup_steps=STEPS), dtype=torch.bfloat16), run_of(of("zero_offload"), dtype=torch.bfloat16)
     )
 
 
+@pytest.mark.slow
 def test_in_between_it_is_neither():
     """What the tests above would see if the choice made no difference."""
     found = [run_of(of(steps=3, topk=topk, update_interval=1)).training.optimizer.masters for topk in (0.0, 0.3, 1)]
@@ -146,6 +151,7 @@ def test_the_rest_stays_until_its_boundary(versions):
             assert float(mask.float().mean()) == (
                 1 if mask.dim() == 1 else num_important(mask.shape[-1], TOPK) / mask.shape[-1]
             )
+            assert torch.equal(training.optimizer.seen[module, name], training.optimizer.masters[module, name])
             weights = [parameter.detach(), *(versions[version, module][name] for version in range(1, 6))]
             for version, (old, new) in enumerate(pairwise(weights), start=1):
                 moved = old != new
@@ -216,8 +222,16 @@ def _keeping_moments(self, stage, version):
 
 
 def test_shared_weights_are_refused():
-    with pytest.raises(ValueError, match=r"zenflow chooses columns .* shared by 2 places.*model.tied_embedding=false"):
+    with pytest.raises(
+        ValueError, match=r"zenflow chooses columns .* two stages share, .* use model.tied_embedding=false"
+    ):
         run_of(of(steps=1), model=replace(TINY, tied_embedding=True))
+
+
+def test_shared_weights_are_refused_before_any_work():
+    config = load(("schedule=zenflow", "backend=virtual", "model=tiny_gpt", "model.tied_embedding=true"))
+    with pytest.raises(ValueError, match="two stages share"):
+        check_request(config, assemble(config))
 
 
 def test_a_run_in_two_halves_leaves_no_state():

@@ -74,7 +74,10 @@ def bend_tree(document: bytes, chance: Random, other: bytes) -> bytes:
         return _with_doubled_key(json.dumps(tree), chance)
     if chance.random() < 0.05:
         return _nested(json.dumps(tree), chance)
-    return json.dumps(_changed(tree, chance), ensure_ascii=chance.random() < 0.5).encode("utf-8", "replace")
+    try:
+        return json.dumps(_changed(tree, chance), ensure_ascii=chance.random() < 0.5).encode("utf-8", "replace")
+    except RecursionError:
+        return _nested("0", chance)
 
 
 def bend_lines(document: bytes, chance: Random, other: bytes) -> bytes:

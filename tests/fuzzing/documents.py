@@ -40,6 +40,15 @@ DEEPSEEK = LLAMA | {
     "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "first_k_dense_replace": 1, "n_shared_experts": 2, "num_nextn_predict_layers": 1,
 }  # fmt: skip
+EXPERIMENT = b"""# @package _global_
+defaults:
+  - override /cost: constant
+num_microbatches: 4
+cost: {forward_ms: 1.0, hop_ms: 0.5}
+hydra:
+  sweeper:
+    params: {schedule: "gpipe,1f1b", cost.hop_ms: "0.0,0.05"}
+"""
 EVENTS = [
     {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 1, "ts": 100.5, "dur": 50.25},
     {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 110, "dur": 30, "args": {"stream": 7}},
@@ -58,7 +67,6 @@ def documents(folder: Path) -> Documents:
     return plain_documents(folder) | {
         "checkpoint": [(folder / "state.pt").read_bytes()],
         "model": _shipped("model", "tiny_gpt", "qwen3_1p7b"),
-        "experiment": _shipped("experiment", "figure17", "hop_latency"),
         "schedule": _schedules(),
         "torch_csv": [_said("show", "schedule=1f1b", *_SMALL, "format=torch_csv").encode()],
         "nodes": [(folder / "layers_nodes.csv").read_bytes()],
@@ -92,6 +100,7 @@ def plain_documents(folder: Path) -> Documents:
         "table": [table.getvalue().encode()],
         "config": [json.dumps(each).encode() for each in (LLAMA, QWEN, DEEPSEEK)],
         "cluster": _shipped("cluster", "8x_rtx4090", "local"),
+        "experiment": [EXPERIMENT],
         "places": [b"path: [mine]\n", b"path:\n  - mine\n  - yours\n"],
         "profile": [to_text(constant_times(16, 2, **_MS)).encode()],
     }

@@ -204,6 +204,23 @@ def test_a_broken_schedule_file_is_refused_and_a_sound_one_runs(first, second, e
     assert (status, row["schedule"], row["makespan_s"]) == (0, "mine", 6.0)
 
 
+@pytest.mark.parametrize(
+    "size, there",
+    [
+        ("num_devices=64", "has 2 ranks"),
+        ("num_microbatches=5", "has 3 microbatches a step"),
+        ("schedule=zb_v", "is gpipe"),
+    ],
+)
+def test_sizes_beside_a_schedule_file_are_those_of_the_file(size, there, rpbench, tmp_path, capsys):
+    assert dispatch(("show", "schedule=gpipe", "num_devices=2", "num_microbatches=3")) == 0
+    (tmp_path / "order.txt").write_text(capsys.readouterr().out)
+    assert rpbench("schedule_file=order.txt", "num_devices=2", "num_microbatches=3")[0] == 0
+    status, rows, err = rpbench("schedule_file=order.txt", size)
+    assert (status, rows) == (2, [])
+    assert f"{size}: schedule_file=order.txt {there}" in err
+
+
 def test_show_prints_a_schedule_that_can_be_run_again(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = ("schedule=interleaved_1f1b", "num_devices=4", "num_microbatches=8", "chunks_per_device=2")

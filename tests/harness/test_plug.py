@@ -8,7 +8,10 @@ import pytest
 from plugging import compose_once, forked, in_a_child, rests, starts, swept, table, tear, warm
 from spared import spared
 
+from rpbench.engine.state import checkpoint
 from rpbench.harness import record
+from rpbench.harness.source_file import read_source
+from rpbench.whole_file import read_bytes
 
 SWEEP = ("-m", "schedule=gpipe,1f1b", "num_microbatches=4,5", "num_devices=2", "cost=constant", "save_timeline=true")
 FAULTS = ("kill", "torn", errno.ENOSPC, errno.EIO)
@@ -67,4 +70,16 @@ def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(ValueError, match="no regular file"):
             record.write_atomically(path, "text")
+    with pytest.raises(ValueError, match="no regular file"):
+        checkpoint.save(tmp_path / "pipe", checkpoint.State(1, {}, {}), {})
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_what_never_ends_or_is_huge_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(5 * 2**30)
+    for name, said in (("pipe", "no regular file"), ("sparse", "at most")):
+        for read in (read_bytes, lambda path: read_source("schedule_file", str(path))):
+            with pytest.raises(ValueError, match=said):
+                read(tmp_path / name)

@@ -1,6 +1,7 @@
 """Records: identity, atomic writing, what is not a record."""
 
 import json
+import os
 
 import pytest
 
@@ -87,6 +88,20 @@ def test_a_write_that_fails_leaves_the_old_record_and_no_rubbish(tmp_path, monke
     assert [path.name for path in folder.iterdir()] == ["record.json"]
 
 
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    child = os.fork()
+    if not child:
+        record.boundary = lambda passed=[]: passed.append(1) or (os._exit(0) if len(passed) == 2 else None)
+        record.write(tmp_path, {"value": 1})
+    os.waitpid(child, 0)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".record.json.")
+    living = tmp_path / left.name.replace(f"-{child}", f"-{os.getppid()}")
+    living.touch()
+    record.write(tmp_path, {"value": 2})
+    assert {path.name for path in tmp_path.iterdir()} == {"record.json", living.name}
+
+
 def test_a_record_is_strict_json():
     with pytest.raises(ValueError, match="JSON"):
         record.dump({"value": float("nan")})
@@ -98,6 +113,12 @@ def test_a_record_is_strict_json():
         (lambda row: row.pop("evidence"), "no evidence"),
         (lambda row: row.update(run_id="other"), "does not match its folder"),
         (lambda row: row.update(status="fine"), "none of ok"),
+        (lambda row: row.update(makespan_s=row["makespan_s"] * (1 + 1e-15)), "those that its digest was made of"),
+        (lambda row: row.update(peak_in_flight=[3, 3]), "those that its digest was made of"),
+        (lambda row: row.pop("digest"), "those that its digest was made of"),
+        (lambda row: row.update(schema=2), "those that its digest was made of"),
+        (lambda row: row.update(tokens_per_s="fast"), "no number"),
+        (lambda row: row.update(choices=None, config=None), "not the one that its run_id"),
     ],
 )
 def test_what_is_no_record_is_said_and_not_counted(change, said, tmp_path, capsys):

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Self
 
 import torch
@@ -97,12 +98,17 @@ class Rank:
     """One rank's end of the collectives.
 
     Attributes:
-        num_sums, sent_bytes: the all-reduces it has taken part in, and what it sent for them.
+        num_halves, sent_bytes: the halves of all-reduces it has taken part in, and what it sent for them.
     """
 
     def __init__(self, meeting: Rendezvous, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
-        self.num_sums = self.sent_bytes = 0
+        self.num_halves = self.sent_bytes = 0
+
+    @property
+    def num_sums(self) -> Fraction:
+        """All-reduces it has taken part in."""
+        return Fraction(self.num_halves, 2)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: copies of a module meet where the module does."""
@@ -120,12 +126,14 @@ class Rank:
         total = brought[0][own].clone()
         for other in brought[1:]:
             add(total, other[own], out=total)
+        self.num_halves += 1
         self.sent_bytes += (len(flat) - len(total)) * tensor.element_size()
         return total
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """The flat parts of all ranks behind one another."""
         found = torch.cat(self.gather(part, ("parts", part.dtype)))
+        self.num_halves += 1
         self.sent_bytes += (self.meeting.num_ranks - 1) * part.numel() * part.element_size()
         return found
 
@@ -138,5 +146,14 @@ class Rank:
         return self._all_reduce(tensor, torch.maximum)
 
     def _all_reduce(self, tensor: torch.Tensor, add: Add) -> torch.Tensor:
-        self.num_sums += 1
         return self.all_gather(self.reduce_scatter(tensor, add)).view(tensor.shape)
+
+    def scatter_sum(self, tensor: torch.Tensor, dimension: int) -> torch.Tensor:
+        """Slice r of the sum over all ranks along a dimension that divides."""
+        slices = torch.stack(tensor.chunk(self.meeting.num_ranks, dimension))
+        return self.reduce_scatter(slices).view(slices.shape[1:])
+
+    def gather_slices(self, part: torch.Tensor, dimension: int) -> torch.Tensor:
+        """The slices of all ranks side by side along a dimension."""
+        found = self.all_gather(part.contiguous().flatten())
+        return torch.cat(found.view(self.meeting.num_ranks, *part.shape).unbind(), dimension)

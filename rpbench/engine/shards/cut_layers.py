@@ -21,6 +21,11 @@ from rpbench.models.shards import cut_layer, cut_tensors, joined_tensors
 
 _RUN = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.SUM_F, Kind.SUM_B, Kind.STEP})
 
+DRAWS_APART = (
+    "dropout with schedule.sequence_parallel=true: a device would draw for its own tokens alone, and other numbers "
+    "than for whole sequences; take model.dropout=0, or schedule.sequence_parallel=false"
+)
+
 
 def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
     """The same training of layers in shares, one for each device.
@@ -29,9 +34,13 @@ def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
         ValueError: if the layers cannot be cut evenly, or the schedule is not one that trains them.
     """
     _check(workload, schedule)
-    num_shares = schedule.shape.num_ranks
-    layers = [cut_layer(layer, num_shares) for layer in workload.modules[1:-1] if isinstance(layer, DecoderLayer)]
-    embedding, head = cut_ends(workload.modules[0], workload.modules[-1], num_shares)
+    num_shares, along = schedule.shape.num_ranks, schedule.shape.sequence_parallel
+    schedule.shape.check_length(workload.batch(0).tokens.shape[1])
+    if along and workload.draws_random:
+        raise ValueError(DRAWS_APART)
+    decoders = (layer for layer in workload.modules[1:-1] if isinstance(layer, DecoderLayer))
+    layers = [cut_layer(layer, num_shares, along_sequence=along) for layer in decoders]
+    embedding, head = cut_ends(workload.modules[0], workload.modules[-1], num_shares, along_sequence=along)
     return replace(workload, modules=[embedding, *layers, head])
 
 

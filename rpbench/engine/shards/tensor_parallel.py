@@ -16,6 +16,7 @@ of their F or B, which must have made as many sums as they stand for.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -33,7 +34,7 @@ from rpbench.engine.state.gradients import Gradients, Tensors
 from rpbench.engine.state.weights import Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import SUMS, Action, Kind
-from rpbench.ir.moved_objects import SUMS_A_LAYER, SUMS_OF_EMBEDDING, SUMS_OF_HEAD
+from rpbench.ir.moved_objects import SUMS_A_LAYER, sums_of_ends
 from rpbench.models.shards import one_share
 
 # --- what a device has -----------------------------------------------------------------------------------------
@@ -52,8 +53,55 @@ class AcrossRanks:
         found: torch.Tensor = _SumForth.apply(parts[0], self._rank)
         return found
 
+    def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self._rank.all_reduce(parts[0])
+
     def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return self._rank.all_reduce_largest(parts[0])
+
+
+class AlongSequence(AcrossRanks):
+    """The same where a device has a slice of the tokens between its matrices (`Shape.sequence_parallel`).
+
+    What was one all-reduce, forth or back, is its two halves: slices are gathered on the way in, and on the way out
+    each device adds up its own.
+
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, section
+    4.2.2.
+    """
+
+    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
+        return [_Gather.apply(x, self._rank)]
+
+    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = _Scatter.apply(parts[0], self._rank)
+        return found
+
+
+class _Gather(torch.autograd.Function):
+    """x (B, S / p, H) -> (B, S, H); back, each device adds up its slice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
+        ctx.rank = rank
+        return rank.gather_slices(x, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.rank.scatter_sum(gradients[0], 1), None
+
+
+class _Scatter(torch.autograd.Function):
+    """x (B, S, H) of every device -> (B, S / p, H), the sum of this device's slices; back, all slices are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
+        ctx.rank = rank
+        return rank.scatter_sum(x, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.rank.gather_slices(gradients[0], 1), None
 
 
 class _SumBack(torch.autograd.Function):
@@ -159,6 +207,7 @@ class Team:
         workload: of layers in shares.
         make_passes: the passes of a device, from its stages and its gradients.
         splits: whether some backward comes in halves.
+        along_sequence: whether a device has a slice of the tokens between its matrices.
     """
 
     def __init__(
@@ -170,15 +219,17 @@ class Team:
         make_passes: Callable[[Stages, Gradients], Passes],
         *,
         splits: bool = False,
+        along_sequence: bool = False,
     ) -> None:
-        self._layout = layout
+        self._layout, self._along = layout, along_sequence
+        adding = AlongSequence if along_sequence else AcrossRanks
         self._embedding_is_frozen = not any(weight.requires_grad for weight in workload.modules[0].parameters())
-        self._accounts: dict[Action, int] = {}  # SUM_F or SUM_B -> the sums that have been made for it
+        self._accounts: dict[Action, Fraction] = {}  # SUM_F or SUM_B -> the sums that have been made for it
         self.meeting = Rendezvous(len(gradients.by_rank))
         self.members = []
         for number, own in enumerate(gradients.by_rank):
             rank = Rank(self.meeting, number)
-            layers = [one_share(layer, number, AcrossRanks(rank)) for layer in workload.modules]
+            layers = [one_share(layer, number, adding(rank)) for layer in workload.modules]
             stages = Stages(workload, OwnWeights(weights, layers), Shells(layers), splits=splits)
             self.members.append(Member(rank, make_passes(stages, own)))
         for member in self.members:
@@ -201,9 +252,12 @@ class Team:
     def _close(self, action: Action, number: int, gate: Gate) -> None:
         """See that the sums which an action stands for have all been made."""
         modules = (self._layout.forward if action.kind is Kind.SUM_F else self._layout.backward)[action.stage]
-        expected = SUMS_A_LAYER[action.kind] * sum(0 < module < self._layout.num_modules - 1 for module in modules)
-        expected += (0 in modules) * SUMS_OF_EMBEDDING[action.kind]
-        expected += (self._layout.head in modules) * (SUMS_OF_HEAD[action.kind] + NUMBERS_A_TOKEN[action.kind])
+        of_embedding, of_head = sums_of_ends(action.kind, along_sequence=self._along)
+        expected: int | Fraction = SUMS_A_LAYER[action.kind] * sum(
+            0 < module < self._layout.num_modules - 1 for module in modules
+        )
+        expected += (0 in modules) * of_embedding
+        expected += (self._layout.head in modules) * (of_head + NUMBERS_A_TOKEN[action.kind])
         made = self._accounts.pop(action)
         # Nobody asks for the gradient of a frozen embedding's output, which would be the last sum.
         fewest = expected - (expected > 0 and action.kind is Kind.SUM_B and 0 in modules and self._embedding_is_frozen)

@@ -58,7 +58,12 @@ def save(path: Path, state: State, subject: Mapping[str, Any]) -> None:
 
     Args:
         subject: what is trained, as plain data; `load` wants the same.
+
+    Raises:
+        CheckpointError: for a device, a pipe or a folder in its place.
     """
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no regular file, and is left alone; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     content = {

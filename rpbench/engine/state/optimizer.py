@@ -216,6 +216,11 @@ class HostOptimizer:
         return {place: masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
 
     @property
+    def seen(self) -> Tensors:
+        """The masters of the weights that the newest version has."""
+        return self.masters
+
+    @property
     def gradient_norms(self) -> Mapping[int, torch.Tensor]:
         """The norm of all gradients by version, before clipping; empty without it."""
         return self._whole.norms

@@ -173,6 +173,10 @@ class SelectiveOptimizer(HostOptimizer):
 
     # --- what both have in common ---
 
+    @property
+    def seen(self) -> Tensors:
+        return self._seen
+
     def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
         """What the devices see: important columns as they are, the others as they have come."""
         return {place: self._seen[place] for place in self._workload.owner_of if place[0] in modules}

@@ -19,6 +19,7 @@ from rpbench.engine.executor import execute as run_program
 from rpbench.engine.measure.action_times import measured_costs
 from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.program import Program, make_program
+from rpbench.engine.shards.cut_layers import DRAWS_APART
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.compensation import Compensation, check_compensation, check_momentum
@@ -26,6 +27,7 @@ from rpbench.engine.state.device_memory import is_out_of_memory
 from rpbench.engine.state.device_weights import copy_in_memory
 from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.training import Settings, Training
+from rpbench.engine.training_checks import check_untied
 from rpbench.engine.transfers.paced_copies import PacedCopies
 from rpbench.engine.verification import gated, verified
 from rpbench.engine.workload import Workload
@@ -35,7 +37,7 @@ from rpbench.harness.choices import BackendConfig, ConfigError
 from rpbench.harness.curve import loss_curve
 from rpbench.harness.gpu_request import check_cuda
 from rpbench.harness.optimizer_settings import optimizer_settings
-from rpbench.harness.record import Record
+from rpbench.harness.record import Record, check_target
 from rpbench.harness.recording import Fields, Outcome, Work, recorded
 from rpbench.harness.request import Request
 from rpbench.harness.scheduled import assembled_of, scheduled
@@ -144,6 +146,7 @@ def check_request(request: Request, assembled: Assembled) -> None:
     _data(request, assembled)
     _check_checkpoint(request, assembled)
     check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
+    check_untied(assembled.schedule, has_tied=assembled.model.tied_embedding)
     check_momentum(settings.compensation, settings.optimizer)
     check_host_memory(assembled.model, DTYPES[request.dtype], _num_copies(assembled.schedule))
     if request.verify:
@@ -157,6 +160,8 @@ def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
             f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on GPUs; "
             "use backend=cpu, virtual or emulated"
         )
+    if schedule.shape.sequence_parallel and model.dropout:
+        raise ConfigError(f"model.dropout={model.dropout}: {DRAWS_APART}")
     layer = build_layer(model, 1, device="meta")
     assert isinstance(layer, DecoderLayer)
     try:
@@ -439,6 +444,7 @@ def _check_checkpoint(request: Request, assembled: Assembled) -> None:
             f"checkpoint.save_to: policy {policy.value} over {num_steps} steps leaves no state to go on from; use "
             "num_steps=2 or more, and a schedule that flushes or is one step stale"
         )
+    check_target(Path(request.checkpoint.save_to))
     folder = Path(request.checkpoint.save_to).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"checkpoint.save_to={request.checkpoint.save_to}: {folder} is no folder that can be written")

@@ -1,0 +1,79 @@
+"""Own files: the YAML of the user's folders is data, whoever wrote it; what Hydra would run for it is refused.
+
+Hydra builds what `_target_` under `hydra.callbacks` names, logging what `()` names, and launchers take commands. On the
+command line these are the user's own words; a file of models, machines or experiments may only say what is swept.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rpbench.harness.choices import ConfigError
+from rpbench.places import CONF, file_of, places
+from rpbench.yaml_file import read_keys
+
+_EXAMPLE = "hydra: {sweeper: {params: {schedule: 'gpipe,1f1b'}}}"
+
+
+def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse a chosen file that is no mapping of keys, before Hydra reads it.
+
+    Raises:
+        ValueError: naming file and line.
+    """
+    for item in overrides:
+        group, equals, names = item.lstrip("+").partition("=")
+        for name in names.split(",") if equals and group in groups else ():
+            path = file_of(group, name.strip())
+            if path is not None and CONF not in path.parents:
+                read_keys(path)
+
+
+def refuse_hydra_keys() -> None:
+    """Refuse folders with a file that says more to Hydra than what a sweep varies.
+
+    Raises:
+        ConfigError: naming the file and the key.
+    """
+    for path in (path for place in places() for path in place.rglob("*.yaml") if path.is_file()):
+        content = path.read_bytes()
+        if b"hydra" not in content and b"\\" not in content:  # a quoted key may be spelled by escapes
+            continue
+        for said in _said_to_hydra(path):
+            raise ConfigError(
+                f"{path}: {said}: a file says what is swept and nothing else to Hydra, as in {_EXAMPLE}; what runs "
+                "code, starts workers or sets the environment is for the command line"
+            )
+
+
+def _said_to_hydra(path: Path) -> Iterator[str]:
+    """What a file says to Hydra and may not."""
+    if any(part == "hydra" for place in places() if place in path.parents for part in path.relative_to(place).parts):
+        yield "a file of hydra's own groups"
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("#") and "@package" in line and "hydra" in line:
+            yield line[:80]
+    try:
+        found = read_keys(path)
+    except ValueError:
+        return  # not to be composed either
+    for key in _keys(found):
+        if key.startswith("hydra") and not f"{key}.".startswith("hydra.sweeper.params."):
+            yield key
+    defaults = found.get("defaults")
+    for item in defaults if isinstance(defaults, list) else [defaults]:
+        if "hydra" in str(item).replace("override /hydra/launcher", ""):
+            yield f"defaults: {item!s:.80}"
+
+
+def _keys(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The keys at the top; under `hydra` each, and under `hydra.sweeper`, with their way."""
+    for key, value in tree.items():
+        if key != "hydra" or not isinstance(value, Mapping):
+            yield str(key)
+            continue
+        for name, inner in value.items():
+            if name == "sweeper" and isinstance(inner, Mapping):
+                yield from (f"hydra.sweeper.{each}" for each in inner)
+            else:
+                yield f"hydra.{name}"

@@ -1,0 +1,49 @@
+"""`pivot` and `query`: medians that say what they are of, baselines of any type, and what is refused."""
+
+import pytest
+
+SWEEP = ("-m", "schedule=1f1b,gpipe", "num_microbatches=4,8", "cost=constant")
+ASKED = ("pivot", "--rows", "schedule", "--columns", "num_microbatches", "--value", "makespan_s")
+
+
+@pytest.fixture
+def swept(rpbench):
+    rpbench(*SWEEP, "num_devices=2")
+    return rpbench
+
+
+def test_a_cell_is_the_run_of_its_keys(swept):
+    """(m + p - 1) slots of 3 ms: 15 and 27 ms with two devices."""
+    status, rows, err = swept(*ASKED)
+    assert status == 0
+    assert rows[0] == {"schedule": "1f1b", "4": pytest.approx(0.015), "8": pytest.approx(0.027)}
+    assert "median" not in err
+    status, rows, _ = swept(*ASKED, "--baseline", "4")  # a column whose name is a number
+    assert (status, rows[0]["8"]) == (0, pytest.approx(27 / 15))
+
+
+def test_a_cell_of_several_runs_says_so(swept):
+    swept(*SWEEP, "num_devices=4")
+    assert "a cell is the median of up to 2 runs that differ in num_devices" in swept(*ASKED)[2]
+
+
+def test_runs_without_a_choice_are_a_row(swept):
+    """Simulations have no backend; none of them may vanish."""
+    _, rows, err = swept("pivot", "--rows", "backend", "--columns", "schedule", "--value", "makespan_s")
+    assert [row["backend"] for row in rows] == ["none"]
+    assert "differ in num_microbatches" in err
+
+
+WRONG = [
+    ((*ASKED[:2], "schedule", "--columns", "schedule", "--value", "makespan_s"), "three keys that differ"),
+    ((*ASKED[:-1], "tokens_per_s"), "none of the 4 runs has it"),
+    ((*ASKED, "--baseline", "5"), "unknown baseline '5'"),
+    (("query", ""), "selects nothing"),
+    (("query", "select nothing from runs"), "query: Binder Error"),
+]
+
+
+def test_what_cannot_be_asked_is_answered(swept):
+    for words, said in WRONG:
+        status, _, err = swept(*words)
+        assert (status, said in err, "Traceback" in err) == (2, True, False), (words, err)

@@ -1,0 +1,42 @@
+"""A stranger's configuration is data: whatever Hydra would run for it is refused before anything is composed."""
+
+import pytest
+
+CALL = "{_target_: pathlib.Path.touch, _args_: [{_target_: pathlib.Path, _args_: [TOUCHED]}]}"
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("experiment/bad.yaml", f"# @package _global_\nhydra:\n  callbacks:\n    x: {CALL}\n"),
+        ("experiment/bad.yaml", f'# @package _global_\n"hy\\x64ra":\n  callbacks:\n    x: {CALL}\n'),
+        ("experiment/bad.yaml", f"# @package hydra.callbacks.x\n_target_: x\n_args_: {CALL}\n"),
+        ("experiment/bad.yaml", "# @package _global_\nhydra: {job: {env_set: {LD_PRELOAD: x.so}}}\n"),
+        ("experiment/bad.yaml", "# @package _global_\nhydra: {job_logging: {handlers: {x: {(): pathlib.Path}}}}\n"),
+        ("experiment/bad.yaml", "# @package _global_\nhydra: {launcher: {setup: [touch TOUCHED]}}\n"),
+        ("experiment/bad.yaml", "# @package _global_\nhydra: {sweeper: {_target_: pathlib.Path}}\n"),
+        ("experiment/bad.yaml", "# @package _global_\ndefaults:\n  - /model@hydra.callbacks.x: evil\n"),
+        ("hydra/callbacks/bad.yaml", f"x: {CALL}\n"),
+        ("model/unnamed.yaml", f"hydra: {{callbacks: {{x: {CALL}}}}}\n"),
+    ],
+)
+def test_a_file_cannot_make_hydra_run_anything(name, text, rpbench, tmp_path):
+    path = tmp_path / "mine" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text.replace("TOUCHED", str(tmp_path / "touched")))
+    chosen = ["experiment=bad"] if name.startswith("experiment") else []
+    status, rows, err = rpbench("--config-dir", "mine", "-m", *chosen, "num_devices=2")
+    assert (status, rows) == (2, [])
+    assert str(path) in err
+    assert not (tmp_path / "touched").exists()
+
+
+def test_what_a_file_sweeps_is_swept(rpbench, tmp_path):
+    path = tmp_path / "mine" / "experiment" / "good.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\nhydra: {sweeper: {params: {schedule: 'gpipe,1f1b'}}}\nnum_devices: 2\n")
+    status, rows, _ = rpbench("--config-dir", "mine", "-m", "experiment=good", "num_microbatches=2")
+    assert (status, [row["schedule"] for row in rows]) == (0, ["gpipe", "1f1b"])
+    _, again, err = rpbench("--config-dir", "mine", "-m", "experiment=good", "num_microbatches=2")
+    assert [row["run_id"] for row in again] == [row["run_id"] for row in rows]
+    assert "2 of 2 cells are there" in err
