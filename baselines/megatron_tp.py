@@ -63,7 +63,12 @@ def _sum(action: Action) -> Action:
 
 
 @schedule(
-    "megatron_tp", source="Shoeybi et al., arXiv 1909.08053, section 3", looped=True, tensor_parallel=True, lower=_lower
+    "megatron_tp",
+    source="Shoeybi et al., arXiv 1909.08053, section 3",
+    looped=True,
+    tensor_parallel=True,
+    lower=_lower,
+    searched={"sequence_parallel": (False, True)},
 )
 def megatron_tp(shape: Shape, *, sequence_parallel: bool = False) -> Schedule:
     """All devices run the same actions, each its share of them, a microbatch forth and back before the next.
