@@ -10,7 +10,7 @@ from typing import Any
 from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import half_width
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
-from rpbench.advice.side_searches import CHANGING, Side, bare, dealt
+from rpbench.advice.side_searches import CHANGING, Side, bare, compile_kernels, dealt
 from rpbench.cost.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.policy import Policy
@@ -131,6 +131,8 @@ def advise(
     asked = contenders(names)
     left_out = {each.name: reason for each in asked if (reason := why_not_charged(each))}
     taking_part = sorted((each for each in asked if each.name not in left_out), key=_place)
+    if seconds is not None:
+        compile_kernels(terms)
     with ExitStack() as stack:
         sides = dealt(taking_part, terms, budget, partial(_row, terms, basis), processes, stack)
         rows = _searched(taking_part, sides, thorough, seconds) if taking_part else {}

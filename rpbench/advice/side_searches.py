@@ -13,18 +13,22 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
-from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.contender import Contender, contenders
 from rpbench.plan.contest.search import OUT_OF_TIME, Budget, Frames, Search, Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
 LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.12, 0.5, 0.15
+
+
+# Weights that stay, and weights that stream over a link with others: between them they call every kernel.
+CALLING = ("gpipe", "roundpipe")
 
 
 class Glance(NamedTuple):
@@ -195,6 +199,17 @@ def _quietly(method: str, share: Share, *arguments: Any) -> Any:
     finally:
         if was_on:
             gc.enable()
+
+
+def compile_kernels(terms: Terms) -> None:
+    """Have the simulator's kernels compiled, or read from their cache, before a clock begins.
+
+    The first start on a machine takes some ten seconds for it. As time of a search they would leave nothing searched.
+    """
+    small = replace(terms, num_devices=2, sequences_per_step=4, microbatches=(1,))
+    for contender in contenders(CALLING):
+        with suppress(ValueError):  # what a search has to say of it, it says of the terms that were asked for
+            Search(contender, small, Budget(1, 1_000)).look()
 
 
 def dealt(

@@ -54,7 +54,7 @@ def with_charges(schedule: Schedule, cluster: Cluster) -> Schedule:
     Streamed schedules, and methods that say themselves what they move, have everything already.
 
     Raises:
-        ConfigError: if the devices exchange boundary tensors and sums over the same link.
+        ConfigError: if a link between devices has something beside boundary tensors and sums.
     """
     if has_transfers(schedule) or schedule.weights is Weights.STREAMED:
         return schedule

@@ -4,7 +4,8 @@
     directly           SEND on lane net, RECV on lane compute, right before the action that uses it
 
 A device sends in the order in which it makes things and receives in the order in which it needs them, so that no
-tensor waits behind one that is needed later; between two devices that order may differ. With 2 devices and through
+tensor waits behind one that is needed later; between two devices that order may differ. Where copies of a stage sum
+their gradients over the same link, a sum goes behind what the last gradient in it makes. With 2 devices and through
 the host:
 
     device 0   compute   0F0 0F1                      0B0
@@ -14,12 +15,13 @@ the host:
                compute                         1F0 1B0
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
-from rpbench.ir.action import RECV, SEND, Action
+from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.communication import hops
-from rpbench.ir.index import Index
+from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import Schedule, ScheduleError
 
 
@@ -44,18 +46,42 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
     sends, receives = ("net", "compute") if direct else ("d2h", "h2d")
     for lane in index.lanes:
         numbers = range(lane.start, lane.stop)
-        sent = [send for number in numbers for send in leaving.get(number, ())]
-        if sent and sends in rows[lane.device]:
-            raise ScheduleError(
-                f"{schedule.name} moves other things on lane {sends} of rank {lane.device}: which goes first there is "
-                "not known"
-            )
+        sent = [(number, send) for number in numbers for send in leaving.get(number, ())]
         if sent:
-            rows[lane.device][sends] = sent
-        if receives == "compute":
+            rows[lane.device][sends] = _with_sums(sent, rows[lane.device].get(sends, []), index, lane)
+        if receives == "compute" and lane.name != sends:
             rows[lane.device][lane.name] = [
                 action for number in numbers for action in (*coming.get(number, ()), index.actions[number])
             ]
-        elif received := [action for number in numbers for action in coming.get(number, ())]:
+        received = [action for number in numbers for action in coming.get(number, ())]
+        if received and receives != "compute":
             rows[lane.device][receives] = received
     return replace(schedule, rows=tuple({name: tuple(row) for name, row in lanes.items()} for lanes in rows))
+
+
+def _with_sums(sent: list[tuple[int, Action]], sums: list[Action], index: Index, lane: Lane) -> list[Action]:
+    """What a device sends, and the sums that its link has already, each behind what the last gradient in it makes.
+
+    Args:
+        sent: with the numbers of the actions on this lane that make them.
+
+    Raises:
+        ScheduleError: if the link has anything else.
+    """
+    placed: list[tuple[int, Action]] = []
+    version = Counter[int]()
+    for action in sums:
+        version[action.stage] += 1
+        own = [each for each in _gradients(action, version[action.stage], index) if lane.start <= each < lane.stop]
+        if not own or (placed and max(own) < placed[-1][0]):
+            raise ScheduleError(
+                f"{index.schedule.name} moves other things on lane net of rank {lane.device}: which goes first there "
+                "is not known"
+            )
+        placed.append((max(own), action))
+    return [action for _, action in sorted([*sent, *placed], key=lambda item: item[0])]
+
+
+def _gradients(action: Action, version: int, index: Index) -> Iterable[int]:
+    """The actions whose gradients a sum adds up; none of what is no sum."""
+    return index.gradients(action.stage, version) if action.kind is Kind.REDUCE_GRAD else ()

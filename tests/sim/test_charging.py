@@ -14,7 +14,6 @@ from rpbench.cost.sizes import OPTIMIZER_BYTES, model_bytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.cost.transfers import moved_bytes
 from rpbench.harness.charging import with_charges
-from rpbench.harness.choices import ConfigError
 from rpbench.ir.action import SEND, Kind
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
@@ -22,6 +21,7 @@ from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import shard
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import fair_rates, fill_up, simulate_charged
@@ -78,6 +78,22 @@ def test_every_boundary_tensor_is_sent_and_received_once():
         send_over_links(send_over_links(order, direct=False), direct=False)
 
 
+@pytest.mark.parametrize("name, chunks", [("chimera", 1), ("dualpipe", 1), ("bitpipe", 2)])
+@pytest.mark.parametrize("ranks, rounds", [(2, 2), (4, 2), (6, 2), (8, 3)])
+def test_sums_and_tensors_share_a_direct_link(name, chunks, ranks, rounds):
+    order = add_steps(entry(name).build(Shape(ranks, ranks * chunks, ranks * rounds, num_steps=3)))
+    summed = shard(order, parameters=None, gradients="step")
+    schedule = send_over_links(summed, direct=True)
+    check(schedule)
+    for device in range(ranks):
+        net = schedule.lanes[device]["net"]
+        sums = [action for action in net if action.kind is Kind.REDUCE_GRAD]
+        assert sums == list(summed.lanes[device]["net"])
+        later = net[net.index(sums[0]) :]
+        of_step = [a for a in later if a.kind is Kind.SEND_B and a.microbatch < order.shape.num_microbatches]
+        assert all(a.stage != sums[0].stage for a in of_step), "behind all that its gradients make"
+
+
 def test_a_device_receives_in_the_order_of_use():
     schedule = send_over_links(built("1f1b", 4, 8), direct=False)
     index = Index(schedule)
@@ -93,14 +109,20 @@ def test_a_device_receives_in_the_order_of_use():
         assert [(a.kind is Kind.RECV_F, a.microbatch) for a in lanes["h2d"]] == wanted
 
 
-def test_copies_of_a_stage_are_summed_and_a_link_for_both_is_refused():
-    order = add_steps(built("chimera", 4, 4, num_steps=2))
-    schedule = with_charges(order, cluster_of(1e6))
+@pytest.mark.parametrize("direct", [None, 1e6])
+def test_copies_of_a_stage_are_summed(direct):
+    schedule = with_charges(
+        add_steps(built("chimera", 4, 4, num_steps=2)), cluster_of(1e6, device_to_device_bytes_per_s=direct)
+    )
     check(schedule)
     assert sum(action.kind is Kind.REDUCE_GRAD for _, _, row in schedule.items() for action in row) == 2 * 4 * 2
     assert any(action.kind in SEND for _, _, row in schedule.items() for action in row)
-    with pytest.raises(ConfigError, match="which goes first there is not known"):
-        with_charges(order, cluster_of(1e6, device_to_device_bytes_per_s=1e6))
+
+
+def test_a_link_that_gathers_weights_as_well_is_refused():
+    order = shard(add_steps(built("chimera", 4, 4, num_steps=2)), parameters="step", gradients="step")
+    with pytest.raises(ScheduleError, match="which goes first there is not known"):
+        send_over_links(order, direct=True)
 
 
 def test_the_optimizer_takes_the_time_of_its_traffic():

@@ -27,7 +27,7 @@ def with_everything(
         prefetch: visits whose weights come ahead, where weights come for every visit.
 
     Raises:
-        ScheduleError: if the devices exchange boundary tensors and sums over the same link.
+        ScheduleError: if a link between devices has something beside boundary tensors and sums.
     """
     if entry.lower is not None:
         return entry.lower(order, prefetch=prefetch, **(entry.options | dict(options)))
