@@ -132,7 +132,7 @@ def advise(
     left_out = {each.name: reason for each in asked if (reason := why_not_charged(each))}
     taking_part = sorted((each for each in asked if each.name not in left_out), key=_place)
     if seconds is not None:
-        compile_kernels(terms)
+        compile_kernels(terms, basis)
     with ExitStack() as stack:
         sides = dealt(taking_part, terms, budget, partial(_row, terms, basis), processes, stack)
         rows = _searched(taking_part, sides, thorough, seconds) if taking_part else {}

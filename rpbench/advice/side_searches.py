@@ -18,9 +18,10 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
+from rpbench.cost.basis import Basis
 from rpbench.plan.contest.contender import Contender, contenders
 from rpbench.plan.contest.search import OUT_OF_TIME, Budget, Frames, Search, Tuned
-from rpbench.plan.contest.terms import Terms
+from rpbench.plan.contest.terms import Terms, terms_of
 from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
@@ -201,12 +202,13 @@ def _quietly(method: str, share: Share, *arguments: Any) -> Any:
             gc.enable()
 
 
-def compile_kernels(terms: Terms) -> None:
+def compile_kernels(terms: Terms, basis: Basis) -> None:
     """Have the simulator's kernels compiled, or read from their cache, before a clock begins.
 
     The first start on a machine takes some ten seconds for it. As time of a search they would leave nothing searched.
     """
-    small = replace(terms, num_devices=2, sequences_per_step=4, microbatches=(1,))
+    model = replace(terms.model, num_layers=2)
+    small = terms_of(model, terms.cluster, basis, num_devices=2, sequences_per_step=4, microbatches=(1,), num_steps=3)
     for contender in contenders(CALLING):
         with suppress(ValueError):  # what a search has to say of it, it says of the terms that were asked for
             Search(contender, small, Budget(1, 1_000)).look()
