@@ -82,8 +82,7 @@ def _impostor(folder: Path, row: Record) -> str:
         os.link(file, folder / name / file.name)
     (folder / name / "record.json").unlink()
     row = {key: value for key, value in row.items() if key != "surroundings"}  # a run_id of those is verified
-    text = record.dump(row | others | {"run_id": name, "started_at": "2999-01-01T00:00:00+00:00"})
-    (folder / name / "record.json").write_text(text)
+    record.write(folder / name, row | others | {"run_id": name, "started_at": "2999-01-01T00:00:00+00:00"})
     return name
 
 

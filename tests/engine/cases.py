@@ -10,7 +10,8 @@ from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entries, entry
 
-NAMES = sorted(entries())
+# ZenFlow's optimizer is in two places, and no order alone trains: test_zenflow_training.py has it with all it moves.
+NAMES = sorted(entries().keys() - {"zenflow"})
 # One of each kind of order, placement and policy; the default suite looks at what all have in common on these alone.
 KINDS = ("pipedream", "roundpipe", "seq1f1b", "zb_v", "zero_3")
 SPARED = spared(NAMES, lambda name: name in KINDS)
