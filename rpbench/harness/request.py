@@ -40,6 +40,7 @@ from rpbench.harness.mesh_config import is_architecture, is_machine
 from rpbench.harness.schedule_options import check_options
 from rpbench.harness.source_file import SourceFile, read_source, source_of
 from rpbench.harness.usual_charge import charged_as
+from rpbench.harness.without_effect import without_effect
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
@@ -222,7 +223,7 @@ def request_of(found: Composed) -> Request:
         choices={**choices, "mode": mode.name},
         overrides=found.overrides,
         subject={**_subject(config, mode, schedule, files), **(mesh.figures() if mesh else {})},
-        notes=(*notes, *_frozen(cost), *_without_effect(mode, found.overrides)),
+        notes=(*notes, *_frozen(cost), *without_effect(mode, found.overrides)),
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
@@ -266,46 +267,6 @@ def _subject(
         subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
     return subject
-
-
-_OF_TENSORS = ("dtype", "optimizer")
-# What the published runs of mode=predict have of their own.
-_OF_SCRIPTS = (
-    *(
-        "num_microbatches",
-        "num_steps",
-        "chunks_per_device",
-        "partition",
-        "recompute",
-        "prefetch",
-        "dispatch",
-        "offload",
-    ),
-    *("workload", "seed"),
-)
-
-
-def _without_effect(mode: Mode, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What was asked for and changes nothing in a mode."""
-    if not isinstance(mode, Simulate | Predict | Roofline):
-        return ()
-    found = []
-    if words := _of_groups(overrides, _OF_TENSORS):
-        found.append(
-            f"{words} without effect: mode={mode.name} has no tensors; it counts 16-bit weights, Adam's states"
-        )
-    if isinstance(mode, Predict) and (words := _of_groups(overrides, _OF_SCRIPTS)):
-        found.append(
-            f"{words} without effect: mode=predict takes a system's published run; mode.sequences=N with "
-            "mode.microbatches=N are another, and mode=simulate takes all of them"
-        )
-    return tuple(found)
-
-
-def _of_groups(overrides: Sequence[str], groups: Sequence[str]) -> str:
-    """The words of a command line that set a key of some groups."""
-    keys = [item.lstrip("+").partition("=")[0].partition(".")[0] for item in overrides]
-    return " ".join(item for item, key in zip(overrides, keys, strict=True) if key in groups)
 
 
 def _frozen(cost: CostConfig) -> tuple[str, ...]:
