@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from rpbench.finite import is_finite
 from rpbench.harness import record
 from rpbench.harness.record import Record, check_target
 from rpbench.registry import unknown_name
@@ -90,7 +91,16 @@ def _cell(value: Any) -> str:
 def _frame(rows: Sequence[Record]) -> Any:
     import pandas as pd
 
-    return pd.DataFrame(rows, columns=_columns(rows))
+    frame = pd.DataFrame(rows, columns=_columns(rows))
+    for name in frame:
+        if pd.api.types.is_object_dtype(frame[name]) and len({_kind(value) for value in frame[name].dropna()}) > 1:
+            frame[name] = frame[name].map(str, na_action="ignore")
+    return frame
+
+
+def _kind(value: Any) -> type:
+    """What a column holds; one of several kinds, such as auto and 0.5, is a column of texts."""
+    return float if is_finite(value) else type(value)
 
 
 def query(arguments: Sequence[str]) -> list[Record]:

@@ -130,24 +130,19 @@ def test_a_hundred_and_forty_kills_of_sweeps_in_one_process(undisturbed, tmp_pat
 def test_fifteen_kills_under_a_launcher(launcher, undisturbed, tmp_path):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
     expected, words = undisturbed[0], (*SWEEP, *LAUNCHERS[launcher])
-    chance = random.Random(launcher)
-    first = tmp_path / "first"
-    first.mkdir()
-    began = time.monotonic()
-    ended(first, words, tmp_path / "first.log")
-    seconds = time.monotonic() - began
-    assert table(first) == expected
-    told = []
+    chance, told = random.Random(launcher), []
     for folder in range(3):
         results = tmp_path / str(folder)
         results.mkdir()
-        for number in range(5):
+        for number, done in enumerate(sorted(chance.sample(range(NUM_CELLS), 5))):
             started = command(results, *words)
-            time.sleep(chance.uniform(0.3, 1) * seconds)
+            while started.poll() is None and len(list(results.glob("*/record.json"))) < done:
+                time.sleep(0.01)
             kill(WHO[number % 3], started, results, chance)
             told.append(len(list(results.glob("*/record.json"))))
         ended(results, words, tmp_path / f"{folder}.log")
         check(results, expected, 2 * 5)
+    assert sum(done < NUM_CELLS for done in told) >= 10, "kills that come when all is done show little"
     print(f"\n{launcher}: {len(told)} kills, with so many cells done: {told}")
 
 
