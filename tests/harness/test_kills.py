@@ -23,7 +23,8 @@ SWEEP = (
     "num_devices=2,3",
     "cost=constant",
 )
-NUM_CELLS = 48
+NUM_CELLS = 400  # of a sweep under a launcher, whose kills are to come while cells are run
+LONGER = ("-m", "schedule=gpipe,1f1b,dapple,zb_h1", "num_microbatches=range(1,26)", "num_devices=2,3,4,5")
 LAUNCHERS = {
     "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
     "submitit_local": ("hydra/launcher=submitit_local",),
@@ -127,9 +128,13 @@ def test_a_hundred_and_forty_kills_of_sweeps_in_one_process(undisturbed, tmp_pat
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_fifteen_kills_under_a_launcher(launcher, undisturbed, tmp_path):
+def test_fifteen_kills_under_a_launcher(launcher, tmp_path):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
-    expected, words = undisturbed[0], (*SWEEP, *LAUNCHERS[launcher])
+    whole, words = tmp_path / "whole", (*LONGER, "cost=constant", *LAUNCHERS[launcher])
+    whole.mkdir()
+    ended(whole, (*LONGER, "cost=constant"), tmp_path / "whole.log")
+    expected = table(whole)
+    assert len(expected.splitlines()) == NUM_CELLS + 1
     chance, told = random.Random(launcher), []
     for folder in range(3):
         results = tmp_path / str(folder)
