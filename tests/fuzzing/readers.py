@@ -16,7 +16,7 @@ from analysis.dashboard.rows import Rows
 from analysis.dashboard.server import Dashboard
 from rpbench.advice.model_source import architecture_of, model_of, read_config
 from rpbench.cli import _dispatch
-from rpbench.commands.store import canonical
+from rpbench.commands.record_table import canonical
 from rpbench.harness import record
 from rpbench.harness.lease import Leases
 from rpbench.harness.manifest import PLAN, STATES, Plan, is_settled, read_manifest
