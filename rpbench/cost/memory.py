@@ -4,8 +4,8 @@
                that a policy stashes, the input of every stage and microbatch in flight, the recomputed
                activations of one stage, logits; where devices share the head, its logits of every microbatch that
                waits for the other shares; where backward is in halves, the activations of what waits for its second
-    streamed   weights of the stage that runs and of the next one, gradients of the stage that runs, its
-               recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
+    streamed   weights of the stage that runs and of those that come ahead (the next one, where no transfers say
+               otherwise), gradients of the stage that runs, its recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
 
 What replicas share, or keep on the host while stages are bound, is counted in `rpbench.cost.replicas`.
 
@@ -33,7 +33,7 @@ from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
-from rpbench.ir.residency import inputs_stay, moves_activations, peak_kept_inputs, resident_levels
+from rpbench.ir.residency import inputs_stay, moves_activations, peak_kept_inputs, prefetch_depth, resident_levels
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.lower import add_steps
 
@@ -118,6 +118,7 @@ class Footprint:
         self._in_flight = np.asarray(in_flight, np.int64)
         devices = range(schedule.shape.num_ranks)
         self._visits = [_visits(schedule.compute(device)) if self._streamed else [] for device in devices]
+        self._depth = prefetch_depth(schedule) if self._streamed else 1
         self._holds = _holds(schedule)
         self._kept_inputs = [peak_kept_inputs(schedule, device) for device in devices] if inputs_stay(schedule) else []
         self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
@@ -252,8 +253,10 @@ class Footprint:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
         plans, num_up = up.weights.shape
         none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages
-        visits = [[_columns(visit, num_up, none) for visit in _with_next(device)] for device in self._visits]
-        current, after = np.array([pair for device in visits for pair in device]).T
+        visits = [
+            [_columns(found, num_up, none) for found in _with_next(device, self._depth)] for device in self._visits
+        ]
+        current, *after = np.array([found for device in visits for found in device]).T
         with_head = (current == none - 1) | ((current == num_up - 1) & (not self._fused))
         zeros = np.zeros_like(up.weights)
         weights = np.concatenate([up.weights, down.weights, zeros[:, :1]], axis=1)
@@ -263,7 +266,7 @@ class Footprint:
         boundary = buffers * self._sizes.boundary * (current != none)
         at_visits = {
             "weights": weights[:, current],
-            "prefetched weights": weights[:, after],
+            "prefetched weights": sum((weights[:, found] for found in after), start=np.zeros_like(weights[:, current])),
             "gradients": gradients[:, current],
             "recomputed activations": activations[:, current],
             "boundary tensors": np.tile(boundary, (plans, 1)),
@@ -390,13 +393,15 @@ def _most_waiting(row: Sequence[Action]) -> int:
     return most
 
 
-def _with_next(visits: Sequence[Visit]) -> list[tuple[Visit | None, Visit | None]]:
-    """Every visit and the one after it, each pair once; a device that is never visited holds no stage."""
-    return list(dict.fromkeys(pairwise([*visits, None]))) or [(None, None)]
+def _with_next(visits: Sequence[Visit], depth: int) -> list[tuple[Visit | None, ...]]:
+    """Every visit and as many after it, each run once; a device that is never visited holds no stage."""
+    ahead = [*visits, *[None] * depth]
+    runs = (tuple(ahead[place : place + depth + 1]) for place in range(len(visits)))
+    return list(dict.fromkeys(runs)) or [(None,) * (depth + 1)]
 
 
-def _columns(pair: tuple[Visit | None, Visit | None], num_up: int, none: int) -> list[int]:
-    return [none if visit is None else visit.stage + num_up * visit.backward for visit in pair]
+def _columns(run: tuple[Visit | None, ...], num_up: int, none: int) -> list[int]:
+    return [none if visit is None else visit.stage + num_up * visit.backward for visit in run]
 
 
 # --- the verdict --------------------------------------------------------------------------------------------

@@ -47,6 +47,21 @@ def peak_kept_inputs(schedule: Schedule, device: int) -> int:
     return most
 
 
+def prefetch_depth(schedule: Schedule) -> int:
+    """The most stages whose weights a device has beside the one that runs; 1 where nothing says when they come.
+
+    Every LOAD:P counts once, however many its pieces, until its FREE:P.
+    """
+    held = most = 0
+    for _, lane, row in schedule.items():
+        if lane == "h2d":
+            held = 0
+            for kind, _, _, part, _, what, *_ in row:
+                held += what == "P" and (kind is Kind.LOAD and not part) - (kind is Kind.FREE)
+                most = max(most, held)
+    return most - 1 if most else 1
+
+
 def peak_resident(analysis: Analysis) -> list[int]:
     """The most stage activations each device holds at once, its partners' included.
 

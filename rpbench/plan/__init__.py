@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rpbench.plan.evaluate import Plan
     from rpbench.plan.search import Progress
 
-METHODS = ("published", "even", "greedy", "pipedream", "search")
+METHODS = ("published", "even", "greedy", "pipedream", "mobius", "search")
 
 # Actions a search may time by default: seconds on one core for the models of the RoundPipe paper.
 BUDGET = 500_000_000
@@ -64,6 +64,10 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
         from rpbench.plan.straight import plan_straight
 
         return _checked(problem, plan_straight(problem), method)
+    if method == "mobius":
+        from rpbench.plan.mobius import plan_mobius
+
+        return _checked(problem, plan_mobius(problem)[0], method)
     if method in ("even", "greedy"):
         return _checked(problem, (plan_even if method == "even" else plan_greedy)(problem), method)
     if not method[:1].isdigit():
