@@ -4,14 +4,18 @@ Stage j runs on the j-th device of the rotation, counted round and round, for al
 forward and later back. With N devices, f and b the times of one microbatch, h of a hop, u of the weights' upload:
 
     start(j)  = max(start(j-1) + f(j-1) + h,  ready(j))          the first microbatch is there, and the weights are
-    end(j)    = max(start(j) + M f(j),  end(j-1) + h + f(j))     the stage itself or the one before it is slower
+    end(j)    = max(start(j) + f(j) + (M-1) max(f(j), g),        the stage itself, its tensors' way to and from the
+                    end(j-1) + h + f(j))                         host (g) or the stage before it is slowest
     ready(j)  = max(end(j-N),  start(j-N) + a(j-N) + u(j))       with prefetch: uploads hide behind the running stage
               = end(j-N) + u(j)                                  without
 
 and the same from stage S-1 to 0 with b, where the first N stages back follow the forward of the same stage. `a` is
 what the running visit brings over the same link: boundary tensors and kept inputs. Microbatches are alike, so the
 arrivals at a stage are convex in their number and the first and the last one decide: `end` is exact, not a bound.
-Behind the backward of stage j its gradients go home and the host's optimizer takes the stages one after the other.
+Behind the backward of stage j its gradients go home and the host's optimizer takes the stages one after the other; it
+shares the host's memory with what the rounds behind it still move:
+
+    step      = max over j of end(j) + store(j) + optimizer(0..j) + traffic(0..j-N)
 
 Source: the rotation, the prefetch of the next stage while one runs and its limit by memory are from descriptions of
 Mobius (Feng et al., ASPLOS'23). These equations, the optimizer and the paces of shared links are ours.
@@ -27,16 +31,25 @@ import numpy.typing as npt
 
 from rpbench.cost.sizes import ModelBytes
 
+# Boundary tensors of a microbatch in a visit: in forward one comes, and what is made and what is kept go; in backward a
+# gradient and what was kept come, and one gradient goes.
+TENSORS_IN, TENSORS_OUT = (1, 2), (2, 1)
+TENSORS = 3
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 class Stage(NamedTuple):
-    """What a stage takes, for many cuts at once; times in the rotation's unit, `held` in bytes."""
+    """What a stage takes, for many cuts at once; times in the rotation's unit, `weights` and `beside` in bytes."""
 
     forward: Floats
     backward: Floats
+    visit_forth: Floats  # of all microbatches, if nothing but the stage and its links holds them up
+    visit_back: Floats
+    first_load: Floats
     upload: Floats
+    traffic: Floats  # of the host's memory in its backward visit
     optimizer: Floats
     store: Floats
     weights: Floats
@@ -49,16 +62,22 @@ class Links:
 
     Args:
         first_load: of the first stages, which all come at the start of the step.
+        alone: of what comes while nothing else does.
         load: of what comes while stages run; `store`: of what goes home.
+        host: of the host's memory alone.
         hop: time of a boundary tensor from one device to the next.
         boundary: time of one that comes to the device at each place.
+        flow: time that the tensors of one microbatch take at least, forward and backward, at each place.
     """
 
     first_load: tuple[float, ...]
+    alone: float
     load: tuple[float, ...]
     store: tuple[float, ...]
+    host: float
     hop: float
     boundary: tuple[float, ...]
+    flow: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -118,13 +137,21 @@ class Rotation:
         weights, gradients, optimizer = (
             found[name] + sum(getattr(end_, name) for end_ in ends) for name in ("weights", "gradients", "optimizer")
         )
-        place = number % self.num_ranks
+        place, more = number % self.num_ranks, self.num_microbatches - 1
+        forward = found["forward"] + self.head[0] * is_last
+        backward = found["backward"] + (self.head[1] - found["spared"]) * is_last
+        links = self.links
+        of_ends = sum(each.weights for each in ends)  # heavy, so that they still come when the others' have come
         return Stage(
-            found["forward"] + self.head[0] * is_last,
-            found["backward"] + (self.head[1] - found["spared"]) * is_last,
-            weights * self.links.load[place],
+            forward,
+            backward,
+            forward + more * np.maximum(forward, links.flow[place][0]),
+            backward + more * np.maximum(backward, links.flow[place][1]),
+            (weights - of_ends) * links.first_load[place] + of_ends * links.alone,
+            weights * links.load[place],
+            (weights + gradients + TENSORS * self.num_microbatches * self.sizes.boundary) * links.host,
             optimizer * self.optimizer,
-            gradients * self.links.store[place],
+            gradients * links.store[place],
             weights,
             gradients + found["activations"],
         )
@@ -167,11 +194,14 @@ class Rotation:
             last = (j - size, *visits[j - size]) if j >= size else None
             visits.append(self._visit(j, num_stages, stages, visits[-1] if j else None, last, backward=False))
         back: dict[int, tuple[Floats, Floats]] = {}
-        done = np.zeros(len(counts))
+        done, updates = np.zeros(len(counts)), sum((stage.optimizer for stage in stages), start=np.zeros(len(counts)))
+        moved = sum((stage.traffic for stage in stages[:-size]), start=np.zeros(len(counts)))
         for j in reversed(range(num_stages)):
             last = (j + size, *back[j + size]) if j + size < num_stages else (j, *visits[j])
             back[j] = self._visit(j, num_stages, stages, back.get(j + 1), last, backward=True)
-            done = np.maximum(done, back[j][1] + stages[j].store) + stages[j].optimizer
+            done = np.maximum(done, back[j][1] + stages[j].store + updates + moved)
+            updates = updates - stages[j].optimizer
+            moved = moved - (stages[j - size].traffic if j >= size else 0.0)
         return np.where(fits, done, np.inf)
 
     def _visit(
@@ -188,7 +218,7 @@ class Rotation:
         stage, other = stages[number], stages[number + (1 if backward else -1)] if source else None
         own = stage.backward if backward else stage.forward
         if last is None:
-            ready = stage.weights * self.links.first_load[number]
+            ready = stage.first_load
         else:
             turned = backward and last[0] != number  # the device's last visit went back already
             coming = self.arriving(last[0], num_stages, backward=turned)
@@ -196,9 +226,9 @@ class Rotation:
                 ready = np.maximum(last[2], last[1] + coming + stage.upload)
             else:
                 ready = last[2] + stage.upload
-        start, hop = ready, self.links.hop
-        end = start + self.num_microbatches * own
+        start, hop, whole = ready, self.links.hop, stage.visit_back if backward else stage.visit_forth
+        end = start + whole
         if source is not None and other is not None:
             start = np.maximum(ready, source[0] + hop + (other.backward if backward else other.forward))
-            end = np.maximum(start + self.num_microbatches * own, source[1] + hop + own)
+            end = np.maximum(start + whole, source[1] + hop + own)
         return start, end

@@ -32,6 +32,7 @@ class Partials:
         weights: bytes of each.
         last: the latest stage.
         updates: time of the optimizer for all stages so far.
+        moved: host traffic of all stages up to each.
     """
 
     counts: Ints
@@ -43,6 +44,7 @@ class Partials:
     weights: Floats
     last: Stage | None
     updates: Floats
+    moved: Floats
 
     def take(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Partials":
         """Some of them, in this order."""
@@ -58,7 +60,7 @@ def nothing() -> Partials:
     """The one partial cut of no stage."""
     none = np.zeros((1, 0))
     whole = np.zeros((1, 0), np.int64)
-    return Partials(whole, none, none, none, none, whole, none, None, np.zeros(1))
+    return Partials(whole, none, none, none, none, whole, none, None, np.zeros(1), none)
 
 
 def extend(rotation: Rotation, num_stages: int, partials: Partials, chosen: Ints, counts: Ints) -> Partials:
@@ -72,6 +74,7 @@ def extend(rotation: Rotation, num_stages: int, partials: Partials, chosen: Ints
     start, end = _forward(rotation, number, num_stages, old, stage)
     updates = old.updates + stage.optimizer
     from_start, from_end = _backward(rotation, number, num_stages, old, stage, updates)
+    moved = stage.traffic + (old.moved[:, -1] if number else 0.0)
 
     def grown(table: npt.NDArray[np.generic], column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         return np.concatenate([table[:, int(full) :], column[:, None]], axis=1)
@@ -84,22 +87,23 @@ def extend(rotation: Rotation, num_stages: int, partials: Partials, chosen: Ints
         grown(old.weights, stage.weights),  # type: ignore[arg-type]
         stage,
         updates,
+        grown(old.moved, moved),  # type: ignore[arg-type]
     )
     return found if fits.all() else found.take(fits)
 
 
 def _forward(rotation: Rotation, number: int, num_stages: int, old: Partials, stage: Stage) -> tuple[Floats, Floats]:
     """Start and end of the forward visit of the next stage."""
-    hop, many = rotation.links.hop, rotation.num_microbatches
+    hop = rotation.links.hop
     if number < rotation.num_ranks:
-        ready = stage.weights * rotation.links.first_load[number]
+        ready = stage.first_load
     else:
         coming = rotation.arriving(number - rotation.num_ranks, num_stages, backward=False)
         ready = _after(rotation, old.start[:, 0] + coming, old.end[:, 0], stage.upload)
-    start, end = ready, ready + many * stage.forward
+    start, end = ready, ready + stage.visit_forth
     if old.last is not None:
         start = np.maximum(ready, old.start[:, -1] + old.last.forward + hop)
-        end = np.maximum(start + many * stage.forward, old.end[:, -1] + hop + stage.forward)
+        end = np.maximum(start + stage.visit_forth, old.end[:, -1] + hop + stage.forward)
     return start, end
 
 
@@ -112,8 +116,10 @@ def _backward(
     rotation: Rotation, number: int, num_stages: int, old: Partials, stage: Stage, updates: Floats
 ) -> tuple[Floats, Floats]:
     """Longest paths from start and end of the backward visit of the next stage to the end of the step."""
-    hop, many = rotation.links.hop, rotation.num_microbatches
+    hop = rotation.links.hop
     from_end, from_start = stage.store + updates, np.zeros(len(updates))
+    if number >= rotation.num_ranks:
+        from_end = from_end + old.moved[:, 0]
     if old.last is not None:
         from_end = np.maximum(from_end, hop + old.last.backward + old.from_end[:, -1])
         from_start = stage.backward + hop + old.from_start[:, -1]
@@ -125,7 +131,7 @@ def _backward(
             from_end, from_start = np.maximum(from_end, before), np.maximum(from_start, coming + upload + before)
         else:
             from_end = np.maximum(from_end, upload + before)
-    return np.maximum(from_start, many * stage.backward + from_end), from_end
+    return np.maximum(from_start, stage.visit_back + from_end), from_end
 
 
 def whole_steps(rotation: Rotation, num_stages: int, partials: Partials) -> Floats:

@@ -10,9 +10,10 @@ This estimate is ours; the simulator (`rpbench.sim.links`) shares links moment b
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rpbench.cost.hardware import Cluster
-from rpbench.plan.rotation import Links
+from rpbench.plan.rotation import TENSORS, TENSORS_IN, TENSORS_OUT, Links
 
 Overlap = Callable[[int], float]
 
@@ -35,13 +36,28 @@ def share_links(cluster: Cluster, devices: Sequence[int], num_microbatches: int,
         return overlap_of_visits(apart, size, num_microbatches)
 
     alone = [unit / pace for lane in ("d2h", "h2d") if (pace := cluster.link_bytes_per_s(lane))]
-    load = times("h2d", steady)
+    load, store, host = times("h2d", steady), times("d2h", steady), cluster.shared_host_bytes_per_s
+    per_byte = unit / host if host else 0.0
+
+    def flow(place: int, way: int) -> float:
+        shares = 1 + sum(steady((other - place) % size) for other in range(size) if other != place)
+        over_links = max(TENSORS_IN[way] * own_load[place], TENSORS_OUT[way] * own_store[place])
+        return boundary * max(over_links, shares * TENSORS * per_byte)
+
+    narrow = replace(cluster, host_bytes_per_s=None, host_memory_bytes_per_s=None)
+    own_load, own_store = (
+        tuple(unit * _seconds_per_byte(narrow, lane, devices, place, steady) for place in range(size))
+        for lane in ("h2d", "d2h")
+    )
     return Links(
         times("h2d", lambda _: 1.0),
+        alone[-1] if alone else 0.0,
         load,
-        times("d2h", steady),
+        store,
+        per_byte,
         boundary * sum(alone) + latency,
         tuple(boundary * each for each in load),
+        tuple((flow(place, 0), flow(place, 1)) for place in range(size)),
     )
 
 
