@@ -5,7 +5,8 @@
                activations of one stage, logits; where devices share the head, its logits of every microbatch that
                waits for the other shares; where backward is in halves, the activations of what waits for its second
     streamed   weights of the stage that runs and of those that come ahead (the next one, where no transfers say
-               otherwise), gradients of the stage that runs, its recomputed activations, boundary tensors double-buffered both ways, a chunk of logits
+               otherwise), gradients of the stage that runs, its recomputed activations, boundary tensors
+               double-buffered both ways, a chunk of logits
 
 What replicas share, or keep on the host while stages are bound, is counted in `rpbench.cost.replicas`.
 

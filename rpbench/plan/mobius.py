@@ -5,7 +5,7 @@
     rotation_program    the search for the best cut, which proves it
 
 Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23, from descriptions of
-its program: computing and upload times, the memory of a device, prefetch as far as memory allows. The equations are ours.
+its program: computing and upload times, the memory of a device, prefetch as far as memory allows. Equations are ours.
 """
 
 from dataclasses import replace
@@ -33,8 +33,8 @@ def plan_mobius(problem: Problem) -> tuple[Partition, Program]:
     """The cut with the shortest modelled step over all numbers of stages, or that of `chunks_per_device`.
 
     Raises:
-        ValueError: if the schedule streams no weights in rotation, nothing is known of its links, there are fewer layers
-            than stages, or no cut fits into memory.
+        ValueError: if the schedule streams no weights in rotation, nothing is known of its links, there are fewer
+            layers than stages, or no cut fits into memory.
     """
     rotation, numbers = pose_rotation(problem)
     program = solve(rotation, numbers)
@@ -53,8 +53,8 @@ def pose_rotation(problem: Problem) -> Posed:
     numbers, traffic, times = _numbers(problem), problem.traffic, problem.times
     if traffic is None or traffic.cluster.link_bytes_per_s("h2d") is None:
         raise ValueError(
-            "partition=mobius: the program weighs uploads against computation, and the cluster has no links or the model "
-            "no bytes; take cluster=8x_rtx4090 and model=qwen3_1p7b, set cluster.host_to_device_bytes_per_s, or use "
+            "partition=mobius: the program weighs uploads against computation, and the cluster has no links or the "
+            "model no bytes; take model=qwen3_1p7b cluster=8x_rtx4090, set cluster.host_to_device_bytes_per_s, or use "
             "partition=even, greedy or search"
         )
     if problem.times.speeds:
@@ -85,17 +85,18 @@ def pose_rotation(problem: Problem) -> Posed:
 
 
 def _numbers(problem: Problem) -> tuple[int, ...]:
-    """Numbers of stages to try, from one a device to one a layer with the head in a stage of its own."""
+    """Numbers of stages to try, from one a device to one a layer with the head in a stage of its own.
+
+    With `chunks_per_device` given there is one. A rotation may end at any device.
+    """
     layers, ranks = problem.num_layers, problem.num_ranks
-    most = (layers + 1) // ranks
-    chunks = problem.chunks_per_rank
-    if (chunks or 1) > most:
+    chunks = problem.chunks_per_rank or 1
+    if ranks * chunks > layers + 1:
         raise ValueError(
-            f"partition=mobius: {layers} layers make no {ranks * (chunks or 1)} stages ({ranks} devices x "
-            f"{chunks or 1}), a stage has a layer and only the last may hold the head alone; take fewer devices or "
-            "chunks_per_device"
+            f"partition=mobius: {layers} layers make no {ranks * chunks} stages ({ranks} devices x {chunks}); a stage "
+            "has a layer, only the last may hold the head alone; take fewer devices or chunks_per_device"
         )
-    return (ranks * chunks,) if chunks else tuple(ranks * each for each in range(1, most + 1))
+    return (ranks * chunks,) if problem.chunks_per_rank else tuple(range(ranks, layers + 2))
 
 
 def _check_schedule(problem: Problem) -> None:
@@ -166,13 +167,14 @@ def _nothing_fits(problem: Problem, rotation: Rotation, numbers: tuple[int, ...]
     """Why there is no cut, and what to change."""
     assert rotation.limit_bytes is not None
     ways = ["smaller microbatches"]
-    if rotation.prefetches and solve(replace(rotation, prefetches=False), numbers[-1:], limit=1).counts:
+    if rotation.prefetches and solve(replace(rotation, prefetches=False), numbers, limit=100_000).counts:
         ways.insert(0, "prefetch=0, with which it fits")
     if problem.chunks_per_rank:
         ways.append("another chunks_per_device")
+    stages = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    beside = "the weights of the next one" if rotation.prefetches else "boundary tensors"
     return (
-        f"partition=mobius: no cut of {problem.num_layers} layers into {' or '.join(map(str, numbers))} stages fits into "
-        f"the {rotation.limit_bytes / 1e9:.1f} GB of a device: a stage, its gradients and activations, and "
-        f"{'the next stage ' if rotation.prefetches else 'boundary tensors '}have to; take {', '.join(ways)}, or a "
-        "cluster with more memory"
+        f"partition=mobius: no cut of {problem.num_layers} layers into {stages} stages fits into the "
+        f"{rotation.limit_bytes / 1e9:.1f} GB of a device: a stage with its gradients and activations has to, beside "
+        f"{beside}; take {', '.join(ways)}, or a cluster with more memory"
     )

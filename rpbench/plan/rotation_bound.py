@@ -64,7 +64,7 @@ def nothing() -> Partials:
 
 
 def extend(rotation: Rotation, num_stages: int, partials: Partials, chosen: Ints, counts: Ints) -> Partials:
-    """Partial cuts with one stage more: cut `chosen[i]` gets one of `counts[i]` layers; what does not fit is left out."""
+    """Partial cuts with a stage more: cut `chosen[i]` gets one of `counts[i]` layers; what does not fit is left out."""
     old = partials.take(chosen)
     number, size = old.counts.shape[1], rotation.num_ranks
     first = old.counts.sum(axis=1)
@@ -76,18 +76,20 @@ def extend(rotation: Rotation, num_stages: int, partials: Partials, chosen: Ints
     from_start, from_end = _backward(rotation, number, num_stages, old, stage, updates)
     moved = stage.traffic + (old.moved[:, -1] if number else 0.0)
 
-    def grown(table: npt.NDArray[np.generic], column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    def grown(table: Floats, column: Floats) -> Floats:
         return np.concatenate([table[:, int(full) :], column[:, None]], axis=1)
 
     found = Partials(
         np.concatenate([old.counts, counts[:, None]], axis=1),
-        *(grown(*pair) for pair in ((old.start, start), (old.end, end))),  # type: ignore[arg-type]
-        *(grown(*pair) for pair in ((old.from_start, from_start), (old.from_end, from_end))),  # type: ignore[arg-type]
-        grown(old.layers_end, first + counts),  # type: ignore[arg-type]
-        grown(old.weights, stage.weights),  # type: ignore[arg-type]
+        grown(old.start, start),
+        grown(old.end, end),
+        grown(old.from_start, from_start),
+        grown(old.from_end, from_end),
+        np.concatenate([old.layers_end[:, int(full) :], (first + counts)[:, None]], axis=1),
+        grown(old.weights, stage.weights),
         stage,
         updates,
-        grown(old.moved, moved),  # type: ignore[arg-type]
+        grown(old.moved, moved),
     )
     return found if fits.all() else found.take(fits)
 
@@ -174,7 +176,8 @@ class Bounds:
                 fine &= self._turned(partials, number) <= target
                 continue
             free = target - self._committed(partials, number, upcoming)
-            num_full = (self.num_stages - 1 - upcoming) // size + (place < size - 1)  # the last may hold the head alone
+            more, behind = divmod(self.num_stages - 1 - upcoming, size)
+            num_full = more + (behind > 0)  # the last may hold the head alone
             fine &= free >= (num_full * self.rotation.num_microbatches * self._least[done]) * (1 - TOLERANCE)
             room += self._layers(partials, number, free, target)
             time += np.maximum(free, 0.0)
@@ -185,8 +188,8 @@ class Bounds:
     def _turned(self, partials: Partials, number: int) -> Floats:
         """The step at least, of a device that has all its stages: the stages behind go forth and back once."""
         column = self._column(partials, number)
-        behind = self._below[-1] - self._below[partials.layers_end[:, column]] + self._head * (
-            number < self.num_stages - 1
+        behind = (
+            self._below[-1] - self._below[partials.layers_end[:, column]] + self._head * (number < self.num_stages - 1)
         )
         hops = 2 * self.rotation.links.hop * (self.num_stages - 1 - number)
         return partials.end[:, column] + behind + hops + partials.from_start[:, column]
@@ -204,7 +207,7 @@ class Bounds:
             before = np.maximum(before, partials.end[:, column])
             behind = np.maximum(behind, partials.from_start[:, column])
         found, least = before + behind, self._least[done]
-        num_behind = size - 1 - upcoming % size
+        num_behind = (self.num_stages - 1 - upcoming) % size  # stages after the device's last one
         if not num_behind:
             return found + self.rotation.num_microbatches * self._head
         return found + (num_behind - 1) * least + self._head + 2 * hop * num_behind

@@ -37,22 +37,19 @@ class Program(NamedTuple):
 
 
 def solve(rotation: Rotation, numbers: Iterable[int], limit: int = LIMIT) -> Program:
-    """The best cut into any of these numbers of stages, each a multiple of the devices.
+    """The best cut into any of these numbers of stages, each at least that of the devices.
 
     Every stage has a layer, but the last may hold the head alone.
     """
     starts = [found for num_stages in numbers if (found := _descend(rotation, num_stages)) is not None]
     starts.sort(key=lambda found: found[1])
-    best, step, looked = (), np.inf, 0
-    for counts, time in starts:
-        if time < step:
-            best, step = counts, time
-    for counts, _ in starts:
-        found, time, num = _branch(rotation, len(counts), step, limit - looked)
-        looked += num
-        if found:
-            best, step = found, time
-    return Program(best, float(step), looked, looked < limit)
+    best, step = starts[0] if starts and starts[0][1] < np.inf else ((), np.inf)
+    looked = 0
+    for start, _ in starts:
+        counts, step, seen = _branch(rotation, len(start), step, limit - looked)
+        looked += seen
+        best = counts or best
+    return Program(best, step, looked, looked < limit)
 
 
 def _descend(rotation: Rotation, num_stages: int) -> tuple[tuple[int, ...], float] | None:
@@ -96,7 +93,8 @@ def _moves(counts: Ints) -> Ints:
 
 def _branch(rotation: Rotation, num_stages: int, target: float, limit: int) -> tuple[tuple[int, ...], float, int]:
     """The best cut shorter than the target, empty if there is none; its step; and how many partial cuts were seen."""
-    bounds, best, looked = Bounds(rotation, num_stages), (), 0
+    bounds, looked = Bounds(rotation, num_stages), 0
+    best: tuple[int, ...] = ()
     stack = [nothing()]
     while stack and looked < limit:
         grown = _grow(rotation, num_stages, stack.pop())
