@@ -168,12 +168,13 @@ class Bounds:
         """Whether a completion may have a shorter step than the target."""
         known, size, target = partials.counts.shape[1], self.rotation.num_ranks, target * (1 - TOLERANCE)
         done = partials.layers_end[:, -1]
-        room, time, fine = np.zeros(len(partials)), np.zeros(len(partials)), np.ones(len(partials), bool)
+        room, time, fine = np.zeros(len(partials)), np.zeros(len(partials)), self._chained(partials) <= target
         for place in range(size):
             number = known - 1 - (known - 1 - place) % size  # the device's latest stage; below 0: none yet
             upcoming = number + size
-            if upcoming >= self.num_stages:
+            if number >= 0:
                 fine &= self._turned(partials, number) <= target
+            if upcoming >= self.num_stages:
                 continue
             free = target - self._committed(partials, number, upcoming)
             more, behind = divmod(self.num_stages - 1 - upcoming, size)
@@ -186,13 +187,25 @@ class Bounds:
         return fine & (time >= self.rotation.num_microbatches * rest * (1 - TOLERANCE))
 
     def _turned(self, partials: Partials, number: int) -> Floats:
-        """The step at least, of a device that has all its stages: the stages behind go forth and back once."""
+        """The step at least, of a stage with all microbatches: the stages behind it go forth and back once."""
         column = self._column(partials, number)
         behind = (
             self._below[-1] - self._below[partials.layers_end[:, column]] + self._head * (number < self.num_stages - 1)
         )
         hops = 2 * self.rotation.links.hop * (self.num_stages - 1 - number)
         return partials.end[:, column] + behind + hops + partials.from_start[:, column]
+
+    def _chained(self, partials: Partials) -> Floats:
+        """The step at least: one microbatch goes through all stages to come, and all go through the longest of them."""
+        latest, hop, more = partials.last, self.rotation.links.hop, self.rotation.num_microbatches - 1
+        assert latest is not None
+        done, num_left = partials.layers_end[:, -1], self.num_stages - partials.counts.shape[1]
+        largest = np.ceil((self.rotation.num_layers - done) / num_left)
+        forth = np.maximum(self.rotation.head[0], largest * self._least_forth[done])
+        back = np.maximum(self.rotation.head[1], largest * self._least_back[done])
+        once = self._below[-1] - self._below[done] + self._head + 2 * hop * num_left
+        ends = partials.start[:, -1] + latest.forward + latest.backward + partials.from_end[:, -1]
+        return ends + once + more * (forth + back)
 
     def _committed(self, partials: Partials, number: int, upcoming: int) -> Floats:
         """What of a step a device cannot give to layers that are to come."""
