@@ -11,8 +11,8 @@ The bubble is that of `looped_bfs`; a device holds the stage that runs and the n
 devices share a root complex, and their loads follow each other closely; with `num_root_complexes=c` consecutive stages
 go to different ones, device order 0, p/c, 2p/c, ..., 1, p/c + 1, ... With p = 4 and c = 2: 0 2 1 3.
 
-Boundary tensors and the inputs kept for recomputation go through the host. The paper's partition by integer program is
-left to `partition=search`.
+Boundary tensors and the inputs kept for recomputation go through the host. The cut is chosen by a program of its own,
+`partition=mobius` (`rpbench/plan/mobius.py`).
 
 Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23, from its abstract and
 descriptions of it.

@@ -54,5 +54,6 @@ def _facts(problem: Problem, choice: Choice) -> dict[str, Any]:
         "makespan_s": metrics["makespan_s"],
         "bubble_makespan": metrics["bubble_makespan"],
         "num_plans_evaluated": choice.num_evaluated,
+        **({} if choice.proven is None else {"proven": choice.proven}),
         **schedule.told,
     }

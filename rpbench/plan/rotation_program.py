@@ -17,7 +17,7 @@ from rpbench.plan.rotation import Ints, Rotation
 from rpbench.plan.rotation_bound import TOLERANCE, Bounds, Partials, extend, nothing, whole_steps
 
 BATCH = 20_000  # partial cuts that are extended together
-LIMIT = 5_000_000  # partial cuts in all: about a minute
+LIMIT = 3_000_000  # partial cuts in all: less than a minute
 
 
 class Program(NamedTuple):
