@@ -109,6 +109,31 @@ def test_published_layers_on_the_4090s_are_timed_within_two_percent():
         assert own == pytest.approx(simulated, rel=0.02)
 
 
+THREE_B = ("model.num_layers=28", "model.hidden=3072", "model.heads=24", "model.kv_heads=8", "model.intermediate=8192")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model=qwen3_1p7b", "cost=published"),
+        ("model=llama31_8b", "cost=published"),
+        ("model=llama31_8b", *THREE_B, "cost=analytic"),
+    ],
+)
+def test_the_page_says_how_far_model_and_simulation_are_apart_and_who_wins(words):
+    problem = pose(load(("schedule=mobius", "cluster=8x_rtx4090", *words)))
+    rotation, numbers = pose_rotation(problem)
+    steps = {}
+    chosen = {name: choose(name, problem) for name in ("mobius", "search", "greedy", "pipedream", "even")}
+    cuts = {name: choice.partition.forward for name, choice in chosen.items()}
+    for name, cut in (*cuts.items(), *((n, split_evenly(problem.num_layers, n)) for n in numbers[:-1])):
+        steps[name] = evaluate(problem, symmetric(cut), method="x").makespan
+        assert rotation.step_times(np.array([cut]))[0] == pytest.approx(steps[name], rel=0.026)
+    assert chosen["mobius"].proven
+    assert steps["mobius"] <= min(steps.values()) * (1 + 1e-9)
+
+
 def test_chunks_that_are_asked_for_are_kept():
     found = choose("mobius", posed(chunks_per_rank=2))
     assert (len(found.partition.forward), found.method) == (6, "mobius")
