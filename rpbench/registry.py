@@ -27,6 +27,10 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.places import places
 
 PACKAGES = ("rpbench.schedules", "baselines")
+# What a schedule was called before -> its name now, and why.
+RENAMED = {
+    "harp": ("adaptive_1f1b", "the rule is ours, and HARP's planner is no part of it"),
+}
 GROUP = "rpbench.schedules"  # entry points of installed packages: a module that registers schedules
 
 Values = Sequence[Any] | Callable[[int, int], Sequence[Any]]  # of an option that is searched
@@ -274,12 +278,20 @@ def entry(name: str) -> Entry:
     """The schedule of that name.
 
     Raises:
-        ValueError: naming the nearest known name.
+        ValueError: naming the nearest known name, or what the schedule is called now.
     """
     known = offered()
     if name in known:
         return known[name]
+    if name in RENAMED:
+        raise ValueError(renamed(name))
     raise ValueError(unknown_name("schedule", name, known))
+
+
+def renamed(name: str) -> str:
+    """The sentence for a name of before."""
+    now, why = RENAMED[name]
+    return f"schedule={name} is called schedule={now} now: {why}"
 
 
 def unknown_name(what: str, name: str, known: Mapping[str, Any] | list[str]) -> str:
