@@ -1,9 +1,10 @@
 """1F1B whose warm-up depth follows the times of devices and links (rule ours; idea: HARP).
 
 Every stage warms up as deep as it must: it runs d(s) forwards before its first backward, then one of each in turn.
-With d(s) = p - s (1F1B) every microbatch pays for two hops; with d(s) = 2(p - s) - 1 (the eager order of DAPPLE) hops are hidden, for nearly twice
-the activations. Here the depth grows by one or by two from a stage to the one before it: by one wherever that costs no
-time on the given devices and links. With 3 equal ranks, 4 microbatches and free hops it is 1F1B; where hops take time:
+With d(s) = p - s (1F1B) every microbatch pays for two hops; with d(s) = 2(p - s) - 1 (the eager order of DAPPLE) hops
+are hidden, for nearly twice the activations. Here the depth grows by one or by two from a stage to the one before it:
+by one wherever that costs no time on the given devices and links. With 3 equal ranks, 4 microbatches and free hops it
+is 1F1B; where hops take time:
 
     rank 0   0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3
     rank 1   1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3

@@ -7,13 +7,11 @@ pieces, and the record says what was asked for. The tokens of a step stay the sa
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rpbench.cost.table import LayerTimes, Number
-from rpbench.harness.choices import ConfigError, Simulate, Train, WorkloadConfig
-
-if TYPE_CHECKING:
-    from rpbench.harness.request import Request
+from rpbench.harness.choices import ConfigError, Mode, Simulate, Train, WorkloadConfig
+from rpbench.harness.source_file import SourceFile
+from rpbench.registry import Entry
 
 
 def cut_sequences(workload: WorkloadConfig, pieces: int) -> WorkloadConfig:
@@ -31,26 +29,27 @@ def cut_sequences(workload: WorkloadConfig, pieces: int) -> WorkloadConfig:
     return replace(workload, microbatch_sequences=sequences)
 
 
-def check_pieces(request: "Request") -> None:
-    """Refuse what counts microbatches by itself.
+def check_pieces(
+    entry: Entry, mode: Mode, file: SourceFile | None, tuning_budget: int | None, profile: str | None
+) -> None:
+    """Refuse what counts microbatches by itself: modes, files, searches and measured times.
 
     Raises:
         ConfigError: naming what to leave out.
     """
-    mode, file = request.mode, request.schedule.file
-    named = " ".join(f"schedule.{key}={str(value).lower()}" for key, value in (request.entry.halved or {}).items())
+    named = " ".join(f"schedule.{key}={str(value).lower()}" for key, value in (entry.halved or {}).items())
     if not isinstance(mode, Simulate | Train):
         raise ConfigError(f"{named} with mode={mode.name}: it has its own microbatches; leave one of both out")
     if file is not None:
         raise ConfigError(f"{named} with schedule_file={file.path}: the file says its microbatches; leave one out")
-    if request.tuning_budget is not None:
+    if tuning_budget is not None:
         raise ConfigError(
-            f"{named} with tuning_budget={request.tuning_budget}: the search chooses the size of microbatches; "
+            f"{named} with tuning_budget={tuning_budget}: the search chooses the size of microbatches; "
             "leave one of both out"
         )
-    if request.cost.profile is not None:
+    if profile is not None:
         raise ConfigError(
-            f"{named} with cost.profile={request.cost.profile}: it says nothing of the size of its microbatches; "
+            f"{named} with cost.profile={profile}: it says nothing of the size of its microbatches; "
             "measure pieces by leaving it out"
         )
 

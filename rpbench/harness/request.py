@@ -245,7 +245,8 @@ def _in_pieces(request: Request) -> Request:
     pieces = request.entry.pieces(request.schedule.options)
     if pieces == 1:
         return request
-    check_pieces(request)
+    file, profile = request.schedule.file, request.cost.profile
+    check_pieces(request.entry, request.mode, file, request.tuning_budget, profile)
     return replace(
         request,
         pieces=pieces,
