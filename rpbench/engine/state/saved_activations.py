@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import torch
 
-from rpbench.engine.compute.segments import Segment
 from rpbench.engine.state.device_memory import DeviceMemory
 from rpbench.ir.action import Action
 from rpbench.models.constants import is_constant
 
+Segment = tuple[int, int]  # microbatch, part of its sequences
 Move = Callable[[torch.Tensor], torch.Tensor]
 """A tensor -> its copy at the other end of a link."""
 
@@ -77,7 +77,7 @@ class _OfForward:
     """What the graph of one forward has saved.
 
     Args:
-        segment: of which stage and microbatch, as an error says it.
+        reader: what a backward that comes too early is told.
         stays: tensors whose storages outlive the graph.
         hold: told of every storage that the graph has saved, and of what lives as long.
     """
