@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -17,7 +16,9 @@ from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.state.device_memory import OutOfDeviceMemory
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import split_evenly, symmetric
+from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.models.data import Batch
 from rpbench.models.linear import Linear
@@ -69,7 +70,7 @@ class Tokens:
 
     def microbatch(self, step: int, microbatch: int) -> Batch:
         generator = torch.Generator().manual_seed(100 * step + microbatch)
-        return Batch(*torch.randint(5, (2, B, S), generator=generator).clone())
+        return Batch(*(torch.randint(5, (B, S), generator=generator) for _ in range(2)))
 
 
 def complete(name: str, p: int, m: int, v: int = 1, **options) -> Schedule:
@@ -169,19 +170,24 @@ def test_the_bytes_are_those_that_a_run_of_one_process_saves(name, p, m, v, dtyp
 
 
 def test_the_simulator_charges_a_formula_where_the_engine_counts_what_is_saved():
-    """As many actions of the same stages. A layer differs: 16 bits and 34 BSH + 5 ABS^2 there, fused attention here."""
+    """As many transfers of the same stages. For a token of a layer in bfloat16 the formula has 16 bits each of
+
+        4H + 2Q + 2KV + 3I     inputs of norms and blocks; queries, keys, values and their mixture; gate, up, product
+
+    and autograd saves more: inputs and outputs of both norms in 32 bits, and their scale, in place of two inputs in 16
+    bits; the activated gate; a number a head for the softmax.
+    """
     schedule = of_gpt("bpipe", 6, 7)
     workload = workload_of(schedule, TINY, torch.bfloat16)
-    training = run(schedule, workload)
-    charged = moved_bytes(schedule, replace(model_bytes(TINY, 10), keeps_activations=True))
-    of_layer = model_bytes(TINY, 10).layers[0].activations
-    for device in (0, 1):
-        number = sum(num_stored(schedule, device).values())
-        assert charged[device]["d2h STORE:A"] == charged[device]["h2d LOAD:A"] == number * 2 * of_layer
-    inner = saved_by(workload, training.layout.forward[1])
-    number = sum(num_stored(schedule, 1).values())
-    assert training.traffic.moved_bytes[1, "d2h"] == number * inner
-    assert charged[1]["d2h STORE:A"] / training.traffic.moved_bytes[1, "d2h"] == 2 * of_layer / inner
+    moved = run(schedule, workload).traffic.moved_bytes
+    tokens, sizes = 2 * TINY.seq_len, model_bytes(replace(TINY, num_layers=12), 2 * TINY.seq_len)
+    charged = moved_bytes(schedule, replace(sizes, keeps_activations=True))
+    formula = 2 * tokens * (8 * TINY.hidden + 3 * TINY.intermediate)  # one layer; heads are as wide as it is
+    saved = formula + tokens * (2 * (8 * TINY.hidden + 4) - 4 * TINY.hidden + 2 * TINY.intermediate + 4 * TINY.heads)
+    for device, num_moves, beside in ((0, 4, 8 * tokens), (1, 3, 0)):  # 2-5; 2-4; indices of the embedding
+        for lane, what in (("d2h", "STORE:A"), ("h2d", "LOAD:A")):
+            assert charged[device][f"{lane} {what}"] == num_moves * 2 * formula
+            assert moved[device, lane] == num_moves * (2 * saved + beside)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------
@@ -191,7 +197,6 @@ def weights_on(training: Training, device: int) -> int:
     return sum(training._bytes.staying()[device].values())
 
 
-@cache
 def most_held(name: str, p: int, m: int, v: int = 1, **options) -> tuple[float, ...]:
     """The most activations of a layer that each device holds at a time."""
     schedule = complete(name, p, m, v, **options)
@@ -208,24 +213,24 @@ def test_no_device_of_bpipe_holds_more_than_its_paper_says():
     assert found[7] > 3  # its own, and those of the first rank
 
 
-def test_devices_of_pipe_offload_hold_what_its_page_says():
-    """8 ranks, 16 stages, 32 microbatches: 23 chunks on the first device, 11 with half of them on the host, 3 with all."""
-    for share, most in ((0.0, 23), (0.5, 11), (1.0, 3)):
-        found = most_held("pipe_offload", 8, 32, 2, share=share)
-        if share:
-            assert most - 1 < found[0] <= most * (1 + TOKENS / LAYER), share
+@pytest.mark.parametrize("share, most", [(0.5, 11), slow((1.0, 3))])
+def test_devices_of_pipe_offload_hold_what_its_page_says(share, most):
+    """8 ranks, 16 stages, 32 microbatches: of 23 chunks on the first device 11 with half on the host, 3 with all."""
+    found = most_held("pipe_offload", 8, 32, 2, share=share)
+    assert most <= found[0] <= most * (1 + TOKENS / LAYER)
 
 
 @pytest.mark.parametrize(
     "name, plain, p, m, v, fits, needs",
-    [("bpipe", "1f1b", 6, 12, 1, 4, 6), ("pipe_offload", "interleaved_1f1b", 4, 8, 2, 3, 11)],
+    [("bpipe", "1f1b", 6, 12, 1, 4, 6), ("pipe_offload", "interleaved_1f1b", 4, 8, 2, 4, 11)],
 )
 def test_a_cap_that_holds_because_activations_leave(name, plain, p, m, v, fits, needs):
-    """What moves fits under a cap for `fits` activations; what stays needs `needs` on its first device."""
+    """What moves fits under a cap for `fits` activations; what stays needs 3p - 1 or p of them on its first device."""
     schedule, stays = complete(name, p, m, v), complete(plain, p, m, v)
     training = Training(mlp(schedule), schedule, Settings(recompute="none"))
     weights = max(weights_on(training, device) for device in range(p))
     cap = weights + fits * (LAYER + TOKENS)
+    assert max(peak_resident(Analysis(schedule))) == fits  # by a replay of the order
     assert needs * LAYER > fits * (LAYER + TOKENS)
     run(schedule, mlp(schedule), limit=cap)
     with pytest.raises(ActionFailed, match="OutOfDeviceMemory: device 0 holds") as seen:

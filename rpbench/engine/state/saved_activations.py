@@ -100,7 +100,7 @@ class _OfForward:
             bytes_ = _Bytes(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
             self._hold(bytes_)
             saved = self._found[address] = _Saved(bytes_, self._reader)
-        return _View(saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return _View(saved, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def end(self) -> None:
         """The graph is whole: what it has saved lives as long as it does."""
