@@ -15,7 +15,7 @@ from rpbench.engine.state.compensation import Compensation
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.training_checks import check_kept
-from rpbench.ir.action import Kind
+from rpbench.ir.action import Action, Kind
 from rpbench.ir.check import check
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
@@ -114,6 +114,52 @@ def test_as_much_comes_back_as_leaves():
     assert {lane for _, lane in moved} == {"d2h", "h2d"}
     for device in (0, 1):
         assert moved[device, "d2h"] == moved[device, "h2d"] > 0
+
+
+# --- one graph by itself ---------------------------------------------------------------------------------------
+
+STORE, LOAD, BACK = (
+    Action(kind, 2, 5, object=what) for kind, what in ((Kind.STORE, "A"), (Kind.LOAD, "A"), (Kind.B, None))
+)
+
+
+def halves_multiplied(saved: SavedActivations) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (3, 8) and the product of its two halves, turned round: views with offsets and strides of one storage."""
+    x = torch.arange(24.0).reshape(3, 8).requires_grad_()
+    with saved.noting(2, (5, 0), ()):
+        left, right = (x * 1).t().chunk(2)
+        return x, left * right
+
+
+def test_views_of_one_storage_travel_as_one_and_lie_as_before():
+    saved, copied = SavedActivations(None), []
+
+    def copy(tensor):
+        copied.append(tensor.nbytes)
+        return tensor.clone()
+
+    x, product = halves_multiplied(saved)
+    saved.store(STORE, copy)
+    saved.load(LOAD, 0, copy)
+    saved.take(BACK)
+    (gradient,) = torch.autograd.grad(product.sum(), x)
+    assert copied == [24 * 4, 24 * 4]
+    assert torch.equal(gradient, x.detach().roll(4, dims=1))  # of each half, the other one
+    assert not len(saved)
+
+
+def test_what_has_not_left_cannot_be_brought_back():
+    saved = SavedActivations(None)
+    _, product = halves_multiplied(saved)
+    with pytest.raises(RuntimeError, match="2LOAD:A5 loads activations that are not away: no STORE:A has taken them"):
+        saved.load(LOAD, 0, torch.clone)
+    with pytest.raises(RuntimeError, match="2LOAD:A6 loads activations that are not away"):
+        saved.load(LOAD._replace(microbatch=6), 0, torch.clone)
+    saved.store(STORE, torch.clone)
+    with pytest.raises(RuntimeError, match="2B5 reads activations that are not on its device: no 2LOAD:A5"):
+        saved.take(BACK)
+    with pytest.raises(RuntimeError, match="the backward of 2F5 reads activations that are not on its device"):
+        product.sum().backward()
 
 
 # --- broken on purpose -----------------------------------------------------------------------------------------
