@@ -19,6 +19,7 @@ from .readers import readers
 QUICK = (
     "record",
     "record in the dashboard",
+    "pack",
     "plan",
     "journal",
     "lease",
