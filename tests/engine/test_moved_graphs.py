@@ -258,7 +258,7 @@ def test_stages_that_are_cut_apart_are_refused():
     "request_",
     [
         ("schedule=bpipe", "num_devices=4", "backend=virtual"),
-        ("schedule=pipe_offload", "num_devices=2", "chunks_per_device=2", "schedule.share=0.5", "backend=cpu"),
+        slow((("schedule=pipe_offload", "num_devices=2", "chunks_per_device=2", "schedule.share=0.5", "backend=cpu"),)),
     ],
     ids=" ".join,
 )

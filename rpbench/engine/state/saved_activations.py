@@ -24,7 +24,7 @@ from rpbench.models.constants import is_constant
 
 Segment = tuple[int, int]  # microbatch, part of its sequences
 Move = Callable[[torch.Tensor], torch.Tensor]
-"""A tensor -> its copy at the other end of a link."""
+"""A tensor -> its copy at the other end of a link, in a storage of its own."""
 
 OWN, OF_PARTNER = "activations", "activations of a partner"  # as the ledger calls them
 
