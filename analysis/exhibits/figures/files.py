@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
@@ -14,16 +15,13 @@ _NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"D
 
 
 def save_figure(figure: Figure, stem: str, folder: Path = OUT) -> list[Path]:
-    """Write `stem.pdf` and `stem.png` (200 dots per inch) into a folder, and say where.
-
-    The figure keeps the layout of the first file: to find it anew for each takes as long as drawing.
-    """
+    """Write `stem.pdf` and `stem.png` (200 dots per inch) into a folder, and say where."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.{ending}" for ending in ("pdf", "png")]
     with style.applied():
+        _settle(figure)
         for path in paths:
             figure.savefig(path, metadata=_NO_DATE[path.suffix[1:]])
-            figure.set_layout_engine("none")
     return paths
 
 
@@ -31,6 +29,7 @@ def svg_text(figure: Figure) -> str:
     """The figure as an SVG document."""
     out = io.StringIO()
     with style.applied():
+        _settle(figure)
         figure.savefig(out, format="svg", metadata=_NO_DATE["svg"])
     return out.getvalue()
 
@@ -39,5 +38,21 @@ def png_bytes(figure: Figure, dots_per_inch: int = 100) -> bytes:
     """The figure as a PNG image."""
     out = io.BytesIO()
     with style.applied():
+        _settle(figure)
         figure.savefig(out, format="png", dpi=dots_per_inch, metadata=_NO_DATE["png"])
     return out.getvalue()
+
+
+def _settle(figure: Figure) -> None:
+    """Find the layout once, with the PDF's measures of words, and keep it for every file.
+
+    A figure with a layout engine, one that is switched off as well, is drawn twice for each file.
+    """
+    engine = figure.get_layout_engine()
+    if engine is None:
+        return
+    dots_per_inch = figure.dpi
+    FigureCanvasPdf(figure)
+    engine.execute(figure)
+    figure.set_layout_engine(None)
+    figure.dpi = dots_per_inch  # the PDF's is 72
