@@ -1,8 +1,11 @@
 """Figures as files: PDF, PNG and SVG that come out the same on every run."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from fontTools import subset
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
@@ -12,13 +15,16 @@ OUT = Path(__file__).parents[2] / "figures"
 
 # Without these, a file would hold the moment it was written.
 _NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"Date": None}}
+# Substitution, kerning and classes of glyphs: nothing in a PDF reads them, for it places every glyph by its number.
+_LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB"]
+_DEFAULT = "_drop_tables_default"  # what fontTools leaves out of every font
 
 
 def save_figure(figure: Figure, stem: str, folder: Path = OUT) -> list[Path]:
     """Write `stem.pdf` and `stem.png` (200 dots per inch) into a folder, and say where."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.{ending}" for ending in ("pdf", "png")]
-    with style.applied():
+    with style.applied(), _lean_fonts():
         _settle(figure)
         for path in paths:
             figure.savefig(path, metadata=_NO_DATE[path.suffix[1:]])
@@ -56,3 +62,17 @@ def _settle(figure: Figure) -> None:
     engine.execute(figure)
     figure.set_layout_engine(None)
     figure.dpi = dots_per_inch  # the PDF's is 72
+
+
+@contextmanager
+def _lean_fonts() -> Iterator[None]:
+    """Fonts are embedded without their layout tables, which take longer to cut down than all the rest of a font.
+
+    matplotlib has no option for it, and fontTools none but its default. Without that default fonts are embedded whole.
+    """
+    usual = getattr(subset.Options, _DEFAULT, [])
+    setattr(subset.Options, _DEFAULT, [*usual, *_LAYOUT_TABLES])
+    try:
+        yield
+    finally:
+        setattr(subset.Options, _DEFAULT, usual)
