@@ -16,7 +16,7 @@ OUT = Path(__file__).parents[2] / "figures"
 # Without these, a file would hold the moment it was written.
 _NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"Date": None}}
 # Substitution, kerning and classes of glyphs: nothing in a PDF reads them, for it places every glyph by its number.
-_LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB"]
+_LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB", "MATH"]
 _DEFAULT = "_drop_tables_default"  # what fontTools leaves out of every font
 
 
