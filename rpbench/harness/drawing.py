@@ -131,7 +131,11 @@ def put_bars(axes: "Axes", bars: Bars, points: float, *, rasterized: bool = Fals
         widths = [float(corner[2, 0] - corner[0, 0]) * points for corner in corners]
         edges = [0.25 if width >= _EDGE_PT else 0.0 for width in widths] if points else 0.0
         boxes = PolyCollection(
-            np.stack(corners), facecolors=colour, edgecolors="white", linewidths=edges, rasterized=rasterized
+            np.stack(corners),  # type: ignore[arg-type]  # of one array paths are made at once
+            facecolors=colour,
+            edgecolors="white",
+            linewidths=edges,
+            rasterized=rasterized,
         )
         axes.add_collection(boxes, autolim=False)
     for x, y, width, text in bars.labels:
