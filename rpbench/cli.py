@@ -146,8 +146,10 @@ def _verbs() -> dict[str, Verb]:
         "pivot": Verb(
             pivot,
             "one value by two keys, against a baseline where asked",
-            "--rows KEY --columns KEY --value METRIC [--baseline NAME] [results_dir=DIR]",
+            "--rows KEY --columns KEY --value METRIC [--baseline NAME] [--format csv|latex|html] [out=FILE] "
+            "[results_dir=DIR]",
         ),
+        "compact": Verb(compact, "records packed into Parquet, which query and pivot read fast", "[results_dir=DIR]"),
         "list": Verb(list_options, "what can be chosen, a line each", "|".join(_LISTS) + " [--json]"),
         "new": Verb(new, "a model, cluster or schedule of your own: a commented file that runs", NEW[4:]),
         "report": Verb(report, "the report, from records", "[results_dir=DIR] [out=FILE]"),
@@ -334,11 +336,18 @@ def query(arguments: Sequence[str]) -> int:
 
 
 def pivot(arguments: Sequence[str]) -> int:
-    """A metric by two choices: a table to stderr, its rows as JSON to stdout."""
-    from rpbench.commands.store import pivot as turn
+    """A metric by two choices: a table to stderr and its rows as JSON to stdout, or CSV, LaTeX or HTML."""
+    from rpbench.commands.pivot import pivot as turn
 
-    for row in turn(arguments, sys.stderr):
-        print(json.dumps(row))
+    turn(arguments, sys.stdout, sys.stderr)
+    return 0
+
+
+def compact(arguments: Sequence[str]) -> int:
+    """The records of a folder in one file, so that queries of thousands take no time."""
+    from rpbench.commands.store import compact as gather
+
+    print(json.dumps(gather(arguments)))
     return 0
 
 

@@ -15,7 +15,9 @@ from rpbench.cost.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.policy import Policy
 from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
-from rpbench.plan.contest.search import OUT_OF_TIME, Budget, Frames, Tuned
+from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.plans import Budget, Tuned
+from rpbench.plan.contest.search import OUT_OF_TIME
 from rpbench.plan.contest.terms import Terms
 
 # Looked at first, in this order: who leads in figure 10, then a bit of everything, so that an advice that has to end

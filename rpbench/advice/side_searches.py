@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 
 from rpbench.cost.basis import Basis
 from rpbench.plan.contest.contender import Contender, contenders
-from rpbench.plan.contest.search import OUT_OF_TIME, Budget, Frames, Search, Tuned
+from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.plans import Budget, Tuned
+from rpbench.plan.contest.search import OUT_OF_TIME, Search
 from rpbench.plan.contest.terms import Terms, terms_of
 from rpbench.side_processes import side_processes
 

@@ -36,7 +36,7 @@ from rpbench.mesh.gpu import names
 from rpbench.mesh.machine import Machine, machine
 from rpbench.mesh.measured_machine import measured_machine
 from rpbench.mesh.plans import SCHEDULES, Space
-from rpbench.plan.contest.search import Budget
+from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.terms import terms_of
 from rpbench.registry import unknown_name
 

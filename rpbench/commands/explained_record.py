@@ -16,6 +16,7 @@ from rpbench.cost.table import CostTable
 from rpbench.explain.number import Number
 from rpbench.explain.of_case import side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, Side, Work
+from rpbench.finite import is_finite
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import ConfigError, Predict
 from rpbench.harness.config import is_of_hydra
@@ -48,6 +49,8 @@ def side_of_record(row: Record) -> Side:
             f"{name} is of mode={row['mode']}, evidence {row.get('evidence')}: it says no choices whose step could be "
             f"timed again; name a run of mode {', '.join(MODES)}, or type its number: tokens_per_s=..."
         )
+    if missing := [key for key in _needed(row) if not _are_above_zero(row.get(key))]:
+        raise ConfigError(f"{name} says no {', '.join(missing)} above 0: it was not written by rpbench; run it again")
     request = _request(*row["overrides"])
     notes = _notes(row, request)
     if isinstance(request.mode, Predict):
@@ -71,6 +74,21 @@ def side_of_record(row: Record) -> Side:
         settings={key: row.get(key) for key in (*SHOWN, "num_devices", "num_microbatches", "num_steps")},
         notes=notes,
     )
+
+
+def _needed(row: Record) -> tuple[str, ...]:
+    """The numbers of a record that its explanation is made of."""
+    if row["mode"] == "predict":
+        return ("tokens_per_s",)
+    units = "tokens_per_step" if row.get("tokens_per_step") is not None else "num_microbatches"
+    measured = ("makespan_s", *(key for key in ("replay_makespan_s", "replay_busy_s") if row.get(key)), "busy_s")
+    return ("step_time_s", "num_devices", units, *(measured if row["evidence"] == "measured" else ()))
+
+
+def _are_above_zero(value: object) -> bool:
+    """Whether a number is, or every one of a list of them."""
+    numbers = value if isinstance(value, list) else [value]
+    return bool(numbers) and all(is_finite(each) and each > 0 for each in numbers)
 
 
 @lru_cache(maxsize=8)

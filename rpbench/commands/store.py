@@ -1,43 +1,24 @@
-"""`export`, `query` and `pivot`: the records of a folder as one table."""
+"""`export`, `query` and `compact`: the records of a folder as one table."""
 
 import csv
 import io
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import pyarrow.parquet
+
+from rpbench.commands.record_table import canonical, columns_of, pack, table
 from rpbench.harness import record
 from rpbench.harness.record import Record, check_target
 from rpbench.registry import unknown_name
 
 FORMATS = ("csv", "jsonl", "latex", "parquet")
-# Times of day, and the machine: what differs between two undisturbed runs of one sweep.
-_PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
-_LATEX = str.maketrans({mark: f"\\{mark}" for mark in "_%&#$"} | {"\\": r"\textbackslash{}"})
-
-
-def canonical(results: Path) -> list[Record]:
-    """Every sound record of a folder by run_id, without times of day and machine; what is nested as JSON text.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    rows = [_flat(row) for row in record.read_all(results)]
-    if not rows:
-        raise ValueError(f"results_dir={results}: no record in it; run something, or name another folder")
-    return rows
-
-
-def _flat(row: Record) -> Record:
-    kept = {key: value for key, value in sorted(row.items()) if key not in _PASSING}
-    nested = {k: json.dumps(v, sort_keys=True) for k, v in kept.items() if isinstance(v, (dict, list))}
-    return {"run_id": kept.pop("run_id"), **kept, **nested}
-
-
-def _columns(rows: Sequence[Record]) -> list[str]:
-    return ["run_id", *sorted({key for row in rows for key in row} - {"run_id"})]
+_LATEX = str.maketrans(
+    {mark: f"\\{mark}" for mark in "_%&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 
 def export(arguments: Sequence[str], out: TextIO) -> None:
@@ -50,14 +31,16 @@ def export(arguments: Sequence[str], out: TextIO) -> None:
     form, target = options["format"], options["out"]
     if form not in FORMATS:
         raise ValueError(unknown_name("format", form, list(FORMATS)))
-    rows = canonical(Path(options["results_dir"]))
+    results = Path(options["results_dir"])
     if form == "parquet":
         if not target:
             raise ValueError("format=parquet is no text: name a file, as in out=records.parquet")
         check_target(Path(target))
-        _frame(rows).to_parquet(target, index=False)
+        content = io.BytesIO()
+        pyarrow.parquet.write_table(table(results), content)
+        record.write_atomically(Path(target), content.getvalue())
         return
-    text = {"csv": _csv, "jsonl": _jsonl, "latex": _latex}[form](rows)
+    text = {"csv": _csv, "jsonl": _jsonl, "latex": _latex}[form](canonical(results))
     if target:
         record.write_atomically(Path(target), text)
     else:
@@ -66,7 +49,7 @@ def export(arguments: Sequence[str], out: TextIO) -> None:
 
 def _csv(rows: Sequence[Record]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
+    writer = csv.DictWriter(text, columns_of(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -77,20 +60,15 @@ def _jsonl(rows: Sequence[Record]) -> str:
 
 
 def _latex(rows: Sequence[Record]) -> str:
-    names = _columns(rows)
-    table = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
-    body = "".join(" & ".join(cell.translate(_LATEX) for cell in line) + " \\\\\n" for line in table)
-    return f"\\begin{{tabular}}{{{'l' * len(names)}}}\n{body}\\end{{tabular}}\n"
+    names = columns_of(rows)
+    return latex_table([names, *([row.get(name) for name in names] for row in rows)])
 
 
-def _cell(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _frame(rows: Sequence[Record]) -> Any:
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=_columns(rows))
+def latex_table(lines: Sequence[Sequence[Any]]) -> str:
+    """Lines of cells, the first their heads, as a `tabular`; None is an empty cell."""
+    cells = [["" if cell is None else str(cell).translate(_LATEX) for cell in line] for line in lines]
+    body = "".join(" & ".join(line) + " \\\\\n" for line in cells)
+    return f"\\begin{{tabular}}{{{'l' * len(cells[0])}}}\n{body}\\end{{tabular}}\n"
 
 
 def query(arguments: Sequence[str]) -> list[Record]:
@@ -107,7 +85,7 @@ def query(arguments: Sequence[str]) -> list[Record]:
         import duckdb
     except ImportError:
         raise ValueError("query needs DuckDB: pip install duckdb") from None
-    runs = _frame(canonical(Path(options["results_dir"])))
+    runs = table(Path(options["results_dir"]))
     with duckdb.connect() as database:
         database.register("runs", runs)
         database.execute("set enable_external_access = false")
@@ -122,59 +100,15 @@ def query(arguments: Sequence[str]) -> list[Record]:
             raise ValueError(f"query: {str(error).partition(chr(10))[0]}") from None
 
 
-def pivot(arguments: Sequence[str], out: TextIO = sys.stderr) -> list[Record]:
-    """A metric by two choices, its median over what else varies; with a baseline, over that column's.
+def compact(arguments: Sequence[str]) -> Record:
+    """Pack the records of a folder, so that they are read fast; where the pack is, and of how many.
 
     Raises:
-        ValueError: for a column that no record has, or a baseline that is no column of the table.
+        ValueError: for an unknown option, or a folder without a record.
     """
-    asked = {"rows": "model", "columns": "schedule", "value": "tokens_per_s", "baseline": "", "results_dir": "results"}
-    options = options_of(arguments, asked)
-    frame = _frame(canonical(Path(options["results_dir"])))
-    row, column, value, baseline = (options[key] for key in ("rows", "columns", "value", "baseline"))
-    for name in (row, column, value):
-        if name not in frame:
-            raise ValueError(unknown_name("column", name, list(frame.columns)))
-    if row == column or value in (row, column):
-        raise ValueError(f"rows={row}, columns={column}, value={value}: three keys that differ")
-    keys = frame[[row, column]].astype(object).where(frame[[row, column]].notna(), "none")
-    try:
-        numbers = keys.assign(**{value: frame[value].astype(float)}).dropna()
-    except (TypeError, ValueError):
-        raise ValueError(f"value={value}: not a number in every record; choose a metric") from None
-    if numbers.empty:
-        raise ValueError(f"value={value}: none of the {len(frame)} runs has it; choose a metric that they have")
-    table = numbers.pivot_table(index=row, columns=column, values=value, aggfunc="median")
-    if baseline:
-        known = {str(name): name for name in table.columns}
-        if baseline not in known:
-            raise ValueError(unknown_name("baseline", baseline, list(known)))
-        table = table.div(table[known[baseline]], axis=0)
-    print(table.to_string(float_format="{:.6g}".format, na_rep="-"), file=out)
-    for line in _merged(frame.loc[numbers.index], row, column):
-        print(line, file=out)
-    found = table.reset_index().to_dict("records")
-    return [{str(key): None if cell != cell else cell for key, cell in each.items()} for each in found]
-
-
-# Choices that a table should say if runs of one cell differ in them.
-_CHOICES = (
-    *("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "partition", "dispatch"),
-    *("offload", "num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
-)
-
-
-def _merged(frame: Any, row: str, column: str) -> list[str]:
-    """What a person must know of cells that hold several runs: how many, and what these differ in."""
-    cells = frame.groupby([row, column], dropna=False)
-    most = int(cells.size().max())
-    if most < 2:
-        return []
-    names = [name for name in _CHOICES if name in frame and name not in (row, column)]
-    varying = [name for name in names if int(cells[name].nunique(dropna=False).max()) > 1]
-    plain = [name for name in varying if name != "overrides"] or ["other options" for _ in varying]
-    what = f"that differ in {', '.join(plain)}" if plain else "of one request"
-    return [f"rpbench: a cell is the median of up to {most} runs {what}"]
+    results = Path(options_of(arguments, {"results_dir": "results"})["results_dir"])
+    path, number = pack(results)
+    return {"pack": str(path), "records": number}
 
 
 def options_of(arguments: Sequence[str], known: dict[str, str]) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from rpbench.cost.declared import Declared, declarations
 from rpbench.cost.hardware import NUMBERS, Cluster
 from rpbench.cost.measured import MEASURED
+from rpbench.finite import is_finite
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def make_basis(cluster: Cluster, constants: Mapping[str, float], declared: Mappi
         ValueError: for a constant that is no finite number of at least 0, or a wrong declaration.
     """
     for name, value in constants.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+        if not is_finite(value) or value < 0:
             raise ValueError(f"cost.constants.{name}={value!r}: a finite number of at least 0")
     figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
     figures |= {name: float(value) for name, value in cluster.measured.items()}

@@ -9,12 +9,13 @@ so the bandwidth is the "bus bandwidth" of NCCL's tests (PERFORMANCE.md), compar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, log2
+from math import inf, log2
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.finite import is_finite
 from rpbench.registry import unknown_name
 
 Floats = npt.NDArray[np.float64]
@@ -54,7 +55,7 @@ class CollectiveRate:
             raise ValueError(f"{where}.num_ranks={self.num_ranks!r}: a whole number of at least 2")
         for name, least in (("bytes_per_s", 0.0), ("latency_s", -inf)):
             low, value, high = (getattr(self, f"{name}{end}") for end in ("_low", "", "_high"))
-            if not all(_is_number(each) and each > least and each >= 0 for each in (low, value, high)):
+            if not all(is_finite(each) and each > least and each >= 0 for each in (low, value, high)):
                 raise ValueError(f"{where}.{name}={value!r} ({low!r} to {high!r}): finite and above 0")
             if not low <= value <= high:
                 raise ValueError(f"{where}.{name}={value!r} is not between its ends, {low!r} and {high!r}")
@@ -111,7 +112,7 @@ def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) 
     sizes = sorted(samples)
     if len(sizes) < 2:
         raise ValueError(f"{name}: a latency and a bandwidth need at least two sizes, not {len(sizes)}")
-    if not all(_is_number(each) and each > 0 for size in sizes for each in samples[size]):
+    if not all(is_finite(each) and each > 0 for size in sizes for each in samples[size]):
         raise ValueError(f"{name}: seconds that are not above 0 in {dict(samples)}")
     rng = np.random.default_rng(0)
     sent = volume(name, num_ranks) * np.array(sizes, float)
@@ -143,7 +144,3 @@ def _lines(sent: Floats, seconds: Floats) -> Floats:
     odd = (latency < 0) | (slope <= 0)
     alone = byte.sum(axis=1) / bb
     return np.column_stack([np.where(odd, 0.0, latency), np.where(odd, alone, slope)])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

@@ -1,8 +1,6 @@
 """Constant costs: every device's share of the model takes the same given time."""
 
-import math
-
-from rpbench.cost.table import LayerTimes, Number
+from rpbench.cost.table import LONGEST, LayerTimes, Number
 
 
 def constant_times(
@@ -33,9 +31,12 @@ def constant_times(
         "hop_ms": hop_ms,
     }
     for name, time in given.items():
-        if not (time >= 0 and math.isfinite(time)):
-            raise ValueError(f"cost.{name}={time}: a time is finite and not negative; give milliseconds, such as 1.5")
-    if not (head_share >= 0 and math.isfinite(head_share)):
+        if not 0 <= time <= LONGEST:
+            raise ValueError(
+                f"cost.{name}={time}: a time is finite and not negative; give milliseconds, such as 1.5, "
+                f"at most {LONGEST:g}"
+            )
+    if not 0 <= head_share <= LONGEST:
         raise ValueError(f"cost.head_share={head_share}: the head's work in shares of a device's, such as 0.5, or 0")
     if not forward_ms + input_grad_ms + weight_grad_ms > 0:
         raise ValueError(

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from math import inf, isfinite
 from typing import Any
 
 from rpbench.cost.collective_rates import collective_rates
 from rpbench.cost.measured import MEASURED
+from rpbench.finite import is_finite
 from rpbench.registry import unknown_name
 
 _COUNTS = (
@@ -97,7 +97,7 @@ class Cluster:
                 raise ValueError(f"cluster.{name}={value!r}: a whole number of at least 1, or null for no limit")
         for name in NUMBERS:
             value = getattr(self, name)
-            if name not in _COUNTS and value is not None and not (_is_number(value) and isfinite(value) and value > 0):
+            if name not in _COUNTS and value is not None and not (is_finite(value) and value > 0):
                 raise ValueError(f"cluster.{name}={value!r}: a finite number above 0, or null if there is none")
         for name in ("measured", "collectives", "declared"):
             if not isinstance(getattr(self, name), Mapping):
@@ -107,7 +107,7 @@ class Cluster:
         for name, value in self.measured.items():
             if name not in MEASURED:
                 raise ValueError(f"cluster.measured: {unknown_name('constant', name, list(MEASURED))}")
-            if not (_is_number(value) and isfinite(value) and value >= 0):
+            if not (is_finite(value) and value >= 0):
                 raise ValueError(f"cluster.measured.{name}={value!r}: a finite number of at least 0")
         collective_rates(self.collectives)
         for name in _SHARES:
@@ -115,7 +115,7 @@ class Cluster:
                 raise ValueError(f"cluster.{name}={getattr(self, name)!r}: a share of the peak, at most 1")
         if self.device_speeds is not None:
             object.__setattr__(self, "device_speeds", _checked_speeds(self.device_speeds))
-        if not (_is_number(self.transfer_latency_s) and 0 <= self.transfer_latency_s < inf):
+        if not (is_finite(self.transfer_latency_s) and self.transfer_latency_s >= 0):
             raise ValueError(f"cluster.transfer_latency_s={self.transfer_latency_s!r}: seconds, 0 or more")
 
     def link_bytes_per_s(self, lane: str) -> float | None:
@@ -157,10 +157,6 @@ NUMBERS = tuple(
 
 
 def _checked_speeds(speeds: object) -> tuple[float, ...]:
-    if isinstance(speeds, list | tuple) and speeds and all(_is_number(v) and isfinite(v) and v > 0 for v in speeds):
+    if isinstance(speeds, list | tuple) and speeds and all(is_finite(v) and v > 0 for v in speeds):
         return tuple(speeds)
     raise ValueError(f"cluster.device_speeds={speeds!r}: a list of finite numbers above 0, such as [1,1,0.5]; or null")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,9 +10,10 @@ conventions, because published numbers use the first, which is wrong where the h
 Source: theoretical analysis in the artifact of RoundPipe (arXiv 2604.27085) for the first convention.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from rpbench.finite import is_finite
 
 Convention = Literal["artifact", "corrected", "causal"]
 CONVENTIONS: tuple[Convention, ...] = ("artifact", "corrected", "causal")
@@ -242,7 +243,7 @@ def _check_numbers(model: Model) -> None:
     }
     for name, (rule, holds) in rules.items():
         value = getattr(model, name)
-        if type(value) not in (int, float) or not math.isfinite(value) or not holds(value):
+        if not is_finite(value) or not holds(value):
             raise ValueError(f"model.{name}={value!r}: {rule}")
 
 

@@ -1,6 +1,5 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,6 +10,9 @@ from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError, Shape
 
 Number = Any  # float, or Fraction where an exact result is wanted
+# Longer times, in any unit, and slower devices are nobody's; sums of them would leave what a float holds.
+LONGEST = 1e15
+LEAST_SPEED = 1e-6
 
 
 class Work(NamedTuple):
@@ -163,12 +165,14 @@ class LayerTimes:
     def __post_init__(self) -> None:
         if not 0 <= self.overlap_gain <= 1:
             raise ValueError(f"overlap_gain={self.overlap_gain}: a share, from 0 (none is hidden) to 1 (all is)")
-        if not all(speed > 0 for speed in self.speeds):
-            raise ValueError(f"speeds={list(self.speeds)}: numbers above 0; 1 is a device as it was timed")
+        if not all(speed >= LEAST_SPEED for speed in self.speeds):
+            raise ValueError(
+                f"speeds={list(self.speeds)}: numbers of at least {LEAST_SPEED}; 1 is a device as it was timed"
+            )
         for name, value in vars(self).items():
             for time in value if isinstance(value, Sequence) else (value,):
-                if not (time >= 0 and math.isfinite(time)):
-                    raise ValueError(f"{name}={time!r}: times are finite and not negative")
+                if not 0 <= time <= LONGEST:
+                    raise ValueError(f"{name}={time!r}: times are finite and not negative, at most {LONGEST:g}")
 
     @property
     def num_layers(self) -> int:

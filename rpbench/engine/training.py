@@ -6,7 +6,6 @@ has its own shard or copy of it, and gets the rest by collectives (`rpbench.engi
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,13 +36,14 @@ from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.reductions import Reduction, reductions_of
 from rpbench.engine.state.selective_optimizer import SelectiveOptimizer
 from rpbench.engine.state.split_gradients import SplitWindow
+from rpbench.engine.state.stage_bytes import StageBytes
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import Weights, begin, masters_of
 from rpbench.engine.training_checks import check_kept, check_selective, check_shape, check_stored
 from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
-from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial
@@ -51,7 +51,6 @@ from rpbench.ir.residency import inputs_stay
 from rpbench.ir.rest_rule import share_moved
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
-from rpbench.models.shards import held_parameters
 from rpbench.passes.recomputation import EXECUTED, Recompute
 
 Reductions = Mapping[tuple[int, int], Sequence[Reduction]]
@@ -139,6 +138,7 @@ class Training:
         self.sharing = sharing_of(self.analysis, self.layout, self.workload)
         homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
         self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
+        self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, self.homes)
         self.traffic, self.memory = Traffic(copy), self._device_memory()
         self._hold = self.memory.change if self.memory else _not_counted
         moved = _moved(self.schedule)
@@ -284,9 +284,13 @@ class Training:
     def handlers(self) -> Mapping[Kind, Handler]:
         """What runs each kind of action."""
         found = self._handlers()
-        if self.memory is None:
+        memory = self.memory
+        if memory is None:
             return found
-        return {kind: self._counted(handler) if kind in COMPUTE else handler for kind, handler in found.items()}
+        return {
+            kind: self._bytes.counted(handler, memory) if kind in COMPUTE else handler
+            for kind, handler in found.items()
+        }
 
     def _handlers(self) -> Mapping[Kind, Handler]:
         if self.team:
@@ -435,60 +439,8 @@ class Training:
             self.weights.rewrite(modules, action.version, partial(self.optimizer.values, modules))
 
     def _device_memory(self) -> DeviceMemory | None:
-        if self.settings.device_memory_bytes is None:
-            return None
-        resident: list[Counter[str]] = [Counter() for _ in range(self.schedule.shape.num_ranks)]
-        if self.schedule.weights is not WeightsAre.STREAMED:
-            visits = (
-                (device, part)
-                for device, _, row in self.schedule.items()
-                for action in row
-                for part in parts_of(action)
-                if part.kind in COMPUTE
-            )
-            for device, what, module in {
-                (device, what, module)
-                for device, part in visits
-                for what in (("weights",) if part.kind is Kind.F else ("weights", "gradients"))
-                for module in self.layout.modules_of(part)
-            }:
-                resident[device][what] += self._staying(device, module)[what]
-        return DeviceMemory(self.settings.device_memory_bytes, resident)
-
-    def _staying(self, device: int, module: int) -> Counter[str]:
-        """The bytes of a module's weights and gradients that stay on a device that runs it."""
-        stage = self.layout.stage_of(module)
-        sharing = self.sharing.get(stage)
-        if self.homes.get(stage, device) != device:
-            return Counter()
-        if sharing is None:
-            return self._bytes_of(module, device)
-        size = next((parameter.itemsize for parameter in self.workload.modules[module].parameters()), 0)
-        weights, gradients = sharing.kept_elements(module, device)
-        return Counter(weights=weights * size, gradients=gradients * size)
-
-    def _counted(self, handler: Handler) -> Handler:
-        """A handler whose device's memory is counted."""
-        devices = [device for device, _, row in self.schedule.items() for _ in row]
-        memory, streamed = self.memory, self.schedule.weights is WeightsAre.STREAMED
-        assert memory is not None
-
-        def run(action: Action, number: int, gate: Gate) -> None:
-            comes: Counter[str] = Counter()
-            if streamed:
-                modules = self.layout.modules_of(action)
-                comes = sum((self._bytes_of(module, devices[number]) for module in modules), comes)
-                if action.kind in (Kind.F, Kind.R):
-                    del comes["gradients"]
-            with memory.visit(devices[number], comes):
-                handler(action, number, gate)
-
-        return run
-
-    def _bytes_of(self, module: int, device: int) -> Counter[str]:
-        parameters = held_parameters(self.workload.modules[module], device)
-        trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-        return Counter(weights=sum(parameter.nbytes for parameter in parameters), gradients=trained)
+        limit = self.settings.device_memory_bytes
+        return None if limit is None else DeviceMemory(limit, self._bytes.staying())
 
     def _scaler(self) -> LossScaler | None:
         rule = self.settings.optimizer.loss_scaling

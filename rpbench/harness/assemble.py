@@ -30,7 +30,7 @@ from rpbench.ir.versions import Versions
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_recompute
 from rpbench.plan import Choice, choose
-from rpbench.plan.contest.search import Tuned
+from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
 from rpbench.sim.checked import checked_graph

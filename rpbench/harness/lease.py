@@ -60,6 +60,7 @@ class Leases:
 
     def take(self, run: str) -> Path | None:
         """The lease of a run, to be given back; None while somebody else has it."""
+        stood = self._standing(run)
         newest = self._newest(run)
         if newest is not None and not self._has_lapsed(newest):
             return None
@@ -67,6 +68,9 @@ class Leases:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{run}.{generation}"
         if not create(path, json.dumps(Owner.me().__dict__)):
+            return None
+        if {each for each in self._standing(run) if each[0] != path} - stood:
+            path.unlink(missing_ok=True)  # what stood when we looked was given back, and another has begun anew
             return None
         self._held.add(path)
         self._beat()
@@ -80,6 +84,12 @@ class Leases:
             if _generation(other) <= generation:
                 with suppress(OSError):  # what cannot be removed ends with its process
                     other.unlink()
+
+    def remove_lapsed(self) -> None:
+        """Take and give back what owners left that are gone: a run that has ended, nobody else would take again."""
+        for run in sorted({path.stem for path in self._folder.glob("*.*")}):
+            if (lease := self.take(run)) is not None:
+                self.give_back(lease)
 
     def is_held(self, run: str) -> bool:
         """Whether somebody works on a run."""
@@ -100,6 +110,14 @@ class Leases:
 
     def _newest(self, run: str) -> Path | None:
         return max(self._of(run), key=_generation, default=None)
+
+    def _standing(self, run: str) -> set[tuple[Path, int]]:
+        """The leases of a run, with the time at which each was touched."""
+        found = set()
+        for path in self._of(run):
+            with suppress(OSError):  # given back just now
+                found.add((path, path.stat().st_mtime_ns))
+        return found
 
     def _of(self, run: str) -> list[Path]:
         return [path for path in self._folder.glob(f"{run}.*") if path.suffix[1:].isdecimal()]

@@ -2,8 +2,10 @@
 
 Hydra builds what `_target_` under `hydra.callbacks` names, logging what `()` names, and launchers take commands. On the
 command line these are the user's own words; a file of models, machines or experiments may only say what is swept.
+A resolver, such as `${oc.env:HOME}`, would put the environment into what is written and shown; `${key}` alone is data.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from rpbench.harness.choices import ConfigError
 from rpbench.places import CONF, file_of, places
 from rpbench.yaml_file import read_keys
 
+_RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
 _EXAMPLE = "hydra: {sweeper: {params: {schedule: 'gpipe,1f1b'}}}"
 
 
@@ -29,21 +32,42 @@ def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
                 read_keys(path)
 
 
-def refuse_hydra_keys() -> None:
-    """Refuse folders with a file that says more to Hydra than what a sweep varies.
+def refuse_what_runs() -> None:
+    """Refuse folders with a file that says more to Hydra than what a sweep varies, or calls a resolver.
 
     Raises:
         ConfigError: naming the file and the key.
     """
     for path in (path for place in places() for path in place.rglob("*.yaml") if path.is_file()):
         content = path.read_bytes()
-        if b"hydra" not in content and b"\\" not in content:  # a quoted key may be spelled by escapes
+        if not any(mark in content for mark in (b"hydra", b"${", b"\\")):  # what is quoted may be spelled by escapes
             continue
+        for text in _resolving(path):
+            raise ConfigError(
+                f"{path}: {text!r:.80} asks for what is outside the file; write the value, or the name of another key, "
+                "as in ${hidden}; what is read from the environment is for the command line"
+            )
         for said in _said_to_hydra(path):
             raise ConfigError(
                 f"{path}: {said}: a file says what is swept and nothing else to Hydra, as in {_EXAMPLE}; what runs "
                 "code, starts workers or sets the environment is for the command line"
             )
+
+
+def _resolving(path: Path) -> Iterator[str]:
+    """The texts of a file that call a resolver."""
+    try:
+        waiting: list[Any] = [read_keys(path)]
+    except ValueError:
+        return  # not to be composed either
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            waiting += each
+        elif isinstance(each, str) and _RESOLVER.search(each):
+            yield each
 
 
 def _said_to_hydra(path: Path) -> Iterator[str]:

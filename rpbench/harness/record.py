@@ -44,7 +44,8 @@ STATUSES = ("ok", "oom", "infeasible", "failed")
 
 # 2: what surrounds a run is in its record, and its run_id is verified when it is read; 3: so is a digest of all values
 SCHEMA = 3
-METRICS = ("makespan_s", "step_time_s", "tokens_per_s", "bubble_makespan", "bubble_span", "bubble_over_ideal")
+_NEVER_NEGATIVE = ("makespan_s", "step_time_s", "tokens_per_s")
+METRICS = (*_NEVER_NEGATIVE, "bubble_makespan", "bubble_span", "bubble_over_ideal")
 _TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
 _LARGEST = 2**63
 # What readers rely on: the types of values, and in which words one is refused.
@@ -102,6 +103,9 @@ def defect(record: Any, name: str) -> str | None:
             return f"{key} {record[key]!r:.80} is {words}"
         if isinstance(record.get(key), int) and abs(record[key]) > _LARGEST:
             return f"{key} {record[key]!r:.80} is too large a number"
+    for key in _NEVER_NEGATIVE:
+        if (record.get(key) or 0) < 0:
+            return f"{key} {record[key]!r:.80} is below 0"
     for key in ("overrides", "notes", "files"):
         if not all(isinstance(item, str) for item in record.get(key) or ()):
             return f"{key} holds what is no text"
@@ -113,7 +117,7 @@ def _falsified(record: Record, name: str) -> str | None:
     if "surroundings" in record and run_id(identity_of(record)) != name:
         return "its configuration is not the one that its run_id was made of"
     try:
-        found = digest(record)
+        found = _digest_of_parsed(record)
     except (ValueError, RecursionError, OverflowError) as error:
         return f"not all of it is JSON that can be written ({error})"
     if (record.get("schema", 1) > 2 or "digest" in record) and record.get("digest") != found:
@@ -127,8 +131,12 @@ def digest(record: Record) -> str:
     Raises:
         ValueError: if a number is not finite.
     """
+    return _digest_of_parsed(json.loads(dump(record)))  # as it is read back: its keys are texts
+
+
+def _digest_of_parsed(record: Record) -> str:
     values = {key: value for key, value in record.items() if key != "digest"}
-    text = json.dumps(json.loads(dump(values)), sort_keys=True)  # as it is read back: its keys are texts
+    text = json.dumps(values, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -187,19 +195,20 @@ def check_target(path: Path) -> None:
         raise ValueError(f"{path} is no regular file, and is left alone; name a file")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str | bytes) -> None:
     """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
     check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left(path)
     temporary = path.with_name(f".{path.name}.{provenance.host_word()}-{os.getpid()}")
+    content = text if isinstance(text, bytes) else text.encode()
     try:
         boundary()
-        with temporary.open("w", encoding="utf-8") as target:
-            target.write(text[: len(text) // 2])
+        with temporary.open("wb") as target:
+            target.write(content[: len(content) // 2])
             target.flush()
             boundary()
-            target.write(text[len(text) // 2 :])
+            target.write(content[len(content) // 2 :])
             target.flush()
             os.fsync(target.fileno())
         boundary()

@@ -392,6 +392,8 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
             raise ConfigError(unknown_name(f"key of {group}", str(key), sorted(known)))
     if "name" not in values:
         raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
+    if not isinstance(values["name"], str):
+        raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
     if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
         raise ConfigError(missing_text(group, str(values["name"]), missing))
     return kind(**values)

@@ -1,6 +1,7 @@
 """Sweeper: all combinations of the swept values, with a manifest of the cells, and an end that counts them."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from omegaconf import DictConfig
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.manifest import Plan, manifest_name, write_plan
 from rpbench.harness.preview import preview
+from rpbench.harness.processes import end_with_parent
 from rpbench.harness.progress import Progress, conclude
 from rpbench.harness.provenance import usable_cores
 from rpbench.harness.record import check_writable
@@ -64,7 +66,7 @@ class ManifestSweeper:
         experiment = self.config.hydra.runtime.choices.get("experiment")
         name = None if experiment in (None, "null") else str(experiment)
         plan = Plan(*write_plan(results, name, arguments, cells).split("@"))
-        launcher = self.launch(partial(work, plan, cells, self.terms))
+        launcher = self.launch(partial(_worked, os.getpid(), partial(work, plan, cells, self.terms)))
         number = _num_workers(self.config.hydra.launcher, len(cells))
         common = [item for item in arguments if item.startswith(("experiment=", "results_dir="))]
         batch = [[*common, f"hydra.job.name='{plan.name}'"] for _ in range(number)]
@@ -87,6 +89,13 @@ class ManifestSweeper:
         if (number := prod(map(len, values.values()))) > MOST_CELLS:
             raise ConfigError(f"{number:,} cells; a sweep has at most {MOST_CELLS:,}: name fewer values")
         return list(product(*values.values()))
+
+
+def _worked(command: int, work: Callable[[DictConfig], None], config: DictConfig) -> None:
+    """A worker's part; one that a launcher started from the command's own process ends with it, also while idle."""
+    if os.getppid() == command:
+        end_with_parent()
+    work(config)
 
 
 def _values(override: Override) -> list[str]:

@@ -83,6 +83,7 @@ class Worker:
         except _Stop:
             print("rpbench: stopped at the first failure", file=sys.stderr)
         finally:
+            leases.remove_lapsed()
             leases.close()
 
     def _is_there(self, cell: Any, number: int) -> bool:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rpbench.cost.declared import declarations
+from rpbench.finite import is_finite
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
 
@@ -53,7 +53,7 @@ class Gpu:
             value = getattr(self, each.name)
             if each.name in ("name", "declared", "attention_flops_per_s") or value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+            if not is_finite(value) or value <= 0:
                 raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a finite number above 0")
             if each.name.startswith("sustained") and value > 1:
                 raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a share of the peak, at most 1")

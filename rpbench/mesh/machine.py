@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import isfinite
 from typing import Any
 
 from rpbench.cost.collective_rates import CollectiveRate
 from rpbench.cost.declared import declarations
+from rpbench.finite import is_finite
 from rpbench.mesh.gpu import CONF, Gpu, gpu, names, read, unknown_option
 
 
@@ -53,13 +53,13 @@ class Machine:
                 raise ValueError(f"machine.{name}={value!r}: a whole number of at least 1")
         for name in ("intra_bytes_per_s", "inter_bytes_per_s", "host_bytes_per_s"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+            if not is_finite(value) or value <= 0:
                 raise ValueError(
                     f"machine.{name}={value!r}: bytes a second above 0; a link of bandwidth 0 never ends a transfer"
                 )
         for name in ("intra_latency_s", "inter_latency_s", "reserved_memory_bytes", "domain"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            if not is_finite(value) or value < 0:
                 raise ValueError(f"machine.{name}={value!r}: 0 or more")
         if not self.domain:
             object.__setattr__(self, "domain", self.devices_per_node)

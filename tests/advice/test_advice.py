@@ -15,7 +15,8 @@ from rpbench.cost.basis import make_basis
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frame import Frame
-from rpbench.plan.contest.search import Budget, tune
+from rpbench.plan.contest.plans import Budget
+from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import space_of
 
 NAMES = ("1f1b", "gpipe", "zb_h1", "roundpipe", "data_parallel")

@@ -9,7 +9,9 @@ from rpbench.advice.ranking import Misfit, advise
 from rpbench.advice.side_searches import Clock, Share
 from rpbench.cost.basis import make_basis
 from rpbench.plan.contest.contender import contender
-from rpbench.plan.contest.search import OUT_OF_TIME, Budget, Frames, Search, tune
+from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.plans import Budget
+from rpbench.plan.contest.search import OUT_OF_TIME, Search, tune
 
 BUDGET = Budget(60, 100_000)
 

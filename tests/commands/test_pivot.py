@@ -1,6 +1,10 @@
 """`pivot` and `query`: medians that say what they are of, baselines of any type, and what is refused."""
 
+import pandas
 import pytest
+
+from rpbench.cli import dispatch
+from rpbench.commands.pivot import Pivot
 
 SWEEP = ("-m", "schedule=1f1b,gpipe", "num_microbatches=4,8", "cost=constant")
 ASKED = ("pivot", "--rows", "schedule", "--columns", "num_microbatches", "--value", "makespan_s")
@@ -38,6 +42,8 @@ WRONG = [
     ((*ASKED[:2], "schedule", "--columns", "schedule", "--value", "makespan_s"), "three keys that differ"),
     ((*ASKED[:-1], "tokens_per_s"), "none of the 4 runs has it"),
     ((*ASKED, "--baseline", "5"), "unknown baseline '5'"),
+    ((*ASKED, "--format", "pdf"), "unknown format 'pdf'"),
+    ((*ASKED, "out=table.csv"), "choose what it holds"),
     (("query", ""), "selects nothing"),
     (("query", "select nothing from runs"), "query: Binder Error"),
 ]
@@ -47,3 +53,21 @@ def test_what_cannot_be_asked_is_answered(swept):
     for words, said in WRONG:
         status, _, err = swept(*words)
         assert (status, said in err, "Traceback" in err) == (2, True, False), (words, err)
+
+
+def test_documents_hold_what_the_table_does(swept, tmp_path, capsys):
+    def text(form, *words):
+        assert dispatch((*ASKED[:-1], "num_actions", "--format", form, *words)) == 0
+        return capsys.readouterr().out
+
+    assert text("csv").splitlines() == ["schedule,4,8", "1f1b,16.0,32.0", "gpipe,16.0,32.0"]
+    assert text("latex").splitlines()[1:3] == [r"schedule & 4 & 8 \\", r"1f1b & 16.0 & 32.0 \\"]
+    assert "<td>32.0</td>" in text("html")
+    assert text("csv", f"out={tmp_path / 'table.csv'}") == ""
+    assert (tmp_path / "table.csv").read_text().startswith("schedule,4,8")
+
+
+def test_markup_in_names_is_text():
+    frame = pandas.DataFrame({"<b>_&{x}": [1.0]}, index=pandas.Index(["<script>"], name="own"))
+    assert "<script>" not in Pivot(frame, ()).text("html")
+    assert r"<b>\_\&\{x\}" in Pivot(frame, ()).text("latex")

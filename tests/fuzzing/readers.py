@@ -16,10 +16,11 @@ from analysis.dashboard.rows import Rows
 from analysis.dashboard.server import Dashboard
 from rpbench.advice.model_source import architecture_of, model_of, read_config
 from rpbench.cli import _dispatch
-from rpbench.commands.store import canonical
+from rpbench.commands.record_table import canonical, pack, table, table_of
 from rpbench.harness import record
 from rpbench.harness.lease import Leases
 from rpbench.harness.manifest import PLAN, STATES, Plan, is_settled, read_manifest
+from rpbench.harness.record import Record
 from rpbench.harness.request import cluster_file
 from rpbench.places import places
 
@@ -85,6 +86,7 @@ def readers(seeds: Documents) -> list[Reader]:
         Reader("record in the dashboard", "old record", "json", of.shown),
         Reader("record in explain", "old record", "json", of.explained),
         Reader("record under a sweep", "old record", "json", of.previewed),
+        Reader("pack", "pack", "bytes", of.packed),
         Reader("plan", "plan", "json", of.plan),
         Reader("journal", "journal", "lines", of.journal),
         Reader("lease", "lease", "json", lease),
@@ -120,22 +122,22 @@ class Bound:
         self._known = {row["run_id"]: row for row in self._sound}
 
     def _put(self, folder: Path, document: bytes) -> tuple[Path, str]:
-        """Results with two sound records and, in the place of a third, the document."""
+        """Results with the document, under its own name where it says one, and two sound records of other runs."""
         results = folder / "results"
-        first, second, *_ = self._sound
-        for row in (first, second):
-            place = results / row["run_id"]
-            place.mkdir(parents=True)
-            (place / "record.json").write_bytes(json.dumps(row).encode())
         try:
             name = str(json.loads(document)["run_id"])
         except (ValueError, KeyError, TypeError, RecursionError):
             name = ""
         name = name if len(name) == 16 and name.isalnum() and name.isascii() else "f" * 16
-        name = name if not (results / name).exists() else name[::-1]
-        (results / name).mkdir()
-        (results / name / "record.json").write_bytes(document)
+        files = {row["run_id"]: json.dumps(row).encode() for row in self._beside(name)[:2]} | {name: document}
+        for run, content in files.items():
+            (results / run).mkdir(parents=True)
+            (results / run / "record.json").write_bytes(content)
         return results, name
+
+    def _beside(self, name: str) -> list[Record]:
+        """The sound records of other runs."""
+        return [row for row in self._sound if row["run_id"] != name]
 
     def sealed_record(self, folder: Path, document: bytes) -> None:
         """What is accepted is what was written, to the last value."""
@@ -156,10 +158,21 @@ class Bound:
         command("query", "select schedule, count(*) as n from runs group by schedule order by n", where)
         command("pivot", "--rows", "model", "--columns", "schedule", "--value", "makespan_s", where)
 
+    def packed(self, folder: Path, document: bytes) -> None:
+        """Whatever stands in a pack, the table is that of the records."""
+        for row in self._sound:
+            (folder / row["run_id"]).mkdir()
+            (folder / row["run_id"] / "record.json").write_text(json.dumps(row))
+        path, _ = pack(folder)
+        path.write_bytes(document)
+        if table(folder).to_pylist() != table_of(canonical(folder)).to_pylist():
+            raise Wrong("a table of other values")
+
     def compared(self, folder: Path, document: bytes) -> None:
         results, name = self._put(folder, document)
-        strict(command("compare", self._sound[0]["run_id"], name, f"results_dir={results}")[1])
-        strict(command("compare", name, self._sound[0]["run_id"], f"results_dir={results}")[1])
+        other = self._beside(name)[0]["run_id"]
+        strict(command("compare", other, name, f"results_dir={results}")[1])
+        strict(command("compare", name, other, f"results_dir={results}")[1])
 
     def shown(self, folder: Path, document: bytes) -> None:
         results, _ = self._put(folder, document)
@@ -167,7 +180,7 @@ class Bound:
 
     def explained(self, folder: Path, document: bytes) -> None:
         results, name = self._put(folder, document)
-        sound = next(row["run_id"] for row in self._sound if row["mode"] == "simulate")
+        sound = next(row["run_id"] for row in self._beside(name) if row["mode"] == "simulate")
         strict(command("explain", sound, name, f"results_dir={results}")[1])
 
     def previewed(self, folder: Path, document: bytes) -> None:
@@ -240,7 +253,7 @@ class Bound:
         (folder / "e.csv").write_bytes(self._seeds["edges"][0])
         (folder / "table.csv").write_bytes(self._seeds["table"][0])
         line = document.decode("utf-8", "replace").replace("\x00", "")
-        line = line.replace("RUN", name).replace("OTHER", self._sound[0]["run_id"])
+        line = line.replace("RUN", name).replace("OTHER", self._beside(name)[0]["run_id"])
         words = [word for word in line.split("\n") if word]
         if words and not is_endless(words):
             command(*words)

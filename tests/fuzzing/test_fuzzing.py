@@ -19,6 +19,7 @@ from .readers import readers
 QUICK = (
     "record",
     "record in the dashboard",
+    "pack",
     "plan",
     "journal",
     "lease",
@@ -39,7 +40,7 @@ FOUND = [
     ("record", None, DEEP),
     ("record in the dashboard", b'"makespan_s": 0.0', b'"makespan_s": 1e999'),
     ("record in the dashboard", b'"config": {', b'"config": null, "was": {'),
-    ("record in tables", b'"makespan_s": 0.0', b'"makespan_s": "fast"'),
+    ("record in tables", b'"makespan_s": ', b'"makespan_s": "fast", "was": '),
     ("record in tables", b'"num_devices": 2', b'"num_devices": 1' + b"0" * 400),
     ("record in explain", b'"overrides": ["', b'"overrides": [7, "'),
     ("record in explain", b'"overrides": ["', b'"overrides": ["model.name=${oc.env:HOME}", "'),
@@ -58,6 +59,12 @@ FOUND = [
     ("config.json", b'"hidden_size": 2048', b'"hidden_size": Infinity'),
     ("config.json", b'"num_hidden_layers": 16', b'"num_hidden_layers": 1e999'),
     ("cluster file", b"name: ", b"name: x\nname: "),
+    ("cluster file", b"name: ", b"name: .inf # "),
+    ("cluster file", b"transfer_latency_s: ", b"transfer_latency_s: 1" + b"0" * 400 + b" # "),
+    ("record in tables", b'"offload": "none"', b'"offload": 1e308'),
+    ("record in tables", b'"num_steps": 1', b'"num_steps": {"": {}}'),
+    ("record in explain", b'"step_time_s": ', b'"was": '),
+    ("record in explain", b'"step_time_s": ', b'"step_time_s": 0, "was": '),
     ("profile", b'"forward": [', b'"forward": 1, "was": ['),
     ("profile", b'"backward": [', b'"backward": [[1], '),
     ("profile", b'"weight_grad": [', b'"weight_grad": [1.0, '),
@@ -71,10 +78,10 @@ FOUND = [
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory):
-    """Two records with their timelines, a manifest, and what is made of them."""
+    """Three records with their timelines, a manifest, and what is made of them."""
     folder = tmp_path_factory.mktemp("seeds")
     words = ("num_devices=2", "num_microbatches=4", "cost=constant", "save_timeline=true", f"results_dir={folder}")
-    rows = [row for name in ("gpipe", "1f1b") for row in run(load([f"schedule={name}", *words]))]
+    rows = [row for name in ("gpipe", "1f1b", "dapple") for row in run(load([f"schedule={name}", *words]))]
     name, _, plan = write_plan(
         folder, None, ["schedule=gpipe,1f1b"], [["schedule=gpipe"], ["schedule=1f1b"]]
     ).partition("@")

@@ -23,12 +23,13 @@ SWEEP = (
     "num_devices=2,3",
     "cost=constant",
 )
-NUM_CELLS = 48
+NUM_CELLS = 400  # of a sweep under a launcher, whose kills are to come while cells are run
+LONGER = ("-m", "schedule=gpipe,1f1b,dapple,zb_h1", "num_microbatches=range(1,26)", "num_devices=2,3,4,5")
 LAUNCHERS = {
     "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
     "submitit_local": ("hydra/launcher=submitit_local",),
 }
-WHO = ("everybody", "command", "worker")
+WHO = ("everybody", "command", "everybody", "command", "worker")  # with a worker gone, the others end the sweep
 PATIENCE_S = 600
 
 
@@ -127,27 +128,26 @@ def test_a_hundred_and_forty_kills_of_sweeps_in_one_process(undisturbed, tmp_pat
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_fifteen_kills_under_a_launcher(launcher, undisturbed, tmp_path):
+def test_fifteen_kills_under_a_launcher(launcher, tmp_path):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
-    expected, words = undisturbed[0], (*SWEEP, *LAUNCHERS[launcher])
-    chance = random.Random(launcher)
-    first = tmp_path / "first"
-    first.mkdir()
-    began = time.monotonic()
-    ended(first, words, tmp_path / "first.log")
-    seconds = time.monotonic() - began
-    assert table(first) == expected
-    told = []
+    whole, words = tmp_path / "whole", (*LONGER, "cost=constant", *LAUNCHERS[launcher])
+    whole.mkdir()
+    ended(whole, (*LONGER, "cost=constant"), tmp_path / "whole.log")
+    expected = table(whole)
+    assert len(expected.splitlines()) == NUM_CELLS + 1
+    chance, told = random.Random(launcher), []
     for folder in range(3):
         results = tmp_path / str(folder)
         results.mkdir()
-        for number in range(5):
+        for number, done in enumerate(sorted(chance.sample(range(NUM_CELLS - 50), 5))):
             started = command(results, *words)
-            time.sleep(chance.uniform(0.3, 1) * seconds)
-            kill(WHO[number % 3], started, results, chance)
+            while started.poll() is None and len(list(results.glob("*/record.json"))) < done:
+                time.sleep(0.01)
             told.append(len(list(results.glob("*/record.json"))))
+            kill(WHO[number], started, results, chance)
         ended(results, words, tmp_path / f"{folder}.log")
         check(results, expected, 2 * 5)
+    assert sum(done < NUM_CELLS for done in told) >= 10, "kills that come when all is done show little"
     print(f"\n{launcher}: {len(told)} kills, with so many cells done: {told}")
 
 

@@ -56,6 +56,33 @@ def test_the_lease_of_a_killed_process_lapses_at_once(tmp_path):
     assert not list((tmp_path / lease.FOLDER).iterdir())
 
 
+def test_a_lease_is_not_taken_beside_one_that_began_anew(tmp_path, monkeypatch):
+    """Between a look and the taking, others may end what was seen and begin again at the first generation."""
+    folder = tmp_path / lease.FOLDER
+    folder.mkdir()
+    owned_by(folder / "run.1", boot="another")  # it has lapsed
+
+    def slowly(path, text, create=lease.create):
+        monkeypatch.setattr(lease, "create", create)
+        other = Leases(tmp_path)
+        other.give_back(other.take("run"))
+        assert other.take("run").suffix == ".1"
+        return create(path, text)
+
+    monkeypatch.setattr(lease, "create", slowly)
+    assert Leases(tmp_path).take("run") is None
+    assert [path.name for path in folder.iterdir()] == ["run.1"]
+
+
+def test_leases_of_the_gone_are_removed_and_those_of_the_living_stay(tmp_path):
+    folder = tmp_path / lease.FOLDER
+    folder.mkdir()
+    owned_by(folder / "done.1", boot="another")
+    owned_by(folder / "busy.3")
+    Leases(tmp_path).remove_lapsed()
+    assert [path.name for path in folder.iterdir()] == ["busy.3"]
+
+
 @pytest.mark.parametrize("change", [{"boot": "another"}, {"began": "7"}])
 def test_a_process_that_has_the_number_of_another_does_not_hold_its_lease(change, tmp_path):
     path = Leases(tmp_path).take("run")

@@ -1,6 +1,10 @@
 """A stranger's configuration is data: whatever Hydra would run for it is refused before anything is composed."""
 
+from pathlib import Path
+
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 CALL = "{_target_: pathlib.Path.touch, _args_: [{_target_: pathlib.Path, _args_: [TOUCHED]}]}"
 
@@ -40,3 +44,25 @@ def test_what_a_file_sweeps_is_swept(rpbench, tmp_path):
     _, again, err = rpbench("--config-dir", "mine", "-m", "experiment=good", "num_microbatches=2")
     assert [row["run_id"] for row in again] == [row["run_id"] for row in rows]
     assert "2 of 2 cells are there" in err
+
+
+@pytest.mark.parametrize("name", ["qwen_${oc.env:SECRET}", "${ oc.env : SECRET }", '"\\x24{oc.${kind}:SECRET}"'])
+def test_a_file_cannot_read_the_environment(name, rpbench, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "canary-of-the-environment")
+    path = tmp_path / "mine" / "model" / "bent.yaml"
+    path.parent.mkdir(parents=True)
+    text = (ROOT / "conf" / "model" / "tiny_gpt.yaml").read_text().replace("name: tiny_gpt", f"name: {name}\nkind: env")
+    path.write_text(text)
+    status, rows, err = rpbench("--config-dir", "mine", "model=bent", "cost=constant", "num_devices=2")
+    assert (status, rows) == (2, [])
+    assert str(path) in err
+    assert "canary" not in err
+
+
+def test_a_file_may_name_its_own_keys(rpbench, tmp_path):
+    path = tmp_path / "mine" / "model" / "own.yaml"
+    path.parent.mkdir(parents=True)
+    text = (ROOT / "conf" / "model" / "tiny_gpt.yaml").read_text().replace("name: tiny_gpt", "name: of_${model.family}")
+    path.write_text(text)
+    status, rows, _ = rpbench("--config-dir", "mine", "model=own", "cost=constant", "num_devices=2")
+    assert (status, rows[0]["model"]) == (0, "of_gpt")

@@ -11,7 +11,8 @@ from rpbench.harness.request import Request, load
 from rpbench.harness.run import run
 from rpbench.harness.tuned import TRIED, contender_of, terms_of_request
 from rpbench.plan.contest.contender import contenders, why_not_charged
-from rpbench.plan.contest.search import Budget, tune
+from rpbench.plan.contest.plans import Budget
+from rpbench.plan.contest.search import tune
 
 # Six layers on two devices: everything about it is fast.
 SMALL = (

@@ -16,8 +16,10 @@ from rpbench.plan.climb import Climb, Tally
 from rpbench.plan.contest.changes import every_change, improvements
 from rpbench.plan.contest.contender import contender, contenders, why_not_charged
 from rpbench.plan.contest.frame import Frame, posed
+from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.gains import gains, order_key
-from rpbench.plan.contest.search import Budget, Frames, rank, tune
+from rpbench.plan.contest.plans import Budget, rank
+from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import RECOMPUTES, Space, space_of
 from rpbench.plan.contest.terms import Limits, default_microbatches
 from rpbench.plan.evaluate import evaluate

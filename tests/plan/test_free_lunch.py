@@ -7,7 +7,8 @@ from rpbench.harness.config import swept
 from rpbench.harness.request import load
 from rpbench.harness.tuned import SKETCHED, contender_of, terms_of_request
 from rpbench.plan.contest.changes import improvements
-from rpbench.plan.contest.search import Budget, tune
+from rpbench.plan.contest.plans import Budget
+from rpbench.plan.contest.search import tune
 
 # A quick one by default, every seventh cell with slow tests; all of them take the better part of an hour.
 QUICK = [("pipedream_2bw", "qwen3_1p7b")]

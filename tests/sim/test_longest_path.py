@@ -132,7 +132,7 @@ def test_costs_that_do_not_split_backward_refuse_its_halves():
         simulate(Schedule(Shape(1, 1, 1), rows), costs)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 1e308])
 def test_times_must_be_finite_and_not_negative(bad):
     with pytest.raises(ValueError, match="finite and not negative"):
         LayerTimes([bad], [1.0], [1.0])

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.frame import Outcome
-from rpbench.plan.contest.search import Frames, Tuned, shifted
+from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.plans import Tuned
+from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms

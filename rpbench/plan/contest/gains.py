@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rpbench.ir.action import COMPUTE
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import posed
-from rpbench.plan.contest.search import Tuned
+from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 
 

@@ -11,13 +11,14 @@ A search may also end when somebody's time is over. It then begins with what is 
 own, and its plan says whether it came to an end.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import Contender
-from rpbench.plan.contest.frame import Frame, Outcome
+from rpbench.plan.contest.frame import Outcome
+from rpbench.plan.contest.frames import FRAME, Frames
+from rpbench.plan.contest.plans import Budget, Tried, Tuned, rank
+from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
@@ -32,68 +33,11 @@ FEW_STEPS = 2
 FINALISTS = 3
 # Those within so much of the best.
 CLOSE = 0.02
-# Timelines that take as long as making the frame of another order.
-FRAME = 8
 # Below this share of somebody else's pace a contender may be given up.
 GIVEN_UP = 0.5
 # Work that is left for the finalists.
 RESERVED = FINALISTS * (FRAME + 1)
 OUT_OF_TIME = "not searched: the time was over; give more seconds"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a contender's search may spend.
-
-    Args:
-        work: in timelines with all that moves; making what they are timed on counts as `FRAME` of them.
-        climb_work: actions timed in one sketch.
-
-    Raises:
-        ValueError: for less than one of either.
-    """
-
-    work: int = 160
-    climb_work: int = 6_000_000
-
-    def __post_init__(self) -> None:
-        if self.work < 1 or self.climb_work < 1:
-            raise ValueError(f"budget of {self.work} timelines, {self.climb_work} actions a sketch: at least 1 each")
-
-
-class Tried(NamedTuple):
-    """A setting that was looked at: with its best cut if it was timed, or why not."""
-
-    setting: Setting
-    partition: Partition | None = None
-    outcome: Outcome | None = None
-    remark: str = ""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The best plan of a contender.
-
-    Args:
-        outcome: of all the steps; where nothing fits, of the plan that lacks least.
-        tried: every setting looked at, the plan's own included; paces are those of few steps.
-        work, num_timed, num_sketched: spent of the budget; timelines with all that moves, and cuts timed by their
-            computation alone.
-        num_steps: that `outcome` is of; None: as many as the terms say.
-        is_whole: whether the search came to its end; False where time was over before.
-    """
-
-    contender: Contender
-    setting: Setting
-    partition: Partition
-    outcome: Outcome
-    tried: tuple[Tried, ...] = field(repr=False)
-    budget: Budget
-    work: int
-    num_timed: int
-    num_sketched: int
-    num_steps: int | None = None
-    is_whole: bool = True
 
 
 def tune(
@@ -103,7 +47,7 @@ def tune(
     space: Space | None = None,
     *,
     to_beat: float | None = None,
-    frames: "Frames | None" = None,
+    frames: Frames | None = None,
     is_over: Callable[[], bool] | None = None,
 ) -> Tuned:
     """The best plan found.
@@ -124,11 +68,6 @@ def tune(
     return search.plan()
 
 
-def rank(outcome: Outcome) -> float:
-    """Tokens per second where a plan fits; otherwise below 0, by how much it does not."""
-    return outcome.tokens_per_s if outcome.fits else -outcome.misfit
-
-
 class Search:
     """The search of one contender: a first look, and then to its end.
 
@@ -145,7 +84,7 @@ class Search:
         budget: Budget,
         space: Space | None = None,
         *,
-        frames: "Frames | None" = None,
+        frames: Frames | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
         self.contender, self.terms, self.budget = contender, terms, budget
@@ -413,86 +352,6 @@ class Search:
             return self._timed(each.setting, _cut(each), all_steps=True)
         except ValueError as error:  # an order that follows from times may be another one in more steps
             return Tried(each.setting, remark=f"refused: {error}")
-
-
-class Frames:
-    """The frames of one contender, made once."""
-
-    def __init__(self, contender: Contender, terms: Terms) -> None:
-        self.contender, self.terms = contender, terms
-        self._known: dict[tuple[object, ...], Frame] = {}
-        self.num_made = 0
-
-    def of_plan(self, plan: Tuned) -> Frame:
-        """The frame of a plan with the steps that it was timed with, at the setting it has."""
-        num_steps = plan.num_steps or self.terms.num_steps
-        known = self.of(plan.setting, plan.partition, num_steps)
-        if known.schedule.partition == plan.partition:  # or stages without layers may be others
-            return known.at(plan.setting)
-        return Frame(self.contender, plan.setting, self.terms, plan.partition, num_steps)
-
-    def under(self, terms: Terms) -> "Frames":
-        """Those that serve other limits too."""
-        found = Frames(self.contender, terms)
-        if not self.contender.entry.needs_costs:  # which look at the memory
-            found._known = {key: frame.under(terms) for key, frame in self._known.items()}
-        return found
-
-    def keep_only(self, plan: Tuned) -> None:
-        """Forget all frames but the one of a plan: those of many contenders take gigabytes."""
-        frame = self.of_plan(plan)
-        self._known = {key: known for key, known in self._known.items() if known.schedule is frame.schedule}
-
-    def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
-        """The frame of a setting that can time a cut.
-
-        Raises:
-            ValueError: if the schedule does not take the setting.
-        """
-        asked = setting.recompute
-        setting, *keys = self._keys(setting, cut, num_steps)
-        for key in keys:
-            if key in self._known:
-                return self._known[key]
-        made = Frame(self.contender, setting, self.terms, cut, num_steps)
-        if not made.refuses(asked):
-            made.graph  # noqa: B018  # what cannot move on is refused here
-        self.num_made += 1
-        self._known[keys[0 if made.serves_any_cut else 1]] = made
-        return made
-
-    def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
-        """Whether the frame of a setting that can time a cut has been made."""
-        _, *keys = self._keys(setting, cut, num_steps)
-        return any(key in self._known for key in keys)
-
-    def _keys(
-        self, setting: Setting, cut: Partition, num_steps: int
-    ) -> tuple[Setting, tuple[object, ...], tuple[object, ...]]:
-        """What a frame is made for, and its names: for any cut with as many stages, and for this one alone."""
-        if not self.contender.entry.needs_costs:  # the order does not depend on what is recomputed
-            setting = setting.changed("recompute", "all")
-        return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
-
-
-def shifted(cut: Partition) -> Iterator[Partition]:
-    """The cuts in which one layer went to a neighbouring stage; where directions are cut apart, in one of them."""
-    if not cut.fused:
-        yield from (symmetric(moved) for moved in _moved(cut.forward, least=0))
-        return
-    yield from (Partition(moved, cut.backward, fused=True) for moved in _moved(cut.forward, least=1))
-    *below, top = cut.backward
-    yield from (Partition(cut.forward, (*moved, top), fused=True) for moved in _moved(tuple(below), least=1))
-
-
-def _moved(layers: tuple[int, ...], least: int) -> Iterator[tuple[int, ...]]:
-    for giver in range(len(layers)):
-        for taker in (giver - 1, giver + 1):
-            if 0 <= taker < len(layers) and layers[giver] > least:
-                moved = list(layers)
-                moved[giver] -= 1
-                moved[taker] += 1
-                yield tuple(moved)
 
 
 def _outcome(tried: Tried) -> Outcome:

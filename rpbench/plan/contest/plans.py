@@ -1,0 +1,69 @@
+"""Plans: what a search has tried, what it found, and what it may spend."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rpbench.ir.partition import Partition
+from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.frame import Outcome
+from rpbench.plan.contest.space import Setting
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a contender's search may spend.
+
+    Args:
+        work: in timelines with all that moves; making what they are timed on counts as `FRAME` of them.
+        climb_work: actions timed in one sketch.
+
+    Raises:
+        ValueError: for less than one of either.
+    """
+
+    work: int = 160
+    climb_work: int = 6_000_000
+
+    def __post_init__(self) -> None:
+        if self.work < 1 or self.climb_work < 1:
+            raise ValueError(f"budget of {self.work} timelines, {self.climb_work} actions a sketch: at least 1 each")
+
+
+class Tried(NamedTuple):
+    """A setting that was looked at: with its best cut if it was timed, or why not."""
+
+    setting: Setting
+    partition: Partition | None = None
+    outcome: Outcome | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best plan of a contender.
+
+    Args:
+        outcome: of all the steps; where nothing fits, of the plan that lacks least.
+        tried: every setting looked at, the plan's own included; paces are those of few steps.
+        work, num_timed, num_sketched: spent of the budget; timelines with all that moves, and cuts timed by their
+            computation alone.
+        num_steps: that `outcome` is of; None: as many as the terms say.
+        is_whole: whether the search came to its end; False where time was over before.
+    """
+
+    contender: Contender
+    setting: Setting
+    partition: Partition
+    outcome: Outcome
+    tried: tuple[Tried, ...] = field(repr=False)
+    budget: Budget
+    work: int
+    num_timed: int
+    num_sketched: int
+    num_steps: int | None = None
+    is_whole: bool = True
+
+
+def rank(outcome: Outcome) -> float:
+    """Tokens per second where a plan fits; otherwise below 0, by how much it does not."""
+    return outcome.tokens_per_s if outcome.fits else -outcome.misfit

@@ -1,0 +1,100 @@
+"""Packs of records: whatever was packed when, the table is that of the records' files."""
+
+import json
+import random
+import shutil
+
+import pyarrow.parquet
+import pytest
+
+from rpbench.commands import record_table
+from rpbench.commands.record_table import pack, table
+from rpbench.harness import record
+from rpbench.harness.request import load
+from rpbench.harness.run import run
+
+KINDS = (None, 4, 2.5, "auto", True, 2**70, ["a"], {"b": 1})
+
+
+@pytest.fixture(scope="module")
+def row(tmp_path_factory):
+    return run(
+        load(["schedule=1f1b", "num_devices=2", "cost=constant", f"results_dir={tmp_path_factory.mktemp('r')}"])
+    )[0]
+
+
+def put(results, row, number, **values):
+    """A sound record of another run, with values of its own."""
+    made = json.loads(json.dumps(row)) | values
+    made["config"]["seed"] = made["seed"] = number
+    made["run_id"] = record.run_id(record.identity_of(made))
+    record.write(results / made["run_id"], made)
+    return results / made["run_id"]
+
+
+def loose(results):
+    return record_table.table_of(record_table.canonical(results))
+
+
+def test_a_table_is_that_of_the_files_whatever_was_packed(row, tmp_path):
+    chance = random.Random(0)
+    for case in range(12):
+        results = tmp_path / str(case)
+        kinds = chance.sample(KINDS, chance.randint(1, 3))
+        runs = []
+        for number in range(12):
+            runs.append(put(results, row, number, **{key: chance.choice(kinds) for key in ("warmup", "own")}))
+            if number == 4:
+                assert pack(results)[1] == 5
+        shutil.rmtree(runs.pop(chance.randrange(3)))
+        put(results, row, 4, own="written again, and longer")
+        assert table(results).to_pylist() == loose(results).to_pylist()
+        assert pack(results)[1] == 11
+        assert table(results).to_pylist() == loose(results).to_pylist()
+
+
+def test_a_pack_saves_reading(row, tmp_path, monkeypatch):
+    for number in range(3):
+        put(tmp_path, row, number)
+    pack(tmp_path)
+    put(tmp_path, row, 3)
+    read, seen = record.read, []
+    monkeypatch.setattr(record, "read", lambda folder: seen.append(folder) or read(folder))
+    assert table(tmp_path).num_rows == 4
+    assert len(seen) == 1
+
+
+def test_whole_numbers_stay_whole_beside_runs_that_have_none(row, tmp_path):
+    put(tmp_path, row, 0, warmup=3)
+    put(tmp_path, row, 1, warmup=None)
+    assert sorted(map(str, table(tmp_path)["warmup"].to_pylist())) == ["3", "None"]
+
+
+@pytest.mark.parametrize("harm", ["torn", "changed", "text", "other columns", "folder"])
+def test_a_pack_that_cannot_be_read_is_none(harm, row, tmp_path):
+    put(tmp_path, row, 0)
+    put(tmp_path, row, 1)
+    path, _ = pack(tmp_path)
+    content = path.read_bytes()
+    if harm == "torn":
+        path.write_bytes(content[:-100])
+    elif harm == "changed":
+        path.write_bytes(content[:50] + bytes([content[50] ^ 255]) + content[51:])
+    elif harm == "text":
+        path.write_text("no table")
+    elif harm == "other columns":
+        pyarrow.parquet.write_table(pyarrow.table({"run_id": ["a"]}), path)
+    else:
+        path.unlink()
+        path.mkdir()
+    assert table(tmp_path).to_pylist() == loose(tmp_path).to_pylist()
+
+
+def test_compact_is_a_command(rpbench):
+    rpbench("-m", "schedule=1f1b,gpipe", "num_devices=2", "cost=constant")
+    status, rows, _ = rpbench("compact")
+    assert (status, rows[0]["records"]) == (0, 2)
+    assert rpbench("query", "select count(*) as n from runs")[1] == [{"n": 2}]
+    status, _, err = rpbench("compact", "results_dir=nothing")
+    assert status == 2
+    assert "no record in it" in err
