@@ -1,11 +1,13 @@
 """Figures as files: PDF, PNG and SVG that come out the same on every run."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fontTools import subset
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
@@ -44,24 +46,30 @@ def png_bytes(figure: Figure, dots_per_inch: int = 100) -> bytes:
     """The figure as a PNG image."""
     out = io.BytesIO()
     with style.applied():
-        _settle(figure)
+        _settle(figure, FigureCanvasAgg, dots_per_inch)
         figure.savefig(out, format="png", dpi=dots_per_inch, metadata=_NO_DATE["png"])
     return out.getvalue()
 
 
-def _settle(figure: Figure) -> None:
-    """Find the layout once, with the PDF's measures of words, and keep it for every file.
+def _settle(
+    figure: Figure, canvas: Callable[[Figure], FigureCanvasBase] = FigureCanvasPdf, dots_per_inch: float = 72
+) -> None:
+    """Find the layout, if that was not done, and keep it for every file.
 
     A figure with a layout engine, one that is switched off as well, is drawn twice for each file.
+
+    Args:
+        canvas: whose measures of words count; a PDF has 72 dots per inch.
     """
     engine = figure.get_layout_engine()
     if engine is None:
         return
-    dots_per_inch = figure.dpi
-    FigureCanvasPdf(figure)
+    usual = figure.dpi
+    figure.dpi = dots_per_inch
+    canvas(figure)
     engine.execute(figure)
     figure.set_layout_engine(None)
-    figure.dpi = dots_per_inch  # the PDF's is 72
+    figure.dpi = usual
 
 
 @contextmanager
