@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rpbench.commands.noise import clock, noises, verdict
+from rpbench.finite import is_finite
 from rpbench.harness import record
 from rpbench.harness.record import Record
 
@@ -47,7 +48,7 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     differing = [key for key in _choice_keys(asked) if len({str(row.get(key)) for row in asked}) > 1]
     metrics = [key for key in _METRICS if any(row.get(key) is not None for row in rows)]
     for row, key in product(rows, metrics):
-        if isinstance(row.get(key), bool) or not isinstance(row.get(key), int | float | None):
+        if row.get(key) is not None and not is_finite(row[key]):
             raise ValueError(f"run {row['run_id'][:8]}: {key} {row[key]!r:.80} is no number; its record is damaged")
     ratios = {key: [_over(row, rows[0], key) for row in rows] for key in metrics}
     groups = [tuple(str(row.get(key)) for key in differing if key != "seed") for row in asked]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
+from rpbench.finite import is_finite
 from rpbench.harness.record import Record
 
 Interval = tuple[float, float]
@@ -41,7 +42,7 @@ def interval(row: Record, key: str) -> Interval | None:
         return None
     value = row[key]
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-    if isinstance(low, int | float) and isinstance(high, int | float):
+    if is_finite(low) and is_finite(high):
         return min(low, value), max(high, value)
     if row.get("evidence") not in _BY_CHANCE:
         return value, value
@@ -56,7 +57,7 @@ def interval(row: Record, key: str) -> Interval | None:
 def step_seconds(row: Record) -> list[float]:
     """Seconds of each step of a measured run but the first, from the times at which steps ended."""
     ends = row.get("loss_curve_s")
-    if not isinstance(ends, list) or not all(isinstance(end, int | float) for end in ends):
+    if not isinstance(ends, list) or not all(map(is_finite, ends)):
         return []
     found = [after - before for before, after in pairwise(ends)]
     return found if all(seconds > 0 for seconds in found) else []
@@ -78,4 +79,4 @@ def clock(row: Record) -> str:
 
 
 def _has(row: Mapping[str, object], key: str) -> bool:
-    return isinstance(row.get(key), int | float)
+    return is_finite(row.get(key))
