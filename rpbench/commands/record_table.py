@@ -12,6 +12,7 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,14 @@ def _flat(row: Record) -> Record:
 
 
 def _column(values: Sequence[Any]) -> pa.Array:
-    if len({_kind(value) for value in values if value is not None}) > 1:
-        values = [None if value is None else str(value) for value in values]
-    try:
-        return pa.array(values)
-    except (OverflowError, pa.ArrowInvalid):  # whole numbers of more than 64 bits, alone or beside fractions
-        return pa.array(values, pa.float64())
+    if len({_kind(value) for value in values if value is not None}) < 2:
+        with suppress(OverflowError, UnicodeEncodeError, pa.ArrowInvalid):  # no 64 bits hold it, or no UTF-8
+            return pa.array(values)
+    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _kind(value: Any) -> type:

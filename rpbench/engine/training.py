@@ -34,6 +34,7 @@ from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.optimizer import HostOptimizer, OptimizerSettings, step_groups
 from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.reductions import Reduction, reductions_of
+from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.selective_optimizer import SelectiveOptimizer
 from rpbench.engine.state.split_gradients import SplitWindow
 from rpbench.engine.state.stage_bytes import StageBytes
@@ -47,7 +48,7 @@ from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial
-from rpbench.ir.residency import inputs_stay
+from rpbench.ir.residency import inputs_stay, moves_activations
 from rpbench.ir.rest_rule import share_moved
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
@@ -141,6 +142,8 @@ class Training:
         self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, self.homes)
         self.traffic, self.memory = Traffic(copy), self._device_memory()
         self._hold = self.memory.change if self.memory else _not_counted
+        whole = self.settings.recompute == "none" and moves_activations(self.schedule)
+        self._saved = SavedActivations(self.memory) if whole else None
         moved = _moved(self.schedule)
         selective = self.schedule.late_rest is not None  # whose LOAD:P bring a part of what stays on a device
         self.weights = self._weights(set() if selective else moved["P"], pin_memory)
@@ -154,7 +157,9 @@ class Training:
         self.passes = self.team.members[0].passes if self.team else self._make_passes(self._stages(), self.gradients)
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
-        self.transfers = Transfers(self.analysis, self.weights, self.gradients, self.passes, self.traffic, reduced)
+        self.transfers = Transfers(
+            self.analysis, self.weights, self.gradients, self.passes, self.traffic, reduced, self._saved
+        )
 
     def _check(self, schedule: Schedule) -> None:
         """Refuse what the settings ask of the schedule and cannot be."""
@@ -278,6 +283,7 @@ class Training:
             self.scaler,
             kept_there,
             self.settings.recompute,
+            self._saved,
         )
 
     @property
