@@ -19,6 +19,7 @@ from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.layout import layout_of
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.shards import cut_head, cut_layers
+from rpbench.engine.shards.cut import cut
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
@@ -123,7 +124,7 @@ class Training:
         partition.check_layers(len(workload.chain) - 2)
         check_shape(workload, given.schedule)
         self.uncut, self.settings = workload, settings or Settings()
-        self.workload, self.start = _cut(workload, given.schedule, start)
+        self.workload, self.start = cut(workload, given.schedule, start)
         layout = layout_of(partition, self.workload.num_head_shares)
         self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
@@ -491,14 +492,3 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
     """Object -> the stages of which it is loaded, or stored."""
     moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
     return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
-
-
-def _cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Workload, State | None]:
-    """The workload, and what to go on from, as devices that share the head or every matrix have them."""
-    if schedule.shape.num_head_shards:
-        workload = cut_head.cut_head(workload, schedule)
-        start = start and cut_head.cut_state(start, workload)
-    if schedule.shape.tensor_parallel:
-        workload = cut_layers.cut_workload(workload, schedule)
-        start = start and cut_layers.cut_state(start, workload, schedule.shape.num_ranks)
-    return (workload if start is None else replace(workload, first_step=start.num_steps)), start
