@@ -1,15 +1,16 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.table import Members, members_of
+from rpbench.cost.table import Members
 from rpbench.ir import dependencies
 from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
@@ -17,7 +18,7 @@ from rpbench.ir.index import GRADIENT
 from rpbench.ir.moved_objects import Cargo, carries
 from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import KNOWN, STEPS_BEHIND
-from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
 Ints = npt.NDArray[np.int32]
@@ -25,6 +26,16 @@ Bools = npt.NDArray[np.bool_]
 
 # From this many actions on, compiled kernels are worth loading.
 COMPILE_FROM = 20_000
+
+
+class Fields(NamedTuple):
+    """Fields of actions as columns."""
+
+    kind: Ints
+    stage: Ints
+    microbatch: Ints  # or version of a STEP and its like, or -1
+    part: Ints
+    is_bare: bool  # no action names a version, an object or a peer, and none but OVERLAPs holds others
 
 
 @dataclass(frozen=True)
@@ -38,20 +49,30 @@ class Columns:
     index: Ints  # microbatch, or version of a STEP and its like, or -1
     part: Ints
     sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
+    rows_are_bare: bool = False  # of what stands in a lane, nothing names more than fields above
 
+    @cached_property
     def plain(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Kind, stage, index and part of every plain action, and the number of the action it belongs to."""
         numbers = np.arange(len(self.kind), dtype=np.int32)
         columns = self.kind, self.stage, self.index, self.part, numbers
         if not self.sub:
             return columns
-        inside = [(*dependencies.key(part), number) for number, parts in self.sub.items() for part in parts]
-        kind, stage, index, part, owner = np.asarray(inside, np.int32).T
         alone = self.kind != Kind.OVERLAP
-        more = kind, stage, index, part, owner
-        whole, fused = [column[alone] for column in columns], list(more)
-        kind, stage, index, part, owner = (np.concatenate(pair) for pair in zip(whole, fused, strict=True))
+        owners = np.repeat(np.fromiter(self.sub, np.int32), list(map(len, self.sub.values())))
+        whole = (column[alone] for column in columns)
+        kind, stage, index, part, owner = map(np.concatenate, zip(whole, (*self._inside[:4], owners), strict=True))
         return kind, stage, index, part, owner
+
+    @cached_property
+    def is_bare(self) -> bool:
+        """Whether no action, plain or in an OVERLAP, names a version, an object or a peer."""
+        return self.rows_are_bare and self._inside.is_bare
+
+    @cached_property
+    def _inside(self) -> Fields:
+        """The fields of what stands in OVERLAPs."""
+        return _fields_of(tuple(chain.from_iterable(self.sub.values())))
 
 
 @dataclass(frozen=True)
@@ -102,15 +123,18 @@ class Graph:
         return int(self.crosses.sum())
 
 
-def build_graph(schedule: Schedule | Analysis) -> Graph:
+def build_graph(schedule: Schedule | Analysis, columns: Columns | None = None) -> Graph:
     """The graph of a schedule.
+
+    Args:
+        columns: of its actions, where they have been read.
 
     Raises:
         ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
     """
     analysis = analysed(schedule)
     schedule = analysis.schedule
-    columns = read_columns(schedule)
+    columns = read_columns(schedule) if columns is None else columns
     producer, consumer, moved = _edges(analysis, columns)
     order = _order(schedule, columns, producer, consumer)
 
@@ -154,8 +178,9 @@ def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
     """What costs are looked up by, and for each action which of these."""
     pairs: dict[Members, int] = {}
     what = columns.stage.astype(np.int64)
-    for number, parts in columns.sub.items():
-        what[number] = pairs.setdefault(members_of(Action(Kind.OVERLAP, 0, sub=parts)), len(pairs))
+    if columns.sub:
+        members = (tuple(map(_kind_and_stage, parts)) for parts in columns.sub.values())
+        what[list(columns.sub)] = [pairs.setdefault(own, len(pairs)) for own in members]
     width = int(what.max(initial=0)) + 1
     codes = columns.kind * width + what
     distinct = np.bincount(codes) > 0
@@ -163,6 +188,9 @@ def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
     fused = list(pairs)
     found = [(Kind(code // width), code % width) for code in np.flatnonzero(distinct).tolist()]
     return tuple(fused[what] if kind is Kind.OVERLAP else ((kind, what),) for kind, what in found), slot
+
+
+_kind_and_stage = itemgetter(0, 1)
 
 
 def _with_cargo(
@@ -190,40 +218,50 @@ def _with_cargo(
 
 def read_columns(schedule: Schedule) -> Columns:
     """The schedule's actions as arrays."""
-    devices: list[int] = []
-    lengths: list[int] = []
-    actions: list[Action] = []
-    for device, _, row in schedule.items():
-        devices.append(device)
-        lengths.append(len(row))
-        actions.extend(row)
-
-    def column(field: int) -> Ints:
-        return np.fromiter(map(itemgetter(field), actions), dtype=np.int32, count=len(actions))
-
-    kind = column(0)
+    rows = [row for _, _, row in schedule.items()]
+    lengths = list(map(len, rows))
+    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    read = [_fields_of(row) for row in rows]  # one after another: each is read while it is in the cache
+    kind, stage, index, part = (np.concatenate(columns) for columns in list(zip(*read, strict=True))[:4])
+    overlaps = np.flatnonzero(kind == Kind.OVERLAP)
+    lanes = np.searchsorted(starts, overlaps, side="right") - 1
+    places = zip(overlaps.tolist(), lanes.tolist(), (overlaps - starts[lanes]).tolist(), strict=True)
     return Columns(
-        np.repeat(np.asarray(devices, np.int32), lengths),
-        np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+        np.repeat(np.asarray([device for device, _, _ in schedule.items()], np.int32), lengths),
+        starts,
         kind,
-        column(1),
-        _indices(actions, kind),
-        column(3),
-        {number: actions[number].sub for number in np.flatnonzero(kind == Kind.OVERLAP).tolist()},
+        stage,
+        index,
+        part,
+        {number: rows[lane][place].sub for number, lane, place in places},
+        all(fields.is_bare for fields in read),
     )
+
+
+def _fields_of(row: Row) -> Fields:
+    """The fields of actions that stand one after another."""
+    if not row:
+        empty = np.empty(0, np.int32)
+        return Fields(empty, empty, empty, empty, True)
+    kinds, stages, microbatches, parts, *names, subs = zip(*row, strict=True)
+    kind = np.frombuffer(bytes(kinds), np.uint8).astype(np.int32)
+    stage, part = (np.fromiter(column, np.int32, len(row)) for column in (stages, parts))
+    is_bare = all(column.count(None) == len(row) for column in names)
+    is_bare = is_bare and subs.count(()) == len(row) - kinds.count(Kind.OVERLAP)
+    return Fields(kind, stage, _indices(kind, microbatches, names[0]), part, is_bare)
 
 
 # Kinds that need not name a microbatch.
 _WITHOUT_MICROBATCH = [kind for kind in Kind if kind not in (COMPUTE - {Kind.OVERLAP})]
 
 
-def _indices(actions: list[Action], kind: Ints) -> Ints:
+def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[int | None]) -> Ints:
     """Microbatch of each action; version of a STEP and its like; -1 for what has neither."""
     if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
-        return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
-    found = [-1 if microbatch is None else microbatch for microbatch in map(itemgetter(2), actions)]
+        return np.fromiter(microbatches, np.int32, len(kind))  # type: ignore[arg-type]  # all name one
+    found = [-1 if microbatch is None else microbatch for microbatch in microbatches]
     for number in np.flatnonzero(np.isin(kind, list(STEPPING))).tolist():
-        version = actions[number].version
+        version = versions[number]
         found[number] = -1 if version is None else version
     return np.array(found, np.int32)
 
@@ -284,7 +322,7 @@ def _places(shape: Shape, columns: Columns) -> dict[Kind, Ints]:
     The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
     """
     stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
-    kind, stage, index, part, owner = columns.plain()
+    kind, stage, index, part, owner = columns.plain
     found = {}
     for member in np.flatnonzero(np.bincount(kind, minlength=len(Kind))).tolist():
         if member not in TRANSFERS:  # which are matched by order

@@ -25,28 +25,21 @@ def peak_in_flight(graph: Graph) -> list[int]:
 
 def in_flight(graph: Graph) -> list[npt.NDArray[np.int64]]:
     """Per device, the stage activations held while each action of its compute lane runs."""
-    columns = graph.columns
-    levels = []
-    for device, first, last in compute_lanes(graph):
-        del device
-        kind = columns.kind[first:last]
-        if graph.schedule.weights is Weights.STREAMED:
-            levels.append(np.isin(kind, (Kind.F, Kind.B, Kind.FB, Kind.I)).astype(np.int64))
-        else:
-            levels.append(_running_level(columns, first, last))
-    return levels
+    lanes = [slice(first, last) for _, first, last in compute_lanes(graph)]
+    if graph.schedule.weights is Weights.STREAMED:
+        kept = np.isin(graph.columns.kind, (Kind.F, Kind.B, Kind.FB, Kind.I)).astype(np.int64)
+        return [kept[lane] for lane in lanes]
+    taken, released = _changes(graph.columns)
+    return [np.cumsum(taken[lane] - released[lane]) + released[lane] for lane in lanes]
 
 
-def _running_level(columns: Columns, first: int, last: int) -> npt.NDArray[np.int64]:
-    kind = columns.kind[first:last]
-    taken = np.isin(kind, _TAKE).astype(np.int64)
-    released = np.isin(kind, _RELEASE).astype(np.int64)
-    for number, parts in columns.sub.items():
-        if first <= number < last:
-            taken[number - first] = sum(part.kind in _TAKE for part in parts)
-            released[number - first] = sum(part.kind in _RELEASE for part in parts)
-    held_before = np.cumsum(taken - released) - (taken - released)
-    return held_before + taken
+def _changes(columns: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many activations each action takes as it begins, and releases as it ends."""
+    kind, _, _, _, owner = columns.plain
+    taken, released = (
+        np.bincount(owner[np.isin(kind, kinds)], minlength=len(columns.kind)) for kinds in (_TAKE, _RELEASE)
+    )
+    return taken, released
 
 
 def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:
