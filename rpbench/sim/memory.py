@@ -4,9 +4,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import Kind
-from rpbench.ir.residency import moves_activations, peak_resident
+from rpbench.ir.residency import moves_activations
 from rpbench.ir.schedule import Weights
 from rpbench.sim.graph import Columns, Graph
+from rpbench.sim.resident import peak_resident
 
 _TAKE = (Kind.F, Kind.FB)
 _RELEASE = (Kind.B, Kind.W, Kind.FB)
@@ -19,7 +20,7 @@ def peak_in_flight(graph: Graph) -> list[int]:
     schedules move activations away and back, what is away does not count (`rpbench.ir.residency`).
     """
     if graph.schedule.weights is Weights.BOUND and moves_activations(graph.schedule):
-        return peak_resident(graph.analysis)
+        return peak_resident(graph)
     return [int(level.max(initial=0)) for level in in_flight(graph)]
 
 

@@ -1,0 +1,71 @@
+"""Residency on arrays: the most stage activations each device holds while a schedule moves some of them elsewhere.
+
+The replay of `rpbench.ir.residency` on a graph: every computation takes one slot, transfers take none.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.ir.action import COMPUTE, Kind
+from rpbench.sim.graph import COMPILE_FROM, Graph, Ints
+from rpbench.sim.kernels import compiled, relax
+
+_TAKE = (Kind.F, Kind.FB)
+_RELEASE = (Kind.B, Kind.W, Kind.FB)
+Changes = tuple[Ints, npt.NDArray[np.float64], npt.NDArray[np.int64]]  # device, moment, how many more
+
+
+def peak_resident(graph: Graph) -> list[int]:
+    """The most stage activations each device holds at once, its partners' included."""
+    start, end = _slots(graph)
+    found = [*_computed(graph, start, end), *_moved(graph, start)]
+    device, moment, change = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    order = np.lexsort((change, moment, device))  # what is let go in a slot makes room for others
+    ends = np.searchsorted(device[order], np.arange(graph.schedule.shape.num_ranks + 1))
+    levels = np.split(change[order], ends[1:-1])
+    return [int(np.cumsum(own).max(initial=0)) for own in levels]
+
+
+def _slots(graph: Graph) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """When each action begins and ends."""
+    takes = np.isin(graph.columns.kind, sorted(COMPUTE))[graph.order].astype(np.int32)
+    num, num_edges = graph.num_actions, len(graph.pred)
+    inputs = graph.previous, graph.pred_start, graph.pred, np.zeros(num_edges), np.zeros(num_edges, bool), takes
+    times = [np.zeros(num) for _ in range(4)]
+    loop = compiled(relax) if num >= COMPILE_FROM else relax
+    loop(*inputs, np.zeros(2), np.array([0.0, 1.0]), *times)
+    start, _, end, _ = times
+    return start[graph.rank], end[graph.rank]
+
+
+def _computed(
+    graph: Graph, start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]
+) -> list[Changes]:
+    """A forward takes room as it begins, a backward makes room as it ends."""
+    kind, _, _, _, owner = graph.columns.plain
+    taken, released = (owner[np.isin(kind, kinds)] for kinds in (_TAKE, _RELEASE))
+    device = graph.columns.device
+    return [
+        (device[taken], start[taken], np.ones(len(taken), np.int64)),
+        (device[released], end[released], np.full(len(released), -1)),
+    ]
+
+
+def _moved(graph: Graph, start: npt.NDArray[np.float64]) -> list[Changes]:
+    """A LOAD:A takes room, a FREE:A behind a STORE:A makes room; a partner holds them from the STORE:A to the LOAD:A."""
+    columns, first = graph.columns, graph.columns.lane_start.tolist()
+    found: list[tuple[int, int, int]] = []  # device, action, how many more
+    for (device, lane, row), begin in zip(graph.schedule.items(), first, strict=False):
+        moves = np.flatnonzero(np.isin(columns.kind[begin : begin + len(row)], (Kind.LOAD, Kind.STORE, Kind.FREE)))
+        for place in moves.tolist():
+            kind, _, _, _, _, what, peer, _ = row[place]
+            if what != "A":
+                continue
+            if kind is Kind.LOAD:
+                found.append((device, begin + place, 1))
+            elif kind is Kind.FREE and lane == "d2h":
+                found.append((device, begin + place, -1))
+            if isinstance(peer, int):
+                found.append((peer, begin + place, 1 if kind is Kind.STORE else -1))
+    device, number, change = np.array(found, np.int64).reshape(-1, 3).T
+    return [(device.astype(np.int32), start[number], change)]
