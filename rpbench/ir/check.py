@@ -224,8 +224,8 @@ def check_versions(analysis: Analysis, max_versions: int | None = None) -> None:
     index, versions = analysis.index, analysis.versions
     for number in index.marked:
         for part in parts_of(index.actions[number]):
-            read = versions.of(number, part)
-            if read is not None and part.version not in (None, read):
+            read = None if part.version is None else versions.of(number, part)
+            if read is not None and part.version != read:
                 rule = f"{part} reads version {read} here, by policy {index.schedule.policy.value}"
                 raise broken(index.schedule, rule, [number], way_out=f"write @{read}, or take another policy")
     if max_versions is not None and versions.max_live > max_versions:

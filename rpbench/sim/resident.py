@@ -38,9 +38,7 @@ def _slots(graph: Graph) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float6
     return start[graph.rank], end[graph.rank]
 
 
-def _computed(
-    graph: Graph, start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]
-) -> list[Changes]:
+def _computed(graph: Graph, start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> list[Changes]:
     """A forward takes room as it begins, a backward makes room as it ends."""
     kind, _, _, _, owner = graph.columns.plain
     taken, released = (owner[np.isin(kind, kinds)] for kinds in (_TAKE, _RELEASE))
@@ -52,20 +50,19 @@ def _computed(
 
 
 def _moved(graph: Graph, start: npt.NDArray[np.float64]) -> list[Changes]:
-    """A LOAD:A takes room, a FREE:A behind a STORE:A makes room; a partner holds them from the STORE:A to the LOAD:A."""
-    columns, first = graph.columns, graph.columns.lane_start.tolist()
+    """A LOAD:A takes room, the FREE:A behind a STORE:A makes room; a partner holds them from STORE:A to LOAD:A."""
     found: list[tuple[int, int, int]] = []  # device, action, how many more
-    for (device, lane, row), begin in zip(graph.schedule.items(), first, strict=False):
-        moves = np.flatnonzero(np.isin(columns.kind[begin : begin + len(row)], (Kind.LOAD, Kind.STORE, Kind.FREE)))
-        for place in moves.tolist():
-            kind, _, _, _, _, what, peer, _ = row[place]
+    for (device, lane, row), first in zip(graph.schedule.items(), graph.columns.lane_start.tolist(), strict=False):
+        if lane not in ("h2d", "d2h"):
+            continue
+        for number, (kind, _, _, _, _, what, peer, _) in enumerate(row, start=first):
             if what != "A":
                 continue
             if kind is Kind.LOAD:
-                found.append((device, begin + place, 1))
+                found.append((device, number, 1))
             elif kind is Kind.FREE and lane == "d2h":
-                found.append((device, begin + place, -1))
+                found.append((device, number, -1))
             if isinstance(peer, int):
-                found.append((peer, begin + place, 1 if kind is Kind.STORE else -1))
+                found.append((peer, number, 1 if kind is Kind.STORE else -1))
     device, number, change = np.array(found, np.int64).reshape(-1, 3).T
     return [(device.astype(np.int32), start[number], change)]
