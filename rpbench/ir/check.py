@@ -223,9 +223,10 @@ def check_versions(analysis: Analysis, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
     index, versions = analysis.index, analysis.versions
     for number in index.marked:
-        for part in parts_of(index.actions[number]):
-            read = None if part.version is None else versions.of(number, part)
-            if read is not None and part.version != read:
+        action = index.actions[number]
+        for part in parts_of(action) if action.sub or action.version is not None else ():
+            read = versions.of(number, part)
+            if read is not None and part.version not in (None, read):
                 rule = f"{part} reads version {read} here, by policy {index.schedule.policy.value}"
                 raise broken(index.schedule, rule, [number], way_out=f"write @{read}, or take another policy")
     if max_versions is not None and versions.max_live > max_versions:

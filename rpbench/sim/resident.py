@@ -3,6 +3,8 @@
 The replay of `rpbench.ir.residency` on a graph: every computation takes one slot, transfers take none.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,7 +14,8 @@ from rpbench.sim.kernels import compiled, relax
 
 _TAKE = (Kind.F, Kind.FB)
 _RELEASE = (Kind.B, Kind.W, Kind.FB)
-Changes = tuple[Ints, npt.NDArray[np.float64], npt.NDArray[np.int64]]  # device, moment, how many more
+Times = npt.NDArray[np.float64]
+Changes = tuple[Ints, Times, npt.NDArray[np.int64]]  # device, moment, how many more
 
 
 def peak_resident(graph: Graph) -> list[int]:
@@ -26,7 +29,7 @@ def peak_resident(graph: Graph) -> list[int]:
     return [int(np.cumsum(own).max(initial=0)) for own in levels]
 
 
-def _slots(graph: Graph) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _slots(graph: Graph) -> tuple[Times, Times]:
     """When each action begins and ends."""
     takes = np.isin(graph.columns.kind, sorted(COMPUTE))[graph.order].astype(np.int32)
     num, num_edges = graph.num_actions, len(graph.pred)
@@ -38,31 +41,24 @@ def _slots(graph: Graph) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float6
     return start[graph.rank], end[graph.rank]
 
 
-def _computed(graph: Graph, start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> list[Changes]:
+def _computed(graph: Graph, start: Times, end: Times) -> Iterator[Changes]:
     """A forward takes room as it begins, a backward makes room as it ends."""
     kind, _, _, _, owner = graph.columns.plain
     taken, released = (owner[np.isin(kind, kinds)] for kinds in (_TAKE, _RELEASE))
     device = graph.columns.device
-    return [
-        (device[taken], start[taken], np.ones(len(taken), np.int64)),
-        (device[released], end[released], np.full(len(released), -1)),
-    ]
+    yield device[taken], start[taken], np.ones(len(taken), np.int64)
+    yield device[released], end[released], np.full(len(released), -1)
 
 
-def _moved(graph: Graph, start: npt.NDArray[np.float64]) -> list[Changes]:
+def _moved(graph: Graph, start: Times) -> Iterator[Changes]:
     """A LOAD:A takes room, the FREE:A behind a STORE:A makes room; a partner holds them from STORE:A to LOAD:A."""
-    found: list[tuple[int, int, int]] = []  # device, action, how many more
     for (device, lane, row), first in zip(graph.schedule.items(), graph.columns.lane_start.tolist(), strict=False):
         if lane not in ("h2d", "d2h"):
             continue
-        for number, (kind, _, _, _, _, what, peer, _) in enumerate(row, start=first):
-            if what != "A":
-                continue
-            if kind is Kind.LOAD:
-                found.append((device, number, 1))
-            elif kind is Kind.FREE and lane == "d2h":
-                found.append((device, number, -1))
-            if isinstance(peer, int):
-                found.append((peer, number, 1 if kind is Kind.STORE else -1))
-    device, number, change = np.array(found, np.int64).reshape(-1, 3).T
-    return [(device.astype(np.int32), start[number], change)]
+        moment, kind = (column[first : first + len(row)] for column in (start, graph.columns.kind))
+        of_activations = np.array([action[5] == "A" for action in row], bool)
+        peer = np.array([action[6] if isinstance(action[6], int) else -1 for action in row], np.int32)
+        change = of_activations * ((kind == Kind.LOAD).astype(np.int64) - ((kind == Kind.FREE) & (lane == "d2h")))
+        yield np.full(len(row), device, np.int32), moment, change
+        handed = of_activations & (peer >= 0)
+        yield peer[handed], moment[handed], np.where(kind[handed] == Kind.STORE, 1, -1)
