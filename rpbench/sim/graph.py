@@ -69,6 +69,23 @@ class Columns:
         """Whether no action, plain or in an OVERLAP, names a version, an object or a peer."""
         return self.rows_are_bare and self._inside.is_bare
 
+    @property
+    def alike_inside(self) -> tuple[npt.NDArray[np.int64], list[tuple[Action, ...]]]:
+        """A number for each OVERLAP, the same where parts are of the same kinds and stages; and one of each number."""
+        held, inside = list(self.sub.values()), self._inside
+        lengths = np.fromiter(map(len, held), np.int64)
+        owner = np.repeat(np.arange(len(held)), lengths)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        codes = np.zeros((len(held), int(lengths.max())), np.int64)
+        codes[owner, place] = inside.kind * (int(inside.stage.max(initial=0)) + 1) + inside.stage + 1
+        numbers = np.zeros(len(held), np.int64)
+        for column in codes.T:
+            first, numbers = np.unique(
+                numbers * (int(column.max()) + 1) + column, return_index=True, return_inverse=True
+            )[1:]
+        order = np.argsort(first)  # numbers as they come first
+        return np.argsort(order)[numbers], [held[number] for number in first[order].tolist()]
+
     @cached_property
     def _inside(self) -> Fields:
         """The fields of what stands in OVERLAPs."""
@@ -176,16 +193,14 @@ def build_graph(schedule: Schedule | Analysis, columns: Columns | None = None) -
 
 def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
     """What costs are looked up by, and for each action which of these."""
-    pairs: dict[Members, int] = {}
-    what = columns.stage.astype(np.int64)
+    what, fused = columns.stage.astype(np.int64), list[Members]()
     if columns.sub:
-        members = (tuple(map(_kind_and_stage, parts)) for parts in columns.sub.values())
-        what[list(columns.sub)] = [pairs.setdefault(own, len(pairs)) for own in members]
+        what[list(columns.sub)], held = columns.alike_inside
+        fused = [tuple(map(_kind_and_stage, parts)) for parts in held]
     width = int(what.max(initial=0)) + 1
     codes = columns.kind * width + what
     distinct = np.bincount(codes) > 0
     slot = (np.cumsum(distinct) - 1)[codes]
-    fused = list(pairs)
     found = [(Kind(code // width), code % width) for code in np.flatnonzero(distinct).tolist()]
     return tuple(fused[what] if kind is Kind.OVERLAP else ((kind, what),) for kind, what in found), slot
 
