@@ -6,7 +6,8 @@ import numpy.typing as npt
 from rpbench.ir.action import Kind
 from rpbench.ir.residency import moves_activations
 from rpbench.ir.schedule import Weights
-from rpbench.sim.graph import Columns, Graph
+from rpbench.sim.columns import Columns
+from rpbench.sim.graph import Graph
 from rpbench.sim.resident import peak_resident
 
 _TAKE = (Kind.F, Kind.FB)

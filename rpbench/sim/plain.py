@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, Weights
-from rpbench.sim.graph import Columns, Ints, read_columns
+from rpbench.sim.columns import Columns, Ints, read_columns
 
 Counts = npt.NDArray[np.int64]
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)

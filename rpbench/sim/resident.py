@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, Kind
-from rpbench.sim.graph import COMPILE_FROM, Graph, Ints
+from rpbench.sim.columns import Ints
+from rpbench.sim.graph import COMPILE_FROM, Graph
 from rpbench.sim.kernels import compiled, relax
 
 _TAKE = (Kind.F, Kind.FB)
