@@ -17,7 +17,7 @@ microbatches and room for 3 activations (memory_limit=1p):
     rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241). The paper writes B for what is I
-here. Its integer program and its optimizer post-validation are left out.
+here. Its integer program is `schedule=optpipe` without offloading; its optimizer post-validation is left out.
 """
 
 import re

@@ -1,11 +1,16 @@
 """Processes that work beside this one, and end with it however it ends."""
 
 import os
+import subprocess
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context, parent_process
-from typing import Any, Literal
+from typing import IO, Any, Literal
+
+GRACE_S = 5.0  # for processes that were told to end, before they are killed
 
 
 def side_processes(
@@ -18,6 +23,26 @@ def side_processes(
         begin: what each process runs first, with `arguments`.
     """
     return ProcessPoolExecutor(number, get_context(start), _begin, (begin, arguments))
+
+
+def end_all(processes: Iterable["subprocess.Popen[Any]"], logs: Iterable[IO[bytes]]) -> None:
+    """End processes that leave when their stdin does; who does not in time is killed. Their logs are closed."""
+    processes = list(processes)
+    for process in processes:
+        if process.stdin is not None:
+            with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
+                process.stdin.close()
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    for log in logs:
+        log.close()
 
 
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:

@@ -7,6 +7,7 @@ missing, a verdict came out otherwise than declared, or something could not be m
 """
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
 from analysis.report.images import draw_all, drawings_of
 from analysis.report.page import gather, write
+from rpbench.cli import COLLECT_AFTER
 from rpbench.side_processes import side_processes
 
 MUTANTS = 500  # falsified records, of all that could be, that a reproduction looks at
@@ -245,4 +247,5 @@ def _terminal_width() -> int:
 if __name__ == "__main__":
     # Told to end, it ends its runs as well.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    gc.set_threshold(COLLECT_AFTER)  # also of every copy
     sys.exit(main())

@@ -15,7 +15,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY, PALE = "#8C8C8C", "#D0D0D0"
 
-_STYLE_FILE = Path(__file__).with_name("rpbench.mplstyle")
+_STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("rpbench.mplstyle"), use_default_template=False)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ HATCHES = {
 @contextmanager
 def applied() -> Iterator[None]:
     """The style in force for figures that are made, or written, inside."""
-    with matplotlib.rc_context(fname=_STYLE_FILE):
+    with matplotlib.rc_context(_STYLE):
         yield
 
 

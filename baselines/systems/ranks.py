@@ -12,14 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from baselines.systems.case import Case
+from rpbench.side_processes import end_all
 
 ROOT = Path(__file__).parents[2]
-GRACE_S = 5.0
 
 Answer = dict[str, Any]
 
@@ -78,21 +77,7 @@ class Ranks:
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            if process.stdin is not None:
-                with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
-                    process.stdin.close()
-        deadline = time.monotonic() + GRACE_S
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        for words in self._words:
-            words.close()
+        end_all(self._processes, self._words)
         self._processes, self._words = [], []
 
     def __enter__(self) -> Self:

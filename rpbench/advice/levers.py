@@ -113,6 +113,8 @@ def _turning(
 
     found = []
     for way in (0.5, 2.0):
+        if _keeps_order(winner, runner_up, change, way**DOUBLINGS):
+            continue
         kept = 1.0
         for _ in range(DOUBLINGS):
             if ahead(kept * way):
@@ -120,6 +122,18 @@ def _turning(
                 break
             kept *= way
     return min(found, key=lambda factor: abs(log(factor)), default=None)
+
+
+def _keeps_order(
+    winner: Timed, runner_up: Timed, change: Callable[[float], Callable[[CostTable], CostTable]], farthest: float
+) -> bool:
+    """Whether no factor up to the farthest can turn the order, since a plan gets no slower where a figure gets better.
+
+    Better, the second comes no further than at the farthest; worse, the first falls no further than there.
+    """
+    if farthest > 1:
+        return runner_up.pace(change(farthest)) <= winner.plan.outcome.tokens_per_s
+    return winner.pace(change(farthest)) >= runner_up.plan.outcome.tokens_per_s
 
 
 def _halved(ahead: Callable[[float], bool], kept: float, turned: float) -> float:

@@ -1,15 +1,18 @@
 """The records of a folder as one Arrow table, from their files or, where these are as they were, from a pack of them.
 
-    <results>/records.parquet       what `rpbench compact` made of every record
+    <results>/records-<digest>.parquet      what `rpbench compact` made of every record, by a digest of its bytes
 
 A record is its file; a pack saves reading it. A row of a pack counts while the file has the size and the time of
-change that it had, so that a run that was removed, added or written again since is never told from the pack.
+change that it had, so that a run that was removed, added or written again since is never told from the pack; nor is
+any from a pack that was changed.
 """
 
+import hashlib
 import io
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from rpbench.harness import record
 from rpbench.harness.record import Record
 from rpbench.whole_file import read_bytes
 
-PACK = "records.parquet"
+PACKS = "records-*.parquet"
 MOST_BYTES = 2**31  # of a pack
 # Times of day, and the machine: what differs between two undisturbed runs of one sweep.
 _PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
@@ -49,8 +52,8 @@ def table(results: Path) -> pa.Table:
     return _table(results, _stamps(results))
 
 
-def pack(results: Path) -> int:
-    """Pack every sound record of a folder; their number.
+def pack(results: Path) -> tuple[Path, int]:
+    """Pack every sound record of a folder: the file, and how many they are. Earlier packs go.
 
     Raises:
         ValueError: if there is none.
@@ -61,9 +64,12 @@ def pack(results: Path) -> int:
     for name, column in zip(_STAMP, zip(*told, strict=True), strict=True):
         found = found.append_column(name, pa.array(column, pa.int64()))
     content = io.BytesIO()
-    pa.parquet.write_table(found, content, compression="zstd", write_page_checksum=True)
-    record.write_atomically(results / PACK, content.getvalue())
-    return int(found.num_rows)
+    pa.parquet.write_table(found, content, compression="zstd")
+    path = results / PACKS.replace("*", _digest(content.getvalue()))
+    record.write_atomically(path, content.getvalue())
+    for other in set(results.glob(PACKS)) - {path}:
+        other.unlink(missing_ok=True)
+    return path, int(found.num_rows)
 
 
 def _table(results: Path, stamps: Mapping[str, tuple[int, int]]) -> pa.Table:
@@ -107,12 +113,14 @@ def _flat(row: Record) -> Record:
 
 
 def _column(values: Sequence[Any]) -> pa.Array:
-    if len({_kind(value) for value in values if value is not None}) > 1:
-        values = [None if value is None else str(value) for value in values]
-    try:
-        return pa.array(values)
-    except (OverflowError, pa.ArrowInvalid):  # whole numbers of more than 64 bits, alone or beside fractions
-        return pa.array(values, pa.float64())
+    if len({_kind(value) for value in values if value is not None}) < 2:
+        with suppress(OverflowError, UnicodeEncodeError, pa.ArrowInvalid):  # no 64 bits hold it, or no UTF-8
+            return pa.array(values)
+    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _kind(value: Any) -> type:
@@ -140,14 +148,25 @@ def _stamps(results: Path) -> dict[str, tuple[int, int]]:
 
 def _packed(results: Path, stamps: Mapping[str, tuple[int, int]]) -> pa.Table | None:
     """The rows of a pack whose files are as they were; None without a pack that can be read."""
-    try:
-        content = pa.BufferReader(read_bytes(results / PACK, MOST_BYTES))
-        found = pa.parquet.read_table(content, page_checksum_verification=True)
-        told = zip(*(found[name].to_pylist() for name in ("run_id", *_STAMP)), strict=True)
-    except (OSError, ValueError, KeyError, pa.ArrowException):
-        return None
+    for path in sorted(results.glob(PACKS)):
+        try:
+            content = read_bytes(path, MOST_BYTES)
+            if path.match(PACKS.replace("*", _digest(content))):
+                return _standing(pa.parquet.read_table(pa.BufferReader(content)), stamps)
+        except (OSError, ValueError, KeyError, pa.ArrowException):  # another program's
+            continue
+    return None
+
+
+def _standing(found: pa.Table, stamps: Mapping[str, tuple[int, int]]) -> pa.Table:
+    told = zip(*(found[name].to_pylist() for name in ("run_id", *_STAMP)), strict=True)
     stands = [stamps.get(run) == tuple(stamp) for run, *stamp in told]
-    return found.drop_columns(_STAMP) if all(stands) else found.drop_columns(_STAMP).filter(pa.array(stands))
+    rows = found.drop_columns(_STAMP)
+    return rows if all(stands) else rows.filter(pa.array(stands))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _ordered(found: pa.Table) -> pa.Table:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import pyarrow.parquet
 
-from rpbench.commands.record_table import PACK, canonical, columns_of, pack, table
+from rpbench.commands.record_table import canonical, columns_of, pack, table
 from rpbench.harness import record
 from rpbench.harness.record import Record, check_target
 from rpbench.registry import unknown_name
@@ -107,7 +107,8 @@ def compact(arguments: Sequence[str]) -> Record:
         ValueError: for an unknown option, or a folder without a record.
     """
     results = Path(options_of(arguments, {"results_dir": "results"})["results_dir"])
-    return {"pack": str(results / PACK), "records": pack(results)}
+    path, number = pack(results)
+    return {"pack": str(path), "records": number}
 
 
 def options_of(arguments: Sequence[str], known: dict[str, str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from rpbench.engine.compute.stage import Grain, pieces
 from rpbench.engine.late_reference import Lateness, corrected, horizons, mean_move, rate_factor
 from rpbench.engine.late_rest_reference import LateRestReference
 from rpbench.engine.layout import Layout
-from rpbench.engine.reference_steps import OrderedSum, halved, try_step, update
+from rpbench.engine.reference_steps import OrderedSum, Steps
 from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.compensation import Compensation
@@ -131,19 +131,14 @@ def train_reference(
     past = _Past(workload, layout, settings, settled, late)
     halves = late_rest and LateRestReference(workload, masters, settings, late_rest, num_steps, rates[0])
     if start is not None:
-        past.working = {-age: tensors for age, tensors in start.stale.items()}
-        for owner, state in start.moments.items():
-            optimizer.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
+        _go_on(start, past, optimizer, masters)
     past.note(masters, optimizer)
+    steps = Steps(workload, masters, settings, optimizer, rates, past.note, halves or None, trials)
     rule = settings.loss_scaling
     scales = {} if rule is None else {0: Scale(rule.initial)} | (start.scales if start else {})
     found = Trajectory(masters=masters)
     for step in range(num_steps):
-
-        def newest(module: int, microbatch: int, version: int = step if updates else 0) -> int:
-            return version
-
-        past.reads = reads or Reads(newest, newest)
+        past.reads = reads or _newest(step if updates else 0)
         if keep_weights:
             found.begun_with.append({place: master.clone() for place, master in masters.items()})
         read = past.reads.backward(workload.chain[-1], step * workload.num_microbatches)
@@ -155,22 +150,25 @@ def train_reference(
             finite = rule is None or all(bool(gradient.isfinite().all()) for gradient in gradients.values())
             if rule is not None:
                 scales[step + 1] = rule.follow(scales[read], finite=finite)
-            if halves:
-                halves.step(step, gradients, scale, finite=finite)
-                past.note(halves.seen, optimizer)
-                continue
-            if finite:
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate(step)
-                if trials and step % 2 == 0:
-                    try_step(workload, masters, gradients, settings, optimizer, past.note)
-                    continue
-                if trials:
-                    gradients = halved(masters, workload, found.gradients[-2], gradients)
-                update(workload, masters, gradients, settings, optimizer, scale)
-            past.note(masters, optimizer)
+            steps.take(step, found.gradients, scale, finite=finite)
     found.scales = {version: scale.value for version, scale in scales.items()}
     return found
+
+
+def _newest(version: int) -> Reads:
+    """What everybody reads where nothing is late."""
+
+    def newest(module: int, microbatch: int) -> int:
+        return version
+
+    return Reads(newest, newest)
+
+
+def _go_on(start: State, past: "_Past", optimizer: torch.optim.Optimizer, masters: Tensors) -> None:
+    """Take over the versions and the optimizer's state of a run before."""
+    past.working = {-age: tensors for age, tensors in start.stale.items()}
+    for owner, state in start.moments.items():
+        optimizer.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
 
 
 def _optimizer(

@@ -1,10 +1,12 @@
 """Sums and steps of the reference: gradients in the order of groups, plain updates, trials that leave no trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 
+from rpbench.engine.late_rest_reference import LateRestReference
 from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.optimizer import OptimizerSettings
@@ -107,3 +109,47 @@ def halved(masters: Tensors, workload: Workload, first: Tensors, second: Tensors
         pair = [g[place].to(like.dtype) if place in g else torch.zeros_like(like) for g in (first, second)]
         found[place] = (pair[0] + pair[1]) / 2
     return found
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What follows the gradients of a step.
+
+    Args:
+        rates: of each group of the optimizer, by step.
+        note: keeps the masters as the newest version.
+        halves: what steps instead where some columns are stepped late.
+        trials: whether every other step is a trial.
+    """
+
+    workload: Workload
+    masters: Tensors
+    settings: OptimizerSettings
+    optimizer: torch.optim.Optimizer
+    rates: Sequence[Callable[[int], float]]
+    note: Callable[[Tensors, torch.optim.Optimizer], None]
+    halves: LateRestReference | None
+    trials: bool
+
+    def take(self, step: int, made: Sequence[Tensors], scale: float | None, *, finite: bool) -> None:
+        """Step, and note the version; gradients that are not finite change nothing.
+
+        Args:
+            made: the gradients of all steps up to this one.
+        """
+        if self.halves:
+            self.halves.step(step, made[-1], scale, finite=finite)
+            self.note(self.halves.seen, self.optimizer)
+        elif finite and self.trials and step % 2 == 0:
+            self._set_rates(step)
+            try_step(self.workload, self.masters, made[-1], self.settings, self.optimizer, self.note)
+        else:
+            if finite:
+                self._set_rates(step)
+                gradients = halved(self.masters, self.workload, *made[-2:]) if self.trials else made[-1]
+                update(self.workload, self.masters, gradients, self.settings, self.optimizer, scale)
+            self.note(self.masters, self.optimizer)
+
+    def _set_rates(self, step: int) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate(step)

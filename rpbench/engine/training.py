@@ -19,6 +19,7 @@ from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.layout import layout_of
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.shards import cut_head, cut_layers
+from rpbench.engine.shards.cut import cut
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
@@ -34,6 +35,7 @@ from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.optimizer import HostOptimizer, OptimizerSettings, step_groups
 from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.reductions import Reduction, reductions_of
+from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.selective_optimizer import SelectiveOptimizer
 from rpbench.engine.state.split_gradients import SplitWindow
 from rpbench.engine.state.stage_bytes import StageBytes
@@ -47,7 +49,7 @@ from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial
-from rpbench.ir.residency import inputs_stay
+from rpbench.ir.residency import inputs_stay, moves_activations
 from rpbench.ir.rest_rule import share_moved
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
@@ -122,7 +124,7 @@ class Training:
         partition.check_layers(len(workload.chain) - 2)
         check_shape(workload, given.schedule)
         self.uncut, self.settings = workload, settings or Settings()
-        self.workload, self.start = _cut(workload, given.schedule, start)
+        self.workload, self.start = cut(workload, given.schedule, start)
         layout = layout_of(partition, self.workload.num_head_shares)
         self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
@@ -141,6 +143,8 @@ class Training:
         self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, self.homes)
         self.traffic, self.memory = Traffic(copy), self._device_memory()
         self._hold = self.memory.change if self.memory else _not_counted
+        whole = self.settings.recompute == "none" and moves_activations(self.schedule)
+        self._saved = SavedActivations(self.memory) if whole else None
         moved = _moved(self.schedule)
         selective = self.schedule.late_rest is not None  # whose LOAD:P bring a part of what stays on a device
         self.weights = self._weights(set() if selective else moved["P"], pin_memory)
@@ -154,7 +158,9 @@ class Training:
         self.passes = self.team.members[0].passes if self.team else self._make_passes(self._stages(), self.gradients)
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
-        self.transfers = Transfers(self.analysis, self.weights, self.gradients, self.passes, self.traffic, reduced)
+        self.transfers = Transfers(
+            self.analysis, self.weights, self.gradients, self.passes, self.traffic, reduced, self._saved
+        )
 
     def _check(self, schedule: Schedule) -> None:
         """Refuse what the settings ask of the schedule and cannot be."""
@@ -278,6 +284,7 @@ class Training:
             self.scaler,
             kept_there,
             self.settings.recompute,
+            self._saved,
         )
 
     @property
@@ -485,14 +492,3 @@ def _moved(schedule: Schedule) -> dict[str, set[int]]:
     """Object -> the stages of which it is loaded, or stored."""
     moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
     return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
-
-
-def _cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Workload, State | None]:
-    """The workload, and what to go on from, as devices that share the head or every matrix have them."""
-    if schedule.shape.num_head_shards:
-        workload = cut_head.cut_head(workload, schedule)
-        start = start and cut_head.cut_state(start, workload)
-    if schedule.shape.tensor_parallel:
-        workload = cut_layers.cut_workload(workload, schedule)
-        start = start and cut_layers.cut_state(start, workload, schedule.shape.num_ranks)
-    return (workload if start is None else replace(workload, first_step=start.num_steps)), start

@@ -30,12 +30,12 @@ def check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
 
 
 def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
-    """Refuse to keep activations that the engine moves, or whose weights are others in backward."""
+    """Refuse to keep activations whose weights are others in backward, or to move those of several forwards at once."""
     check_recompute(schedule, recompute)
-    if recompute == "none" and moves_activations(schedule):
+    if recompute == "none" and schedule.shape.separate_cuts and moves_activations(schedule):
         raise ValueError(
-            f"recompute=none: {schedule.name} moves activations, of which the engine moves what a stage recomputes "
-            "from; use recompute=all, or mode=simulate"
+            f"recompute=none: {schedule.name} moves activations, and its backward stages have other layers than its "
+            "forward stages; use recompute=all, or the same cut both ways"
         )
     if recompute != "all" and compensation.is_needed:
         raise ValueError(f"recompute={recompute}: what makes up for late gradients changes weights; use recompute=all")

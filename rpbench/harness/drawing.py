@@ -5,6 +5,7 @@ Drawing is separate from simulating; nothing here runs unless a figure is asked 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -121,20 +122,26 @@ def bars_of(timeline: Timeline, height: float = 0.84, per_second: float = 1.0) -
 
 
 def put_bars(axes: "Axes", bars: Bars, points: float, *, rasterized: bool = False) -> None:
-    """Draw bars, with white edges and words on those that are wide enough for them.
+    """Draw bars, with white edges and words on those that are wide enough for them; the limits are the caller's.
 
     Args:
         points: printer's points that a unit of time takes; 0 where no bar bears words.
     """
     for colour, corners in bars.boxes.items():
         widths = [float(corner[2, 0] - corner[0, 0]) * points for corner in corners]
-        edges = [0.25 if width >= _EDGE_PT else 0.0 for width in widths]
-        axes.add_collection(
-            PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=edges, rasterized=rasterized)
+        edges = [0.25 if width >= _EDGE_PT else 0.0 for width in widths] if points else 0.0
+        boxes = PolyCollection(
+            np.stack(corners),  # type: ignore[arg-type]  # of one array paths are made at once
+            facecolors=colour,
+            edgecolors="white",
+            linewidths=edges,
+            rasterized=rasterized,
         )
+        axes.add_collection(boxes, autolim=False)
     for x, y, width, text in bars.labels:
         if len(text) * _LETTER_PT < width * points:
-            axes.text(x, y, text, ha="center", va="center", fontsize=_FONT_PT, clip_on=True)
+            words = axes.text(x, y, text, ha="center", va="center", fontsize=_FONT_PT, clip_on=True)
+            words.set_in_layout(False)  # it is inside the axes: no layout need measure it
 
 
 def handles(kinds: Iterable[Kind], heads: Iterable[Kind] = ()) -> list[Patch]:
@@ -147,6 +154,7 @@ def handles(kinds: Iterable[Kind], heads: Iterable[Kind] = ()) -> list[Patch]:
     return found
 
 
+@cache
 def paler(colour: str) -> str:
     """The colour of the head of a bar."""
     red, green, blue = (channel + _PALE * (1 - channel) for channel in to_rgb(colour))

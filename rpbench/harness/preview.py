@@ -1,13 +1,19 @@
-"""`--dry-run`: what a sweep would run, cell by cell, and what is there already. Nothing is run or written."""
+"""`--dry-run`: what a sweep would run, cell by cell, and what is there already. Nothing is run or written.
 
-from collections.abc import Iterator, Sequence
+Of what would be run it also says whether it fits its devices, and how long it will take.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rpbench.harness import provenance, record
 from rpbench.harness.composing import Composer
+from rpbench.harness.forecast import DOES_NOT_FIT, Forecaster
 from rpbench.harness.lease import Leases
-from rpbench.harness.manifest import ENDED, NOT_APPLICABLE, PLANNED, Manifest, read_manifest, state_of
+from rpbench.harness.manifest import ENDED, FAILED, NOT_APPLICABLE, PLANNED, Manifest, read_manifest, state_of
 from rpbench.harness.recording import identity
 from rpbench.harness.request import request_of
 
@@ -18,17 +24,35 @@ def preview(results: Path, name: str, cells: Sequence[Sequence[str]]) -> Iterato
     """A row for each cell: its overrides, its state, its run_id, and for a stale one what has changed since it ran.
 
     A cell is stale if the manifest has a verdict of it that another code or configuration came to; leased while
-    somebody works on it.
+    somebody works on it. One that would be run has a forecast (`rpbench.harness.forecast.Forecast`).
     """
     earlier, composer, leases = read_manifest(results, name), Composer(), Leases(results)
+    forecaster = Forecaster(results)
     for number, overrides in enumerate(cells):
         row: dict[str, Any] = {"cell": number, "overrides": list(overrides)}
         try:
-            run_id = record.run_id(identity(request_of(composer.compose(overrides))))
+            request = request_of(composer.compose(overrides))
+            run_id = record.run_id(identity(request))
+            row |= {"run_id": run_id, **_state(results, run_id, _before(earlier, number), leases)}
+            yield row | (asdict(forecaster.of(request)) if row["state"] in (PLANNED, STALE, FAILED) else {})
         except ValueError as error:
             yield row | {"state": NOT_APPLICABLE, "reason": str(error)}
-            continue
-        yield row | {"run_id": run_id, **_state(results, run_id, _before(earlier, number), leases)}
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Cells by state, those that do not fit, and the seconds of one worker that the others will take."""
+    states = Counter(row["state"] for row in rows)
+    parts = [
+        f"{len(rows)} cell{'s' if len(rows) != 1 else ''}: {', '.join(f'{n} {each}' for each, n in states.items())}"
+    ]
+    if misfits := sum(row.get("memory") == DOES_NOT_FIT for row in rows):
+        parts.append(f"{misfits} will not fit")
+    told = [row["seconds"] for row in rows if row.get("seconds") is not None]
+    if told:
+        parts.append(f"about {sum(told):.2g} s of one worker")
+    if unknown := sum("seconds" in row and row["seconds"] is None for row in rows):
+        parts.append(f"{unknown} of which nobody knows how long")
+    return "; ".join(parts)
 
 
 def _state(results: Path, run_id: str, changed: list[str], leases: Leases) -> dict[str, Any]:

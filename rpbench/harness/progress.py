@@ -28,7 +28,7 @@ class Progress:
     def __enter__(self) -> None:
         cells = recall(self._results, self._plan)
         self._before, self._began = _num_ended(cells), time.monotonic()
-        print(f"rpbench: {len(cells)} cells, {self._before} with an end on record: {self._plan.name}", file=sys.stderr)
+        print(f"rpbench: {_number(cells)}, {self._before} with an end on record: {self._plan.name}", file=sys.stderr)
         self._thread.start()
 
     def __exit__(self, *error: object) -> None:
@@ -46,7 +46,11 @@ def line(cells: Sequence[Any], before: int, seconds: float) -> str:
     ended = _num_ended(cells)
     rate = (ended - before) / seconds
     left = f"{(len(cells) - ended) / rate:.0f} s left" if rate else "time left not known yet"
-    return f"rpbench: {ended} of {len(cells)} cells ({_counts(cells)}), {rate:.2g} a second, {left}"
+    return f"rpbench: {ended} of {_number(cells)} ({_counts(cells)}), {rate:.2g} a second, {left}"
+
+
+def _number(cells: Sequence[Any]) -> str:
+    return f"{len(cells)} cell{'s' if len(cells) != 1 else ''}"
 
 
 def _num_ended(cells: Sequence[Any]) -> int:
@@ -70,7 +74,7 @@ def conclude(results: Path, plan: Plan, workers: Sequence[JobReturn], terms: Ter
             error: Any = worker._return_value
             raise error if isinstance(error, Exception) else RunFailed(f"a worker broke: {error}")
     cells = recall(results, plan)
-    print(f"rpbench: {len(cells)} cells: {_counts(cells)}", file=sys.stderr)
+    print(f"rpbench: {_number(cells)}: {_counts(cells)}", file=sys.stderr)
     for state, kind in ((FAILED, RunFailed), (NOT_APPLICABLE, ConfigError)):
         found = [cell for cell in cells if cell.state == state]
         if found:

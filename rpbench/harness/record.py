@@ -44,7 +44,8 @@ STATUSES = ("ok", "oom", "infeasible", "failed")
 
 # 2: what surrounds a run is in its record, and its run_id is verified when it is read; 3: so is a digest of all values
 SCHEMA = 3
-METRICS = ("makespan_s", "step_time_s", "tokens_per_s", "bubble_makespan", "bubble_span", "bubble_over_ideal")
+_NEVER_NEGATIVE = ("makespan_s", "step_time_s", "tokens_per_s")
+METRICS = (*_NEVER_NEGATIVE, "bubble_makespan", "bubble_span", "bubble_over_ideal")
 _TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
 _LARGEST = 2**63
 # What readers rely on: the types of values, and in which words one is refused.
@@ -102,6 +103,9 @@ def defect(record: Any, name: str) -> str | None:
             return f"{key} {record[key]!r:.80} is {words}"
         if isinstance(record.get(key), int) and abs(record[key]) > _LARGEST:
             return f"{key} {record[key]!r:.80} is too large a number"
+    for key in _NEVER_NEGATIVE:
+        if (record.get(key) or 0) < 0:
+            return f"{key} {record[key]!r:.80} is below 0"
     for key in ("overrides", "notes", "files"):
         if not all(isinstance(item, str) for item in record.get(key) or ()):
             return f"{key} holds what is no text"

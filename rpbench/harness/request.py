@@ -12,6 +12,7 @@ from yaml import YAMLError
 from rpbench import registry
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
+from rpbench.finite import not_finite
 from rpbench.harness.changed_model import told_apart
 from rpbench.harness.choices import (
     MODES,
@@ -265,6 +266,8 @@ def _subject(
         del subject["mesh"]  # as in records from before there were meshes
     if not config.cost.get("max_freeze_ratio"):  # likewise
         subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
+    for found in not_finite(subject):
+        raise ConfigError(f"{found}: a finite number")
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
     return subject
 

@@ -44,7 +44,7 @@ def scheduled(
 
 def _outcome(assembled: Assembled, execute: Callable[[], Outcome]) -> Outcome:
     facts = _facts(assembled)
-    memory, reason = _memory(assembled)
+    memory, reason = memory_of(assembled)
     facts["peak_memory_bytes"] = memory
     if reason:
         return Outcome({**facts, "status": "infeasible", "reason": reason, "evidence": assembled.evidence})
@@ -94,7 +94,7 @@ def _analysis(assembled: Assembled) -> Analysis:
     return known if known.schedule is assembled.schedule else Analysis(assembled.schedule)
 
 
-def _memory(assembled: Assembled) -> tuple[list[int] | None, str]:
+def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
     """Bytes on each device where the model has a shape, and why they do not fit, if they do not."""
     if assembled.sizes is None:
         return None, ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,7 @@ from omegaconf import DictConfig
 
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.manifest import Plan, manifest_name, write_plan
-from rpbench.harness.preview import preview
+from rpbench.harness.preview import preview, summary
 from rpbench.harness.processes import end_with_parent
 from rpbench.harness.progress import Progress, conclude
 from rpbench.harness.provenance import usable_cores
@@ -78,8 +79,11 @@ class ManifestSweeper:
         """A line of JSON for each cell of the command line: what would be run, and what is there."""
         experiment = self.config.hydra.runtime.choices.get("experiment")
         name = manifest_name(None if experiment in (None, "null") else str(experiment), arguments)
+        rows = []
         for row in preview(Path(self.config.hydra.sweep.dir), name, self.cells(arguments)):
             print(json.dumps(row), file=out)
+            rows.append(row)
+        print(f"rpbench: {summary(rows)}", file=sys.stderr)
 
     def cells(self, arguments: Sequence[str]) -> list[tuple[str, ...]]:
         """The overrides of every cell: what is swept varies, the last key the fastest; an argument replaces a sweep."""

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from rpbench.cost.model import Model
-from rpbench.models.constants import constant
+from rpbench.models.constants import constant, noted
 from rpbench.models.family import TRAITS
 from rpbench.models.linear import Linear
 from rpbench.models.norm import Norm
@@ -131,4 +131,4 @@ def window_mask(seq_len: int, window: int, sink: bool, device: torch.device, num
         if sink:
             seen[:, 0] = True
         rows = [row for row in range(size) if not sink <= row < sink + num_before]
-        return seen[rows] if num_before else seen
+        return noted(seen[rows] if num_before else seen)

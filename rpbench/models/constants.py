@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 import torch
+
+_made: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # address -> a constant that somebody keeps
 
 
 @contextmanager
@@ -17,3 +20,14 @@ def constant(device: torch.device) -> Iterator[None]:
         yield
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def noted(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, known as a constant as long as it is kept."""
+    _made[tensor.untyped_storage().data_ptr()] = tensor
+    return tensor
+
+
+def is_constant(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of these, or a view of one."""
+    return tensor.untyped_storage().data_ptr() in _made

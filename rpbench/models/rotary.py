@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from rpbench.models.constants import constant
+from rpbench.models.constants import constant, noted
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def rotary_table(
         magnitude = scaling.magnitude if scaling else 1.0
         cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
         whole = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
-        return whole[0].to(device, dtype), whole[1].to(device, dtype)
+        return noted(whole[0].to(device, dtype)), noted(whole[1].to(device, dtype))
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

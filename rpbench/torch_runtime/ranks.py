@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from rpbench.side_processes import end_all
 from rpbench.torch_runtime.board import Phase, Standing, read_file
 from rpbench.torch_runtime.collectives import CollectiveRequest
 from rpbench.torch_runtime.diagnosis import Evidence, RunFailed, diagnose
@@ -32,7 +33,6 @@ WORKER = ("-m", "rpbench.torch_runtime.worker")
 POLL_S = 0.25
 LAST_WORDS_S = 1.5  # what others have to say after the first failure
 REFUSALS_S = 20.0  # a request that one refuses, all refuse
-GRACE_S = 5.0
 STALL_S = 40.0  # so that all has ended within a minute
 
 Answer = dict[str, Any]
@@ -202,21 +202,7 @@ class Ranks:
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            if process.stdin is not None:
-                with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
-                    process.stdin.close()
-        deadline = time.monotonic() + GRACE_S
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        for words in self._words:
-            words.close()
+        end_all(self._processes, self._words)
         self._processes, self._words = [], []
         self._folder.cleanup()
 

@@ -8,12 +8,12 @@ import pyarrow.parquet
 import pytest
 
 from rpbench.commands import record_table
-from rpbench.commands.record_table import PACK, pack, table
+from rpbench.commands.record_table import pack, table
 from rpbench.harness import record
 from rpbench.harness.request import load
 from rpbench.harness.run import run
 
-KINDS = (None, 4, 2.5, "auto", True, 2**70, ["a"], {"b": 1})
+KINDS = (None, 4, 2.5, "auto", "\ud800", True, 2**70, ["a"], {"b": 1})
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +38,18 @@ def loose(results):
 
 def test_a_table_is_that_of_the_files_whatever_was_packed(row, tmp_path):
     chance = random.Random(0)
-    for case in range(12):
+    for case in range(8):
         results = tmp_path / str(case)
         kinds = chance.sample(KINDS, chance.randint(1, 3))
         runs = []
         for number in range(12):
             runs.append(put(results, row, number, **{key: chance.choice(kinds) for key in ("warmup", "own")}))
             if number == 4:
-                assert pack(results) == 5
+                assert pack(results)[1] == 5
         shutil.rmtree(runs.pop(chance.randrange(3)))
         put(results, row, 4, own="written again, and longer")
         assert table(results).to_pylist() == loose(results).to_pylist()
-        assert pack(results) == 11
+        assert pack(results)[1] == 11
         assert table(results).to_pylist() == loose(results).to_pylist()
 
 
@@ -74,8 +74,8 @@ def test_whole_numbers_stay_whole_beside_runs_that_have_none(row, tmp_path):
 def test_a_pack_that_cannot_be_read_is_none(harm, row, tmp_path):
     put(tmp_path, row, 0)
     put(tmp_path, row, 1)
-    pack(tmp_path)
-    path, content = tmp_path / PACK, (tmp_path / PACK).read_bytes()
+    path, _ = pack(tmp_path)
+    content = path.read_bytes()
     if harm == "torn":
         path.write_bytes(content[:-100])
     elif harm == "changed":

@@ -1,5 +1,6 @@
 """Checkpoints: training that stops and goes on is the same, bit for bit, as training that does not stop."""
 
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,15 @@ def test_the_reference_goes_on_too():
     assert reference.losses[0] == pytest.approx(training.mean_loss(0), rel=1e-6)
 
 
+def _misnamed(whole):
+    """A file in whose first local header the name is said to be UTF-8 and is none."""
+    flag, name = 6, 30
+    found = bytearray(whole)
+    found[flag + 1] |= 0x08
+    found[name] = 0x9F
+    return bytes(found)
+
+
 def test_what_cannot_be_gone_on_from_is_refused(tmp_path):
     path = tmp_path / "c.pt"
     with pytest.raises(CheckpointError, match="no such checkpoint; save one"):
@@ -89,6 +99,13 @@ def test_what_cannot_be_gone_on_from_is_refused(tmp_path):
     flipped[len(whole) // 2] ^= 1
     path.write_bytes(bytes(flipped))
     with pytest.raises(CheckpointError, match="torn"):
+        checkpoint.load(path, SUBJECT)
+    path.write_bytes(_misnamed(whole))  # its first member's local header, not the table at its end
+    with pytest.raises(CheckpointError, match="torn"):
+        checkpoint.load(path, SUBJECT)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("c/data.pkl", bytes(10**6))
+    with pytest.raises(CheckpointError, match="which packs none"):
         checkpoint.load(path, SUBJECT)
     path.write_bytes(whole)
     with pytest.raises(CheckpointError, match="saved with dtype=float32, this run has dtype=float16"):

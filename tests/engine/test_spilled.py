@@ -8,7 +8,6 @@ from training_cases import TINY, assert_same, reference_of, train, workload_of
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.training import Settings, Training
 from rpbench.ir.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
@@ -45,9 +44,3 @@ def test_what_is_copied_is_what_the_actions_count():
         actions = sum(number for what, number in counted.items() if what.startswith(lane))
         # The engine runs the head by itself: with what the last stage stores, once a step, goes the head's input.
         assert found[0, lane] == actions + 2 * sizes.boundary
-
-
-def test_what_is_not_recomputed_does_not_move_in_the_engine():
-    schedule = entry("bpipe").build(Shape(6, 6, 6)).with_partition(symmetric(split_evenly(6, 6)))
-    with pytest.raises(ValueError, match=r"bpipe moves activations.* use recompute=all, or mode=simulate"):
-        Training(workload_of(schedule), schedule, Settings(recompute="none"))

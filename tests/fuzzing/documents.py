@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rpbench.cli import _dispatch
-from rpbench.commands.record_table import canonical
+from rpbench.commands.record_table import canonical, pack
 from rpbench.commands.store import export
 from rpbench.cost.constant import constant_times
 from rpbench.cost.profiled import to_text
@@ -92,6 +92,7 @@ def plain_documents(folder: Path) -> Documents:
     return {
         "record": records,
         "old record": [unsealed(document) for document in records],
+        "pack": [pack(folder)[0].read_bytes()],
         "plan": _bytes(folder.glob("manifests/*/plan.json")),
         "journal": _bytes(folder.glob("manifests/*/*.jsonl")),
         "timeline": _bytes(folder.glob("*/timeline.csv")),

@@ -16,7 +16,7 @@ from analysis.dashboard.rows import Rows
 from analysis.dashboard.server import Dashboard
 from rpbench.advice.model_source import architecture_of, model_of, read_config
 from rpbench.cli import _dispatch
-from rpbench.commands.record_table import canonical
+from rpbench.commands.record_table import canonical, pack, table, table_of
 from rpbench.harness import record
 from rpbench.harness.lease import Leases
 from rpbench.harness.manifest import PLAN, STATES, Plan, is_settled, read_manifest
@@ -86,6 +86,7 @@ def readers(seeds: Documents) -> list[Reader]:
         Reader("record in the dashboard", "old record", "json", of.shown),
         Reader("record in explain", "old record", "json", of.explained),
         Reader("record under a sweep", "old record", "json", of.previewed),
+        Reader("pack", "pack", "bytes", of.packed),
         Reader("plan", "plan", "json", of.plan),
         Reader("journal", "journal", "lines", of.journal),
         Reader("lease", "lease", "json", lease),
@@ -156,6 +157,16 @@ class Bound:
         command("export", "--format", "parquet", where, f"out={folder / 'table.parquet'}")
         command("query", "select schedule, count(*) as n from runs group by schedule order by n", where)
         command("pivot", "--rows", "model", "--columns", "schedule", "--value", "makespan_s", where)
+
+    def packed(self, folder: Path, document: bytes) -> None:
+        """Whatever stands in a pack, the table is that of the records."""
+        for row in self._sound:
+            (folder / row["run_id"]).mkdir()
+            (folder / row["run_id"] / "record.json").write_text(json.dumps(row))
+        path, _ = pack(folder)
+        path.write_bytes(document)
+        if table(folder).to_pylist() != table_of(canonical(folder)).to_pylist():
+            raise Wrong("a table of other values")
 
     def compared(self, folder: Path, document: bytes) -> None:
         results, name = self._put(folder, document)

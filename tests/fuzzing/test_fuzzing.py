@@ -19,6 +19,7 @@ from .readers import readers
 QUICK = (
     "record",
     "record in the dashboard",
+    "pack",
     "plan",
     "journal",
     "lease",
@@ -69,6 +70,7 @@ FOUND = [
     ("profile", b'"weight_grad": [', b'"weight_grad": [1.0, '),
     ("cluster file", b"declared:", b"measured: 0.5\nwas:"),
     ("record in compare", b'"fill_s": ', b'"fill_s": [], "was": '),
+    ("record in compare", b'"fill_s": ', b'"fill_s": 1' + b"0" * 400 + b', "was": '),
     ("record in compare", b'"config": {', b'"config": null, "was": {'),
     ("own experiment", b"defaults:\n  - override /cost: constant", b"defaults: 7"),
     ("rpbench.yaml", None, DEEP[:300]),

@@ -52,6 +52,7 @@ def test_an_exported_run_becomes_a_record():
         (imports.records_of_csv, "schedule,a\n1f1b\n", "line 2"),
         (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,nan\n", "no number to keep"),
         (imports.records_of_csv, "schedule,num_devices\n1f1b,-2\n", "whole number"),
+        (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,-5\n", "below 0"),
         (imports.records_of_wandb, "[" * 100_000, "nested too deeply|not JSON"),
         (imports.records_of_wandb, '{"config": {}}', "an object with"),
         (imports.trace_of_kineto, "{", "not JSON"),

@@ -66,3 +66,12 @@ def test_a_file_may_name_its_own_keys(rpbench, tmp_path):
     path.write_text(text)
     status, rows, _ = rpbench("--config-dir", "mine", "model=own", "cost=constant", "num_devices=2")
     assert (status, rows[0]["model"]) == (0, "of_gpt")
+
+
+def test_a_number_without_an_end_is_refused_wherever_it_stands(rpbench, tmp_path):
+    path = tmp_path / "mine" / "cluster" / "endless.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("name: endless\nnum_devices: 2\ndeclared: {matmul_flops_per_s: -.inf}\n")
+    status, rows, err = rpbench("--config-dir", "mine", "cluster=endless", "cost=constant", "schedule=1f1b")
+    assert (status, rows) == (2, [])
+    assert "cluster.declared.matmul_flops_per_s=-inf: a finite number" in err

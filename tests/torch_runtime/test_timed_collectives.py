@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from faulty_collectives import MARKED
 
+from rpbench.side_processes import GRACE_S
 from rpbench.torch_runtime.collectives import STALL_S, CollectiveRequest
 from rpbench.torch_runtime.diagnosis import RunFailed
-from rpbench.torch_runtime.ranks import GRACE_S, LAST_WORDS_S, Ranks
+from rpbench.torch_runtime.ranks import LAST_WORDS_S, Ranks
 
 FAULTY = str(Path(__file__).with_name("faulty_collectives.py"))
 

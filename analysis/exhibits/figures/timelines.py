@@ -126,7 +126,8 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
     with style.applied():
         figure = Figure(figsize=(13, 7.6), layout="constrained")
         schedules, models = runs.schedules_of(rows), runs.models_of(rows)
-        panels = figure.subplots(len(schedules), len(models), sharex="col", sharey=True, squeeze=False)
+        # Axes that share a limit ask all others of theirs at each step: limits are set on each.
+        panels = figure.subplots(len(schedules), len(models), squeeze=False)
         drawn: list[Bars] = []
         by_name = rows.set_index(["schedule", "model"], drop=False)
         for down, schedule in enumerate(schedules):
@@ -146,9 +147,10 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
                 fontweight="bold",
             )
             panels[-1, across].set_xlabel("time (s)")
-            panels[-1, across].set_xlim(0, rows.loc[rows["model"] == model, "makespan_s"].max())
-        panels[0, 0].set_yticks([0, 7])
-        panels[0, 0].set_ylim(7.5, -0.5)
+            longest = rows.loc[rows["model"] == model, "makespan_s"].max()
+            for axes in panels[:, across]:
+                axes.set(xlim=(0, longest), ylim=(7.5, -0.5), yticks=[0, 7])
+                axes.label_outer()
         kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
         figure.legend(handles=handles(kinds, heads), loc="outside lower center", ncols=5)
         return figure

@@ -24,12 +24,14 @@ from rpbench.engine.compute.stage import (
     pieces,
     weight_gradients,
 )
+from rpbench.engine.compute.stand_ins import enter, leave
 from rpbench.engine.executor import Gate
 from rpbench.engine.layout import Layout
 from rpbench.engine.state.adjusted_weights import Adjustments
 from rpbench.engine.state.device_memory import DeviceMemory
 from rpbench.engine.state.gradients import Gradients, Tensors
 from rpbench.engine.state.loss_scale import LossScaler
+from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.ir.action import Action, Kind
 from rpbench.passes.recomputation import Recompute
@@ -61,6 +63,7 @@ class Passes:
         scaler: LossScaler | None = None,
         memory: DeviceMemory | None = None,
         recompute: Recompute = "all",
+        saved: SavedActivations | None = None,
     ) -> None:
         self._adjustments = adjustments
         self.losses: dict[int, float] = {}
@@ -70,6 +73,7 @@ class Passes:
         self._scaler = scaler
         self._memory = memory  # that counts the kept inputs; None where they are at home
         self._recompute = recompute
+        self._saved = saved  # what kept graphs have saved, where that moves
         self._workload, self._segments = stages.workload, Segments(stages.num_parts)
         self._kept: dict[tuple[int, Segment], torch.Tensor] = {}  # (module, segment) -> its input
         self._stored: dict[tuple[int, Segment], torch.Tensor] = {}  # the same, moved off its device
@@ -85,7 +89,8 @@ class Passes:
     def num_left(self) -> int:
         """Tensors and graphs that still wait for their reader."""
         waiting = self._kept, self._stored, self._outputs, self._graphs, self._recomputed, self._slopes, self._halves
-        return sum(len(tensors) for tensors in waiting) + len(self._segments) + len(self._shares)
+        saved = 0 if self._saved is None else len(self._saved)
+        return sum(len(tensors) for tensors in waiting) + len(self._segments) + len(self._shares) + saved
 
     # --- handlers ---
 
@@ -103,12 +108,12 @@ class Passes:
         again = self._run_again(modules)
         x = self._stages.keep(again, x, segment, weights, note, exchange)
         if len(again) < len(modules):
-            graph = self._stages.graph(modules[len(again) :], x, segment, weights)
+            graph, end = self._kept_graph(action.stage, modules[len(again) :], x, segment, weights)
             if self.recompute_head:
                 self._kept[modules[-1], segment] = x
             else:
                 self._graphs[action.stage, segment] = graph
-            x = graph.end.detach()
+            x = end
         if self._layout.head in modules:
             self._note_loss(segment, x)
         elif action.stage == len(self._layout.forward) - 1 and self._layout.num_head_shares:
@@ -251,6 +256,8 @@ class Passes:
             graph = self._again(again[-1], segment, weights)
         gate()
         gradients: Tensors = {}
+        if self._saved is not None:
+            self._saved.take(action)
         kept = self._graphs.pop((stage, segment), None)
         if self._layout.head in modules:
             head = kept or self._again(modules[-1:], segment, version)
@@ -271,6 +278,18 @@ class Passes:
         if kept is not None:
             self._release(*self._held.pop((stage, segment)))
         return gradients
+
+    def _kept_graph(
+        self, stage: int, modules: range, x: torch.Tensor, segment: Segment, version: int
+    ) -> tuple[Graph, torch.Tensor]:
+        """A graph that lives until the backward, and its output; it has no values of its own where they move."""
+        if self._saved is None:
+            graph = self._stages.graph(modules, x, segment, version)
+            return graph, graph.end.detach()
+        leaf, start = enter(x) if x.is_floating_point() else (None, x)
+        with self._saved.noting(stage, segment, self._stages.tensors(modules, version)):
+            graph = self._stages.graph(modules, start, segment, version)
+        return graph._replace(start=leaf, end=leave(graph.end)), graph.end.detach()
 
     def _at(self, action: Action, number: int) -> tuple[Segment, int]:
         """Segment and version of an action, the latter noted."""

@@ -102,18 +102,22 @@ class Stages:
     def graph(
         self, modules: range, x: torch.Tensor, segment: Segment, version: int, exchange: Exchange | None = None
     ) -> Graph:
-        """`run` with graph."""
+        """`run` with graph, of a leaf with the values of x, or of x itself where that is part of a graph."""
         leaves = {
             (module, name): leaf for module in modules for name, leaf in self.weights.leaves(module, version).items()
         }
         with torch.enable_grad():
-            start = x.detach().requires_grad_() if x.is_floating_point() else None
+            start = (x if x.requires_grad else x.detach().requires_grad_()) if x.is_floating_point() else None
             if not self.splits:
                 end = self.run(modules, x if start is None else start, segment, version, exchange)
                 return Graph(start, leaves, end, exchange)
             with Deferring(leaves.values()) as deferring:
                 end = self.run(modules, x if start is None else start, segment, version, exchange)
         return Graph(start, leaves, end, exchange, tuple(deferring.linears), deferring.anchor)
+
+    def tensors(self, modules: range, version: int) -> list[torch.Tensor]:
+        """Weights and buffers of some modules."""
+        return [tensor for module in modules for tensor in self.weights.all_of(module, version).values()]
 
     def _call(
         self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None

@@ -6,6 +6,7 @@ which runs no code, after every checksum in it has been looked at.
 
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -102,19 +103,27 @@ def load(path: Path, subject: Mapping[str, Any]) -> State:
     return State(content["num_steps"], content["masters"], content["moments"], content["stale"], scales)
 
 
+# What reading a file raises whose bytes are not those that were written.
+_TORN = (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, struct.error)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as file:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
+                raise CheckpointError(f"{path}: no checkpoint of this program, which packs none; name another file")
             damaged = file.testzip()
         if damaged is None:
             content = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(content, dict) and content.get("format") == FORMAT:
                 return content
             raise CheckpointError(f"{path}: not a checkpoint of this program (format {FORMAT}); name another file")
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such checkpoint; save one with checkpoint.save_to") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}); name another file") from None
-    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except _TORN as error:
         raise CheckpointError(f"{path} is torn or no checkpoint ({type(error).__name__}); name another file") from None
     raise CheckpointError(f"{path} is torn ({damaged} is damaged); name another file")

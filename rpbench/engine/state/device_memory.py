@@ -6,7 +6,8 @@ CPU threads and virtual devices have no memory of their own, so a cap is kept by
   those of the stage it is running;
 * where replicas share a stage, its shard of both, what it has gathered from UNSHARD to RESHARD and loaded from LOAD:P
   to FREE:P, and the gradients it has made until every replica has fetched its part of them;
-* activations: what autograd saves, from the action that saves it until its graph is gone;
+* activations: what autograd saves, from the action that saves it until its graph is gone; where they move
+  (`rpbench.engine.state.saved_activations`), while they are there, and those of a partner while it has them;
 * where weights are bound, the inputs it keeps to recompute from; streamed ones are at home on the host.
 
 A storage counts once a device. What an operation needs for a moment only is not seen, nor is the optimizer, which
@@ -67,6 +68,10 @@ class DeviceMemory:
     def hold(self, tensor: torch.Tensor, what: str) -> None:
         """Count a tensor on the device of the action that runs, until nobody has it any more."""
         self._take(self._device.number, tensor, tensor, what)
+
+    def hold_for(self, owner: object, tensor: torch.Tensor, what: str, device: int | None = None) -> None:
+        """Count a tensor as long as its owner lives; on a device, or on that of the action that runs."""
+        self._take(self._device.number if device is None else device, tensor, owner, what)
 
     def change(self, device: int, what: str, num_bytes: int) -> None:
         """Count bytes that come to a device, or leave it where they are negative."""

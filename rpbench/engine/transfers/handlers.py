@@ -17,6 +17,7 @@ from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.state.device_weights import Copy, DeviceWeights
 from rpbench.engine.state.gradients import Gradients
 from rpbench.engine.state.reductions import microbatches_of
+from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weights import Weights
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -28,6 +29,7 @@ class Transfers:
     Args:
         copy: makes a tensor at the other end of a lane.
         reduced: (backward stage, version) -> the gradient that replicas reduce.
+        saved: what kept graphs have saved, where that moves; None where only a stage's input does.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class Transfers:
         passes: Passes,
         copy: Copy,
         reduced: Mapping[tuple[int, int], ReducedWindow],
+        saved: SavedActivations | None = None,
     ) -> None:
         self._weights, self._gradients, self._passes, self._copy = weights, gradients, passes, copy
-        self._reduced, self._index = reduced, analysis.index
+        self._reduced, self._index, self._saved = reduced, analysis.index, saved
         moved = analysis.moves.transfers
         self._stores = {transfer.pieces[0]: transfer for transfer in moved.get((Kind.STORE, "G"), ())}
         self._sums = {transfer.pieces[0]: transfer for transfer in moved.get((Kind.REDUCE_GRAD, None), ())}
@@ -58,13 +61,17 @@ class Transfers:
         }
 
     def _load(self, action: Action, number: int, gate: Gate) -> None:
-        if action.object == "A":
+        if action.object == "A" and self._saved is not None:
+            self._saved.load(action, self._index.device(number), self._over_link(number))
+        elif action.object == "A":
             self._passes.load_kept(action, self._over_link(number))
         elif isinstance(self._weights, DeviceWeights) and action.object == "P":
             self._weights.load(action, number)
 
     def _store(self, action: Action, number: int, gate: Gate) -> None:
-        if action.object == "A":
+        if action.object == "A" and self._saved is not None:
+            self._saved.store(action, self._over_link(number))
+        elif action.object == "A":
             self._passes.store_kept(action, self._over_link(number))
         elif action.object == "G":
             window = self._index.shape.num_microbatches

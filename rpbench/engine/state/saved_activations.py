@@ -1,0 +1,198 @@
+"""Saved activations: what the graphs of forwards have saved, on the device that made it or moved off it.
+
+A graph whose activations move holds no tensor of them. It holds views of storages that are kept here:
+
+    forward    every storage that the graph saves is noted once, however many saved tensors look into it
+    STORE:A    its bytes are copied to where they wait, and the device lets its own go
+    LOAD:A     they are copied to the device again, and those that waited are let go
+    backward   each saved tensor is made of what is there: its type, shape, strides and offset as they were
+
+What a graph has saved of weights, buffers and constants outlives it and stays. A backward whose activations are away
+is an error that names the LOAD:A which has not been.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from rpbench.engine.state.device_memory import DeviceMemory
+from rpbench.ir.action import Action
+from rpbench.models.constants import is_constant
+
+Segment = tuple[int, int]  # microbatch, part of its sequences
+Move = Callable[[torch.Tensor], torch.Tensor]
+"""A tensor -> its copy at the other end of a link, in a storage of its own."""
+
+OWN, OF_PARTNER = "activations", "activations of a partner"  # as the ledger calls them
+
+
+class _Bytes:
+    """A storage as a flat tensor of bytes; the ledger counts it as long as this lives."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat = flat
+
+
+class _Saved:
+    """One storage that a graph has saved.
+
+    Attributes:
+        here: its bytes on the device; None while they are away.
+        away: its bytes where they wait; None while they are here.
+    """
+
+    def __init__(self, here: _Bytes, reader: str) -> None:
+        self.here: _Bytes | None = here
+        self.away: _Bytes | None = None
+        self.reader = reader
+
+
+class _View(NamedTuple):
+    """A saved tensor: where it lies in its storage."""
+
+    saved: _Saved
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def tensor(self) -> torch.Tensor:
+        """It, on the device.
+
+        Raises:
+            RuntimeError: while it is away.
+        """
+        here = self.saved.here
+        if here is None:
+            raise RuntimeError(self.saved.reader)
+        storage = here.flat.untyped_storage()
+        made = torch.empty(0, dtype=self.dtype, device=here.flat.device)
+        return made.set_(storage, self.offset, self.size, self.stride)  # type: ignore[arg-type]  # untyped ones too
+
+
+class _OfForward:
+    """What the graph of one forward has saved.
+
+    Args:
+        reader: what a backward that comes too early is told.
+        stays: tensors whose storages outlive the graph.
+        hold: told of every storage that the graph has saved, and of what lives as long.
+    """
+
+    def __init__(self, reader: str, stays: Iterable[torch.Tensor], hold: Callable[[_Bytes], None]) -> None:
+        self.is_away = False
+        self._reader, self._hold = reader, hold
+        self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
+        self._found: dict[int, _Saved] = {}  # address -> storage; held, so that no address comes twice
+        self._live: list[weakref.ref[_Saved]] = []
+
+    def pack(self, tensor: torch.Tensor) -> _View | torch.Tensor:
+        """What the graph holds in place of a tensor."""
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address in self._stays or not storage.nbytes() or is_constant(tensor):
+            return tensor if tensor.is_leaf else tensor.detach()
+        saved = self._found.get(address)
+        if saved is None:
+            bytes_ = _Bytes(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
+            self._hold(bytes_)
+            saved = self._found[address] = _Saved(bytes_, self._reader)
+        return _View(saved, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def end(self) -> None:
+        """The graph is whole: what it has saved lives as long as it does."""
+        self._live = [weakref.ref(saved) for saved in self._found.values()]
+        self._found = {}
+
+    def all(self) -> list[_Saved]:
+        """The storages that the graph still holds, in the order in which it saved them."""
+        found = (reference() for reference in self._live)
+        return [saved for saved in found if saved is not None]
+
+
+class SavedActivations:
+    """What the graphs of a run have saved, by stage and microbatch.
+
+    Args:
+        memory: counts it, on the device that has it; None where nobody asks.
+    """
+
+    def __init__(self, memory: DeviceMemory | None) -> None:
+        self._memory = memory
+        self._found: dict[tuple[int, Segment], _OfForward] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @contextmanager
+    def noting(self, stage: int, segment: Segment, stays: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Inside, the forward of a stage makes its graph; `stays` are the weights and buffers that it reads."""
+        found = _OfForward(_not_back(f"the backward of {stage}F{segment[0]}", stage, segment), stays, self._hold)
+        with torch.autograd.graph.saved_tensors_hooks(found.pack, _unpack):
+            yield
+        found.end()
+        self._found[stage, segment] = found
+
+    def store(self, action: Action, copy: Move) -> None:
+        """Move what an action names off its device: to the partner it names, or to the host.
+
+        Raises:
+            RuntimeError: if it is not there.
+        """
+        found = self._found.get(_place(action))
+        if found is None or found.is_away:
+            raise RuntimeError(f"{action} stores activations that are not on its device")
+        found.is_away = True
+        for saved in found.all():
+            assert saved.here is not None  # or it has been refused
+            saved.away = _Bytes(copy(saved.here.flat))
+            saved.here = None
+            if isinstance(action.peer, int):
+                self._hold(saved.away, OF_PARTNER, action.peer)
+
+    def load(self, action: Action, device: int, copy: Move) -> None:
+        """Bring it back to its device.
+
+        Raises:
+            RuntimeError: if it has not gone.
+        """
+        found = self._found.get(_place(action))
+        if found is None or not found.is_away:
+            raise RuntimeError(f"{action} loads activations that are not away: no STORE:A has taken them")
+        for saved in found.all():
+            assert saved.away is not None  # or it has been refused
+            saved.here = _Bytes(copy(saved.away.flat))
+            self._hold(saved.here, OWN, device)
+            saved.away = None
+        found.is_away = False
+
+    def take(self, action: Action) -> None:
+        """A backward reads what its forward has saved; the graph lets it go on the way.
+
+        Raises:
+            RuntimeError: if it is away.
+        """
+        place = _place(action)
+        if self._found[place].is_away:
+            raise RuntimeError(_not_back(str(action), *place))
+        del self._found[place]
+
+    def _hold(self, held: _Bytes, what: str = OWN, device: int | None = None) -> None:
+        if self._memory is not None:
+            self._memory.hold_for(held, held.flat, what, device)
+
+
+def _unpack(found: _View | torch.Tensor) -> torch.Tensor:
+    return found.tensor() if isinstance(found, _View) else found
+
+
+def _place(action: Action) -> tuple[int, Segment]:
+    assert action.microbatch is not None
+    return action.stage, (action.microbatch, action.part)
+
+
+def _not_back(reader: str, stage: int, segment: Segment) -> str:
+    return f"{reader} reads activations that are not on its device: no {stage}LOAD:A{segment[0]} has brought them"
