@@ -88,11 +88,11 @@ class Moves:
             row = index.actions[lane.start : lane.stop]
             if TRANSFERS.isdisjoint(map(itemgetter(0), row)):
                 continue
-            for number, (kind, stage, _, _, _, what, _, _) in enumerate(row, start=lane.start):
+            for number, (kind, stage, _, _, _, moved, _, _) in enumerate(row, start=lane.start):
                 if kind in TRANSFERS:
                     if lane.name not in LANES[kind]:
                         self._refuse_lane(number)
-                    self._numbers[(kind, what), lane.device, stage].append(number)
+                    self._numbers[(kind, moved), lane.device, stage].append(number)
         self.rest_loads = self._rest_loads()
         for arrive, leave in _ARRIVALS:
             self._match_weights(arrive, leave)

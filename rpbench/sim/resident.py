@@ -56,7 +56,8 @@ def _moved(graph: Graph, start: Times) -> Iterator[Changes]:
     for (device, lane, row), first in zip(graph.schedule.items(), graph.columns.lane_start.tolist(), strict=False):
         if lane not in ("h2d", "d2h"):
             continue
-        moment, kind = (column[first : first + len(row)] for column in (start, graph.columns.kind))
+        own = slice(first, first + len(row))
+        moment, kind = start[own], graph.columns.kind[own]
         of_activations = np.array([action[5] == "A" for action in row], bool)
         peer = np.array([action[6] if isinstance(action[6], int) else -1 for action in row], np.int32)
         change = of_activations * ((kind == Kind.LOAD).astype(np.int64) - ((kind == Kind.FREE) & (lane == "d2h")))
