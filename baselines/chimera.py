@@ -7,8 +7,8 @@ and 3 go up:
 
     rank 0   0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1
     rank 1   1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1
-    rank 2   2F0 1F2 2F1 1F3 2B0 1B2 2B1 1B3
-    rank 3   3F0 0F2 ...                        rows 2 and 3 mirror 1 and 0
+    rank 2   1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3
+    rank 3   0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3
 
 A unit is p microbatches; more of them are units one after another, each filling the end of the one before. With
 F = B the makespan is 2m + p - 2 slots; with B = 2F and m = p the idle share is (p - 2) / (3m/2 + p - 2). A rank
@@ -30,8 +30,18 @@ ranks and 4 pipelines no slot is empty:
     rank 1   0F3 1F0 2F2 3F1 3B1 2B2 1B0 0B3
 
 `forward_doubling` is the paper's cure for more units where B = 2F: a forward takes two microbatches at once, so that it
-is as long as a backward of one. It holds twice as much; the repeated orders above need no more memory. Its other cure,
-halved backwards, is not here: a microbatch is not cut.
+is as long as a backward of one. It holds twice as much; the repeated orders above need no more memory.
+
+`backward_halving` is its other cure: a forward takes a microbatch, and each backward half of one, so that it is as long
+as a forward. With halves in the place of microbatches this is the order of doubling: 2N halves, forwards of two. Hence
+the microbatches of the shape are halves, numbered through, where a run asks for N whole ones. It holds what the order
+above holds, as two halves are one microbatch. With B = 2F it waits (p - 2) F for every multiple of p, an idle share of
+(p - 2) / (3N + p - 2). With 4 ranks and 4 microbatches, 0F01 being one forward of halves 0 and 1:
+
+    rank 0   0F01 0F23 3F45 3B4 3B5 3F67 3B6 3B7 0B0 0B1 0B2 0B3
+    rank 1   1F01 2F45 1F23 2F67 2B4 2B5 1B0 1B1 2B6 2B7 1B2 1B3
+    rank 2   1F45 2F01 1F67 2F23 2B0 2B1 1B4 1B5 2B2 2B3 1B6 1B7
+    rank 3   0F45 0F67 3F01 3B0 3B1 3F23 3B2 3B3 0B4 0B5 0B6 0B7
 """
 
 from collections.abc import Iterator
@@ -49,13 +59,21 @@ from rpbench.registry import schedule
 PULLS = (Pull(16, 0.0), Pull(48, 1.0))
 
 
-@schedule("chimera", source="Li and Hoefler, SC'21", needs_costs=True)
-def chimera(shape: Shape, costs: StageCosts, *, pipelines: int = 2, forward_doubling: bool = False) -> Schedule:
+@schedule("chimera", source="Li and Hoefler, SC'21", needs_costs=True, halved={"backward_halving": True})
+def chimera(
+    shape: Shape,
+    costs: StageCosts,
+    *,
+    pipelines: int = 2,
+    forward_doubling: bool = False,
+    backward_halving: bool = False,
+) -> Schedule:
     """Of the p microbatches of a unit, the first half goes down and the second up.
 
     Args:
         pipelines: of both directions together; p must be a multiple of it.
         forward_doubling: forwards take two microbatches at once, and a unit has 2p.
+        backward_halving: the same of microbatches that are halves: a forward takes a whole one, a backward a half.
     """
     p, m = shape.num_ranks, shape.num_microbatches
     if shape.num_stages != p:
@@ -68,39 +86,52 @@ def chimera(shape: Shape, costs: StageCosts, *, pipelines: int = 2, forward_doub
             f"chimera's two pipelines meet in the middle: the {p} ranks must be an even number; "
             f"take num_devices={p + 1}"
         )
-    unit = p * (1 + forward_doubling)
-    if m % unit:
-        raise ValueError(
-            f"chimera runs {m} microbatches in units of {unit // p} for each rank: they must be a multiple of {unit}; "
-            f"take num_microbatches={m + -m % unit}"
-        )
-    _check_pipelines(p, pipelines, forward_doubling=forward_doubling)
+    in_pairs = forward_doubling or backward_halving
+    _check_options(p, pipelines, forward_doubling=forward_doubling, backward_halving=backward_halving)
+    _check_units(p, m, in_pairs=in_pairs, halves=1 + backward_halving)
     placement = bidirectional_placement(shape)
     if pipelines > 2:
         step = _of_slots(p, m, pipelines)
         placement = tuple(tuple(route[stage] for route in _routes(p, pipelines)) for stage in range(p))
     else:
-        step = _merge(p, m // 2) if forward_doubling else _by_times(p, m, costs)
+        step = _merge(p, m // 2) if in_pairs else _by_times(p, m, costs)
     rows = [
         tuple(
             action
             for first in range(0, shape.total_microbatches, m)
             for what in row
-            for action in (_doubled(what, first) if forward_doubling else _plain(what, first))
+            for action in (_paired(what, first) if in_pairs else _plain(what, first))
         )
         for row in step
     ]
     return Schedule(shape, tuple(rows), name="chimera", placement=placement)
 
 
-def _check_pipelines(p: int, pipelines: int, *, forward_doubling: bool) -> None:
+def _check_units(p: int, m: int, *, in_pairs: bool, halves: int) -> None:
+    """Whole units; told in microbatches as they were asked for, of `halves` of the shape's each."""
+    unit = p * (1 + in_pairs)
+    if m % unit:
+        asked, whole = f"{m / halves:g}", unit // halves
+        raise ValueError(
+            f"chimera runs {asked} microbatches in units of {whole // p} for each rank: they must be a multiple of "
+            f"{whole}; take num_microbatches={(m + -m % unit) // halves}"
+        )
+
+
+def _check_options(p: int, pipelines: int, *, forward_doubling: bool, backward_halving: bool) -> None:
     if type(pipelines) is not int or pipelines < 2 or pipelines % 2 or p % pipelines:
         raise ValueError(
             f"schedule.pipelines={pipelines}: an even number, of which {p} ranks must be a multiple; try 2"
         )
-    if pipelines > 2 and forward_doubling:
+    if forward_doubling and backward_halving:
         raise ValueError(
-            f"schedule.pipelines={pipelines} with schedule.forward_doubling=true: pairs of microbatches are for two "
+            "schedule.forward_doubling=true with schedule.backward_halving=true: each alone makes a forward as long as "
+            "a backward; take one of the two"
+        )
+    if pipelines > 2 and (forward_doubling or backward_halving):
+        option, members = ("backward_halving", "halves") if backward_halving else ("forward_doubling", "microbatches")
+        raise ValueError(
+            f"schedule.pipelines={pipelines} with schedule.{option}=true: pairs of {members} are for two "
             "pipelines; take one of the two"
         )
 
@@ -109,8 +140,8 @@ def _plain(what: Pass, first: int) -> list[Action]:
     return [Action(what.kind, what.stage, first + what.microbatch)]
 
 
-def _doubled(what: Pass, first: int) -> list[Action]:
-    """A pass of a pair of microbatches: forwards together, backwards one after the other."""
+def _paired(what: Pass, first: int) -> list[Action]:
+    """A pass of a pair of microbatches, or of halves: forwards together, backwards one after the other."""
     pair = [Action(what.kind, what.stage, first + 2 * what.microbatch + other) for other in (0, 1)]
     return [overlap(*pair)] if what.kind is Kind.F else pair
 

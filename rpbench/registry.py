@@ -27,6 +27,10 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.places import places
 
 PACKAGES = ("rpbench.schedules", "baselines")
+# What a schedule was called before -> its name now, and why.
+RENAMED = {
+    "harp": ("adaptive_1f1b", "the rule is ours, and HARP's planner is no part of it"),
+}
 GROUP = "rpbench.schedules"  # entry points of installed packages: a module that registers schedules
 
 Values = Sequence[Any] | Callable[[int, int], Sequence[Any]]  # of an option that is searched
@@ -61,6 +65,8 @@ class Entry:
         searched: options that a search chooses, each with the values it tries: a tuple, or a function that gives them
             for (devices, microbatches). What changes the method or its staleness is none of them.
         late: the options under which an update comes one step late; None for a method without them.
+        halved: the options under which the microbatches of its shape are halves of those that a run asks for; None
+            for a method that never halves them. See `rpbench.harness.halved_microbatches`.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
@@ -85,11 +91,17 @@ class Entry:
     lower: Callable[..., Schedule] | None = None
     searched: Mapping[str, Values] = field(default_factory=dict)
     late: Mapping[str, Any] | None = None
+    halved: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in (*self.searched, *(self.late or ())):
+        for name in (*self.searched, *(self.late or ()), *(self.halved or ())):
             if name not in self.options:
                 raise ValueError(f"schedule {self.name} is searched over {name!r}, which is none of its options")
+
+    def pieces(self, options: Mapping[str, Any]) -> int:
+        """How many microbatches of its shape one that a run asks for is cut into: 2 or 1."""
+        wanted = self.halved or {}
+        return 2 if wanted and all(options.get(name) == value for name, value in wanted.items()) else 1
 
     def values(self, name: str, num_ranks: int, num_microbatches: int) -> tuple[Any, ...]:
         """The values of an option that a search tries for these sizes, the default first.
@@ -266,12 +278,20 @@ def entry(name: str) -> Entry:
     """The schedule of that name.
 
     Raises:
-        ValueError: naming the nearest known name.
+        ValueError: naming the nearest known name, or what the schedule is called now.
     """
     known = offered()
     if name in known:
         return known[name]
+    if name in RENAMED:
+        raise ValueError(renamed(name))
     raise ValueError(unknown_name("schedule", name, known))
+
+
+def renamed(name: str) -> str:
+    """The sentence for a name of before."""
+    now, why = RENAMED[name]
+    return f"schedule={name} is called schedule={now} now: {why}"
 
 
 def unknown_name(what: str, name: str, known: Mapping[str, Any] | list[str]) -> str:

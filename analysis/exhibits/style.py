@@ -49,6 +49,7 @@ METHODS = {
 _NAMES = {
     "acco": "ACCO",
     "adaptis": "AdaPtis",
+    "adaptive_1f1b": "Adaptive 1F1B",
     "bitpipe": "BitPipe",
     "bpipe": "BPipe",
     "chimera": "Chimera",
@@ -61,7 +62,6 @@ _NAMES = {
     "gis": "GIS",
     "greedysnake": "GreedySnake",
     "hanayo": "Hanayo",
-    "harp": "HARP",
     "interleaved_zb": "Interleaved ZB",
     "interlaced": "Interlaced pipeline",
     "kfkb": "kFkB",

@@ -144,7 +144,7 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
         work=work,
         rate=rate,
         settings={key: request.choices.get(key) for key in SHOWN if key in request.choices}
-        | {"num_devices": request.num_devices, "num_microbatches": request.num_microbatches},
+        | {"num_devices": request.num_devices, "num_microbatches": request.asked_microbatches},
         notes=(f"what is not typed is as in run {row['run_id'][:8]}",),
     )
 

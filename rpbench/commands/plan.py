@@ -33,7 +33,7 @@ def compare_plans(request: Request) -> dict[str, Any]:
         "model": request.model_name,
         "cluster": request.cluster.name,
         "num_devices": problem.num_ranks,
-        "num_microbatches": problem.num_microbatches,
+        "num_microbatches": request.asked_microbatches,
         "best": plans[0]["method"],
         "plans": plans,
         "refused": refused,

@@ -225,11 +225,12 @@ def _check_timed_tokens(request: Request) -> None:
     model, tokens = request.model, request.tokens_per_microbatch
     if model is None or model.published_name is None or request.cost.name != "published":
         return
-    measured = published_tokens_per_microbatch(model.published_name)
+    measured, asked = published_tokens_per_microbatch(model.published_name), request.workload.microbatch_sequences
     if tokens != measured:
+        way = "leave both alone" if request.pieces == 1 else f"cut one of {request.pieces * measured} tokens"
         raise ConfigError(
-            f"workload.microbatch_sequences={request.workload.microbatch_sequences} of {model.seq_len} tokens: the "
-            f"published timings are of {measured} tokens a microbatch; leave both alone, or use cost=constant"
+            f"workload.microbatch_sequences={asked * request.pieces} of {model.seq_len} tokens: the "
+            f"published timings are of {measured} tokens a microbatch; {way}, or use cost=constant"
         )
 
 

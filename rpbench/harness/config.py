@@ -233,6 +233,8 @@ def refuse_old_spellings(arguments: Sequence[str]) -> None:
         if not equals:
             continue
         for word in value.split(","):
+            if key == "schedule" and word.strip() in registry.RENAMED and word.strip() not in registry.offered():
+                raise ConfigError(registry.renamed(word.strip()))
             if (key, word.strip()) in _OLD_CHOICES:
                 raise ConfigError(f"{key}={word.strip()}: {_OLD_CHOICES[key, word.strip()]}")
         if key in _MOVED_KEYS:

@@ -17,6 +17,7 @@ from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.harness.choices import ConfigError
+from rpbench.harness.halved_microbatches import of_piece
 from rpbench.harness.keys import LAYERS, check_figures
 from rpbench.harness.request import Request
 
@@ -55,12 +56,12 @@ def check_published(request: Request) -> None:
 
 
 def _unit(request: Request, num_layers: int) -> LayerTimes:
-    return unit_times(num_layers)
+    return of_piece(unit_times(num_layers), request.pieces)
 
 
 def _constant(request: Request, num_layers: int) -> LayerTimes:
     cost = request.cost
-    return constant_times(
+    times = constant_times(
         num_layers,
         request.num_devices,
         forward_ms=cost.forward_ms,
@@ -70,6 +71,7 @@ def _constant(request: Request, num_layers: int) -> LayerTimes:
         hop_ms=cost.hop_ms,
         head_share=cost.head_share,
     )
+    return of_piece(times, request.pieces)
 
 
 def _published(request: Request, num_layers: int) -> LayerTimes:

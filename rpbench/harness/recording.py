@@ -142,7 +142,7 @@ def names(request: Request) -> Fields:
         "dispatch": request.dispatch,
         "offload": request.offload,
         "num_devices": request.num_devices,
-        "num_microbatches": request.num_microbatches,
+        "num_microbatches": request.asked_microbatches,
         "num_steps": request.num_steps,
         "seed": request.seed,
         **({} if request.mesh is None else {"mesh": request.mesh.plain()}),

@@ -36,6 +36,7 @@ from rpbench.harness.choices import (
 )
 from rpbench.harness.composing import recalling
 from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain
+from rpbench.harness.halved_microbatches import check_pieces, cut_sequences
 from rpbench.harness.keys import missing_text
 from rpbench.harness.mesh_config import is_architecture, is_machine
 from rpbench.harness.schedule_options import check_options
@@ -92,6 +93,8 @@ class Request:
         notes: what there is to tell about how it was read, a sentence each.
         mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices,
             and `model` is None where the architecture is more than a `Model` says.
+        pieces: how many of `num_microbatches` one that was asked for has become; the workload's sequences are a
+            piece's. 1 but for schedules that halve microbatches.
     """
 
     mode: Mode
@@ -127,6 +130,7 @@ class Request:
     subject: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     mesh: "MeshChoice | None" = None
+    pieces: int = 1
 
     @property
     def entry(self) -> Entry:
@@ -138,6 +142,11 @@ class Request:
         if self.mesh is not None and self.mesh.architecture is not None:
             return self.mesh.architecture.name
         return self.model.name if self.model else ABSTRACT
+
+    @property
+    def asked_microbatches(self) -> int:
+        """Microbatches of a step as they were asked for, not in pieces."""
+        return self.num_microbatches // self.pieces
 
     @property
     def tokens_per_microbatch(self) -> int | None:
@@ -229,7 +238,22 @@ def request_of(found: Composed) -> Request:
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
     _check_mode(request)
-    return request
+    return _in_pieces(request)
+
+
+def _in_pieces(request: Request) -> Request:
+    """The same run in the microbatches that its schedule orders."""
+    pieces = request.entry.pieces(request.schedule.options)
+    if pieces == 1:
+        return request
+    file, profile = request.schedule.file, request.cost.profile
+    check_pieces(request.entry, request.mode, file, request.tuning_budget, profile)
+    return replace(
+        request,
+        pieces=pieces,
+        num_microbatches=request.num_microbatches * pieces,
+        workload=cut_sequences(request.workload, pieces),
+    )
 
 
 _PLAIN = (

@@ -43,6 +43,18 @@ class Regrouped:
         return self.data.microbatch(*divmod(step * self.window + microbatch, self.num_microbatches))
 
 
+@dataclass(frozen=True)
+class InPieces:
+    """The microbatches of another source, each cut into equal runs of its sequences."""
+
+    data: Data
+    pieces: int
+
+    def microbatch(self, step: int, microbatch: int) -> Batch:
+        number, piece = divmod(microbatch, self.pieces)
+        return Batch(*(each.tensor_split(self.pieces)[piece] for each in self.data.microbatch(step, number)))
+
+
 class SyntheticTokens:
     """Uniformly random tokens. A loss near log(vocab) is all there is to learn from them."""
 

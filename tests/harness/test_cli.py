@@ -140,6 +140,8 @@ WRONG = [
     (["show", "draw=x.bmp"], "take .svg, .pdf or .png"),
     (["mode=roofline"], "needs a model"),
     (["backend=roofline"], "closed forms are a mode: mode=roofline"),
+    (["schedule=harp"], "schedule=harp is called schedule=adaptive_1f1b now: the rule is ours"),
+    (["-m", "schedule=1f1b,harp"], "schedule=harp is called schedule=adaptive_1f1b now"),
     (["backend=sim"], "leave it out"),
     (["workload=paper"], "mode=predict"),
     (["backend.learning_rate=1"], "write optimizer.learning_rate=1"),

@@ -108,7 +108,7 @@ def test_dynamic_dispatch_gives_a_slow_device_less():
     assert counts[2] < min(counts[0], counts[1], counts[3]) / 2
 
 
-# --- HARP ---------------------------------------------------------------------------------------------------
+# --- warm-up by times ---------------------------------------------------------------------------------------
 
 
 def stage_costs(forward, backward, hop) -> StageCosts:
@@ -124,14 +124,19 @@ def timed(schedule, forward, backward, hop) -> float:
 
 def test_on_equal_devices_with_free_links_it_is_1f1b():
     for p, m in ((1, 1), (3, 2), (4, 9), (16, 64)):
-        assert entry("harp").build(Shape(p, p, m)).rows == entry("1f1b").build(Shape(p, p, m)).rows
+        assert entry("adaptive_1f1b").build(Shape(p, p, m)).rows == entry("1f1b").build(Shape(p, p, m)).rows
+
+
+def test_the_name_of_before_is_answered_with_the_one_of_now():
+    with pytest.raises(ValueError, match="schedule=harp is called schedule=adaptive_1f1b now: the rule is ours"):
+        entry("harp")
 
 
 def test_hops_are_hidden_as_the_eager_order_hides_them():
     """F = 1, B = 2, p = 8, m = 32: bubbles of 55 and 89 under 1F1B, 28 and 35 with depths 2(p - s) - 1."""
     forward, backward = [1.0] * 8, [2.0] * 8
     for hop, plain, eager in ((0.0, 21, 21), (0.5, 55, 28), (1.0, 89, 35)):
-        found = entry("harp").build(Shape(8, 8, 32), stage_costs(forward, backward, hop))
+        found = entry("adaptive_1f1b").build(Shape(8, 8, 32), stage_costs(forward, backward, hop))
         assert timed(entry("1f1b").build(Shape(8, 8, 32)), forward, backward, hop) - 96 == pytest.approx(plain)
         assert timed(found, forward, backward, hop) - 96 == pytest.approx(eager)
 
@@ -144,7 +149,7 @@ def test_hops_are_hidden_as_the_eager_order_hides_them():
 )
 def test_it_is_never_slower_than_1f1b_and_never_deeper_than_the_eager_order(speeds, m, hop):
     p, forward, backward = len(speeds), [1 / speed for speed in speeds], [2 / speed for speed in speeds]
-    schedule = entry("harp").build(Shape(p, p, m), stage_costs(forward, backward, hop))
+    schedule = entry("adaptive_1f1b").build(Shape(p, p, m), stage_costs(forward, backward, hop))
     check(schedule)
     plain = entry("1f1b").build(Shape(p, p, m))
     assert timed(schedule, forward, backward, hop) <= timed(plain, forward, backward, hop) * (1 + 1e-9)
@@ -156,7 +161,9 @@ def test_it_is_never_slower_than_1f1b_and_never_deeper_than_the_eager_order(spee
 
 
 def test_the_cluster_says_how_fast_devices_are():
-    found = assemble(load(["schedule=harp", "num_devices=3", "cluster.device_speeds=[1,1,0.5]", "num_microbatches=6"]))
+    found = assemble(
+        load(["schedule=adaptive_1f1b", "num_devices=3", "cluster.device_speeds=[1,1,0.5]", "num_microbatches=6"])
+    )
     assert found.costs.speeds == (1, 1, 0.5)
     kinds = [(members[0][0], device) for members, device in device_slots(found)]
     assert (Kind.F, 2) in kinds
@@ -172,7 +179,7 @@ def device_slots(found):
 def test_greedy_and_search_give_a_slow_device_fewer_layers():
     request = ["num_devices=4", "cluster.device_speeds=[1,0.5,1,0.25]", "+model.num_layers=22", "num_microbatches=8"]
     for method in ("greedy", "search"):
-        for name in ("1f1b", "harp"):
+        for name in ("1f1b", "adaptive_1f1b"):
             found = assemble(load([*request, f"schedule={name}", f"partition={method}"]))
             layers = found.choice.partition.forward
             assert min(layers[0], layers[2]) > layers[1] > layers[3]

@@ -9,7 +9,7 @@ from rpbench.registry import entry
 from rpbench.torch_runtime.request import TorchRequest, make_request
 
 FAITHFUL = (
-    "1f1b", "dapple", "gpipe", "harp", "two_bp", "zb_auto", "zb_h1", "zb_h2", "interleaved_1f1b", "looped_bfs",
+    "1f1b", "adaptive_1f1b", "dapple", "gpipe", "two_bp", "zb_auto", "zb_h1", "zb_h2", "interleaved_1f1b", "looped_bfs",
     "interleaved_zb", "hanayo", "zb_v", "v_half", "v_min", "dualpipe_v",
 )  # fmt: skip
 LATER = ("adaptis", "combined_1f1b", "gis", "kfkb")  # methods that came after the sixteen

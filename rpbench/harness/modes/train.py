@@ -53,7 +53,7 @@ from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.versions_by_lane import lane_reads
 from rpbench.models.build import build_layer
-from rpbench.models.data import TEXTS, Data, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.data import TEXTS, Data, InPieces, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import check_shares
 from rpbench.registry import Entry
@@ -390,7 +390,9 @@ def _data(request: Request, assembled: Assembled) -> Data:
     window = assembled.schedule.shape.num_microbatches
     assert model is not None  # or the request had been refused
     if workload.name != "text" and workload.text is None:
-        return SyntheticTokens(model.vocab, model.seq_len, workload.microbatch_sequences, request.seed)
+        whole = workload.microbatch_sequences * request.pieces
+        data = SyntheticTokens(model.vocab, model.seq_len, whole, request.seed)
+        return data if request.pieces == 1 else InPieces(data, request.pieces)
     path = workload.path if workload.text is None else TEXTS / f"{workload.text}.txt"
     if path is None:
         raise ConfigError("workload=text reads a file: name it by workload.path=FILE")

@@ -1,9 +1,10 @@
-"""HARP: 1F1B for devices and links that are not alike; every stage warms up as deep as it must.
+"""1F1B whose warm-up depth follows the times of devices and links (rule ours; idea: HARP).
 
-A stage runs d(s) forwards before its first backward, then one of each in turn. With d(s) = p - s (1F1B) every
-microbatch pays for two hops; with d(s) = 2(p - s) - 1 (the eager order of DAPPLE) hops are hidden, for nearly twice
-the activations. Here the depth grows by one or by two from a stage to the one before it: by one wherever that costs no
-time on the given devices and links. With 3 equal ranks, 4 microbatches and free hops it is 1F1B; where hops take time:
+Every stage warms up as deep as it must: it runs d(s) forwards before its first backward, then one of each in turn.
+With d(s) = p - s (1F1B) every microbatch pays for two hops; with d(s) = 2(p - s) - 1 (the eager order of DAPPLE) hops
+are hidden, for nearly twice the activations. Here the depth grows by one or by two from a stage to the one before it:
+by one wherever that costs no time on the given devices and links. With 3 equal ranks, 4 microbatches and free hops it
+is 1F1B; where hops take time:
 
     rank 0   0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3
     rank 1   1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3
@@ -12,9 +13,9 @@ time on the given devices and links. With 3 equal ranks, 4 microbatches and free
 Rank s holds d(s) activations at most, between p - s and 2(p - s) - 1. How the layers are split is the partition's
 part: `partition=greedy` and `search` give each device as much as its speed allows.
 
-Source: "HARP: orchestrating automated parallel training on heterogeneous GPU clusters", arXiv 2509.24859: 1F1B whose
-warmup adapts to the links; both orders it lies between are from Fan et al., "DAPPLE", PPoPP'21. Its planner and its
-choice of depths are not described closely enough to follow: the rule above is ours.
+Source: the rule above is ours. The idea of a warm-up that adapts to the links is that of "HARP: orchestrating automated
+parallel training on heterogeneous GPU clusters", arXiv 2509.24859, whose planner and choice of depths are not described
+closely enough to follow; both orders it lies between are from Fan et al., "DAPPLE", PPoPP'21.
 """
 
 from functools import lru_cache
@@ -31,12 +32,12 @@ TRIED_ACTIONS = 12_800
 TOLERANCE = 1e-9
 
 
-@schedule("harp", source="arXiv 2509.24859", needs_costs=True)
-def harp(shape: Shape, costs: StageCosts) -> Schedule:
+@schedule("adaptive_1f1b", source="rule ours; idea: HARP, arXiv 2509.24859", needs_costs=True)
+def adaptive_1f1b(shape: Shape, costs: StageCosts) -> Schedule:
     """1F1B with a depth for every stage."""
     if shape.num_stages != shape.num_ranks:
         raise ValueError(
-            f"harp puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            f"adaptive_1f1b puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
             "set chunks_per_device=1"
         )
     p = shape.num_ranks
@@ -45,7 +46,7 @@ def harp(shape: Shape, costs: StageCosts) -> Schedule:
         tuple(chain.from_iterable(_step(shape, rank, depths[rank], step) for step in range(shape.num_steps)))
         for rank in range(p)
     )
-    return Schedule(shape, rows, name="harp", placement=looped_placement(shape))
+    return Schedule(shape, rows, name="adaptive_1f1b", placement=looped_placement(shape))
 
 
 def _step(shape: Shape, rank: int, depth: int, step: int) -> Row:
