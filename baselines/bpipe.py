@@ -74,11 +74,9 @@ def with_moved_activations(
     """
     if not moved:
         return {"compute": row}
-    chosen = set(moved)
+    chosen = {(stage, microbatch, part) for _, stage, microbatch, part, *_ in moved}
     stores = [_move(Kind.STORE, action, peer) for action in moved]
-    backwards = [
-        action for action in row if action.kind in (Kind.B, Kind.I) and action._replace(kind=Kind.F, sub=()) in chosen
-    ]
+    backwards = [action for action in row if action[0] in (Kind.B, Kind.I) and action[1:4] in chosen]
     loads = [_move(Kind.LOAD, action, peer) for action in backwards]
     up: list[Action] = []
     for number, load in enumerate(loads):
@@ -91,8 +89,8 @@ def with_moved_activations(
 
 
 def _move(kind: Kind, action: Action, peer: int | None) -> Action:
-    return Action(kind, action.stage, action.microbatch, action.part, object="A", peer=peer)
+    return Action(kind, action[1], action[2], action[3], None, "A", peer)
 
 
 def _freed(move: Action) -> Action:
-    return move._replace(kind=Kind.FREE, peer=None)
+    return _move(Kind.FREE, move, None)

@@ -16,7 +16,7 @@ of Sea AI Lab, 2025. Phases as the DualPipe repository and torch.distributed.pip
 
 from collections.abc import Sequence
 
-from rpbench.ir.action import Action, Kind, overlap
+from rpbench.ir.action import Action, Kind, actions, overlap
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
@@ -61,9 +61,11 @@ class _RankOrder:
 
     def __init__(self, stages: tuple[int, int], batches: tuple[Sequence[int], Sequence[int]]) -> None:
         self.row: list[Action] = []
-        self.stages, self.size = stages, len(batches[0])
-        self.forwards = [iter(batch) for batch in batches]
-        self.backwards = [iter(batch) for batch in batches]
+        self.size = len(batches[0])
+        self.forwards, self.backwards = (
+            [iter(actions(kind, stage, batch)) for stage, batch in zip(stages, batches, strict=True)]
+            for kind in (Kind.F, Kind.B)
+        )
         self.weights: list[Action] = []  # weight gradients put off
 
     def run(self, depth: int, rank: int) -> list[Action]:
@@ -97,16 +99,12 @@ class _RankOrder:
             self._put_off_weight()
         return self.row
 
-    def _next(self, kind: Kind, chunk: int) -> Action:
-        source = self.forwards if kind is Kind.F else self.backwards
-        return Action(kind, self.stages[chunk], next(source[chunk]))
-
     def _forward(self, chunk: int) -> None:
-        self.row.append(self._next(Kind.F, chunk))
+        self.row.append(next(self.forwards[chunk]))
 
     def _backward(self, chunk: int, *, split: bool = False) -> None:
-        action = self._next(Kind.I if split else Kind.B, chunk)
-        self.row.append(action)
+        action = next(self.backwards[chunk])
+        self.row.append(action._replace(kind=Kind.I) if split else action)
         if split:
             self.weights.append(action._replace(kind=Kind.W))
 
@@ -114,4 +112,4 @@ class _RankOrder:
         self.row.append(self.weights.pop(0))
 
     def _both(self, forward: int, backward: int) -> None:
-        self.row.append(overlap(self._next(Kind.F, forward), self._next(Kind.B, backward)))
+        self.row.append(overlap(next(self.forwards[forward]), next(self.backwards[backward])))

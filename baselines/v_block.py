@@ -36,9 +36,10 @@ The paper writes B for what is I here.
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
+from operator import itemgetter
 from typing import NamedTuple
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind, listed
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.ordering import list_order
@@ -108,11 +109,10 @@ def v_schedule(name: str, shape: Shape, rows: Rows) -> Schedule:
     top = shape.num_stages - 1
 
     def row(rank: int) -> Row:
-        return tuple(
-            Action(kind, stage, step * shape.num_microbatches + microbatch)
-            for step in range(shape.num_steps)
-            for kind, stage, microbatch in rows[rank]
-        )
+        kinds, stages, microbatches = (list(map(itemgetter(field), rows[rank])) for field in range(3))
+        firsts = range(0, shape.total_microbatches, shape.num_microbatches)
+        steps = (listed(kinds, stages, map(first.__add__, microbatches)) for first in firsts)
+        return tuple(chain.from_iterable(steps))
 
     placement = tuple((min(stage, top - stage),) for stage in range(shape.num_stages))
     return Schedule(shape, tuple(map(row, range(shape.num_ranks))), name=name, placement=placement)

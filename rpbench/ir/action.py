@@ -94,10 +94,13 @@ _from_fields = partial(tuple.__new__, Action)
 
 def actions(kind: Kind, stage: int, microbatches: Iterable[int], part: int = 0) -> list[Action]:
     """The actions of one kind, stage and part, a microbatch after another; large schedules are made of these."""
+    return listed(repeat(kind), repeat(stage), microbatches, part)
+
+
+def listed(kinds: Iterable[Kind], stages: Iterable[int], microbatches: Iterable[int], part: int = 0) -> list[Action]:
+    """The actions of these kinds, stages and microbatches, one of each for an action."""
     empty = repeat(None)
-    return list(
-        map(_from_fields, zip(repeat(kind), repeat(stage), microbatches, repeat(part), empty, empty, empty, repeat(())))
-    )
+    return list(map(_from_fields, zip(kinds, stages, microbatches, repeat(part), empty, empty, empty, repeat(()))))
 
 
 def text(action: Action) -> str:
@@ -182,7 +185,8 @@ def _parse_overlap(token: str) -> Action:
 
 def overlap(*sub: Action) -> Action:
     """Actions that run together on one device; stage and microbatch are those of the first."""
-    return Action(Kind.OVERLAP, sub[0].stage, sub[0].microbatch, sub[0].part, sub=sub)
+    _, stage, microbatch, part, *_ = sub[0]
+    return _from_fields((Kind.OVERLAP, stage, microbatch, part, None, None, None, sub))
 
 
 def parts_of(action: Action) -> tuple[Action, ...]:

@@ -36,7 +36,7 @@ class Analysis:
     @cached_property
     def moves(self) -> Moves:
         """Its transfers, matched with what they serve."""
-        return Moves(self.index, self.visits)
+        return Moves(self.index, lambda: self.visits)
 
     @cached_property
     def transfer_edges(self) -> list[tuple[int, int]]:

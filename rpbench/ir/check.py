@@ -223,7 +223,8 @@ def check_versions(analysis: Analysis, max_versions: int | None = None) -> None:
     """Versions written on actions are those a replay finds, and no stage keeps more than `max_versions`."""
     index, versions = analysis.index, analysis.versions
     for number in index.marked:
-        for part in parts_of(index.actions[number]):
+        action = index.actions[number]
+        for part in parts_of(action) if action.sub or action.version is not None else ():
             read = versions.of(number, part)
             if read is not None and part.version not in (None, read):
                 rule = f"{part} reads version {read} here, by policy {index.schedule.policy.value}"

@@ -22,8 +22,9 @@ LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import NoReturn
 
 from rpbench.ir.action import MOVES, SUMS, Kind
@@ -76,25 +77,22 @@ class Moves:
         ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
     """
 
-    def __init__(self, index: Index, visits_of_devices: Iterable[Iterable[Visit]]) -> None:
-        self.index = index
+    def __init__(self, index: Index, visits_of_devices: Callable[[], Iterable[Iterable[Visit]]]) -> None:
+        self.index, self._visits_of_devices = index, visits_of_devices
         self.edges: list[tuple[int, int]] = []
         self.transfers: dict[What, list[Transfer]] = defaultdict(list)
         self.replicas: dict[int, int] = {}  # stage -> devices that share it
         self.sources: dict[int, dict[int, Transfer]] = {}
-        self._visits: dict[tuple[int, int], list[Visit]] = defaultdict(list)  # (device, stage)
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
-        for visits in visits_of_devices:
-            for visit in visits:
-                self._visits[visit.device, visit.stage].append(visit)
         for lane in index.lanes:
-            for number in range(lane.start, lane.stop):
-                action = index.actions[number]
-                kind = action[0]
+            row = index.actions[lane.start : lane.stop]
+            if TRANSFERS.isdisjoint(map(itemgetter(0), row)):
+                continue
+            for number, (kind, stage, _, _, _, moved, _, _) in enumerate(row, start=lane.start):
                 if kind in TRANSFERS:
                     if lane.name not in LANES[kind]:
                         self._refuse_lane(number)
-                    self._numbers[(kind, action[5]), lane.device, action[1]].append(number)
+                    self._numbers[(kind, moved), lane.device, stage].append(number)
         self.rest_loads = self._rest_loads()
         for arrive, leave in _ARRIVALS:
             self._match_weights(arrive, leave)
@@ -114,6 +112,15 @@ class Moves:
         return (what, stage) in self._moved
 
     @cached_property
+    def _visits(self) -> dict[tuple[int, int], list[Visit]]:
+        """(device, stage) -> visits; of no use where nothing but activations and states is moved."""
+        found: dict[tuple[int, int], list[Visit]] = defaultdict(list)
+        for visits in self._visits_of_devices():
+            for visit in visits:
+                found[visit.device, visit.stage].append(visit)
+        return found
+
+    @cached_property
     def _moved(self) -> set[tuple[What, int]]:
         return {(what, found.visits[0].stage) for what, transfers in self.transfers.items() for found in transfers}
 
@@ -126,7 +133,7 @@ class Moves:
         stages = {stage for what, _, stage in self._numbers if what in (arrive, leave)}
         if stages and arrive == (Kind.LOAD, "P") and self.index.schedule.weights is Weights.STREAMED:
             stages = {stage for _, stage in self._visits}
-        for (device, stage), visits in sorted(self._visits.items()):
+        for (device, stage), visits in sorted(self._visits.items()) if stages else ():
             if stage in stages:
                 loads = self._pieces(self._numbers[arrive, device, stage])
                 ends = self._numbers[leave, device, stage]
@@ -239,7 +246,7 @@ class Moves:
         self._check_used(what)
         stages = {stage for found, _, stage in self._numbers if found == what}
         together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, place) -> one of each device
-        for (device, stage), visits in sorted(self._visits.items()):
+        for (device, stage), visits in sorted(self._visits.items()) if stages else ():
             made = [visit for visit in visits if visit.last_gradient >= 0]
             if stage in stages and made:
                 numbers = self._numbers[what, device, stage]

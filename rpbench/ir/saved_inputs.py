@@ -1,20 +1,31 @@
 """Kept activations: STORE:A, LOAD:A and FREE:A of what a backward stage recomputes from, matched with each other."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TypeVar
+from functools import cached_property, lru_cache
+from typing import NamedTuple, TypeVar
 
 from rpbench.ir.action import Kind
 from rpbench.ir.excerpt import broken
-from rpbench.ir.index import Index
+from rpbench.ir.index import Index, Lane
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 
 What = tuple[Kind, str | None]  # kind and object
 Numbers = Mapping[tuple[What, int, int], Sequence[int]]  # (what, device, stage) -> actions
-Moved = dict[tuple[Kind, int, int], int]  # STORE or LOAD, stage, place of the microbatch -> action
-Ends = dict[tuple[Kind, int, int, int], int]  # kind that a FREE ends, stage, place, device -> the FREE
+Moved = dict[tuple[Kind, int], dict[int, int]]  # STORE or LOAD, stage -> place of the microbatch -> action
+Ends = dict[tuple[Kind, int, int], dict[int, int]]  # kind that a FREE ends, stage, device -> place -> the FREE
 Key = TypeVar("Key")
+
+
+class _Group(NamedTuple):
+    """The transfers of one kind of a stage on a device, and the places of their microbatches."""
+
+    kind: Kind
+    device: int
+    stage: int
+    numbers: Sequence[int]
+    places: Sequence[int]
 
 
 def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
@@ -31,61 +42,88 @@ def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
     Raises:
         ScheduleError: for one that stands twice, or alone.
     """
-    moved, ends, edges = _matched(index, transfers)
-    for (kind, stage, place), number in moved.items():
-        other = moved.get((Kind.LOAD if kind is Kind.STORE else Kind.STORE, stage, place))
-        spill = _spill(index, number) if kind is Kind.LOAD and other is None else -1
-        if other is None and spill < 0:
-            way = "stored, but never loaded again" if kind is Kind.STORE else "loaded, but never stored"
-            raise broken(index.schedule, f"{index.actions[number]}: these activations are {way}", [number])
-        end = ends.pop((kind, stage, place, index.device(number)), None)
-        if end is None:
-            rule = f"{index.actions[number]} is never freed: what is on its rank has one FREE:A"
-            raise broken(index.schedule, rule, [number])
-        if kind is Kind.STORE:
-            assert other is not None  # or it has been refused
-            edges += [(_maker(index, number), number), (number, end), (number, other)]
-        else:
-            reader, last = _readers(index, number)
-            edges += [(spill, number), (_maker(index, number), number)] if other is None else []
-            _check_after_use(index, end, last)
-            edges += [(number, reader), (last, end)]
-    for end in ends.values():
+    groups = _groups(index, transfers)
+    moved = _moved(index, groups)
+    ends, edges = _ended(index, groups, moved)
+    for group in groups:
+        if group.kind is not Kind.FREE:
+            edges += _edges_of(index, group, moved, ends.get((group.kind, group.stage, group.device), {}))
+    unused = {end for own in ends.values() for end in own.values()}
+    for end in (number for group in groups for number in group.numbers if number in unused):
         raise broken(index.schedule, f"{index.actions[end]} frees what is not there", [end])
     return edges
 
 
-def _matched(index: Index, transfers: Numbers) -> tuple[Moved, Ends, list[tuple[int, int]]]:
-    """What moves, what ends it, and the edges of those FREE:A that end nothing."""
-    moved: Moved = {}
-    ends: Ends = {}
-    rooms: dict[tuple[str, int, int, int], int] = {}  # lane, stage, place, device
-    edges: list[tuple[int, int]] = []
-    own = [
-        (what[0], device, stage, number)
-        for (what, device, stage), found in transfers.items()
+def _groups(index: Index, transfers: Numbers) -> list[_Group]:
+    """The transfers of activations."""
+    parts, actions = index.shape.num_parts, index.actions
+    return [
+        _Group(what[0], device, stage, numbers, [(actions[n][2] or 0) * parts + actions[n][3] for n in numbers])
+        for (what, device, stage), numbers in transfers.items()
         if what[1] == "A"
-        for number in found
     ]
-    for kind, _, stage, number in own:
-        if kind is not Kind.FREE:
-            _once(index, moved, (kind, stage, _place(index, number)), number)
-    for kind, device, stage, number in own:
-        if kind is Kind.FREE:
-            lane, place = index.lanes[index.lane_of[number]].name, _place(index, number)
-            awaited = _awaited_for_room(index, number, moved)
+
+
+def _moved(index: Index, groups: Sequence[_Group]) -> Moved:
+    """What is stored and loaded."""
+    moved: Moved = defaultdict(dict)
+    for group in groups:
+        if group.kind is not Kind.FREE:
+            own = moved[group.kind, group.stage]
+            for number, place in zip(group.numbers, group.places, strict=True):
+                _once(index, own, place, number)
+    return moved
+
+
+def _ended(index: Index, groups: Sequence[_Group], moved: Moved) -> tuple[Ends, list[tuple[int, int]]]:
+    """What ends a move, and the edges of those FREE:A that end nothing."""
+    ends: Ends = defaultdict(dict)
+    rooms: dict[str, dict[tuple[int, int, int], int]] = defaultdict(dict)  # lane -> stage, place, device
+    edges: list[tuple[int, int]] = []
+    lanes, lane_of = index.lanes, index.lane_of
+    for group in groups:
+        if group.kind is not Kind.FREE:
+            continue
+        users = _Users(index, group)
+        of_kind = {kind: ends[kind, group.stage, group.device] for kind in (Kind.STORE, Kind.LOAD)}
+        stores, loads = (moved.get((kind, group.stage), {}) for kind in of_kind)
+        for number, place in zip(group.numbers, group.places, strict=True):
+            lane = lanes[lane_of[number]]
+            awaited = None
+            if lane.name != "d2h":
+                awaited = _awaited_for_room(users, lane, number, place, stores.get(place), loads.get(place))
             if awaited is None:
-                _once(index, ends, (Kind.STORE if lane == "d2h" else Kind.LOAD, stage, place, device), number)
+                _once(index, of_kind[Kind.STORE if lane.name == "d2h" else Kind.LOAD], place, number)
             else:
-                _once(index, rooms, (lane, stage, place, device), number)
+                _once(index, rooms[lane.name], (group.stage, place, group.device), number)
                 edges.append((awaited, number))
-    return moved, ends, edges
+    return ends, edges
 
 
-def _place(index: Index, number: int) -> int:
-    """The place of an action's microbatch."""
-    action = index.actions[number]
-    return index.place(0, action.microbatch or 0, action.part)
+def _edges_of(index: Index, group: _Group, moved: Moved, ends: dict[int, int]) -> list[tuple[int, int]]:
+    """The edges of the stores or loads of a stage on a device; what ends them is taken out of `ends`."""
+    edges: list[tuple[int, int]] = []
+    stored = group.kind is Kind.STORE
+    others, users = moved.get((Kind.LOAD if stored else Kind.STORE, group.stage), {}), _Users(index, group)
+    for number, place in zip(group.numbers, group.places, strict=True):
+        other = others.get(place)
+        spill = _spill(index, number) if not stored and other is None else -1
+        if other is None and spill < 0:
+            way = "stored, but never loaded again" if stored else "loaded, but never stored"
+            raise broken(index.schedule, f"{index.actions[number]}: these activations are {way}", [number])
+        end = ends.pop(place, None)
+        if end is None:
+            rule = f"{index.actions[number]} is never freed: what is on its rank has one FREE:A"
+            raise broken(index.schedule, rule, [number])
+        if stored:
+            assert other is not None  # or it has been refused
+            edges += ((users.maker(number, place), number), (number, end), (number, other))
+        else:
+            reader, last = _readers(index, users, number, place)
+            edges += [(spill, number), (users.maker(number, place), number)] if other is None else ()
+            _check_after_use(index, end, last)
+            edges += ((number, reader), (last, end))
+    return edges
 
 
 def _once(index: Index, found: dict[Key, int], key: Key, number: int) -> None:
@@ -95,27 +133,54 @@ def _once(index: Index, found: dict[Key, int], key: Key, number: int) -> None:
         raise broken(index.schedule, f"{index.actions[number]} stands twice; it moves once", [before, number])
 
 
-def _awaited_for_room(index: Index, free: int, moved: Moved) -> int | None:
+class _Users:
+    """What makes and reads the activations of a stage on a device, by place of the microbatch."""
+
+    def __init__(self, index: Index, group: _Group) -> None:
+        self._index, self._device = index, group.device
+        self.streamed = index.schedule.weights is not Weights.BOUND
+        self._stage, self._first = group.stage, index.place(group.stage, 0)
+        self._readers = [index.numbers(kind) for kind in (Kind.R, Kind.B, Kind.I, Kind.W) if index.holds(kind)]
+
+    def of(self, place: int) -> list[int]:
+        """What reads them, in order."""
+        at = self._first + place
+        return [readers[at] for readers in self._readers if readers[at] >= 0]
+
+    def is_here(self, number: int) -> bool:
+        """Whether an action stands on the device."""
+        return self._index.device(number) == self._device
+
+    def maker(self, number: int, place: int) -> int:
+        """The forward that makes what a backward stage keeps of a microbatch."""
+        maker = self._makers[place]
+        if maker < 0 or not self.is_here(maker):
+            rule = f"{self._index.actions[number]} stores what no forward on rank {self._device} makes"
+            raise broken(self._index.schedule, rule, [number])
+        return maker
+
+    @cached_property
+    def _makers(self) -> list[int]:
+        first = keeping_stage(self._index.schedule, self._stage)
+        start, stop = self._index.place(first, 0), self._index.place(first + 1, 0)
+        return self._index.numbers(Kind.F)[start:stop]
+
+
+def _awaited_for_room(
+    users: _Users, lane: Lane, free: int, place: int, store: int | None, load: int | None
+) -> int | None:
     """What a FREE:A waits for that ends nothing, and only says that there is room; None for one that ends a move."""
-    stage, lane = index.actions[free].stage, index.lanes[index.lane_of[free]]
-    if lane.name == "d2h" or index.schedule.weights is not Weights.BOUND:
+    if users.streamed:
         return None
-    store, load = (moved.get((kind, stage, _place(index, free))) for kind in (Kind.STORE, Kind.LOAD))
-    users = _users(index, free)
-    if not users or index.device(users[0]) != lane.device:
+    if lane.name == "h2d" and load is not None and not free < load < lane.stop:
+        return None  # as nearly all
+    found = users.of(place)
+    if not found or not users.is_here(found[0]):
         return None
     if lane.name == "h2d" and store is None and load is None:
-        return users[-1]
-    following = load if lane.name == "h2d" else users[0]
+        return found[-1]
+    following = load if lane.name == "h2d" else found[0]
     return store if following is not None and free < following < lane.stop else None
-
-
-def _users(index: Index, number: int) -> list[int]:
-    """What reads the activations that an action names, in order."""
-    action = index.actions[number]
-    place = action.stage, action.microbatch or 0, action.part
-    found = [index.at(kind, *place) for kind in (Kind.R, Kind.B, Kind.I, Kind.W)]
-    return [reader for reader in found if reader >= 0]
 
 
 def _spill(index: Index, load: int) -> int:
@@ -128,22 +193,12 @@ def _spill(index: Index, load: int) -> int:
     return number if number >= 0 and index.actions[number].peer == index.device(number) == index.device(load) else -1
 
 
-def _maker(index: Index, store: int) -> int:
-    """The forward that makes what a backward stage keeps of a microbatch."""
-    action = index.actions[store]
-    stage = keeping_stage(index.schedule, action.stage)
-    maker = index.at(Kind.F, stage, action.microbatch or 0, action.part)
-    if maker < 0 or index.device(maker) != index.device(store):
-        rule = f"{action} stores what no forward on rank {index.device(store)} makes"
-        raise broken(index.schedule, rule, [store])
-    return maker
-
-
-def _readers(index: Index, load: int) -> tuple[int, int]:
+def _readers(index: Index, users: _Users, load: int, place: int) -> tuple[int, int]:
     """The first and the last action that read loaded activations."""
-    action, readers = index.actions[load], _users(index, load)
-    if not readers or index.device(readers[0]) != index.device(load):
-        rule = f"{action} is of no use: no backward of stage {action.stage} on rank {index.device(load)} reads it"
+    readers = users.of(place)
+    if not readers or not users.is_here(readers[0]):
+        action, rank = index.actions[load], index.device(load)
+        rule = f"{action} is of no use: no backward of stage {action.stage} on rank {rank} reads it"
         raise broken(index.schedule, rule, [load], way_out="take it out")
     return readers[0], readers[-1]
 

@@ -1,7 +1,7 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain
 from operator import itemgetter
@@ -9,49 +9,22 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.table import Members, members_of
+from rpbench.cost.table import Members
 from rpbench.ir import dependencies
-from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.index import GRADIENT
 from rpbench.ir.moved_objects import Cargo, carries
 from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import KNOWN, STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.sim.columns import Columns, Ints, read_columns
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
-Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 # From this many actions on, compiled kernels are worth loading.
 COMPILE_FROM = 20_000
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The actions of all lanes, one after another, as columns."""
-
-    device: Ints
-    lane_start: Ints  # first action of each lane, and the end
-    kind: Ints
-    stage: Ints
-    index: Ints  # microbatch, or version of a STEP and its like, or -1
-    part: Ints
-    sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
-
-    def plain(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Kind, stage, index and part of every plain action, and the number of the action it belongs to."""
-        numbers = np.arange(len(self.kind), dtype=np.int32)
-        columns = self.kind, self.stage, self.index, self.part, numbers
-        if not self.sub:
-            return columns
-        inside = [(*dependencies.key(part), number) for number, parts in self.sub.items() for part in parts]
-        kind, stage, index, part, owner = np.asarray(inside, np.int32).T
-        alone = self.kind != Kind.OVERLAP
-        more = kind, stage, index, part, owner
-        whole, fused = [column[alone] for column in columns], list(more)
-        kind, stage, index, part, owner = (np.concatenate(pair) for pair in zip(whole, fused, strict=True))
-        return kind, stage, index, part, owner
 
 
 @dataclass(frozen=True)
@@ -102,15 +75,18 @@ class Graph:
         return int(self.crosses.sum())
 
 
-def build_graph(schedule: Schedule | Analysis) -> Graph:
+def build_graph(schedule: Schedule | Analysis, columns: Columns | None = None) -> Graph:
     """The graph of a schedule.
+
+    Args:
+        columns: of its actions, where they have been read.
 
     Raises:
         ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
     """
     analysis = analysed(schedule)
     schedule = analysis.schedule
-    columns = read_columns(schedule)
+    columns = read_columns(schedule) if columns is None else columns
     producer, consumer, moved = _edges(analysis, columns)
     order = _order(schedule, columns, producer, consumer)
 
@@ -152,17 +128,19 @@ def build_graph(schedule: Schedule | Analysis) -> Graph:
 
 def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
     """What costs are looked up by, and for each action which of these."""
-    pairs: dict[Members, int] = {}
-    what = columns.stage.astype(np.int64)
-    for number, parts in columns.sub.items():
-        what[number] = pairs.setdefault(members_of(Action(Kind.OVERLAP, 0, sub=parts)), len(pairs))
+    what, fused = columns.stage.astype(np.int64), list[Members]()
+    if columns.sub:
+        what[list(columns.sub)], held = columns.alike_inside
+        fused = [tuple(map(_kind_and_stage, parts)) for parts in held]
     width = int(what.max(initial=0)) + 1
     codes = columns.kind * width + what
     distinct = np.bincount(codes) > 0
     slot = (np.cumsum(distinct) - 1)[codes]
-    fused = list(pairs)
     found = [(Kind(code // width), code % width) for code in np.flatnonzero(distinct).tolist()]
     return tuple(fused[what] if kind is Kind.OVERLAP else ((kind, what),) for kind, what in found), slot
+
+
+_kind_and_stage = itemgetter(0, 1)
 
 
 def _with_cargo(
@@ -186,46 +164,6 @@ def _with_cargo(
     slot[numbers] = chosen
     more = tuple(((kind, cargo.stage),) for kind, cargo in distinct)
     return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in distinct)
-
-
-def read_columns(schedule: Schedule) -> Columns:
-    """The schedule's actions as arrays."""
-    devices: list[int] = []
-    lengths: list[int] = []
-    actions: list[Action] = []
-    for device, _, row in schedule.items():
-        devices.append(device)
-        lengths.append(len(row))
-        actions.extend(row)
-
-    def column(field: int) -> Ints:
-        return np.fromiter(map(itemgetter(field), actions), dtype=np.int32, count=len(actions))
-
-    kind = column(0)
-    return Columns(
-        np.repeat(np.asarray(devices, np.int32), lengths),
-        np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
-        kind,
-        column(1),
-        _indices(actions, kind),
-        column(3),
-        {number: actions[number].sub for number in np.flatnonzero(kind == Kind.OVERLAP).tolist()},
-    )
-
-
-# Kinds that need not name a microbatch.
-_WITHOUT_MICROBATCH = [kind for kind in Kind if kind not in (COMPUTE - {Kind.OVERLAP})]
-
-
-def _indices(actions: list[Action], kind: Ints) -> Ints:
-    """Microbatch of each action; version of a STEP and its like; -1 for what has neither."""
-    if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
-        return np.fromiter(map(itemgetter(2), actions), dtype=np.int32, count=len(actions))
-    found = [-1 if microbatch is None else microbatch for microbatch in map(itemgetter(2), actions)]
-    for number in np.flatnonzero(np.isin(kind, list(STEPPING))).tolist():
-        version = actions[number].version
-        found[number] = -1 if version is None else version
-    return np.array(found, np.int32)
 
 
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
@@ -284,7 +222,7 @@ def _places(shape: Shape, columns: Columns) -> dict[Kind, Ints]:
     The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
     """
     stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
-    kind, stage, index, part, owner = columns.plain()
+    kind, stage, index, part, owner = columns.plain
     found = {}
     for member in np.flatnonzero(np.bincount(kind, minlength=len(Kind))).tolist():
         if member not in TRANSFERS:  # which are matched by order

@@ -4,9 +4,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import Kind
-from rpbench.ir.residency import moves_activations, peak_resident
+from rpbench.ir.residency import moves_activations
 from rpbench.ir.schedule import Weights
-from rpbench.sim.graph import Columns, Graph
+from rpbench.sim.columns import Columns
+from rpbench.sim.graph import Graph
+from rpbench.sim.resident import peak_resident
 
 _TAKE = (Kind.F, Kind.FB)
 _RELEASE = (Kind.B, Kind.W, Kind.FB)
@@ -19,34 +21,27 @@ def peak_in_flight(graph: Graph) -> list[int]:
     schedules move activations away and back, what is away does not count (`rpbench.ir.residency`).
     """
     if graph.schedule.weights is Weights.BOUND and moves_activations(graph.schedule):
-        return peak_resident(graph.analysis)
+        return peak_resident(graph)
     return [int(level.max(initial=0)) for level in in_flight(graph)]
 
 
 def in_flight(graph: Graph) -> list[npt.NDArray[np.int64]]:
     """Per device, the stage activations held while each action of its compute lane runs."""
-    columns = graph.columns
-    levels = []
-    for device, first, last in compute_lanes(graph):
-        del device
-        kind = columns.kind[first:last]
-        if graph.schedule.weights is Weights.STREAMED:
-            levels.append(np.isin(kind, (Kind.F, Kind.B, Kind.FB, Kind.I)).astype(np.int64))
-        else:
-            levels.append(_running_level(columns, first, last))
-    return levels
+    lanes = [slice(first, last) for _, first, last in compute_lanes(graph)]
+    if graph.schedule.weights is Weights.STREAMED:
+        kept = np.isin(graph.columns.kind, (Kind.F, Kind.B, Kind.FB, Kind.I)).astype(np.int64)
+        return [kept[lane] for lane in lanes]
+    taken, released = _changes(graph.columns)
+    return [np.cumsum(taken[lane] - released[lane]) + released[lane] for lane in lanes]
 
 
-def _running_level(columns: Columns, first: int, last: int) -> npt.NDArray[np.int64]:
-    kind = columns.kind[first:last]
-    taken = np.isin(kind, _TAKE).astype(np.int64)
-    released = np.isin(kind, _RELEASE).astype(np.int64)
-    for number, parts in columns.sub.items():
-        if first <= number < last:
-            taken[number - first] = sum(part.kind in _TAKE for part in parts)
-            released[number - first] = sum(part.kind in _RELEASE for part in parts)
-    held_before = np.cumsum(taken - released) - (taken - released)
-    return held_before + taken
+def _changes(columns: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many activations each action takes as it begins, and releases as it ends."""
+    kind, _, _, _, owner = columns.plain
+    taken, released = (
+        np.bincount(owner[np.isin(kind, kinds)], minlength=len(columns.kind)) for kinds in (_TAKE, _RELEASE)
+    )
+    return taken, released
 
 
 def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:

@@ -104,11 +104,12 @@ def _device_times(graph: Graph, timeline: Timeline, costs: CostTable) -> list[_D
     end = np.asarray(timeline.end, float)
     offset = _first_gradient_offset(graph, costs)
     kind = graph.columns.kind
+    is_forward, is_backward = np.isin(kind, _FORWARD), np.isin(kind, _BACKWARD)
     lanes = []
     for _, first, last in compute_lanes(graph):
         chosen = np.arange(first, last)[end[first:last] > start[first:last]]
-        forward = chosen[np.isin(kind[chosen], _FORWARD)]
-        backward = chosen[np.isin(kind[chosen], _BACKWARD)]
+        forward = chosen[is_forward[chosen]]
+        backward = chosen[is_backward[chosen]]
         forward_end = np.where(kind[forward] == Kind.FB, main[forward], end[forward])
         lanes.append(
             _DeviceTimes(

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from rpbench.ir.action import BACKWARD, COMPUTE, Kind
 from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.graph import Columns, Graph
+from rpbench.sim.columns import Columns
+from rpbench.sim.graph import Graph
 from rpbench.sim.memory import compute_lanes
 
 Floats = npt.NDArray[np.float64]

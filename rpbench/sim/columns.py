@@ -1,0 +1,129 @@
+"""Columns: the actions of a schedule as arrays, read once, and what OVERLAPs among them hold."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
+from rpbench.ir.schedule import Row, Schedule
+
+Ints = npt.NDArray[np.int32]
+
+
+class Fields(NamedTuple):
+    """Fields of actions as columns."""
+
+    kind: Ints
+    stage: Ints
+    microbatch: Ints  # or version of a STEP and its like, or -1
+    part: Ints
+    is_bare: bool  # no action names a version, an object or a peer, and none but OVERLAPs holds others
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The actions of all lanes, one after another, as columns."""
+
+    device: Ints
+    lane_start: Ints  # first action of each lane, and the end
+    kind: Ints
+    stage: Ints
+    index: Ints  # microbatch, or version of a STEP and its like, or -1
+    part: Ints
+    sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
+    rows_are_bare: bool = False  # of what stands in a lane, nothing names more than fields above
+
+    @cached_property
+    def plain(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """Kind, stage, index and part of every plain action, and the number of the action it belongs to."""
+        numbers = np.arange(len(self.kind), dtype=np.int32)
+        columns = self.kind, self.stage, self.index, self.part, numbers
+        if not self.sub:
+            return columns
+        alone = self.kind != Kind.OVERLAP
+        owners = np.repeat(np.fromiter(self.sub, np.int32), list(map(len, self.sub.values())))
+        whole = (column[alone] for column in columns)
+        kind, stage, index, part, owner = map(np.concatenate, zip(whole, (*self._inside[:4], owners), strict=True))
+        return kind, stage, index, part, owner
+
+    @cached_property
+    def is_bare(self) -> bool:
+        """Whether no action, plain or in an OVERLAP, names a version, an object or a peer."""
+        return self.rows_are_bare and self._inside.is_bare
+
+    @property
+    def alike_inside(self) -> tuple[npt.NDArray[np.int64], list[tuple[Action, ...]]]:
+        """A number for each OVERLAP, the same where parts are of the same kinds and stages; and one of each number."""
+        held, inside = list(self.sub.values()), self._inside
+        lengths = np.fromiter(map(len, held), np.int64)
+        owner = np.repeat(np.arange(len(held)), lengths)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        codes = np.zeros((len(held), int(lengths.max())), np.int64)
+        codes[owner, place] = inside.kind * (int(inside.stage.max(initial=0)) + 1) + inside.stage + 1
+        numbers = np.zeros(len(held), np.int64)
+        for column in codes.T:
+            first, numbers = np.unique(
+                numbers * (int(column.max()) + 1) + column, return_index=True, return_inverse=True
+            )[1:]
+        order = np.argsort(first)  # numbers as they come first
+        return np.argsort(order)[numbers], [held[number] for number in first[order].tolist()]
+
+    @cached_property
+    def _inside(self) -> Fields:
+        """The fields of what stands in OVERLAPs."""
+        return _fields_of(tuple(chain.from_iterable(self.sub.values())))
+
+
+def read_columns(schedule: Schedule) -> Columns:
+    """The schedule's actions as arrays."""
+    rows = [row for _, _, row in schedule.items()]
+    lengths = list(map(len, rows))
+    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    read = [_fields_of(row) for row in rows]  # one after another: each is read while it is in the cache
+    kind, stage, index, part = (np.concatenate(columns) for columns in list(zip(*read, strict=True))[:4])
+    overlaps = np.flatnonzero(kind == Kind.OVERLAP)
+    lanes = np.searchsorted(starts, overlaps, side="right") - 1
+    places = zip(overlaps.tolist(), lanes.tolist(), (overlaps - starts[lanes]).tolist(), strict=True)
+    return Columns(
+        np.repeat(np.asarray([device for device, _, _ in schedule.items()], np.int32), lengths),
+        starts,
+        kind,
+        stage,
+        index,
+        part,
+        {number: rows[lane][place].sub for number, lane, place in places},
+        all(fields.is_bare for fields in read),
+    )
+
+
+def _fields_of(row: Row) -> Fields:
+    """The fields of actions that stand one after another."""
+    if not row:
+        empty = np.empty(0, np.int32)
+        return Fields(empty, empty, empty, empty, True)
+    kinds, stages, microbatches, parts, *names, subs = zip(*row, strict=True)
+    kind = np.frombuffer(bytes(kinds), np.uint8).astype(np.int32)
+    stage, part = (np.fromiter(column, np.int32, len(row)) for column in (stages, parts))
+    is_bare = all(column.count(None) == len(row) for column in names)
+    is_bare = is_bare and subs.count(()) == len(row) - kinds.count(Kind.OVERLAP)
+    return Fields(kind, stage, _indices(kind, microbatches, names[0]), part, is_bare)
+
+
+# Kinds that need not name a microbatch.
+_WITHOUT_MICROBATCH = [kind for kind in Kind if kind not in (COMPUTE - {Kind.OVERLAP})]
+
+
+def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[int | None]) -> Ints:
+    """Microbatch of each action; version of a STEP and its like; -1 for what has neither."""
+    if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
+        return np.fromiter(microbatches, np.int32, len(kind))  # type: ignore[arg-type]  # all name one
+    found = [-1 if microbatch is None else microbatch for microbatch in microbatches]
+    for number in np.flatnonzero(np.isin(kind, list(STEPPING))).tolist():
+        version = versions[number]
+        found[number] = -1 if version is None else version
+    return np.array(found, np.int32)
