@@ -30,7 +30,6 @@ from rpbench.harness.choices import (
     TrackerConfig,
     Train,
     WorkloadConfig,
-    at_least_one,
     first_line,
     typed,
 )
@@ -40,10 +39,10 @@ from rpbench.harness.halved_microbatches import check_pieces, cut_sequences
 from rpbench.harness.keys import missing_text
 from rpbench.harness.mesh_config import is_architecture, is_machine
 from rpbench.harness.schedule_options import check_options
+from rpbench.harness.size_checks import check_sizes
 from rpbench.harness.source_file import SourceFile, read_source, source_of
 from rpbench.harness.usual_charge import charged_as
 from rpbench.harness.without_effect import without_effect
-from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
 from rpbench.yaml_file import keys_of
@@ -54,10 +53,7 @@ if TYPE_CHECKING:
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEVICES = 8  # of a run whose cluster does not say how many it has
-_LARGEST = 10**6
-_MOST_CELLS = 2**26  # forwards of a schedule: some 20 GB of actions
 T = TypeVar("T")
 
 
@@ -202,7 +198,7 @@ def request_of(found: Composed) -> Request:
     cluster, model = _cluster(config), _model(config, shape)
     config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model)
     config = replace(config, num_devices=_num_devices(config, cluster))
-    _check_sizes(config)
+    check_sizes(config)
     mode = _mode(config)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
     schedule = _schedule(config, found.choices)
@@ -429,24 +425,6 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
 def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
     path = None if workload.text is None else _TEXTS / f"{workload.text}.txt"
     return read_source("workload.text", None if path is None else str(path))
-
-
-def _check_sizes(config: RunConfig) -> None:
-    at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget")
-    for name in ("num_devices", "num_microbatches", "num_steps", "chunks_per_device"):
-        if (getattr(config, name) or 1) > _LARGEST:
-            raise ConfigError(f"{name}={getattr(config, name)}: at most {_LARGEST:,}; a schedule is a table in memory")
-    if (cells := (config.num_devices or 1) * config.num_microbatches * config.num_steps) > _MOST_CELLS:
-        raise ConfigError(
-            f"num_devices={config.num_devices} num_microbatches={config.num_microbatches} "
-            f"num_steps={config.num_steps}: {cells:,} forwards; at most {_MOST_CELLS:,} fit a table in memory"
-        )
-    if config.dtype not in DTYPES:
-        raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")
-    if not config.results_dir:
-        raise ConfigError("results_dir=: name a folder, as in results_dir=results")
-    if config.recompute not in RECOMPUTES:
-        raise ConfigError(f"recompute={config.recompute}: one of {', '.join(RECOMPUTES)}")
 
 
 def _check_mode(request: Request) -> None:
