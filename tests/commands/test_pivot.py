@@ -1,5 +1,9 @@
 """`pivot` and `query`: medians that say what they are of, baselines of any type, and what is refused."""
 
+import io
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+
 import pandas
 import pytest
 
@@ -10,9 +14,19 @@ SWEEP = ("-m", "schedule=1f1b,gpipe", "num_microbatches=4,8", "cost=constant")
 ASKED = ("pivot", "--rows", "schedule", "--columns", "num_microbatches", "--value", "makespan_s")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Results of four runs."""
+    results = tmp_path_factory.mktemp("pivot") / "results"
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        assert dispatch((*SWEEP, "num_devices=2", f"results_dir={results}")) == 0
+    return results
+
+
 @pytest.fixture
-def swept(rpbench):
-    rpbench(*SWEEP, "num_devices=2")
+def swept(rpbench, made, tmp_path):
+    """The command line in a folder with a copy of them."""
+    shutil.copytree(made, tmp_path / "results")
     return rpbench
 
 
