@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import cache
 from multiprocessing import get_context, parent_process
 from typing import IO, Any, Literal
 
+POLL_S = 1.0
 GRACE_S = 5.0  # for processes that were told to end, before they are killed
 
 
@@ -43,6 +45,18 @@ def end_all(processes: Iterable["subprocess.Popen[Any]"], logs: Iterable[IO[byte
             process.stdout.close()
     for log in logs:
         log.close()
+
+
+@cache
+def end_with(parent: int) -> None:
+    """From now on, end this process when its parent has ended, however that went; for children of other libraries."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:

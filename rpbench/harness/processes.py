@@ -1,12 +1,7 @@
 """Processes of this host, as what they leave behind names them: a number, and when it was given."""
 
 import os
-import threading
-import time
-from functools import cache
 from pathlib import Path
-
-_POLL_S = 1.0
 
 
 def boot() -> str:
@@ -24,19 +19,6 @@ def began(pid: int) -> str:
         return "" if text.rpartition(")")[2].split()[0] == "Z" else text.rpartition(")")[2].split()[19]
     except OSError:
         return "" if not _lives(pid) else "unknown"
-
-
-@cache
-def end_with_parent() -> None:
-    """From now on, end this process at once when its parent has ended, however that went."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_POLL_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _lives(pid: int) -> bool:

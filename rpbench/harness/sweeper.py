@@ -20,12 +20,12 @@ from omegaconf import DictConfig
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.manifest import Plan, manifest_name, write_plan
 from rpbench.harness.preview import preview, summary
-from rpbench.harness.processes import end_with_parent
 from rpbench.harness.progress import Progress, conclude
 from rpbench.harness.provenance import usable_cores
 from rpbench.harness.record import check_writable
 from rpbench.harness.slurm import TARGET as SLURM
 from rpbench.harness.worker import Terms
+from rpbench.side_processes import end_with
 
 MOST_CELLS = 1_000_000
 Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
@@ -98,7 +98,7 @@ class ManifestSweeper:
 def _worked(command: int, work: Callable[[DictConfig], None], config: DictConfig) -> None:
     """A worker's part; one that a launcher started from the command's own process ends with it, also while idle."""
     if os.getppid() == command:
-        end_with_parent()
+        end_with(command)
     work(config)
 
 
