@@ -61,9 +61,7 @@ def _evicted(shape: Shape, rank: int) -> list[Action]:
     ]
 
 
-def with_moved_activations(
-    row: Row, moved: Sequence[Action], *, peer: int | None, buffers: int
-) -> dict[str, tuple[Action, ...]]:
+def with_moved_activations(row: Row, moved: Sequence[Action], *, peer: int | None, buffers: int) -> dict[str, Row]:
     """The lanes of a rank whose activations leave after some forwards and come back before their backwards.
 
     Args:

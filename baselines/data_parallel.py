@@ -74,7 +74,7 @@ def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
             compute += order.compute(device)[step * per_step : (step + 1) * per_step]
             for stage in own:
                 (host if stage in on_host else compute).append(Action(Kind.STEP, stage, version=step + 1))
-        rows.append({"compute": tuple(compute)} | ({"host": tuple(host)} if host else {}))
+        rows.append({"compute": tuple(compute), **({"host": tuple(host)} if host else {})})
     return Schedule(shape, tuple(rows), order.name, order.policy, order.weights, order.placement, order.partition)
 
 

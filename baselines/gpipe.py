@@ -10,8 +10,9 @@ Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using 
 Backward runs in ascending order here, as in torch and in the RoundPipe artifact.
 """
 
-from rpbench.ir.action import Kind, actions
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.action import Kind
+from rpbench.ir.plain_row import PlainRow, joined, plain
+from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
@@ -27,7 +28,5 @@ def gpipe(shape: Shape) -> Schedule:
     return Schedule(shape, rows, name="gpipe", placement=looped_placement(shape))
 
 
-def _rank_order(shape: Shape, rank: int) -> Row:
-    return tuple(
-        action for batch in shape.batches for kind in (Kind.F, Kind.B) for action in actions(kind, rank, batch)
-    )
+def _rank_order(shape: Shape, rank: int) -> PlainRow:
+    return joined([plain(kind, rank, batch) for batch in shape.batches for kind in (Kind.F, Kind.B)])

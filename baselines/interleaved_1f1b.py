@@ -10,10 +10,9 @@ Group size as in torch.distributed.pipelining: rounds = max(1, m div p), group =
 both agree.
 """
 
-from itertools import chain
-
-from rpbench.ir.action import Action, Kind, actions
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.action import Kind
+from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain
+from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
@@ -22,8 +21,7 @@ def interleaved_1f1b(shape: Shape) -> Schedule:
     """Rank r keeps at most v*p + p - 1 - 2r chunk activations in flight (m a multiple of p)."""
     check_rounds("interleaved_1f1b", shape)
     rows = tuple(
-        tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
-        for rank in range(shape.num_ranks)
+        joined([_step(shape, rank, step) for step in range(shape.num_steps)]) for rank in range(shape.num_ranks)
     )
     return Schedule(shape, rows, name="interleaved_1f1b", placement=looped_placement(shape))
 
@@ -45,27 +43,22 @@ def group_size(shape: Shape) -> int:
     return shape.num_microbatches // max(1, shape.num_microbatches // shape.num_ranks)
 
 
-def _step(shape: Shape, rank: int, step: int) -> Row:
+def _step(shape: Shape, rank: int, step: int) -> PlainRow:
     chunks, p = shape.chunks_per_rank, shape.num_ranks
     forwards = visits(shape, rank, step, Kind.F)
     backwards = visits(shape, rank, step, Kind.B)
 
     # The first gradient returns after the other chunks' group and a round trip to the last rank.
     num_warmup = min(len(forwards), (chunks - 1) * group_size(shape) + 2 * (p - 1 - rank))
-    num_steady = len(forwards) - num_warmup
-
-    pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
-    return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])
+    return in_turn(forwards, backwards, num_warmup)
 
 
-def visits(shape: Shape, rank: int, step: int, kind: Kind) -> list[Action]:
+def visits(shape: Shape, rank: int, step: int, kind: Kind) -> PlainRow:
     """The rank's forwards (or any kind of backward) in order: a group of microbatches on each chunk in turn."""
-    group = group_size(shape)
     stages = range(rank, shape.num_stages, shape.num_ranks)
+    group = group_size(shape)
+    turns = [stage for stage in (stages if kind is Kind.F else reversed(stages)) for _ in range(group)]
     first = step * shape.num_microbatches
-    return [
-        action
-        for start in range(first, first + shape.num_microbatches, group)
-        for stage in (stages if kind is Kind.F else reversed(stages))
-        for action in actions(kind, stage, range(start, start + group))
-    ]
+    groups = [range(start, start + group) for start in range(first, first + shape.num_microbatches, group)]
+    microbatches = [microbatch for batch in groups for _ in stages for microbatch in batch]
+    return plain(kind, turns * len(groups), microbatches)

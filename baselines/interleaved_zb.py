@@ -38,7 +38,7 @@ def _step(shape: Shape, rank: int, step: int) -> Row:
     weights = visits(shape, rank, step, Kind.W)
     # One forward per rank downstream, not two as in interleaved 1F1B: the gradient comes back without W.
     num_warmup = (shape.chunks_per_rank - 1) * group_size(shape) + shape.num_ranks - 1 - rank
-    order = forwards[:num_warmup]
+    order = list(forwards[:num_warmup])
     for number, action in enumerate(inputs):
         order += [*forwards[num_warmup + number : num_warmup + number + 1], action]
         if number >= rank:

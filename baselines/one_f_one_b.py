@@ -12,10 +12,10 @@ SC'21, section 2.2.1, figure 4.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
-from rpbench.ir.action import Kind, actions
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.action import Kind
+from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain
+from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 
 
@@ -29,17 +29,13 @@ def one_f_one_b(shape: Shape) -> Schedule:
         )
     rows = tuple(
         # One forward per rank downstream: that is how long the first gradient takes to return.
-        tuple(chain.from_iterable(alternate(rank, batch, shape.num_ranks - rank - 1) for batch in shape.batches))
+        joined([alternate(rank, batch, shape.num_ranks - rank - 1) for batch in shape.batches])
         for rank in range(shape.num_ranks)
     )
     return Schedule(shape, rows, name="1f1b", placement=looped_placement(shape))
 
 
-def alternate(stage: int, microbatches: Sequence[int], num_warmup: int) -> Row:
+def alternate(stage: int, microbatches: Sequence[int], num_warmup: int) -> PlainRow:
     """`num_warmup` forwards of a stage, then one forward and one backward in turn, then the backwards left."""
-    forwards, backwards = actions(Kind.F, stage, microbatches), actions(Kind.B, stage, microbatches)
-    num_warmup = min(num_warmup, len(forwards))
-    num_steady = len(forwards) - num_warmup
-
-    pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
-    return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])
+    forwards, backwards = plain(Kind.F, stage, microbatches), plain(Kind.B, stage, microbatches)
+    return in_turn(forwards, backwards, min(num_warmup, len(forwards)))

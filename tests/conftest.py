@@ -32,10 +32,7 @@ def pytest_configure():
     # Children compile our modules once, and not each for itself.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-
-
-def pytest_collection_finish():
-    """Tests make many large schedules: what lives is looked through as seldom as in a run."""
+    # Ten thousand tests and many large schedules live: they are looked through as seldom as in a run.
     gc.set_threshold(COLLECT_AFTER)
 
 

@@ -25,6 +25,7 @@ CONTENDER = "contender"
 # What says who asked, where and when, and is not a result.
 _BESIDES = (
     "run_id",
+    "clock",
     "schedule",
     "generator",
     "model",

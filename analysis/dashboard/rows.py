@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.harness import record
+from rpbench.harness.clock import under_unit
 from rpbench.harness.recording import TIMELINE
 
 SHOWN = (
@@ -90,7 +91,7 @@ def _row(folder: Path) -> dict[str, Any] | None:
         return None
     if found is None:
         return None
-    row = {key: found.get(key) for key in SHOWN}
+    row = {under_unit(found, key): found.get(key) for key in SHOWN}
     peak = found.get("peak_memory_bytes")
     numbers = [item for item in peak if isinstance(item, (int, float))] if isinstance(peak, list) else []
     row["peak_memory_bytes"] = max(numbers, default=None)

@@ -98,6 +98,8 @@ PAPER = Scope("paper", tuple(Sweep(experiment) for experiment in _OF_THE_PAPER))
 # takes one turn.
 _SMALL_DUEL = (
     "model=half_mid_gpt",
+    "model.num_layers=4",
+    "model.vocab=1024",
     "model.seq_len=32",
     "model.name=half_mid_gpt",  # as the figure of the duel knows it
     "num_microbatches=4",

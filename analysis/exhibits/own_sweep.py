@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from rpbench.harness.clock import Clock, clock
 from rpbench.harness.manifest import Cell as Planned
 from rpbench.harness.manifest import Manifest
 
@@ -118,19 +119,19 @@ def _number(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
     return read
 
 
-def _in_unit(slots: bool) -> Callable[[Row], float | None]:
-    """The makespan of runs whose costs are slots, or of those whose costs are seconds."""
+def _makespan(unit: Clock) -> Callable[[Row], float | None]:
+    """The makespan of runs whose times are slots, or of those whose times are seconds."""
 
     def read(row: Row) -> float | None:
-        return _number("makespan_s")(row) if (row.get("cost") == "unit") == slots else None
+        return _number("makespan_s")(row) if clock(row) == unit else None
 
     return read
 
 
 _MEASURES = (
     Measure("tokens/s", _number("tokens_per_s"), ",.0f", max),
-    Measure("makespan (s)", _in_unit(slots=False), ".4g"),
-    Measure("makespan (slots)", _in_unit(slots=True), ",.0f"),
+    Measure("makespan (s)", _makespan("seconds"), ".4g"),
+    Measure("makespan (slots)", _makespan("slots"), ",.0f"),
     Measure("bubble (%)", _number("bubble_makespan", 100), ".2f"),
     Measure("fullest device (GB)", _number("peak_memory_bytes", 1e-9), ".3g"),
     Measure("host memory (GB)", _number("host_memory_bytes", 1e-9), ".3g"),

@@ -6,7 +6,7 @@ memory and another microbatch are searched anew.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import log
 from typing import NamedTuple
 
@@ -108,12 +108,23 @@ def turns_of(winner: Timed, runner_up: Timed) -> list[Turn]:
 def _turning(
     winner: Timed, runner_up: Timed, change: Callable[[float], Callable[[CostTable], CostTable]]
 ) -> float | None:
+    """The factor nearest to 1 that puts the runner-up first.
+
+    A plan gets no slower where a figure gets better, which spares most timings: with a better one the second must pass
+    what the first has now, and with a worse one the first must fall below what the second has now.
+    """
+    first, second = (cache(lambda factor, each=each: each.pace(change(factor))) for each in (winner, runner_up))
+    first_now, second_now = (each.plan.outcome.tokens_per_s for each in (winner, runner_up))
+
+    def may_be_ahead(factor: float) -> bool:
+        return second(factor) > first_now if factor > 1 else first(factor) < second_now
+
     def ahead(factor: float) -> bool:
-        return runner_up.pace(change(factor)) > winner.pace(change(factor))
+        return may_be_ahead(factor) and second(factor) > first(factor)
 
     found = []
     for way in (0.5, 2.0):
-        if _keeps_order(winner, runner_up, change, way**DOUBLINGS):
+        if not may_be_ahead(way**DOUBLINGS):
             continue
         kept = 1.0
         for _ in range(DOUBLINGS):
@@ -122,18 +133,6 @@ def _turning(
                 break
             kept *= way
     return min(found, key=lambda factor: abs(log(factor)), default=None)
-
-
-def _keeps_order(
-    winner: Timed, runner_up: Timed, change: Callable[[float], Callable[[CostTable], CostTable]], farthest: float
-) -> bool:
-    """Whether no factor up to the farthest can turn the order, since a plan gets no slower where a figure gets better.
-
-    Better, the second comes no further than at the farthest; worse, the first falls no further than there.
-    """
-    if farthest > 1:
-        return runner_up.pace(change(farthest)) <= winner.plan.outcome.tokens_per_s
-    return winner.pace(change(farthest)) >= runner_up.plan.outcome.tokens_per_s
 
 
 def _halved(ahead: Callable[[float], bool], kept: float, turned: float) -> float:

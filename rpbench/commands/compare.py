@@ -4,9 +4,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TextIO
 
-from rpbench.commands.noise import clock, noises, verdict
+from rpbench.commands.noise import noises, verdict
 from rpbench.finite import is_finite
 from rpbench.harness import record
+from rpbench.harness.clock import IN_SLOTS, clock
 from rpbench.harness.record import Record
 
 _ROUNDING = 1e-9  # what is smaller, in seconds or as a share, is zero come out of floats
@@ -87,7 +88,8 @@ def _verdicts(rows: list[Record], key: str, groups: list[tuple[str, ...]]) -> li
 def _remarks(rows: list[Record], verdicts: dict[str, list[str | None]]) -> list[str]:
     seen = {each for line in verdicts.values() for each in line}
     found = [text for each, text in _REMARKS.items() if each in seen]
-    return found + ([_CLOCKS] if len({clock(row) for row in rows}) > 1 else [])
+    clocks = {clock(row) for row in rows}
+    return [*found, _CLOCKS] if len(clocks) > 1 else [*found, IN_SLOTS] if clocks == {"slots"} else found
 
 
 def _find(results: Path, name: str) -> Record:

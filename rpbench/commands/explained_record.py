@@ -19,6 +19,7 @@ from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.finite import is_finite
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import ConfigError, Predict
+from rpbench.harness.clock import unit
 from rpbench.harness.config import is_of_hydra
 from rpbench.harness.modes.predict import basis_of, case_of
 from rpbench.harness.record import Record
@@ -69,7 +70,7 @@ def side_of_record(row: Record) -> Side:
         {cause: each * seconds for cause, seconds in causes.items()},
         model,
         unit="token" if tokens else "microbatch",
-        clock="slots" if row["cost"] == "unit" and row["evidence"] != "measured" else "s",
+        clock=unit(row),
         work=_work(request),
         settings={key: row.get(key) for key in (*SHOWN, "num_devices", "num_microbatches", "num_steps")},
         notes=notes,

@@ -73,10 +73,5 @@ def verdict(first: Interval | None, other: Interval | None) -> Verdict:
     return "equal" if first[0] == first[1] and other[0] == other[1] else "within"
 
 
-def clock(row: Record) -> str:
-    """The unit of a run's times: seconds, or slots where costs have no unit."""
-    return "slots" if row.get("cost") == "unit" and row.get("evidence") not in _BY_CHANCE else "seconds"
-
-
 def _has(row: Mapping[str, object], key: str) -> bool:
     return is_finite(row.get(key))

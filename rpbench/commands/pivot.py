@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from rpbench.commands.record_table import table
 from rpbench.commands.store import latex_table, options_of
 from rpbench.harness import record
+from rpbench.harness.clock import IN_SLOTS, clock
 from rpbench.harness.record import Record
 from rpbench.registry import unknown_name
 
@@ -100,13 +101,31 @@ def pivoted(options: dict[str, str]) -> Pivot:
         raise ValueError(f"value={value}: not a number in every record; choose a metric") from None
     if numbers.empty:
         raise ValueError(f"value={value}: none of the {len(frame)} runs has it; choose a metric that they have")
+    runs = frame.loc[numbers.index]
+    clocks = runs[["cost", "evidence"]].apply(clock, axis=1)
+    if value.endswith("_s"):
+        _refuse_two_clocks(clocks, [keys.loc[runs.index, key] for key in ([row] if baseline else [row, column])], value)
     cells = numbers.pivot_table(index=row, columns=column, values=value, aggfunc="median")
     if baseline:
         known = {str(name): name for name in cells.columns}
         if baseline not in known:
             raise ValueError(unknown_name("baseline", baseline, list(known)))
         cells = cells.div(cells[known[baseline]], axis=0)
-    return Pivot(cells, _merged(frame.loc[numbers.index], row, column))
+    in_slots = (IN_SLOTS,) if value.endswith("_s") and not baseline and (clocks == "slots").any() else ()
+    return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in in_slots)))
+
+
+def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
+    """Slots and seconds have neither a median nor a ratio.
+
+    Raises:
+        ValueError: if runs that agree in `keys`, a series each, count their times in both.
+    """
+    if (clocks.groupby(keys).nunique() > 1).any():
+        raise ValueError(
+            f"value={value}: some of the runs count slots (cost=unit) and others seconds; take rows=cost, or a value "
+            "without unit such as bubble_makespan"
+        )
 
 
 def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rpbench.harness.assemble import build_schedule, pose
+from rpbench.harness.clock import clock
 from rpbench.harness.request import Request
 from rpbench.plan import METHODS, Choice, choose
 from rpbench.plan.problem import Problem
@@ -34,6 +35,7 @@ def compare_plans(request: Request) -> dict[str, Any]:
         "cluster": request.cluster.name,
         "num_devices": problem.num_ranks,
         "num_microbatches": request.asked_microbatches,
+        "clock": clock({"cost": request.cost.name, "evidence": "simulated"}),
         "best": plans[0]["method"],
         "plans": plans,
         "refused": refused,

@@ -73,9 +73,9 @@ class Overlays:
         schema, *others = self._nodes
         first = [] if option is None else [self._option(key, option)]
         root = OmegaConf.create()
-        for node in (schema, *first, *others):
-            # The schema comes whole, because it gives the types.
-            root.merge_with(node if node is schema else _slice(node, key))
+        root[key] = schema._get_node(key)  # which gives the types
+        for node in (*first, *others):
+            root.merge_with(_slice(node, key))
         OmegaConf.set_struct(root, True)
         ConfigLoaderImpl._apply_overrides_to_config(list(values), root)
         plain = OmegaConf.to_container(root, resolve=False)

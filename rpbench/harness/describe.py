@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from rpbench import registry
+from rpbench.harness.clock import clock, unit
 from rpbench.harness.record import Record
 
 # What the beginning of a line says anyway.
@@ -15,7 +16,7 @@ def describe(row: Record) -> str:
     if row["status"] != "ok":
         return f"{label(row)}: {row['status']}, {row['reason']}"
     out = left_out(row)
-    return f"{label(row)}{outcome(row)}" + (f"; left out: {out}" if out else "")
+    return f"{label(row)}{outcome(row)}" + (f"; left out: {out}" if out else "") + _way_to_seconds(row)
 
 
 def label(row: Record) -> str:
@@ -40,14 +41,20 @@ def left_out(row: Record) -> str:
     return f"{' and '.join([*parts, 'the optimizer'])} (charge=bytes{' offload=all' if streams else ''} charges it)"
 
 
+def _way_to_seconds(row: Record) -> str:
+    """What gives seconds where a run of a model on a known machine counted slots; "" elsewhere."""
+    config = row.get("config", {})
+    is_known = config.get("cluster", {}).get("matmul_flops_per_s") and config.get("model", {}).get("name") != "abstract"
+    return "; cost=analytic gives seconds" if is_known and clock(row) == "slots" else ""
+
+
 def table(row: Record) -> list[str]:
     """The few figures of a run that are looked at first, a line each."""
-    unit = "slots" if _in_slots(row) else "s"
     memory = max(row.get("peak_memory_bytes") or [0])
     shown = {
         "run": f"{row['run_id'][:8]} ({row['status']}{', ' + row['evidence'] if row.get('evidence') else ''})",
-        "makespan": _number(row.get("makespan_s"), f" {unit}"),
-        "step": _number(row.get("step_time_s"), f" {unit}"),
+        "makespan": _number(row.get("makespan_s"), f" {unit(row)}"),
+        "step": _number(row.get("step_time_s"), f" {unit(row)}"),
         "tokens/s": _number(row.get("tokens_per_s"), "", ",.0f"),
         "bubble": _number(row.get("bubble_makespan"), " of the devices' time", ".2%"),
         "memory": f"{memory / 1e9:.1f} GB on the fullest device" if memory else "",
@@ -59,10 +66,6 @@ def _number(value: float | None, unit: str, form: str = ".6g") -> str:
     return "" if value is None else f"{value:{form}}{unit}"
 
 
-def _in_slots(row: Record) -> bool:
-    return bool(row["cost"] == "unit" and row.get("evidence") == "simulated")
-
-
 def _schedule(row: Record) -> str:
     return f"{row['schedule']} {row['model']} {row['num_devices']}x{row['num_microbatches']} {row['partition']}"
 
@@ -70,8 +73,7 @@ def _schedule(row: Record) -> str:
 def _timed(row: Record) -> str:
     if "terms_s" in row:
         return f": step {row['step_time_s']:.6g} s, {row['tokens_per_s']:,.0f} tokens/s of all devices"
-    unit = "slots" if _in_slots(row) else "s"
-    text = f": makespan {row['makespan_s']:.6g} {unit}, bubble {100 * row['bubble_makespan']:.2f} %"
+    text = f": makespan {row['makespan_s']:.6g} {unit(row)}, bubble {100 * row['bubble_makespan']:.2f} %"
     if "grad_max_abs_diff" in row:
         text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"
     return text

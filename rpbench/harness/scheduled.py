@@ -8,6 +8,7 @@ from rpbench.cost.profiled import to_text
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.harness.assemble import Assembled, assemble
+from rpbench.harness.clock import clock
 from rpbench.harness.collection import collection_paused
 from rpbench.harness.offloading import transfer_bytes
 from rpbench.harness.recording import Fields, Outcome, Work
@@ -39,10 +40,10 @@ def scheduled(
     files = {} if assembled.profile is None else {PROFILE: to_text(assembled.profile)}
     if assembled.plan is not None:
         files[TRIED] = tried_csv(assembled.plan)
-    return Work(_shape(request, assembled), lambda: _outcome(assembled, execute), files, is_out_of_memory)
+    return Work(_shape(request, assembled), lambda: _outcome(request, assembled, execute), files, is_out_of_memory)
 
 
-def _outcome(assembled: Assembled, execute: Callable[[], Outcome]) -> Outcome:
+def _outcome(request: Request, assembled: Assembled, execute: Callable[[], Outcome]) -> Outcome:
     facts = _facts(assembled)
     memory, reason = memory_of(assembled)
     facts["peak_memory_bytes"] = memory
@@ -50,7 +51,8 @@ def _outcome(assembled: Assembled, execute: Callable[[], Outcome]) -> Outcome:
         return Outcome({**facts, "status": "infeasible", "reason": reason, "evidence": assembled.evidence})
     found = execute()
     fields = facts | found.fields
-    if assembled.tokens_per_step is not None and fields.get("step_time_s"):
+    fields["clock"] = clock({"cost": request.cost.name, **fields})
+    if fields["clock"] == "seconds" and assembled.tokens_per_step is not None and fields.get("step_time_s"):
         fields["tokens_per_s"] = assembled.tokens_per_step / fields["step_time_s"]
     return Outcome(fields, found.timeline)
 

@@ -1,7 +1,7 @@
 """Shape and Schedule: for every device and lane, its actions in order."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -11,13 +11,14 @@ from typing import Any
 from rpbench.ir import partition as partitions
 from rpbench.ir.action import Action, Kind, parse, text
 from rpbench.ir.partition import Partition
+from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.policy import Policy
 from rpbench.ir.rest_rule import LateRest
 
 LANES = ("compute", "h2d", "d2h", "net", "host")
 SCHEMA = "rpbench-schedule 1"
 
-Row = tuple[Action, ...]
+Row = tuple[Action, ...] | PlainRow
 Lanes = tuple[tuple[str, Row], ...]
 
 
@@ -195,7 +196,7 @@ class Schedule:
     @cached_property
     def kinds(self) -> frozenset[Kind]:
         """The kinds of its actions; OVERLAP stands for what it holds."""
-        return frozenset(kind for _, _, row in self.items() for kind in set(map(itemgetter(0), row)))
+        return frozenset(kind for _, _, row in self.items() for kind in _kinds_of(row))
 
     @cached_property
     def plain_kinds(self) -> frozenset[Kind]:
@@ -221,16 +222,24 @@ class Schedule:
 
 def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
     if isinstance(row, Mapping):
-        pairs = tuple((lane, tuple(actions)) for lane, actions in row.items())
+        pairs = tuple((lane, _row_of(actions)) for lane, actions in row.items())
     elif row and not isinstance(row[0], Action):
-        pairs = tuple((lane, tuple(actions)) for lane, actions in row)  # type: ignore[misc]
+        pairs = tuple((lane, _row_of(actions)) for lane, actions in row)  # type: ignore[misc]
     else:
-        pairs = (("compute", tuple(row)),)  # type: ignore[arg-type]
+        pairs = (("compute", _row_of(row)),)  # type: ignore[arg-type]
     pairs = pairs or (("compute", ()),)
     unknown = [lane for lane, _ in pairs if lane not in LANES]
     if unknown:
         raise ScheduleError(f"unknown lane {unknown[0]!r}: lanes are {', '.join(LANES)}")
     return tuple(sorted(pairs, key=lambda pair: LANES.index(pair[0])))
+
+
+def _kinds_of(row: Row) -> Iterable[Kind]:
+    return row.kinds() if isinstance(row, PlainRow) else set(map(itemgetter(0), row))
+
+
+def _row_of(actions: Iterable[Action]) -> Row:
+    return actions if isinstance(actions, PlainRow) else tuple(actions)
 
 
 def looped_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:

@@ -1,6 +1,6 @@
 """Columns: the actions of a schedule as arrays, read once, and what OVERLAPs among them hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
+from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.schedule import Row, Schedule
 
 Ints = npt.NDArray[np.int32]
@@ -103,6 +104,9 @@ def read_columns(schedule: Schedule) -> Columns:
 
 def _fields_of(row: Row) -> Fields:
     """The fields of actions that stand one after another."""
+    if isinstance(row, PlainRow):
+        kind, stage, microbatch = map(np.asarray, row.columns)
+        return Fields(kind, stage, microbatch, np.zeros(len(row), np.int32), True)
     if not row:
         empty = np.empty(0, np.int32)
         return Fields(empty, empty, empty, empty, True)
@@ -114,6 +118,13 @@ def _fields_of(row: Row) -> Fields:
     return Fields(kind, stage, _indices(kind, microbatches, names[0]), part, is_bare)
 
 
+def among(kind: Ints, kinds: Iterable[Kind]) -> npt.NDArray[np.bool_]:
+    """Which actions are of one of these kinds."""
+    table = np.zeros(len(Kind), bool)
+    table[list(kinds)] = True
+    return table[kind]
+
+
 # Kinds that need not name a microbatch.
 _WITHOUT_MICROBATCH = [kind for kind in Kind if kind not in (COMPUTE - {Kind.OVERLAP})]
 
@@ -123,7 +134,7 @@ def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[
     if not np.bincount(kind, minlength=len(Kind))[_WITHOUT_MICROBATCH].any():
         return np.fromiter(microbatches, np.int32, len(kind))  # type: ignore[arg-type]  # all name one
     found = [-1 if microbatch is None else microbatch for microbatch in microbatches]
-    for number in np.flatnonzero(np.isin(kind, list(STEPPING))).tolist():
+    for number in np.flatnonzero(among(kind, STEPPING)).tolist():
         version = versions[number]
         found[number] = -1 if version is None else version
     return np.array(found, np.int32)

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from rpbench.ir.action import Kind
 from rpbench.ir.residency import moves_activations
 from rpbench.ir.schedule import Weights
-from rpbench.sim.columns import Columns
+from rpbench.sim.columns import Columns, among
 from rpbench.sim.graph import Graph
 from rpbench.sim.resident import peak_resident
 
@@ -29,7 +29,7 @@ def in_flight(graph: Graph) -> list[npt.NDArray[np.int64]]:
     """Per device, the stage activations held while each action of its compute lane runs."""
     lanes = [slice(first, last) for _, first, last in compute_lanes(graph)]
     if graph.schedule.weights is Weights.STREAMED:
-        kept = np.isin(graph.columns.kind, (Kind.F, Kind.B, Kind.FB, Kind.I)).astype(np.int64)
+        kept = among(graph.columns.kind, (Kind.F, Kind.B, Kind.FB, Kind.I)).astype(np.int64)
         return [kept[lane] for lane in lanes]
     taken, released = _changes(graph.columns)
     return [np.cumsum(taken[lane] - released[lane]) + released[lane] for lane in lanes]
@@ -39,7 +39,7 @@ def _changes(columns: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     """How many activations each action takes as it begins, and releases as it ends."""
     kind, _, _, _, owner = columns.plain
     taken, released = (
-        np.bincount(owner[np.isin(kind, kinds)], minlength=len(columns.kind)) for kinds in (_TAKE, _RELEASE)
+        np.bincount(owner[among(kind, kinds)], minlength=len(columns.kind)) for kinds in (_TAKE, _RELEASE)
     )
     return taken, released
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind
 from rpbench.ir.timeline import Timeline
+from rpbench.sim.columns import among
 from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import works_by_slot
 from rpbench.sim.memory import compute_lanes, peak_in_flight
@@ -104,7 +105,7 @@ def _device_times(graph: Graph, timeline: Timeline, costs: CostTable) -> list[_D
     end = np.asarray(timeline.end, float)
     offset = _first_gradient_offset(graph, costs)
     kind = graph.columns.kind
-    is_forward, is_backward = np.isin(kind, _FORWARD), np.isin(kind, _BACKWARD)
+    is_forward, is_backward = among(kind, _FORWARD), among(kind, _BACKWARD)
     lanes = []
     for _, first, last in compute_lanes(graph):
         chosen = np.arange(first, last)[end[first:last] > start[first:last]]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, Kind
-from rpbench.sim.columns import Ints
+from rpbench.sim.columns import Ints, among
 from rpbench.sim.graph import COMPILE_FROM, Graph
 from rpbench.sim.kernels import compiled, relax
 
@@ -32,7 +32,7 @@ def peak_resident(graph: Graph) -> list[int]:
 
 def _slots(graph: Graph) -> tuple[Times, Times]:
     """When each action begins and ends."""
-    takes = np.isin(graph.columns.kind, sorted(COMPUTE))[graph.order].astype(np.int32)
+    takes = among(graph.columns.kind, COMPUTE)[graph.order].astype(np.int32)
     num, num_edges = graph.num_actions, len(graph.pred)
     inputs = graph.previous, graph.pred_start, graph.pred, np.zeros(num_edges), np.zeros(num_edges, bool), takes
     times = [np.zeros(num) for _ in range(4)]
@@ -45,7 +45,7 @@ def _slots(graph: Graph) -> tuple[Times, Times]:
 def _computed(graph: Graph, start: Times, end: Times) -> Iterator[Changes]:
     """A forward takes room as it begins, a backward makes room as it ends."""
     kind, _, _, _, owner = graph.columns.plain
-    taken, released = (owner[np.isin(kind, kinds)] for kinds in (_TAKE, _RELEASE))
+    taken, released = (owner[among(kind, kinds)] for kinds in (_TAKE, _RELEASE))
     device = graph.columns.device
     yield device[taken], start[taken], np.ones(len(taken), np.int64)
     yield device[released], end[released], np.full(len(released), -1)

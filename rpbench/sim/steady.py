@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rpbench.ir.action import BACKWARD, COMPUTE, Kind
 from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.columns import Columns
+from rpbench.sim.columns import Columns, among
 from rpbench.sim.graph import Graph
 from rpbench.sim.memory import compute_lanes
 
@@ -29,7 +29,7 @@ Steps = npt.NDArray[np.int64]
 def step_ends(graph: Graph, timeline: Timeline) -> Floats:
     """End of the last backward of every step."""
     columns, shape = graph.columns, graph.schedule.shape
-    backward = np.isin(columns.kind, (*BACKWARD, Kind.W, Kind.OVERLAP))
+    backward = among(columns.kind, (*BACKWARD, Kind.W, Kind.OVERLAP))
     ends = np.zeros(shape.num_steps)
     step = columns.index[backward] // shape.num_microbatches
     np.maximum.at(ends, step, np.asarray(timeline.end, float)[backward])
@@ -70,8 +70,10 @@ def bubble_between_ends(graph: Graph, timeline: Timeline) -> float | None:
     up to 0.14 points off the bubble of whole rotations, and below 0 for some runs of few steps. None for fewer than
     three steps, and where the two ends are one.
     """
+    if graph.schedule.shape.num_steps < 3:
+        return None
     ends = step_ends(graph, timeline)
-    interval = _interval(ends, *_middle(len(ends))) if len(ends) >= 3 else 0.0
+    interval = _interval(ends, *_middle(len(ends)))
     if not interval:
         return None
     lanes = compute_lanes(graph)
@@ -124,7 +126,7 @@ def _watched(graph: Graph, timeline: Timeline, first: int, last: int) -> Iterato
 
 def _steps(columns: Columns, shape: Shape) -> Steps:
     """The step that each action computes for, the earlier one of those in an OVERLAP; -1 for what computes nothing."""
-    computes = np.isin(columns.kind, sorted(COMPUTE))
+    computes = among(columns.kind, COMPUTE)
     found = np.where(computes, columns.index // shape.num_microbatches, -1).astype(np.int64)
     for number, parts in columns.sub.items():
         found[number] = min((part.microbatch or 0) // shape.num_microbatches for part in parts)
@@ -133,7 +135,7 @@ def _steps(columns: Columns, shape: Shape) -> Steps:
 
 def _work_by_step(columns: Columns, shape: Shape) -> npt.NDArray[np.int64]:
     """How often each step has each pair of device and stage, forth and back: (steps, pairs)."""
-    plain = np.isin(columns.kind, sorted(COMPUTE - {Kind.OVERLAP}))
+    plain = among(columns.kind, COMPUTE - {Kind.OVERLAP})
     device, stage, kind, index = (
         column[plain].astype(np.int64) for column in (columns.device, columns.stage, columns.kind, columns.index)
     )

@@ -121,7 +121,10 @@ TABLES = (
 
 DRAWN = [name for name in ALL if name not in (*TABLES, *JUDGED)]
 # Of many panels, marks or labels: each takes a second or more.
-CROWDED = ("timelines", "gains", "atlas", "hop_latency", "tradeoff", "tuning", "turning")
+CROWDED = (
+    *("timelines", "gains", "atlas", "hop_latency", "tradeoff", "tuning", "turning", "uneven_head", "convergence"),
+    *("figure11_predicted", "figure13_predicted"),
+)
 
 
 @pytest.mark.parametrize("name", spared(DRAWN, lambda name: name not in CROWDED))
@@ -178,6 +181,7 @@ def test_dispatch_sets_every_round_size_beside_the_rotation(full_experiments: Ex
 # --- files ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_are_the_same_every_time(made: dict[str, Exhibit], tmp_path: Path) -> None:
     draw = made["figure3"].draw
     assert draw is not None

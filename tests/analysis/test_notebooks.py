@@ -228,6 +228,7 @@ def test_a_notebook_runs_as_a_script(
 # --- headless ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_headless_execution_keeps_what_was_shown(full_results: Path, tmp_path: Path) -> None:
     written = execute(_path(HEADLESS), full_results, tmp_path)
     assert written == tmp_path / f"{HEADLESS}.ipynb"

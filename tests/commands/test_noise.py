@@ -2,7 +2,8 @@
 
 import pytest
 
-from rpbench.commands.noise import clock, interval, noises, verdict
+from rpbench.commands.noise import interval, noises, verdict
+from rpbench.harness.clock import clock, under_unit
 from rpbench.harness.record import read_all
 
 
@@ -49,6 +50,8 @@ def test_repetitions_share_their_range():
 )
 def test_slots_are_no_seconds(row, unit):
     assert clock(row) == unit
+    assert under_unit(row, "makespan_s") == ("makespan_slots" if unit == "slots" else "makespan_s")
+    assert [under_unit(row, name) for name in ("loss", "tokens_per_s")] == ["loss", "tokens_per_s"]
 
 
 def test_compare_says_what_is_noise(rpbench):

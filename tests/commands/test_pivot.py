@@ -45,6 +45,16 @@ def test_a_cell_of_several_runs_says_so(swept):
     assert "a cell is the median of up to 2 runs that differ in num_devices" in swept(*ASKED)[2]
 
 
+def test_slots_are_named_and_not_mixed_with_seconds(swept):
+    swept(*SWEEP, "num_devices=2", "cost=unit")
+    status, _, err = swept(*ASKED)
+    assert status == 2
+    assert "some of the runs count slots (cost=unit) and others seconds; take rows=cost" in err
+    status, rows, err = swept("pivot", "--rows", "cost", "--columns", "schedule", "--value", "makespan_s")
+    assert [row["cost"] for row in rows] == ["constant", "unit"]
+    assert "times are slots, not seconds" in err
+
+
 def test_runs_without_a_choice_are_a_row(swept):
     """Simulations have no backend; none of them may vanish."""
     _, rows, err = swept("pivot", "--rows", "backend", "--columns", "schedule", "--value", "makespan_s")

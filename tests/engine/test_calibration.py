@@ -21,6 +21,7 @@ SIZES = {"width": 64, "copy_bytes": 2**14}
 
 
 @pytest.mark.parametrize("num_devices", [slow(1), 2])
+@pytest.mark.slow
 def test_every_rate_and_every_part_is_measured(num_devices):
     told = []
     found = calibrate_cores(num_devices, told.append, [SMALL, SMALL], **SIZES)

@@ -20,7 +20,7 @@ from rpbench.engine.training import Settings, Training
 
 MODEL = replace(TINY, dropout=0.2, tied_embedding=True)
 SUBJECT = {"model": "tiny", "dtype": "float32"}
-SYSTEMS = [("1f1b", {}), ("vocab_parallel", {}), ("roundpipe", {}), ("roundpipe", {"asynchronous": True})]
+SYSTEMS = [slow(("1f1b", {})), ("vocab_parallel", {}), slow(("roundpipe", {})), ("roundpipe", {"asynchronous": True})]
 NAMES = ["1f1b", "vocab_parallel", "roundpipe", "roundpipe-asynchronous"]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from spared import slow
 
 from rpbench.harness.assemble import assemble
 from rpbench.harness.modes import train
@@ -27,7 +28,9 @@ def run(*words: str):
     return fields
 
 
-@pytest.mark.parametrize("words", [("backend=virtual", "num_steps=2"), ("backend=cpu", "recompute=none")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [slow((("backend=virtual", "num_steps=2"),)), ("backend=cpu", "recompute=none")], ids=" ".join
+)
 def test_halves_train_as_whole_microbatches_do(words):
     halved, whole = run("schedule.backward_halving=true", *words), run(*words)
     assert halved["grad_max_abs_diff"] == halved["weight_max_abs_diff"] == 0.0

@@ -116,6 +116,7 @@ def test_a_worker_holds_its_stage_and_the_copies_that_have_come():
 
 
 @pytest.mark.parametrize("words", [slow(((),)), ("schedule.newest=true",)])
+@pytest.mark.slow
 def test_one_step_late_on_the_command_line(words, rpbench):
     sizes = ("backend=cpu", "model=tiny_gpt", "model.num_layers=4", "num_devices=2", "num_microbatches=4")
     status, (row,), err = rpbench("schedule=cyclic_dp", *sizes, "num_steps=3", "verify=true", "dtype=float64", *words)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import NAMES, build
+from cases import SPARED, build
 from training_cases import uneven_costs
 
 from rpbench.engine.backends.emulated import EmulatedBackend
@@ -15,7 +15,7 @@ from rpbench.sim.longest_path import simulate
 SCALE = 2e-4  # seconds for a unit of cost
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPARED)
 def test_an_emulated_run_takes_as_long_as_simulated_or_longer(name):
     schedule = lower_communication(build(name, 4, 4, num_steps=2), lane="net")
     costs = uneven_costs(schedule)

@@ -32,7 +32,7 @@ def complete(p: int, groups: int, rounds: int, num_steps: int) -> Schedule:
 @pytest.mark.parametrize(
     "p, groups, rounds, num_steps, real_time",
     [
-        (4, 2, 1, 3, False),
+        slow((4, 2, 1, 3, False)),
         (4, 2, 2, 2, True),
         slow((3, 1, 2, 2, False)),
         slow((3, 3, 1, 2, True)),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cases import build
-from spared import spared
+from spared import slow, spared
 from test_compensation import Head, known
 from training_cases import train, workload_of
 
@@ -121,7 +121,7 @@ def test_a_constant_changed_in_the_engine_fails_verification(change, monkeypatch
     assert verdict("pipemare", PIPEMARE) == ("ok" if change == "nothing" else "failed")
 
 
-@pytest.mark.parametrize("name", ["pipeoptim", "spectrain"])
+@pytest.mark.parametrize("name", ["pipeoptim", slow("spectrain")])
 def test_a_horizon_changed_in_the_engine_fails_verification(name, monkeypatch):
     assert verdict(name, Compensation(name)) == "ok"
     real = Delays.horizons

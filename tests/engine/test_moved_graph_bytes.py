@@ -214,6 +214,7 @@ def test_no_device_of_bpipe_holds_more_than_its_paper_says():
 
 
 @pytest.mark.parametrize("share, most", [(0.5, 11), slow((1.0, 3))])
+@pytest.mark.slow
 def test_devices_of_pipe_offload_hold_what_its_page_says(share, most):
     """8 ranks, 16 stages, 32 microbatches: of 23 chunks on the first device 11 with half on the host, 3 with all."""
     found = most_held("pipe_offload", 8, 32, 2, share=share)

@@ -43,10 +43,10 @@ CASES = [
     slow(("bpipe", 6, 7, 1, {})),
     ("pipe_offload", 2, 8, 1, {"least_gap": 1}),
     slow(("pipe_offload", 3, 6, 1, {"least_gap": 1, "share": 0.5})),
-    ("pipe_offload", 2, 4, 2, {"share": 1.0}),
+    slow(("pipe_offload", 2, 4, 2, {"share": 1.0})),
     slow(("pipe_offload", 4, 4, 2, {"share": 0.25})),
     slow(("pipe_offload", 3, 6, 2, {"share": 0.5})),
-    ("pipe_offload", 4, 4, 1, {"group_size": 2, "least_gap": 1}),
+    slow(("pipe_offload", 4, 4, 1, {"group_size": 2, "least_gap": 1})),
     slow(("pipe_offload", 2, 4, 2, {"group_size": 1, "share": 0.5})),
 ]
 

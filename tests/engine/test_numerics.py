@@ -29,12 +29,14 @@ from rpbench.registry import entry
 from rpbench.sim.events import deal
 
 GRAINS = [("roundpipe", "stage"), ("roundpipe", "layer"), ("looped_bfs", "layer"), ("1f1b", "stage")]
+# Two of the five kinds, where it is not the order that the test is about.
+FEWER = spared(NAMES, lambda name: name in ("pipedream", "roundpipe"))
 SPARED_GRAINS = spared(GRAINS, lambda case: case[1] == "layer")
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=2)  # of every schedule
+@settings(deadline=None, max_examples=1)  # of every schedule
 @given(data=st.data())
 def test_gradients_equal_the_reference_in_any_shape(name, data):
     check_any_shape(name, data.draw)
@@ -104,7 +106,7 @@ def test_the_reference_is_plain_training(shape):
         torch.testing.assert_close(master, model[module].get_parameter(name).detach(), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", SPARED)
+@pytest.mark.parametrize("name", FEWER)
 def test_twenty_steps_equal_plain_training(name):
     schedule = build(name, 2, 2, num_steps=20, num_layers=1)
     run = train(schedule, workload_of(schedule), num_warmup_steps=5, learning_rate=1e-2)
@@ -160,7 +162,7 @@ def test_dropout_differs_between_layers_and_microbatches():
     assert run.training.passes.losses
 
 
-@pytest.mark.parametrize("name", SPARED)
+@pytest.mark.parametrize("name", FEWER)
 def test_tied_embeddings_add_the_gradients_of_both_ends(name):
     schedule = build(name, 2, 4, num_steps=3)
     model = replace(TINY, tied_embedding=True)
@@ -169,7 +171,7 @@ def test_tied_embeddings_add_the_gradients_of_both_ends(name):
     check_same(schedule, workload, learning_rate=1e-2)
 
 
-@pytest.mark.parametrize("name", SPARED)
+@pytest.mark.parametrize("name", FEWER)
 def test_only_adapters_are_trained(name):
     schedule = build(name, 2, 4, num_steps=2, num_layers=2)
     workload = workload_of(schedule, replace(TINY, training_mode="lora", lora_rank=2))
@@ -179,7 +181,7 @@ def test_only_adapters_are_trained(name):
     assert run.training.mean_loss(1) != run.training.mean_loss(0)
 
 
-@pytest.mark.parametrize("name", SPARED)
+@pytest.mark.parametrize("name", FEWER)
 def test_gradients_are_clipped_by_the_norm_of_all(name):
     schedule = build(name, 2, 4, num_steps=2, num_layers=2)
     workload = workload_of(schedule, replace(TINY, tied_embedding=True))
@@ -324,6 +326,7 @@ def test_batches_do_not_depend_on_the_schedule():
 
 @settings(deadline=None, max_examples=6)
 @given(data=st.data())
+@pytest.mark.slow
 def test_a_kept_last_stage_is_not_run_again_and_trains_the_same(data):
     draw = data.draw
     name = draw(st.sampled_from(["1f1b", "interleaved_1f1b", "pipedream_2bw"]))

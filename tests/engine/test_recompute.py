@@ -19,9 +19,9 @@ SIZES = (
 @pytest.mark.parametrize(
     "request_",
     [
-        ("schedule=gpipe", "backend=cpu", "recompute=none"),
+        slow((("schedule=gpipe", "backend=cpu", "recompute=none"),)),
         ("schedule=1f1b", "backend=cpu", "recompute=except_last"),
-        ("schedule=1f1b", "backend=virtual", "recompute=none"),
+        slow((("schedule=1f1b", "backend=virtual", "recompute=none"),)),
         slow((("schedule=interleaved_1f1b", "backend=virtual", "recompute=none"),)),
         ("schedule=zb_h1", "backend=virtual", "recompute=none"),
         slow((("schedule=chimera", "backend=virtual", "recompute=none"),)),
@@ -37,6 +37,7 @@ def test_kept_graphs_give_the_gradients_of_plain_training(request_, rpbench):
     assert row["grad_max_abs_diff"] == 0.0
 
 
+@pytest.mark.slow
 def test_whole_activations_take_less_time_and_more_memory(rpbench):
     found = {}
     for recompute in ("all", "none"):

@@ -143,6 +143,7 @@ def test_rows_are_the_same_and_the_text_says_it():
     assert "sequence_parallel" not in to_text(one)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_does_not_know_of_slices():
     """What devices with slices have saved goes on with whole norms, and back."""
     schedule = of(2, 2, num_steps=2)

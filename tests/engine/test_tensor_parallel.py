@@ -269,6 +269,7 @@ def state_after(name: str, num_devices: int, num_steps: int, start=None):
     return training.state()
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_shares_as_if_it_had_not_stopped():
     straight, halfway = state_after("megatron_tp", 2, 4), state_after("megatron_tp", 2, 2)
     onward = state_after("megatron_tp", 2, 2, halfway)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from spared import slow
 
 from rpbench.engine import verification
 from rpbench.harness.assemble import assemble
@@ -38,7 +39,7 @@ def test_the_virtual_backend_agrees_with_the_simulator_and_with_plain_training()
     assert timeline.makespan == pytest.approx(simulated["makespan_s"], abs=1e-9)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "roundpipe"])
+@pytest.mark.parametrize("schedule", [slow("1f1b"), "roundpipe"])
 def test_the_cpu_backend_measures(schedule):
     fields, timeline, _ = run(
         "cpu", f"schedule={schedule}", "num_devices=2", "num_microbatches=4", "num_steps=3", *SMALL

@@ -35,7 +35,7 @@ def acco(num_devices: int, num_stages: int = 3, each: int = 2, updates: int = 2)
     [
         (2, 2, False, ADAM | {"clip_norm": 0.05, "num_warmup_steps": 2}, True),
         slow((3, 2, False, ADAM | {"clip_norm": 0.05, "num_warmup_steps": 2}, True)),
-        (2, 1, True, SGD, False),
+        slow((2, 1, True, SGD, False)),
         *(slow((p, 1, real, options, True)) for p in (1, 4) for real in (False, True) for options in (ADAM, SGD)),
         slow((2, 2, True, ADAM | {"clip_norm": 0.05}, True)),
     ],
@@ -124,6 +124,7 @@ def test_what_is_kept_gives_back_every_bit():
         part.optimizer.step()  # and on
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_as_one_that_did_not_stop():
     """The trial's weights are in the checkpoint: the first round that follows reads them."""
 
@@ -171,6 +172,7 @@ def test_the_reference_itself_is_the_recurrence():
 
 
 @pytest.mark.parametrize("words", [("num_microbatches=4",), slow((("num_microbatches=8", "backend=virtual"),))])
+@pytest.mark.slow
 def test_on_the_command_line(words, rpbench):
     sizes = ("model=tiny_gpt", "model.num_layers=4", "num_devices=2", "num_steps=2", "verify=true", "dtype=float64")
     status, (row,), err = rpbench("schedule=acco", "backend=cpu", *sizes, *words)

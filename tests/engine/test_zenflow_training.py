@@ -56,7 +56,7 @@ def assert_equal_weights(one: Run, other: Run) -> None:
     "devices, each, options, how",
     [
         slow((1, 2, {"topk": 0.3, "update_interval": 2}, {})),
-        (1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"dtype": torch.bfloat16}),
+        slow((1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"dtype": torch.bfloat16})),
         (2, 2, {"topk": 0.3, "update_interval": 2, "num_warmup_steps": 1}, {"clip_norm": 0.5}),
         slow((1, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 2}, SCALED)),
         slow((2, 1, {"topk": 0.3, "update_interval": 2, "select_interval": 4}, {"real_time": True})),

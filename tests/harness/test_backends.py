@@ -6,7 +6,7 @@ from spared import slow
 SIZES = ("model=tiny_gpt", "num_devices=5", "num_microbatches=10", "seed=3")
 
 
-@pytest.mark.parametrize("backend, evidence", [("virtual", "simulated"), ("cpu", "measured")])
+@pytest.mark.parametrize("backend, evidence", [slow(("virtual", "simulated")), ("cpu", "measured")])
 @pytest.mark.parametrize("dtype", ["float64", slow("float32")])
 def test_roundpipe_trains_as_plain_training_does_bit_for_bit(backend, evidence, dtype, rpbench):
     status, (row,), _ = rpbench("schedule=roundpipe", f"backend={backend}", "verify=true", f"dtype={dtype}", *SIZES)
@@ -17,8 +17,8 @@ def test_roundpipe_trains_as_plain_training_does_bit_for_bit(backend, evidence, 
 
 
 def test_the_virtual_clock_tells_the_simulators_time(rpbench):
-    rows = {name: rpbench("schedule=1f1b", f"backend={name}", *SIZES)[1][0] for name in ("virtual",)}
-    rows["sim"] = rpbench("schedule=1f1b", *SIZES)[1][0]
+    asked = ("schedule=1f1b", "cost=constant", *SIZES)
+    rows = {"virtual": rpbench("backend=virtual", *asked)[1][0], "sim": rpbench(*asked)[1][0]}
     sequences, tokens = rows["sim"]["config"]["workload"]["microbatch_sequences"], 16
     assert rows["virtual"]["tokens_per_step"] == 10 * sequences * tokens
     assert rows["virtual"]["tokens_per_s"] == pytest.approx(10 * sequences * tokens / rows["sim"]["step_time_s"])
@@ -110,6 +110,7 @@ def test_transfers_show_in_the_simulated_time_and_not_in_the_default(rpbench):
     assert slower["busy_s"] == pytest.approx(everything["busy_s"])
 
 
+@pytest.mark.slow
 def test_links_of_the_cpu_backend_keep_the_clusters_pace(rpbench):
     pace = ("cluster.host_to_device_bytes_per_s=2e7", "backend.num_warmup_runs=0", "num_devices=1")
     status, (row,), _ = rpbench(*OFFLOAD, "backend=cpu", "backend.paced_links=true", *pace)

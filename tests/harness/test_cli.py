@@ -247,6 +247,7 @@ def test_show_draws_to_a_file(capsys, tmp_path, monkeypatch):
 def test_plan_compares_the_methods(rpbench):
     status, (answer,), _ = rpbench("plan", "schedule=1f1b", "model=qwen3_1p7b", "cost=published")
     assert status == 0
+    assert answer["clock"] == "seconds"
     makespans = {plan["method"]: plan["makespan_s"] for plan in answer["plans"]}
     assert set(makespans) == {"published", "even", "greedy", "pipedream", "search"}
     assert min(makespans.values()) == makespans["search"] < makespans["published"]

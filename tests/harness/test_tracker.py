@@ -68,13 +68,15 @@ def test_a_training_run_has_a_row_for_each_step_and_tells_nothing_secret(offline
     steps = [item for item in history if metrics.STEP in item]
     assert [item[metrics.STEP] for item in steps] == [0, 1, 2]
     assert [item["train/loss"] for item in steps] == pytest.approx(row["loss_curve"])
-    assert [item["train/time_s"] for item in steps] == pytest.approx(row["loss_curve_s"])
+    assert [item["train/time_slots"] for item in steps] == pytest.approx(row["loss_curve_s"])
     assert all(item["train/gradient_norm"] > 0 for item in steps)
-    busy_s = sum((1 - item["train/bubble"]) * 2 * item["train/step_time_s"] for item in steps)
+    busy_s = sum((1 - item["train/bubble"]) * 2 * item["train/step_time_slots"] for item in steps)
     assert busy_s == pytest.approx(sum(row["busy_s"]))
     start = next(line["run"] for line in lines if line["type"] == "run")
     assert start["config"]["update"]["optimizer"]["clip_norm"] == 1.0
     assert start["config"]["update"]["choices"]["schedule"] == "1f1b"
+    assert row["clock"] == "slots"
+    assert not [name for item in steps for name in item if name in ("train/time_s", "train/tokens_per_s")]
     names = {name for item in history for name in item if not name.startswith("_")}
     assert all(metrics.is_logged(name.partition(".")[0]) for name in names)
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -68,6 +68,7 @@ def test_half_a_pipeline_more_is_in_flight(p, m):
 
 
 @pytest.mark.parametrize("backend, devices", [slow(("virtual", 4)), ("cpu", 2)])
+@pytest.mark.slow
 def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
     request = ["schedule=interlaced", f"backend={backend}", "model=tiny_gpt", "verify=true", "dtype=float64"]
     (row,) = run(

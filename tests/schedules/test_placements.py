@@ -87,6 +87,7 @@ def test_chimera_waits_p_minus_2_slots_where_forward_is_as_long_as_backward(half
 
 @settings(deadline=None, max_examples=20)
 @given(half=HALVES, units=st.integers(1, 4), time=TIMES)
+@pytest.mark.slow
 def test_chimera_with_backward_twice_as_long(half, units, time):
     """Idle share (D - 2) / (3N/2 + D - 2): the paper's for N = D, and kept for its multiples by orders that repeat."""
     p, m = 2 * half, 2 * half * units
@@ -130,6 +131,7 @@ def test_waves_wait_two_slots_for_every_rank_but_one(p, waves, groups, time):
 
 @settings(deadline=None, max_examples=20)
 @given(p=st.integers(1, 8), waves=st.integers(1, 3), groups=st.integers(1, 3), time=TIMES)
+@pytest.mark.slow
 def test_waves_with_backward_twice_as_long(p, waves, groups, time):
     """Idle share (2p - 2) / (3Wm + 2p - 2) for any multiple of p, at the memory of the order for m = p."""
     m, v = groups * p, 2 * waves

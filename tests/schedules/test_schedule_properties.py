@@ -69,7 +69,7 @@ def build(name: str, shape: Shape) -> Schedule | None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(data=st.data())
 def test_a_schedule_runs_or_its_shape_is_refused(name, data):
     shape = data.draw(shapes(name))

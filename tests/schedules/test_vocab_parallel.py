@@ -104,6 +104,7 @@ def test_a_share_is_stepped_with_the_stage_of_its_device():
 
 
 @pytest.mark.parametrize("backend, devices", [slow(("virtual", 5)), ("cpu", 2)])
+@pytest.mark.slow
 def test_it_trains_as_plain_training_does(backend, devices, tmp_path):
     (row,) = run(
         load(

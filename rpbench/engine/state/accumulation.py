@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from rpbench.engine.state.reductions import microbatches_of, reductions_of
-from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.index import GRADIENT
-from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.schedule import Row, Schedule, Weights
 
 Groups = tuple[tuple[int, ...], ...]  # microbatches, by group
 
@@ -81,7 +81,7 @@ def _stored(analysis: Analysis) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     return found
 
 
-def _gradients(row: tuple[Action, ...], schedule: Schedule) -> Iterator[tuple[int, int]]:
+def _gradients(row: Row, schedule: Schedule) -> Iterator[tuple[int, int]]:
     for action in row:
         for part in parts_of(action):
             if schedule.shape.tensor_parallel and part.part:

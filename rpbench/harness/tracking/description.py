@@ -5,6 +5,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
+from rpbench.harness.clock import under_unit
 from rpbench.harness.record import Record
 from rpbench.harness.request import Request
 from rpbench.harness.tracking.metrics import units
@@ -49,16 +50,17 @@ def tags_of(row: Record) -> list[str]:
 def summary_of(row: Record) -> dict[str, Any]:
     """The metrics of a record, one number each, so that parallel coordinates can take them; and the verdict.
 
-    A list with a value for each device is summed up by its maximum, the curve of the loss by its lowest point.
+    A list with a value for each device is summed up by its maximum, the curve of the loss by its lowest point. Times
+    that are slots are named so.
     """
     summary: dict[str, Any] = {"status": row["status"], "reason": row["reason"], "evidence": row["evidence"]}
     for key, value in row.items():
         if key in _NOT_METRICS:
             continue
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            summary[key] = value
+            summary[under_unit(row, key)] = value
         elif key not in _CURVES and _is_per_device(value, row["num_devices"]):
-            summary[f"{key}_max"] = max(value)
+            summary[f"{under_unit(row, key)}_max"] = max(value)
     if row.get("loss_curve"):
         summary["loss_lowest"] = min(row["loss_curve"])
     return summary

@@ -1,6 +1,8 @@
 """Metrics: what a tracked run logs, with the unit and the better direction of each; dashboards name only these."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 STEP = "train/step"  # the axis of the history: batches that are done, counted from 0
 
@@ -26,6 +28,8 @@ HISTORY = {
     "train/gradient_norm": Metric("1"),
     "train/tokens": Metric("tokens"),
     "train/time_s": Metric("s"),
+    "train/step_time_slots": Metric("slots", "minimize"),
+    "train/time_slots": Metric("slots"),
     "train/wall_s": Metric("s"),
 }
 MEMORY = "train/memory_bytes/device"  # followed by the device's number
@@ -34,6 +38,8 @@ SUMMARY = {
     "tokens_per_s": Metric("tokens/s", "maximize"),
     "step_time_s": Metric("s", "minimize"),
     "makespan_s": Metric("s", "minimize"),
+    "step_time_slots": Metric("slots", "minimize"),
+    "makespan_slots": Metric("slots", "minimize"),
     "bubble_makespan": Metric("1", "minimize"),
     "bubble_span": Metric("1", "minimize"),
     "bubble_over_ideal": Metric("1", "minimize"),
@@ -46,6 +52,14 @@ SUMMARY = {
 }
 WORDS = ("status", "reason", "evidence")  # of the summary
 TIMELINE = "timeline"  # the picture of a run's timeline
+
+
+_SLOTS = {"train/step_time_s": "train/step_time_slots", "train/time_s": "train/time_slots"}
+
+
+def in_slots(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the history of a run whose costs are slots: its times are named so, and it has no pace."""
+    return {_SLOTS.get(name, name): value for name, value in row.items() if name != "train/tokens_per_s"}
 
 
 def units() -> dict[str, str]:

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rpbench.harness.clock import clock
 from rpbench.harness.record import Record, write_atomically
 from rpbench.harness.request import Request
 from rpbench.harness.tracking.feed import Listener, Row
+from rpbench.harness.tracking.metrics import in_slots
 from rpbench.ir.timeline import Timeline
 from rpbench.strict_json import parsed
 
@@ -41,13 +43,16 @@ class WandbMirror(Mirror):
         self._attempt = int(_mark(self._folder).get("attempt", 0)) + 1
         write_atomically(self._folder / MARK, json.dumps({"attempt": self._attempt, "arrived": False}) + "\n")
         self._wandb = wandb_run
+        expected = "simulated" if opening["backend"] == "virtual" else None
+        self._in_slots = clock({"cost": opening["cost"], "evidence": expected}) == "slots"
         self._run: Any = None
         self._guarded(lambda: setattr(self, "_run", wandb_run.start(request, opening, self._attempt)))
         self.step = self._step
 
     def _step(self, row: Row) -> None:
         if self._run is not None:
-            self._guarded(lambda: self._run.log(row))
+            told = in_slots(row) if self._in_slots else row
+            self._guarded(lambda: self._run.log(told))
 
     def end(self, row: Record, timeline: Timeline | None) -> None:
         if self._run is None:
