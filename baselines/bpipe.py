@@ -19,10 +19,10 @@ the activations leave is not fixed there: the places above are ours.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
 from baselines.one_f_one_b import one_f_one_b
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
+from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain, plain_of
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
@@ -38,7 +38,9 @@ def bpipe(shape: Shape) -> Schedule:
     base = one_f_one_b(shape)
     p = shape.num_ranks
     rows = tuple(
-        with_moved_activations(base.compute(rank), _evicted(shape, rank), peer=p - 1 - rank, buffers=1)
+        with_moved_activations(
+            base.compute(rank), _evicted(shape, rank, base.compute(rank)), peer=p - 1 - rank, buffers=1
+        )
         for rank in range(p)
     )
     return Schedule(shape, rows, name="bpipe", placement=base.placement)
@@ -49,46 +51,47 @@ def most_held(num_ranks: int) -> int:
     return -(-(num_ranks + 2) // 2)
 
 
-def _evicted(shape: Shape, rank: int) -> list[Action]:
-    """The forwards whose activations leave, in order."""
+def _evicted(shape: Shape, rank: int, row: Row) -> list[int]:
+    """Where the forwards stand whose activations leave."""
     depth, limit = shape.num_ranks - rank, most_held(shape.num_ranks)
     if min(depth, shape.num_microbatches) <= limit:
         return []
+    kinds, _, microbatches = plain_of(row).columns
     return [
-        Action(Kind.F, rank, mb)
-        for mb in range(shape.total_microbatches)
-        if mb % shape.num_microbatches % depth >= limit - 2
+        place
+        for place, (kind, microbatch) in enumerate(zip(kinds, microbatches, strict=True))
+        if kind == Kind.F and microbatch % shape.num_microbatches % depth >= limit - 2
     ]
 
 
-def with_moved_activations(row: Row, moved: Sequence[Action], *, peer: int | None, buffers: int) -> dict[str, Row]:
+def with_moved_activations(row: Row, moved: Sequence[int], *, peer: int | None, buffers: int) -> dict[str, Row]:
     """The lanes of a rank whose activations leave after some forwards and come back before their backwards.
 
     Args:
         row: its compute row.
-        moved: these forwards, in the order of the row.
+        moved: where these forwards stand in it, ascending.
         peer: the rank they go to; None for the host.
         buffers: how many may have come back and not been used yet.
     """
     if not moved:
         return {"compute": row}
-    chosen = {(stage, microbatch, part) for _, stage, microbatch, part, *_ in moved}
-    stores = [_move(Kind.STORE, action, peer) for action in moved]
-    backwards = [action for action in row if action[0] in (Kind.B, Kind.I) and action[1:4] in chosen]
-    loads = [_move(Kind.LOAD, action, peer) for action in backwards]
-    up: list[Action] = []
-    for number, load in enumerate(loads):
-        if number >= buffers:
-            up.append(_freed(loads[number - buffers]))
-        up.append(load)
-    up += map(_freed, loads[-buffers:])
-    down = chain.from_iterable((store, _freed(store)) for store in stores)
-    return {"compute": row, "h2d": tuple(up), "d2h": tuple(down)}
+    kinds, stages, microbatches = plain_of(row).columns
+    named = list(zip(stages, microbatches, strict=True))
+    chosen = {named[place] for place in moved}
+    backwards = [place for place, kind in enumerate(kinds) if kind in (Kind.B, Kind.I) and named[place] in chosen]
+
+    def moves(kind: Kind, places: Sequence[int]) -> PlainRow:
+        return plain(kind, [stages[place] for place in places], [microbatches[place] for place in places], "A")
+
+    loads, freed = moves(Kind.LOAD, backwards), moves(Kind.FREE, backwards)
+    num_waiting = max(0, len(loads) - buffers)  # until one that came before has gone
+    waiting = in_turn(freed[:num_waiting], loads[buffers:], 0)
+    up = joined([loads[:buffers], waiting, freed[num_waiting:]])
+    down = in_turn(moves(Kind.STORE, moved), moves(Kind.FREE, moved), 0)
+    return {"compute": row, "h2d": _towards(peer, up), "d2h": _towards(peer, down)}
 
 
-def _move(kind: Kind, action: Action, peer: int | None) -> Action:
-    return Action(kind, action[1], action[2], action[3], None, "A", peer)
-
-
-def _freed(move: Action) -> Action:
-    return _move(Kind.FREE, move, None)
+def _towards(peer: int | None, moves: PlainRow) -> Row:
+    if peer is None:
+        return moves
+    return tuple(move if move.kind is Kind.FREE else move._replace(peer=peer) for move in moves)

@@ -21,7 +21,8 @@ from baselines.bpipe import with_moved_activations
 from baselines.gis import gis
 from baselines.interleaved_1f1b import interleaved_1f1b
 from baselines.one_f_one_b import one_f_one_b
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
+from rpbench.ir.plain_row import plain_of
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 
@@ -58,15 +59,11 @@ def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4, group_
     return Schedule(shape, rows, name="pipe_offload", placement=base.placement)
 
 
-def _longest_lived(row: Row, share: float, least_gap: int) -> list[Action]:
-    """The forwards whose activations go, in the order of the row."""
-    ends = {
-        (action.stage, action.microbatch): place for place, action in enumerate(row) if action.kind in (Kind.B, Kind.I)
-    }
-    lives = [
-        (place - ends[action.stage, action.microbatch], place)  # the longest first
-        for place, action in enumerate(row)
-        if action.kind is Kind.F
-    ]
-    chosen = [place for life, place in sorted(lives)[: round(share * len(lives))] if -life > least_gap]
-    return [row[place] for place in sorted(chosen)]
+def _longest_lived(row: Row, share: float, least_gap: int) -> list[int]:
+    """Where the forwards stand whose activations go."""
+    kinds, stages, microbatches = plain_of(row).columns
+    named = list(zip(stages, microbatches, strict=True))
+    ends = {named[place]: place for place, kind in enumerate(kinds) if kind in (Kind.B, Kind.I)}
+    lives = [(place - ends[named[place]], place) for place, kind in enumerate(kinds) if kind == Kind.F]
+    lives.sort()  # the longest first
+    return sorted(place for life, place in lives[: round(share * len(lives))] if -life > least_gap)

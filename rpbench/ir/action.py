@@ -97,10 +97,17 @@ def actions(kind: Kind, stage: int, microbatches: Iterable[int], part: int = 0) 
     return listed(repeat(kind), repeat(stage), microbatches, part)
 
 
-def listed(kinds: Iterable[Kind], stages: Iterable[int], microbatches: Iterable[int], part: int = 0) -> list[Action]:
-    """The actions of these kinds, stages and microbatches, one of each for an action."""
+def listed(
+    kinds: Iterable[Kind],
+    stages: Iterable[int],
+    microbatches: Iterable[int],
+    part: int = 0,
+    moved: str | None = None,
+) -> list[Action]:
+    """The actions of these kinds, stages and microbatches, one of each for an action; all move one object, or none."""
     empty = repeat(None)
-    return list(map(_from_fields, zip(kinds, stages, microbatches, repeat(part), empty, empty, empty, repeat(()))))
+    fields = kinds, stages, microbatches, repeat(part), empty, repeat(moved), empty, repeat(())
+    return list(map(_from_fields, zip(*fields, strict=False)))
 
 
 def text(action: Action) -> str:

@@ -7,7 +7,7 @@ longer than checking and timing them.
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from operator import iadd
+from operator import iadd, itemgetter
 from typing import TypeAlias, overload
 
 from rpbench.ir.action import Action, Kind, listed
@@ -17,16 +17,17 @@ _KINDS = list(Kind)  # which count from 0
 
 
 class PlainRow(Sequence[Action]):
-    """Actions that name a kind, a stage and a microbatch, and nothing else; equal to the tuple of them.
+    """Actions that name a kind, a stage, a microbatch and perhaps an object that all move; equal to the tuple of them.
 
     Args:
         columns: kind, stage and microbatch of each action, three arrays of one length.
+        moved: the object that they name.
     """
 
-    __slots__ = ("_actions", "columns")
+    __slots__ = ("_actions", "columns", "moved")
 
-    def __init__(self, *columns: Ints) -> None:
-        self.columns = columns
+    def __init__(self, *columns: Ints, moved: str | None = None) -> None:
+        self.columns, self.moved = columns, moved
         self._actions: tuple[Action, ...] | None = None
 
     @property
@@ -34,7 +35,7 @@ class PlainRow(Sequence[Action]):
         """The same as a tuple, made once."""
         if self._actions is None:
             kinds, stages, microbatches = self.columns
-            self._actions = tuple(listed(map(_KINDS.__getitem__, kinds), stages, microbatches))
+            self._actions = tuple(listed(map(_KINDS.__getitem__, kinds), stages, microbatches, moved=self.moved))
         return self._actions
 
     def kinds(self) -> frozenset[Kind]:
@@ -50,17 +51,19 @@ class PlainRow(Sequence[Action]):
     def __getitem__(self, place: slice) -> "PlainRow": ...
     def __getitem__(self, place: int | slice) -> "Action | PlainRow":
         if isinstance(place, slice):
-            return PlainRow(*(column[place] for column in self.columns))
+            return PlainRow(*(column[place] for column in self.columns), moved=self.moved)
         if self._actions is not None:
             return self._actions[place]
         kind, stage, microbatch = (column[place] for column in self.columns)
-        return Action(_KINDS[kind], stage, microbatch)
+        return Action(_KINDS[kind], stage, microbatch, object=self.moved)
 
     def __iter__(self) -> Iterator[Action]:
         return iter(self.actions)
 
     def __eq__(self, other: object) -> bool:
-        return self.columns == other.columns if isinstance(other, PlainRow) else self.actions == other
+        if isinstance(other, PlainRow):
+            return self.columns == other.columns and (self.moved == other.moved or not self)
+        return self.actions == other
 
     def __hash__(self) -> int:
         return hash(self.actions)
@@ -75,16 +78,24 @@ class PlainRow(Sequence[Action]):
         return repr(self.actions)
 
 
-def plain(kind: Kind, stages: int | Sequence[int], microbatches: Sequence[int]) -> PlainRow:
-    """Actions of a kind, one for each microbatch, all of one stage or each of its own."""
+def plain(kind: Kind, stages: int | Sequence[int], microbatches: Sequence[int], moved: str | None = None) -> PlainRow:
+    """Actions of a kind, one for each microbatch, all of one stage or each of its own; all move one object, or none."""
     numbers = array("i", microbatches)
     at = array("i", [stages]) * len(numbers) if isinstance(stages, int) else array("i", stages)
-    return PlainRow(array("i", [kind]) * len(numbers), at, numbers)
+    return PlainRow(array("i", [kind]) * len(numbers), at, numbers, moved=moved)
+
+
+def plain_of(row: Sequence[Action]) -> PlainRow:
+    """Actions of which none names more than kind, stage and microbatch."""
+    if isinstance(row, PlainRow):
+        return row
+    return PlainRow(*(array("i", map(itemgetter(field), row)) for field in range(3)))
 
 
 def joined(rows: Sequence[PlainRow]) -> PlainRow:
-    """One row after another."""
-    return PlainRow(*(reduce(iadd, column, array("i")) for column in zip(*(row.columns for row in rows), strict=True)))
+    """One row after another, of which all move the same."""
+    columns = zip(*(row.columns for row in rows), strict=True)
+    return PlainRow(*(reduce(iadd, column, array("i")) for column in columns), moved=rows[0].moved)
 
 
 def in_turn(first: PlainRow, second: PlainRow, num_ahead: int) -> PlainRow:
@@ -95,7 +106,8 @@ def in_turn(first: PlainRow, second: PlainRow, num_ahead: int) -> PlainRow:
     """
     if len(second) != len(first):
         raise ValueError(f"{len(first)} and {len(second)} actions: as many of both go in turn")
-    return PlainRow(*(_in_turn(*pair, num_ahead) for pair in zip(first.columns, second.columns, strict=True)))
+    columns = zip(first.columns, second.columns, strict=True)
+    return PlainRow(*(_in_turn(*pair, num_ahead) for pair in columns), moved=first.moved)
 
 
 def _in_turn(first: Ints, second: Ints, num_ahead: int) -> Ints:

@@ -1,7 +1,7 @@
 """Shape and Schedule: for every device and lane, its actions in order."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -196,7 +196,7 @@ class Schedule:
     @cached_property
     def kinds(self) -> frozenset[Kind]:
         """The kinds of its actions; OVERLAP stands for what it holds."""
-        return frozenset(kind for _, _, row in self.items() for kind in _kinds_of(row))
+        return frozenset(kind for _, _, row in self.items() for kind in kinds_of(row))
 
     @cached_property
     def plain_kinds(self) -> frozenset[Kind]:
@@ -234,7 +234,8 @@ def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
     return tuple(sorted(pairs, key=lambda pair: LANES.index(pair[0])))
 
 
-def _kinds_of(row: Row) -> Iterable[Kind]:
+def kinds_of(row: Row) -> Set[Kind]:
+    """The kinds of a row's actions; OVERLAP stands for what it holds."""
     return row.kinds() if isinstance(row, PlainRow) else set(map(itemgetter(0), row))
 
 

@@ -1,6 +1,6 @@
 """Versions: which weights each action reads, how stale and how many, measured by replaying an order."""
 
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from itertools import chain, product, repeat
 from operator import sub
@@ -12,7 +12,7 @@ from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.policy import STEPS_BEHIND, Policy
 from rpbench.ir.rest_rule import steps_late
-from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.schedule import Row, Schedule, ScheduleError, kinds_of
 
 _READ_NEWEST = frozenset({Policy.LATEST, Policy.PREDICT})  # in backward too
 # The graph that R makes is the one B goes back through, and what I leaves is what W finishes: all read what the first
@@ -86,18 +86,25 @@ def implied_versions(schedule: Schedule) -> Versions:
     stages = range(shape.num_backward_stages)
     read: tuple[int | None, ...]
     if any(reads) or not schedule.kinds <= COMPUTE:
-        read = tuple(
-            [
-                reads[microbatch] if microbatch is not None and kind in COMPUTE else None
-                for _, _, row in schedule.items()
-                for kind, _, microbatch, _, _, _, _, _ in row
-            ]
-        )
+        read = tuple(chain.from_iterable(_implied_in(row, reads) for _, _, row in schedule.items()))
     else:
         read = (0,) * schedule.num_actions
     drift = _OfEveryStage([0] * len(stale), len(stages))
     of_stages, live = _OfEveryStage(stale, len(stages)), (1,) * len(stages)
     return Versions(read, (0,) * len(stages), of_stages, drift, live, _implied_together(schedule, reads))
+
+
+def _implied_in(row: Row, reads: Sequence[int]) -> Iterable[int | None]:
+    """What the actions of a row read, by the version of each microbatch."""
+    kinds = kinds_of(row)
+    if kinds.isdisjoint(COMPUTE):
+        return repeat(None, len(row))
+    if kinds <= COMPUTE - {Kind.OVERLAP} and not any(reads):
+        return repeat(0, len(row))
+    return [
+        reads[microbatch] if microbatch is not None and kind in COMPUTE else None
+        for kind, _, microbatch, _, _, _, _, _ in row
+    ]
 
 
 def _implied_together(schedule: Schedule, reads: Sequence[int]) -> dict[tuple[int, Action], int]:

@@ -14,6 +14,7 @@ from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.schedule import Row, Schedule
 
 Ints = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
 
 
 class Fields(NamedTuple):
@@ -23,7 +24,8 @@ class Fields(NamedTuple):
     stage: Ints
     microbatch: Ints  # or version of a STEP and its like, or -1
     part: Ints
-    is_bare: bool  # no action names a version, an object or a peer, and none but OVERLAPs holds others
+    of_activations: Bools  # whether it names the object A
+    is_bare: bool  # no action names a version, a peer or another object, and none but OVERLAPs holds others
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Columns:
     stage: Ints
     index: Ints  # microbatch, or version of a STEP and its like, or -1
     part: Ints
+    of_activations: Bools  # whether it names the object A
     sub: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)  # of every OVERLAP
     rows_are_bare: bool = False  # of what stands in a lane, nothing names more than fields above
 
@@ -54,7 +57,7 @@ class Columns:
 
     @cached_property
     def is_bare(self) -> bool:
-        """Whether no action, plain or in an OVERLAP, names a version, an object or a peer."""
+        """Whether no action, plain or in an OVERLAP, names a version, a peer or an object that is not A."""
         return self.rows_are_bare and self._inside.is_bare
 
     @property
@@ -86,7 +89,7 @@ def read_columns(schedule: Schedule) -> Columns:
     lengths = list(map(len, rows))
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     read = [_fields_of(row) for row in rows]  # one after another: each is read while it is in the cache
-    kind, stage, index, part = (np.concatenate(columns) for columns in list(zip(*read, strict=True))[:4])
+    kind, stage, index, part, of_activations = map(np.concatenate, list(zip(*read, strict=True))[:5])
     overlaps = np.flatnonzero(kind == Kind.OVERLAP)
     lanes = np.searchsorted(starts, overlaps, side="right") - 1
     places = zip(overlaps.tolist(), lanes.tolist(), (overlaps - starts[lanes]).tolist(), strict=True)
@@ -97,6 +100,7 @@ def read_columns(schedule: Schedule) -> Columns:
         stage,
         index,
         part,
+        of_activations,
         {number: rows[lane][place].sub for number, lane, place in places},
         all(fields.is_bare for fields in read),
     )
@@ -106,19 +110,24 @@ def _fields_of(row: Row) -> Fields:
     """The fields of actions that stand one after another."""
     if isinstance(row, PlainRow):
         kind, stage, microbatch = map(np.asarray, row.columns)
-        return Fields(kind, stage, microbatch, np.zeros(len(row), np.int32), True)
+        of_activations = np.full(len(row), row.moved == "A")
+        return Fields(kind, stage, microbatch, np.zeros(len(row), np.int32), of_activations, row.moved in (None, "A"))
     if not row:
         empty = np.empty(0, np.int32)
-        return Fields(empty, empty, empty, empty, True)
-    kinds, stages, microbatches, parts, *names, subs = zip(*row, strict=True)
+        return Fields(empty, empty, empty, empty, np.empty(0, bool), True)
+    kinds, stages, microbatches, parts, versions, objects, peers, subs = zip(*row, strict=True)
     kind = np.frombuffer(bytes(kinds), np.uint8).astype(np.int32)
     stage, part = (np.fromiter(column, np.int32, len(row)) for column in (stages, parts))
-    is_bare = all(column.count(None) == len(row) for column in names)
+    num_unnamed = objects.count(None)
+    of_activations = np.zeros(len(row), bool)
+    if num_unnamed < len(row):
+        of_activations = np.fromiter((name == "A" for name in objects), bool, len(row))
+    is_bare = versions.count(None) == peers.count(None) == num_unnamed + np.count_nonzero(of_activations) == len(row)
     is_bare = is_bare and subs.count(()) == len(row) - kinds.count(Kind.OVERLAP)
-    return Fields(kind, stage, _indices(kind, microbatches, names[0]), part, is_bare)
+    return Fields(kind, stage, _indices(kind, microbatches, versions), part, of_activations, is_bare)
 
 
-def among(kind: Ints, kinds: Iterable[Kind]) -> npt.NDArray[np.bool_]:
+def among(kind: Ints, kinds: Iterable[Kind]) -> Bools:
     """Which actions are of one of these kinds."""
     table = np.zeros(len(Kind), bool)
     table[list(kinds)] = True

@@ -19,6 +19,7 @@ from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import KNOWN, STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.sim.columns import Columns, Ints, read_columns
+from rpbench.sim.kept import Carried, kept_cargo, kept_edges
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
 Bools = npt.NDArray[np.bool_]
@@ -87,7 +88,8 @@ def build_graph(schedule: Schedule | Analysis, columns: Columns | None = None) -
     analysis = analysed(schedule)
     schedule = analysis.schedule
     columns = read_columns(schedule) if columns is None else columns
-    producer, consumer, moved = _edges(analysis, columns)
+    kept = kept_edges(schedule, columns)
+    producer, consumer, moved = _edges(analysis, columns, kept)
     order = _order(schedule, columns, producer, consumer)
 
     num = len(columns.kind)
@@ -107,7 +109,8 @@ def build_graph(schedule: Schedule | Analysis, columns: Columns | None = None) -
     computed = moved != _MOVED["transfer"]
     gradient = backward & ((moved == 2) | (schedule.shape.separate_cuts & computed))
     slots, slot = _slots(columns)
-    slots, cargo = _with_cargo(analysis, columns, slot, slots)
+    carried = _carried(analysis, columns) if kept is None else kept_cargo(schedule.shape, columns)
+    slots, cargo = _with_cargo(slot, slots, carried)
     return Graph(
         schedule,
         analysis,
@@ -143,50 +146,60 @@ def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
 _kind_and_stage = itemgetter(0, 1)
 
 
-def _with_cargo(
-    analysis: Analysis, columns: Columns, slot: Ints, slots: tuple[Members, ...]
-) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
-    """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
-    carried = analysis.cargo
+def _carried(analysis: Analysis, columns: Columns) -> Carried | None:
+    """What actions carry, each cargo once for a kind; None where nothing uses a link."""
     if not carries(analysis.schedule):
-        return slots, ()
-    numbers, kinds = sorted(carried), columns.kind.tolist()
-    distinct: dict[tuple[Kind, Cargo], int] = {}  # what is carried -> its slot
+        return None
+    carried, kinds = analysis.cargo, columns.kind.tolist()
+    numbers = sorted(carried)
+    distinct: dict[tuple[Kind, Cargo], int] = {}
     known: dict[tuple[int, int], int] = {}  # the same by identity: equal cargoes are few objects, and slow to compare
     chosen = []
     for number in numbers:
         kind, cargo = kinds[number], carried[number]
         place = known.get((kind, id(cargo)))
         if place is None:
-            place = distinct.setdefault((Kind(kind), cargo), len(slots) + len(distinct))
-            known[kind, id(cargo)] = place
+            place = known[kind, id(cargo)] = distinct.setdefault((Kind(kind), cargo), len(distinct))
         chosen.append(place)
-    slot[numbers] = chosen
-    more = tuple(((kind, cargo.stage),) for kind, cargo in distinct)
-    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in distinct)
+    return Carried(np.array(numbers, np.int32), np.array(chosen, np.int32), list(distinct))
+
+
+def _with_cargo(
+    slot: Ints, slots: tuple[Members, ...], carried: Carried | None
+) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
+    """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
+    if carried is None:
+        return slots, ()
+    slot[carried.numbers] = len(slots) + carried.which
+    more = tuple(((kind, cargo.stage),) for kind, cargo in carried.distinct)
+    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in carried.distinct)
 
 
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
-def _edges(analysis: Analysis, columns: Columns) -> tuple[Ints, Ints, Ints]:
+def _edges(analysis: Analysis, columns: Columns, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    producer, consumer, moved = _with_transfers(analysis, *_edges_by_stage(analysis.schedule, columns))
+    transfers = _of_transfers(analysis) if kept is None else kept
+    producer, consumer, moved = _with_transfers(*transfers, *_edges_by_stage(analysis.schedule, columns))
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
 
 
-def _with_transfers(analysis: Analysis, producer: Ints, consumer: Ints, moved: Ints) -> tuple[Ints, Ints, Ints]:
-    """The edges, and those that LOAD, STORE, FREE and their like add; these take no hop."""
-    if not analysis.transfer_edges:
-        return producer, consumer, moved
+def _of_transfers(analysis: Analysis) -> tuple[Ints, Ints]:
+    """Producer and consumer of the edges that LOAD, STORE, FREE and their like add."""
     edges = analysis.transfer_edges
-    more = np.fromiter(chain.from_iterable(edges), np.int32, 2 * len(edges)).reshape(-1, 2)
+    producer, consumer = np.fromiter(chain.from_iterable(edges), np.int32, 2 * len(edges)).reshape(-1, 2).T
+    return producer, consumer
+
+
+def _with_transfers(begin: Ints, end: Ints, producer: Ints, consumer: Ints, moved: Ints) -> tuple[Ints, Ints, Ints]:
+    """The edges, and those of transfers from `begin` to `end`, which take no hop."""
     return (
-        np.concatenate([producer, more[:, 0]]),
-        np.concatenate([consumer, more[:, 1]]),
-        np.concatenate([moved, np.full(len(more), _MOVED["transfer"], moved.dtype)]),
+        np.concatenate([producer, begin]),
+        np.concatenate([consumer, end]),
+        np.concatenate([moved, np.full(len(begin), _MOVED["transfer"], moved.dtype)]),
     )
 
 

@@ -1,6 +1,6 @@
-"""Plain schedules: computations alone, each checked by arithmetic on columns.
+"""Plain schedules: computations, and activations that wait on the host, checked by arithmetic on columns.
 
-Large schedules hold forwards and backwards and nothing else: no transfer, no step, no communication, no version. All
+Large schedules hold forwards and backwards and little else: no step, no communication, no version. All
 that `rpbench.ir.check.checked_actions` asks of such a schedule is a matter of counting. What is not so plain, or not in
 order, is told by those checks, which walk over actions and show the one that is wrong.
 """
@@ -8,10 +8,11 @@ order, is told by those checks, which walk over actions and show the one that is
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.ir.action import Kind
+from rpbench.ir.action import MOVES, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, Weights
-from rpbench.sim.columns import Columns, Ints, read_columns
+from rpbench.sim.columns import Columns, Ints, among, read_columns
+from rpbench.sim.kept import kept_edges
 
 Counts = npt.NDArray[np.int64]
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)
@@ -22,20 +23,20 @@ def plain_columns(schedule: Schedule) -> Columns | None:
 
     Whether its lanes can run, and parts of an OVERLAP beside each other, is left to its graph.
     """
-    if not schedule.kinds <= {*_KINDS, Kind.OVERLAP}:
+    if not schedule.kinds <= {*_KINDS, *MOVES, Kind.OVERLAP}:
         return None
     try:
         columns = read_columns(schedule)
+        return columns if passes(schedule, columns) else None
     except (TypeError, OverflowError):  # a microbatch that is not named, or a number out of any range
         return None
-    return columns if passes(schedule, columns) else None
 
 
 def passes(schedule: Schedule, columns: Columns) -> bool:
     """Whether a schedule with these columns is plain and passes all checks of its actions."""
     shape = schedule.shape
     return (
-        all(lane == "compute" for _, lane, _ in schedule.items())
+        _is_on_its_lane(schedule, columns)
         and not (shape.tensor_parallel or shape.num_head_shards or shape.keeps_every > 1)
         and schedule.late_rest is None
         and schedule.policy is not Policy.SELECTIVE
@@ -47,6 +48,15 @@ def passes(schedule: Schedule, columns: Columns) -> bool:
     )
 
 
+def _is_on_its_lane(schedule: Schedule, columns: Columns) -> bool:
+    """Whether computations stand on lane compute, and nothing else anywhere but activations that wait on the host."""
+    names = [lane for _, lane, _ in schedule.items()]
+    if all(name == "compute" for name in names):
+        return schedule.kinds.isdisjoint(MOVES)
+    on_compute = np.repeat([name == "compute" for name in names], np.diff(columns.lane_start))
+    return np.array_equal(on_compute, ~among(columns.kind, MOVES)) and kept_edges(schedule, columns) is not None
+
+
 def _in_range(shape: Shape, columns: Columns) -> bool:
     """Whether kinds are plain, and stages, microbatches and parts those of the shape."""
     kind, stage, index, part, _ = columns.plain
@@ -54,6 +64,7 @@ def _in_range(shape: Shape, columns: Columns) -> bool:
         return False
     first, stop = np.zeros(len(Kind), np.int32), np.zeros(len(Kind), np.int32)  # stages of a kind; of others none
     stop[[Kind.B, Kind.I, Kind.W, Kind.R]] = shape.num_backward_stages - shape.fused
+    stop[list(MOVES)] = shape.num_backward_stages
     stop[Kind.F] = shape.num_stages
     if shape.fused:
         first[Kind.FB], stop[Kind.FB] = shape.num_backward_stages - 1, shape.num_backward_stages

@@ -58,9 +58,11 @@ def _moved(graph: Graph, start: Times) -> Iterator[Changes]:
             continue
         own = slice(first, first + len(row))
         moment, kind = start[own], graph.columns.kind[own]
-        of_activations = np.array([action[5] == "A" for action in row], bool)
-        peer = np.array([action[6] if isinstance(action[6], int) else -1 for action in row], np.int32)
+        of_activations = graph.columns.of_activations[own]
         change = of_activations * ((kind == Kind.LOAD).astype(np.int64) - ((kind == Kind.FREE) & (lane == "d2h")))
         yield np.full(len(row), device, np.int32), moment, change
+        if graph.columns.is_bare:
+            continue
+        peer = np.array([action[6] if isinstance(action[6], int) else -1 for action in row], np.int32)
         handed = of_activations & (peer >= 0)
         yield peer[handed], moment[handed], np.where(kind[handed] == Kind.STORE, 1, -1)

@@ -24,6 +24,7 @@ PLAIN = {
     "chimera": (4, 4, 4),
     "dualpipe_v": (2, 4, 5),
     "seq1f1b": (2, 2, 3),
+    "pipe_offload": (2, 4, 6),
 }
 
 
@@ -61,11 +62,16 @@ def test_plain_schedules_are_told_by_their_columns():
 
 
 def changed(schedule, rows):
-    return Schedule(schedule.shape, tuple(map(tuple, rows)), placement=schedule.placement, weights=schedule.weights)
+    return Schedule(schedule.shape, tuple(rows), placement=schedule.placement, weights=schedule.weights)
 
 
 def anything(rng, action, shape):
-    """An action with one field changed, often to what cannot be."""
+    """An action with one field changed, often to what cannot be; of an OVERLAP one of its parts."""
+    if action.sub:
+        parts = list(action.sub)
+        place = rng.randrange(len(parts))
+        parts[place] = anything(rng, parts[place], shape)
+        return overlap(*parts)
     field = rng.choice(["kind", "stage", "microbatch", "part", "version", "object", "peer", "sub"])
     value = {
         "kind": rng.choice([*Kind]),
@@ -82,8 +88,11 @@ def anything(rng, action, shape):
 
 def mutated(rng, schedule):
     """A schedule with an action taken out, doubled, moved, changed, or run together with the next."""
-    rows = [list(schedule.compute(rank)) for rank in range(schedule.shape.num_ranks)]
-    row = rng.choice(rows)
+    rows = [{lane: list(row) for lane, row in lanes} for lanes in schedule.rows]
+    lanes = rng.choice(rows)
+    row = lanes[rng.choice([*lanes])]
+    if not row:
+        return schedule
     place = rng.randrange(len(row))
     match rng.randrange(7):
         case 0:
@@ -93,7 +102,8 @@ def mutated(rng, schedule):
         case 2:
             row.insert(rng.randrange(len(row)), row.pop(place))
         case 3:
-            rng.choice(rows).append(row.pop(place))
+            other = rng.choice(rows)
+            other[rng.choice([*other])].append(row.pop(place))
         case 4:
             other = rng.randrange(len(row))
             row[place], row[other] = row[other], row[place]
