@@ -246,13 +246,15 @@ def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: Sequ
         need = _needs(what, rank, len(slots) - 1)
         ready = slots[need[0]][need[1]] + 1 if need else 0
         newest = blocks[rank][0] + len(slots[rank]) // len(PASSES) * SLOTS - SLOTS
+        if what.kind is Kind.F:  # which holds its activations from then on: as far back as there is room
+            room = slot
+            while room > ready and held[rank][room - 1] < limit:
+                room -= 1
+            ready = room
         for earlier in chain(range(ready, min(slot, blocks[rank][1])), range(max(ready, newest + 1), slot)):
             if earlier in used[rank]:
                 continue
-            between = range(earlier, slot) if what.kind is Kind.F else range(0)
-            if any(held[rank][other] >= limit for other in between):
-                continue
-            for other in between:
+            for other in range(earlier, slot) if what.kind is Kind.F else ():
                 held[rank][other] += 1
             used[rank].remove(slot)
             used[rank].add(earlier)

@@ -90,14 +90,7 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
     while unfinished:
         num_taken = sum(following)
         for rank in unfinished:
-            row = rows[rank]
-            while following[rank] < len(row):
-                what = row[following[rank]]
-                arrives = run.arrives(rank, what)
-                if arrives is None:
-                    break
-                run.place(rank, what, arrives)
-                following[rank] += 1
+            following[rank] = run.go_on(rank, rows[rank], following[rank])
         unfinished = [rank for rank in unfinished if following[rank] < len(rows[rank])]
         assert not unfinished or sum(following) > num_taken, "rows that wait for each other"
     return run.finish()
@@ -135,29 +128,63 @@ class _Run:
         self.times = costs.times(num_ranks)
         self.last_stage, self.hop = costs.num_stages - 1, costs.hop
 
-    def arrives(self, rank: int, what: Pass) -> float | None:
-        """When the input of a pass is on its rank; None while nobody knows."""
-        kind, stage, microbatch = what
-        if kind is Kind.F:
-            if not stage:
-                return 0.0
-            stage, source = stage - 1, self.forward
-        elif kind is Kind.W:
-            return 0.0
-        elif kind is Kind.HF:
-            stage, source = self.last_stage, self.forward
-        elif kind is Kind.HB:
-            return self._gathered(Kind.HF, rank, microbatch)
-        elif stage < self.last_stage:
-            stage, source = stage + 1, self.backward
-        elif self.head:
-            return self._gathered(Kind.HB, rank, microbatch)
-        else:
-            source = self.forward
+    def go_on(self, rank: int, row: Sequence[Pass], place: int) -> int:
+        """Run the passes of a row from a place on, until one lacks its input; the place of that one."""
+        head, fill, last_stage, times = self.head, self.fill, self.last_stage, self.times
+        forward, backward = self.forward, self.backward
+        while place < len(row):
+            what = row[place]
+            kind, stage, microbatch = what
+            if kind is Kind.F:
+                arrives = self._handed(rank, forward, stage - 1, microbatch) if stage else 0.0
+            elif kind is Kind.W:
+                arrives = 0.0
+            elif not head:
+                turns = stage == last_stage
+                arrives = self._handed(rank, forward if turns else backward, stage + (not turns), microbatch)
+            else:
+                arrives = self._through_head(rank, what)
+            if arrives is None:
+                return place
+            place += 1
+            if fill is not None:
+                self._fill(rank, kind, arrives)
+            end = self._take(rank, what, arrives, times[kind][stage])
+            if kind is Kind.F:
+                self.held[rank] = held = self.held[rank] + 1
+                if held > self.peak:
+                    self.peak = held
+                forward[stage][microbatch] = end
+            elif kind is Kind.B:
+                self.held[rank] -= 1
+                backward[stage][microbatch] = end
+            elif kind is Kind.I:
+                backward[stage][microbatch] = end
+                if fill is not None:
+                    self.pending[rank].append(Pass(Kind.W, stage, microbatch))
+            elif kind is Kind.W:
+                self.held[rank] -= 1
+            else:
+                self.shares.setdefault((kind, microbatch), _Shares()).add(rank, end)
+        return place
+
+    def _handed(self, rank: int, source: list[dict[int, float]], stage: int, microbatch: int) -> float | None:
+        """When what a pass of a stage has made is on a rank; None while nobody knows."""
         ended = source[stage].get(microbatch)
-        if ended is None:
-            return None
-        return ended if self.rank_of(stage, microbatch) == rank else ended + self.hop
+        if ended is None or not self.hop or self.rank_of(stage, microbatch) == rank:
+            return ended
+        return ended + self.hop
+
+    def _through_head(self, rank: int, what: Pass) -> float | None:
+        """The same of what is no F or W, where the head is cut over the ranks."""
+        kind, stage, microbatch = what
+        if kind is Kind.HF:
+            return self._handed(rank, self.forward, self.last_stage, microbatch)
+        if kind is Kind.HB:
+            return self._gathered(Kind.HF, rank, microbatch)
+        if stage == self.last_stage:
+            return self._gathered(Kind.HB, rank, microbatch)
+        return self._handed(rank, self.backward, stage + 1, microbatch)
 
     def _gathered(self, kind: Kind, rank: int, microbatch: int) -> float | None:
         """When the shares of all ranks are on one; a rank's own makes no hop."""
@@ -167,27 +194,6 @@ class _Run:
         others = shares.second if shares.last_rank == rank else shares.last
         return max(shares.last, others + self.costs.hop) if shares.last_rank == rank else others + self.costs.hop
 
-    def place(self, rank: int, what: Pass, arrives: float) -> None:
-        if self.fill is not None:
-            self._fill(rank, what.kind, arrives)
-        kind, stage, microbatch = what
-        end = self._take(rank, what, arrives)
-        if kind is Kind.F:
-            self.held[rank] = held = self.held[rank] + 1
-            if held > self.peak:
-                self.peak = held
-            self.forward[stage][microbatch] = end
-        elif kind is Kind.I or kind is Kind.B:
-            self.backward[stage][microbatch] = end
-            if kind is Kind.B:
-                self.held[rank] -= 1
-            elif self.fill is not None:
-                self.pending[rank].append(Pass(Kind.W, stage, microbatch))
-        elif kind is Kind.W:
-            self.held[rank] -= 1
-        else:
-            self.shares.setdefault((kind, microbatch), _Shares()).add(rank, self.now[rank])
-
     def finish(self) -> Timed:
         for rank, pending in enumerate(self.pending):
             while pending:
@@ -195,21 +201,21 @@ class _Run:
         spans = [end - (start or 0.0) for start, end in zip(self.started, self.now, strict=True)]
         return Timed(self.rows, max(self.now), max(spans), self.peak)
 
-    def _take(self, rank: int, what: Pass, arrives: float) -> float:
+    def _take(self, rank: int, what: Pass, arrives: float, time: float) -> float:
         """Run a pass; its end."""
-        kind, stage, _ = what
         now = self.now[rank]
         started = arrives if arrives > now else now
         if self.started[rank] is None:
             self.started[rank] = started
         else:
             self.idle[rank] += started - now
-        self.now[rank] = end = started + self.times[kind][stage]
+        self.now[rank] = end = started + time
         self.rows[rank].append(what)
         return end
 
     def _weight_grad(self, rank: int) -> None:
-        self._take(rank, self.pending[rank].popleft(), 0.0)
+        what = self.pending[rank].popleft()
+        self._take(rank, what, 0.0, self.times[Kind.W][what.stage])
         self.held[rank] -= 1
 
     def _fill(self, rank: int, kind: Kind, arrives: float) -> None:
