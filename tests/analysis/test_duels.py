@@ -1,0 +1,83 @@
+"""Duels held against each other: what is the same, what is not, and what only one of them has."""
+
+from dataclasses import replace
+
+import pytest
+from test_duel_exhibit import table_of as duel_of
+
+from analysis.driver.duels import Kept, compare, kept_of, main, read, table_of
+from analysis.exhibits.figures.duel import MODELS, NAMES
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[tuple[str, str], Kept]:
+    about = {"started_at": "2026-01-01T00:00:00+00:00", "git_commit": "0123abc", "hardware": {"processor": "Some, CPU"}}
+    return {each.key: each for each in kept_of(row | about for row in duel_of().to_dict("records"))}
+
+
+def test_a_duel_repeats_itself(kept):
+    lines, repeats = compare(kept, kept)
+    num = len(MODELS) * (len(NAMES) - 1)  # 1F1B is what all are compared with
+    assert len(kept) == num
+    assert repeats
+    assert lines[-2:] == [
+        f"{num} of {num} verdicts that both give are the same",
+        f"{num} of {num} intervals meet, at least 95% should",
+    ]
+    assert kept["half_mid_gpt", "roundpipe"].verdict == "faster"
+
+
+def test_another_verdict_is_told_and_one_that_is_lacking_is_not_counted(kept):
+    key = "half_mid_gpt", "roundpipe"
+    lines, repeats = compare(kept, kept | {key: replace(kept[key], verdict="slower")})
+    assert not repeats
+    assert any("faster / slower" in line for line in lines)
+    lines, repeats = compare(kept, kept | {key: replace(kept[key], verdict="no verdict")})
+    assert repeats
+    assert lines[-2].startswith(f"{len(kept) - 1} of {len(kept) - 1} verdicts")
+
+
+def test_one_interval_in_twenty_may_lie_apart_and_no_more(kept):
+    def moved(number):
+        some = list(kept)[:number]
+        return kept | {key: replace(kept[key], ratio=2.0, low=1.9, high=2.1) for key in some}
+
+    assert len(kept) == 26
+    lines, repeats = compare(kept, moved(1))
+    assert repeats
+    assert sum("intervals apart" in line for line in lines) == 1
+    assert not compare(kept, moved(2))[1]
+
+
+def test_what_only_one_has_is_named_and_nothing_in_common_is_no_repetition(kept):
+    key = "half_fat_head_gpt", "gpipe"
+    lines, repeats = compare(kept, {other: each for other, each in kept.items() if other != key})
+    assert repeats
+    assert lines[-1] == "only in the first: half_fat_head_gpt gpipe"
+    assert not compare(kept, {})[1]
+
+
+def test_a_kept_table_is_read_back_and_compared(kept, tmp_path, capsys):
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+    one.write_text(table_of(kept.values()), encoding="utf-8")
+    found = read(one)
+    assert {key: each.verdict for key, each in found.items()} == {key: each.verdict for key, each in kept.items()}
+    assert all(abs(found[key].low - each.low) < 1e-4 * each.low for key, each in kept.items())
+    assert found["half_mid_gpt", "gpipe"].processor == "Some, CPU"
+    other.write_text(table_of(replace(each, low=9.0, high=9.5) for each in kept.values()), encoding="utf-8")
+    assert main(["compare", str(one), str(one)]) == 0
+    assert main(["compare", str(one), str(other)]) == 1
+    assert "0 of 26 intervals meet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "no contender"), ("model,ratio\nx,1\n", "line 2"), ("model,ratio\n", "no contender")],
+)
+def test_what_is_no_kept_duel_is_refused(text, words, tmp_path, capsys):
+    path = tmp_path / "duel.csv"
+    path.write_text(text, encoding="utf-8")
+    assert main(["compare", str(path), str(path)]) == 2
+    assert words in capsys.readouterr().err
+    assert main(["keep", str(tmp_path), str(tmp_path / "kept.csv")]) == 2
+    assert not (tmp_path / "kept.csv").exists()
