@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
 from rpbench.ir.plain_row import PlainRow
-from rpbench.ir.schedule import Row, Schedule
+from rpbench.ir.schedule import Row, Schedule, Shape
 
 Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
@@ -81,6 +81,12 @@ class Columns:
     def _inside(self) -> Fields:
         """The fields of what stands in OVERLAPs."""
         return _fields_of(tuple(chain.from_iterable(self.sub.values())))
+
+
+def places_of(shape: Shape, columns: Columns) -> npt.NDArray[np.int64]:
+    """Stage, microbatch and part of each plain action as one number; they are those of the shape."""
+    _, stage, index, part, _ = columns.plain
+    return (stage.astype(np.int64) * shape.total_microbatches + index) * shape.num_parts + part
 
 
 def read_columns(schedule: Schedule) -> Columns:

@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, MOVES, Kind
 from rpbench.ir.moved_objects import Cargo
-from rpbench.ir.moves import LANES
-from rpbench.ir.schedule import Schedule, Shape, Weights
-from rpbench.sim.columns import Bools, Columns, Ints, among
+from rpbench.ir.moves import LANES as LANES_OF
+from rpbench.ir.schedule import LANES, Schedule, Shape, Weights
+from rpbench.sim.columns import Columns, Ints, among, places_of
 
 Places = npt.NDArray[np.int64]
+# Each of an activation that moves, once.
+_MOVES = ((Kind.STORE, "d2h"), (Kind.FREE, "d2h"), (Kind.LOAD, "h2d"), (Kind.FREE, "h2d"))
 _READERS = (Kind.R, Kind.B, Kind.I, Kind.W)  # in this order
 
 
@@ -39,42 +41,17 @@ def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None
     Returns:
         producer and consumer; None for a schedule with other transfers or none, or with some that are not in order.
     """
-    if not _may_be_kept(schedule, columns):
+    if not _may_be_kept(schedule, columns) or not _in_range(schedule.shape, columns):
         return None
-    shape = schedule.shape
-    places = _places(shape, columns)
-    if places is None:
+    found = _ByPlace(schedule, columns)
+    moved = [found.of(*what) for what in _MOVES]
+    stored = moved[0][0]
+    if 4 * len(stored) != np.count_nonzero(columns.of_activations) or not (np.diff(stored) > 0).all():
         return None
-    kind, _, _, _, owner = columns.plain
-    names = np.array([name for _, name, _ in schedule.items()])
-    lane = np.repeat(names, np.diff(columns.lane_start))[owner]
-
-    def found(members: Bools) -> tuple[Places, Ints]:
-        """The places of some actions, ascending, and their numbers."""
-        own = np.flatnonzero(members)
-        order = np.argsort(places[own], kind="stable")
-        return places[own][order], owner[own][order]
-
-    stored, stores = found((kind == Kind.STORE) & (lane == "d2h"))
-    others = [
-        found((kind == member) & (lane == name))
-        for member, name in ((Kind.FREE, "d2h"), (Kind.LOAD, "h2d"), (Kind.FREE, "h2d"))
-    ]
-    if 4 * len(stores) != np.count_nonzero(columns.of_activations) or not (np.diff(stored) > 0).all():
+    if not all(np.array_equal(stored, places) for places, _ in moved):
         return None
-    if not all(np.array_equal(stored, own) for own, _ in others):
-        return None
-    (_, stores_freed), (_, loads), (_, loads_freed) = others
-
-    def users(member: Kind) -> Ints:
-        """For each activation its action of a kind, or -1."""
-        own, numbers = found(kind == member)
-        if not len(own):
-            return np.full(len(stored), -1, np.int32)
-        at = np.minimum(np.searchsorted(own, stored), len(own) - 1)
-        return np.where(own[at] == stored, numbers[at], -1)
-
-    makers, readers = users(Kind.F), [users(member) for member in _READERS]
+    stores, stores_freed, loads, loads_freed = (numbers for _, numbers in moved)
+    makers, readers = found.users(Kind.F, stored), [found.users(kind, stored) for kind in _READERS]
     first, last = reduce(_or_else, readers), reduce(_or_else, reversed(readers))
     if not len(stored) or makers.min() < 0 or first.min() < 0 or not (loads_freed > loads).all():
         return None
@@ -83,6 +60,30 @@ def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None
         return None
     producer = np.concatenate([makers, stores, stores, loads, last])
     return producer, np.concatenate([stores, stores_freed, loads, first, loads_freed])
+
+
+class _ByPlace:
+    """Plain actions by their places, ascending; of moves those on one lane."""
+
+    def __init__(self, schedule: Schedule, columns: Columns) -> None:
+        lanes = np.array([LANES.index(name) for _, name, _ in schedule.items()], np.int8)
+        self._kind, _, _, _, self._owner = columns.plain
+        self._lane = np.repeat(lanes, np.diff(columns.lane_start))[self._owner]
+        self._places = places_of(schedule.shape, columns)
+
+    def of(self, kind: Kind, lane: str) -> tuple[Places, Ints]:
+        """Places and numbers of all of a kind."""
+        own = np.flatnonzero((self._kind == kind) & (self._lane == LANES.index(lane)))
+        own = own[np.argsort(self._places[own], kind="stable")]
+        return self._places[own], self._owner[own]
+
+    def users(self, kind: Kind, places: Places) -> Ints:
+        """The number of the computation of a kind at each place, or -1."""
+        own, numbers = self.of(kind, "compute")
+        if not len(own):
+            return np.full(len(places), -1, np.int32)
+        at = np.minimum(np.searchsorted(own, places), len(own) - 1)
+        return np.where(own[at] == places, numbers[at], -1)
 
 
 def kept_cargo(shape: Shape, columns: Columns) -> Carried:
@@ -94,7 +95,7 @@ def kept_cargo(shape: Shape, columns: Columns) -> Carried:
     order = np.argsort(first)  # as they come first
     alike = [(Kind(kind[number]), int(stage[number])) for number in numbers[first[order]].tolist()]
     share = Fraction(1, shape.num_parts)
-    distinct = [(member, Cargo("A", of, True, share, LANES[member][0])) for member, of in alike]
+    distinct = [(member, Cargo("A", of, True, share, LANES_OF[member][0])) for member, of in alike]
     return Carried(numbers, np.argsort(order)[which].astype(np.int32), distinct)
 
 
@@ -112,17 +113,11 @@ def _may_be_kept(schedule: Schedule, columns: Columns) -> bool:
     )
 
 
-def _places(shape: Shape, columns: Columns) -> Places | None:
-    """Stage, microbatch and part of each plain action as one number; None if one is out of range."""
+def _in_range(shape: Shape, columns: Columns) -> bool:
+    """Whether stages, microbatches and parts are those of the shape."""
     _, stage, index, part, _ = columns.plain
-    for column, stop in (
-        (stage, shape.num_backward_stages),
-        (index, shape.total_microbatches),
-        (part, shape.num_parts),
-    ):
-        if not len(column) or column.min() < 0 or column.max() >= stop:
-            return None
-    return (stage.astype(np.int64) * shape.total_microbatches + index) * shape.num_parts + part
+    stops = ((stage, shape.num_backward_stages), (index, shape.total_microbatches), (part, shape.num_parts))
+    return all(column.min() >= 0 and column.max() < stop for column, stop in stops)
 
 
 def _or_else(numbers: Ints, others: Ints) -> Ints:

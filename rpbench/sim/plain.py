@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rpbench.ir.action import MOVES, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, Weights
-from rpbench.sim.columns import Columns, Ints, among, read_columns
+from rpbench.sim.columns import Columns, Ints, among, places_of, read_columns
 from rpbench.sim.kept import kept_edges
 
 Counts = npt.NDArray[np.int64]
@@ -78,7 +78,7 @@ def _in_range(shape: Shape, columns: Columns) -> bool:
 def _is_complete(shape: Shape, columns: Columns) -> bool:
     """Whether each forward runs once and each backward once, as B, or as I and W, and no R twice."""
     kind = columns.plain[0]
-    present, places = np.bincount(kind, minlength=len(Kind)), _places(shape, columns)
+    present, places = np.bincount(kind, minlength=len(Kind)), places_of(shape, columns)
     a_stage = shape.total_microbatches * shape.num_parts
     if present[Kind.F] != shape.num_stages * a_stage:  # before tables of that size are made
         return False
@@ -100,12 +100,6 @@ def _is_complete(shape: Shape, columns: Columns) -> bool:
         and (times(Kind.R) <= 1).all()
         and (fused == 1).all()
     )
-
-
-def _places(shape: Shape, columns: Columns) -> Counts:
-    """Stage, microbatch and part of each plain action as one number."""
-    _, stage, index, part, _ = columns.plain
-    return (stage.astype(np.int64) * shape.total_microbatches + index) * shape.num_parts + part
 
 
 def _is_placed(schedule: Schedule, columns: Columns) -> bool:
