@@ -5,7 +5,8 @@
 
 In a text, `<!--=ID-->1.24<!--/-->` is the number of the claim ID: of one of our own statements
 (`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the marks. The numbers that are
-written are the declared ones; a reproduction holds them to the records.
+written are the declared ones; a reproduction holds them to the records. What stands between `<!--table=NAME-->` and
+`<!--/table-->` is a table that is kept in `analysis/published/`.
 """
 
 import argparse
@@ -13,15 +14,18 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from analysis.claims.catalogue import all_claims
 from analysis.claims.expected import statement
+from analysis.driver import convergence_study
 from rpbench.harness.record import write_atomically
 
 ROOT = Path(__file__).parents[1]
 _MARK = re.compile(r"<!--=(?P<claim>[^>]*?)-->(?P<text>.*?)<!--/-->", re.DOTALL)
+_TABLE = re.compile(r"<!--table=(?P<name>[^>]*?)-->\n(?P<text>.*?)<!--/table-->", re.DOTALL)
+TABLES: Mapping[str, Callable[[], str]] = {"convergence_study": convergence_study.markdown}
 FIGURE = ROOT / "docs" / "figures" / "readme.png"
 
 
@@ -32,11 +36,12 @@ def documents() -> list[Path]:
 
 
 def written(text: str, number_of: Callable[[str], str]) -> str:
-    """The text with the number of each mark as its claim has it.
+    """The text with the number of each mark as its claim has it, and the tables as they are kept.
 
     Raises:
-        LookupError: for a mark whose claim is not known.
+        LookupError: for a mark whose claim or table is not known.
     """
+    text = _TABLE.sub(lambda found: f"<!--table={found['name']}-->\n{table_of(found['name'])}<!--/table-->", text)
     return _MARK.sub(lambda found: f"<!--={found['claim']}-->{number_of(found['claim'])}<!--/-->", text)
 
 
@@ -57,10 +62,25 @@ def number_of(claim_id: str) -> str:
     return text
 
 
+def table_of(name: str) -> str:
+    """The lines of a kept table.
+
+    Raises:
+        LookupError: if there is none of that name.
+    """
+    if name not in TABLES:
+        raise LookupError(f"no table {name!r}; there are {', '.join(TABLES)}")
+    return TABLES[name]()
+
+
 def stale(paths: Sequence[Path]) -> Iterator[str]:
-    """A line for each number that is not what its claim declares."""
+    """A line for each number that is not what its claim declares, and for each table that is not what is kept."""
     for path in paths:
         text = path.read_text(encoding="utf-8")
+        for found in _TABLE.finditer(text):
+            if found["text"] != table_of(found["name"]):
+                line = text.count("\n", 0, found.start()) + 1
+                yield f"{path.relative_to(ROOT)}:{line}: the table {found['name']} is not the one that is kept"
         for found in _MARK.finditer(text):
             due = number_of(found["claim"])
             if found["text"] != due:

@@ -228,6 +228,34 @@ def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE
     return rows
 
 
+def markdown(path: Path = OUT) -> str:
+    """The kept table as a page shows it."""
+    with path.open(newline="", encoding="utf-8") as source:
+        rows = list(csv.DictReader(source))
+    goal = rows[0]["goal_loss"]
+    lines = [
+        f"| method | updates late | loss on unseen text at the end | tokens to a loss of {goal} | settings found |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in sorted(rows, key=lambda row: float(row["final_loss"] or "inf")):
+        needed = _with_interval(row, "tokens_to_goal", 0)
+        if not needed:
+            needed = f"{row['seeds_at_goal']} of {row['seeds']} seeds reach it"
+        settings = " ".join(word.partition(".")[2] for word in row["settings"].split())
+        final = _with_interval(row, "final_loss", 3) or "none"
+        broken = f"; {row['broken']} of {row['seeds']} seeds broke" if row["broken"] != "0" else ""
+        lines.append(f"| `{row['method']}` | {row['lag_updates']} | {final}{broken} | {needed} | {settings} |")
+    return "\n".join(lines) + "\n"
+
+
+def _with_interval(row: Mapping[str, str], name: str, digits: int) -> str:
+    """A mean and its interval over seeds; empty where there is none."""
+    if not row[name]:
+        return ""
+    mean_, low, high = (f"{float(row[name + end]):,.{digits}f}" for end in ("", "_low", "_high"))
+    return f"{mean_} ({low} to {high})"
+
+
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
