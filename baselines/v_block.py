@@ -181,10 +181,16 @@ def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priorit
     limit = max(map(max, held))
     _reorder(slots, held, limit, blocks)
     orders = stage_passes([sorted(rank, key=rank.__getitem__) for rank in slots])
-    rank_of = v_rank_of(shape.num_stages)
-    squeezed = time_rows(orders, rank_of, unit_costs(shape), fill=Fill.ANY, limit=limit)
-    made = tune(time_rows(squeezed.rows, rank_of, costs), costs, limit)
+    made = _tuned(orders, shape, costs, limit)
     return (_shorter(made, shape, costs, limit) if by_priority else made).rows
+
+
+def _tuned(orders: Rows, shape: Shape, costs: StageCosts, limit: int) -> Timed:
+    """What these times lead to from orders without W, into which W come as they would for F = I = W."""
+    rank_of, equal = v_rank_of(shape.num_stages), unit_costs(shape)
+    squeezed = time_rows(orders, rank_of, equal, fill=Fill.ANY, limit=limit)
+    made = squeezed if costs == equal else time_rows(squeezed.rows, rank_of, costs)
+    return tune(made, costs, limit)
 
 
 def _shorter(made: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
@@ -193,12 +199,11 @@ def _shorter(made: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
     Of the lower chunk it holds two chunks less than there is room for: of the caps up to the limit, that is the one
     which is shorter for most numbers of ranks. More passes than there is time to try are left as they are.
     """
-    p, m, rank_of = shape.num_ranks, shape.num_microbatches, v_rank_of(shape.num_stages)
+    p, m = shape.num_ranks, shape.num_microbatches
     orders = order_by_priority(p, m, limit, limit - 2) if SLOTS * p * m <= PASSES_TO_TRY else None
     if orders is None:
         return made
-    squeezed = time_rows(orders, rank_of, unit_costs(shape), fill=Fill.ANY, limit=limit)
-    trial = tune(time_rows(squeezed.rows, rank_of, costs), costs, limit)
+    trial = _tuned(orders, shape, costs, limit)
     ends_no_later = trial.makespan <= made.makespan * (1 + ROUNDING)
     return trial if trial.span < made.span * (1 - ROUNDING) and ends_no_later and trial.peak <= limit else made
 
@@ -241,17 +246,20 @@ def _held(slots: Slots) -> list[int]:
 def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: Sequence[Block]) -> None:
     """Move passes, first come first served, to free slots before a rank's first turn or after its newest microbatch."""
     used = [set(rank.values()) for rank in slots]
+    first_turns = [block[1] for block in blocks]
+    newest = [block[0] + len(row) // len(PASSES) * SLOTS - SLOTS for block, row in zip(blocks, slots, strict=True)]
     standing = [(slot, rank, what) for rank, row in enumerate(slots) for what, slot in row.items()]
     for slot, rank, what in sorted(standing):
         need = _needs(what, rank, len(slots) - 1)
         ready = slots[need[0]][need[1]] + 1 if need else 0
-        newest = blocks[rank][0] + len(slots[rank]) // len(PASSES) * SLOTS - SLOTS
+        if ready >= first_turns[rank] and slot <= newest[rank] + 1:  # as nearly all
+            continue
         if what.kind is Kind.F:  # which holds its activations from then on: as far back as there is room
             room = slot
             while room > ready and held[rank][room - 1] < limit:
                 room -= 1
             ready = room
-        for earlier in chain(range(ready, min(slot, blocks[rank][1])), range(max(ready, newest + 1), slot)):
+        for earlier in chain(range(ready, min(slot, first_turns[rank])), range(max(ready, newest[rank] + 1), slot)):
             if earlier in used[rank]:
                 continue
             for other in range(earlier, slot) if what.kind is Kind.F else ():
