@@ -6,7 +6,7 @@
 In a text, `<!--=ID-->1.24<!--/-->` is the number of the claim ID: of one of our own statements
 (`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the marks. The numbers that are
 written are the declared ones; a reproduction holds them to the records. What stands between `<!--table=NAME-->` and
-`<!--/table-->` is a table that is kept in `analysis/published/`.
+`<!--/table-->` is a table that is kept in `analysis/kept/`.
 """
 
 import argparse

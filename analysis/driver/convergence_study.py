@@ -23,7 +23,7 @@ from typing import Any
 from rpbench.harness.modes.duel.intervals import student_quantile
 
 ROOT = Path(__file__).parents[2]
-OUT = ROOT / "analysis" / "published" / "convergence_study.csv"
+OUT = ROOT / "analysis" / "kept" / "convergence_study.csv"
 
 # Never late, and therefore one curve.
 SYNCHRONOUS = ("gpipe", "1f1b", "roundpipe")
@@ -270,11 +270,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Study.results, metavar="DIR")
     parser.add_argument("--out", type=Path, default=OUT, metavar="CSV")
     options = parser.parse_args(arguments)
+    methods = options.methods.split(",")
+    if wrong := [name for name in methods if name not in (*SYNCHRONOUS, *LATE)]:
+        parser.error(f"--methods {','.join(wrong)}: there are {', '.join((*SYNCHRONOUS, *LATE))}")
+    if not set(methods) & set(SYNCHRONOUS):
+        parser.error(f"--methods {options.methods}: the loss to reach is that of {', '.join(SYNCHRONOUS)}; add one")
     asked = Study(options.budget, options.seeds, options.num_steps, options.results.resolve())
     words = f"--budget {options.budget} --seeds {options.seeds} --num-steps {options.num_steps}"
     command = f"python -m analysis.driver.convergence_study {words}"
     try:
-        study(asked, options.out, options.methods.split(","), command)
+        study(asked, options.out, methods, command)
     except KeyboardInterrupt:
         _tell("interrupted; finished runs are kept, the same command goes on from here")
         return 130

@@ -97,3 +97,22 @@ def test_the_least_loss_wins_and_the_seeds_are_others(tmp_path, monkeypatch):
     assert float(xpipe["final_loss"]) > float(gpipe["final_loss"])
     assert (gpipe["seeds_at_goal"], xpipe["seeds_at_goal"], xpipe["tokens_to_goal"]) == ("3", "0", "")
     assert xpipe["command"] == "the command"
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"), [("xpipe", "add one"), ("gpipe,unknown", "unknown: there are gpipe"), ("", "there are gpipe")]
+)
+def test_methods_that_make_no_study_are_refused_before_a_run(methods, words, capsys, monkeypatch):
+    monkeypatch.setattr(study, "study", lambda *_: pytest.fail("it began"))
+    with pytest.raises(SystemExit) as end:
+        study.main(["--methods", methods])
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_kept_table_is_whole_and_the_page_shows_it():
+    with study.OUT.open(newline="", encoding="utf-8") as source:
+        rows = list(csv.DictReader(source))
+    assert [row["method"] for row in rows] == [*study.SYNCHRONOUS, *study.LATE]
+    assert all(row["seeds"] == "5" and row["command"].startswith("python -m analysis.driver") for row in rows)
+    assert study.markdown() in (study.ROOT / "docs" / "convergence.md").read_text(encoding="utf-8")
