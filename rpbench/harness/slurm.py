@@ -6,10 +6,12 @@ results folder, which all hosts see, and says it, so that the sweep's manifest i
 
 import importlib
 import json
+import logging
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,7 @@ class Slurm:
             ConfigError: without submitit, or without SLURM.
         """
         try:
-            submitit = importlib.import_module("submitit")
+            submitit = import_submitit()
         except ImportError:
             raise ConfigError(
                 'hydra/launcher=slurm hands in jobs by submitit, which is not here: pip install -e ".[slurm]"'
@@ -147,6 +149,22 @@ def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
             "hydra/launcher=submitit_slurm: this host has no srun, so it is on no SLURM cluster; give the command on a "
             "login node, or take hydra/launcher=submitit_local for processes of this host"
         )
+    if "submitit" in str(launcher.get("_target_")):
+        with suppress(ImportError):  # of which Hydra tells
+            import_submitit()
+
+
+def import_submitit() -> Any:
+    """submitit, without the handler that writes its log among the data on stdout as well.
+
+    Raises:
+        ImportError: if it is not installed.
+    """
+    submitit = importlib.import_module("submitit")
+    log = logging.getLogger("submitit")
+    for handler in [handler for handler in log.handlers if handler.name == "submitit_out"]:
+        log.removeHandler(handler)
+    return submitit
 
 
 def run_task(ranks_per_host: int, overrides: Sequence[str]) -> Answer:

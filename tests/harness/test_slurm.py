@@ -1,6 +1,7 @@
 """hydra/launcher=slurm: a job for each cell, torchrun in it, and one sentence where there is no SLURM."""
 
 import json
+import logging
 import sys
 from types import SimpleNamespace
 
@@ -57,6 +58,22 @@ def test_a_cell_is_a_job_whose_record_is_said_and_in_the_manifest(monkeypatch, t
     (name,) = (path.name for path in (tmp_path / "manifests").iterdir())
     (cell,) = read_manifest(tmp_path, name).cells
     assert list(cell.run_ids) == ["a1"]
+
+
+def test_submitit_writes_its_log_on_stderr_alone(monkeypatch, capsys):
+    put(monkeypatch, Executor)
+    log = logging.getLogger("submitit")
+    handlers = [logging.StreamHandler(stream) for stream in (sys.stderr, sys.stdout)]
+    for handler, name in zip(handlers, ("submitit_err", "submitit_out"), strict=True):  # its own names
+        handler.name = name
+        log.addHandler(handler)
+    try:
+        slurm.import_submitit()
+        log.warning("no accounting")
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+    assert capsys.readouterr() == ("", "no accounting\n")
 
 
 def test_without_slurm_there_is_one_sentence_and_nothing_begins(monkeypatch, tmp_path):
