@@ -7,7 +7,6 @@ from itertools import chain
 from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.cost.table import Members
 from rpbench.ir import dependencies
@@ -18,11 +17,9 @@ from rpbench.ir.moved_objects import Cargo, carries
 from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import KNOWN, STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
-from rpbench.sim.columns import Columns, Ints, read_columns
+from rpbench.sim.columns import Bools, Columns, Ints, read_columns
 from rpbench.sim.kept import Carried, kept_cargo, kept_edges
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
-
-Bools = npt.NDArray[np.bool_]
 
 # From this many actions on, compiled kernels are worth loading.
 COMPILE_FROM = 20_000

@@ -12,8 +12,8 @@ from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.rest_rule import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.columns import Ints
-from rpbench.sim.graph import COMPILE_FROM, Bools, Graph, build_graph
+from rpbench.sim.columns import Bools, Ints
+from rpbench.sim.graph import COMPILE_FROM, Graph, build_graph
 from rpbench.sim.kernels import compiled, relax
 
 
