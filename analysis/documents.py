@@ -19,13 +19,17 @@ from pathlib import Path
 
 from analysis.claims.catalogue import all_claims
 from analysis.claims.expected import statement
-from analysis.driver import convergence_study
+from analysis.driver import convergence_study, duels
 from rpbench.harness.record import write_atomically
 
 ROOT = Path(__file__).parents[1]
 _MARK = re.compile(r"<!--=(?P<claim>[^>]*?)-->(?P<text>.*?)<!--/-->", re.DOTALL)
 _TABLE = re.compile(r"<!--table=(?P<name>[^>]*?)-->\n(?P<text>.*?)<!--/table-->", re.DOTALL)
-TABLES: Mapping[str, Callable[[], str]] = {"convergence_study": convergence_study.markdown}
+TABLES: Mapping[str, Callable[[], str]] = {
+    "convergence_study": convergence_study.markdown,
+    "cpu_duel": lambda: duels.markdown(*duels.DUELS),
+    "aa_duel": lambda: duels.markdown(duels.SAME),
+}
 FIGURE = ROOT / "docs" / "figures" / "readme.png"
 
 

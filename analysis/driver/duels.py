@@ -1,11 +1,14 @@
 """Whether a duel repeats: complete duels kept as small tables, and one held against another.
 
-    python -m analysis.driver.duels keep RESULTS CSV
+    python -m analysis.driver.duels keep RESULTS CSV [--experiment aa_duel]
     python -m analysis.driver.duels compare FIRST SECOND
 
 FIRST and SECOND are folders of results or kept tables, of duels that ran at different times. A verdict that both give
 should be the same, and intervals of the same ratio should meet: `compare` prints a row a contender and says how many do
 (exit status 1 where a verdict differs or fewer than 95 % of intervals meet). What only one of them has is named.
+
+What was measured stays true of the commit that the table names, so that records of an earlier version are read as well;
+verdicts are given by today's rules. `analysis/kept/` holds two duels and an A/A duel, which docs/duel.md shows.
 """
 
 import argparse
@@ -16,27 +19,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-
-from analysis.exhibits.figures.duel import found_duels, judged
+from analysis.exhibits.figures.duel import MODELS, NAMES, plan
 from analysis.records.experiments import Experiments, MissingRuns
-from rpbench.harness.modes.duel.contenders import BASE
-from rpbench.harness.record import write_atomically
+from rpbench.harness import record
+from rpbench.harness.modes.duel.findings import findings, timed
+from rpbench.harness.record import Record, write_atomically
 
 LEAST_MEETING = 0.95
 NO_VERDICT = "no verdict"
+KEPT = Path(__file__).parents[1] / "kept"
+DUELS = KEPT / "cpu_duel_1.csv", KEPT / "cpu_duel_2.csv"
+SAME = KEPT / "aa_duel.csv"
 
 Key = tuple[str, str]  # model, contender
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What one duel says of a contender: its speed over 1F1B by the clock, with its 95 % interval."""
+    """What one duel says of a contender: its speed over 1F1B by the clock, with its 95 % interval.
+
+    Every duel measures its layers and searches anew, so that plans which are nearly as good may change places; a ratio
+    depends on the plan of 1F1B too.
+    """
 
     model: str
     contender: str
+    plan: str
     verdict: str
     reason: str
     ratio: float
@@ -65,14 +74,33 @@ class Kept:
         return max(self.low, other.low) <= min(self.high, other.high)
 
 
-def kept_of(rows: Iterable[Mapping[str, Any]]) -> list[Kept]:
-    """What the records of a duel say; 1F1B itself, which all are compared with, is left out."""
-    duels = found_duels(pd.DataFrame(list(rows)))
-    found = judged(duels, "wall")
+def records_of(results: Path, experiment: str) -> list[Record]:
+    """The records of a duel, in the order of its cells, whatever version of the code they are of.
+
+    Raises:
+        MissingRuns: if there is no such duel, or a record of it is gone.
+    """
+    manifest = Experiments(results).manifest(experiment)
+    if manifest is None:
+        raise MissingRuns(f"{results}: no contender of a duel; run python -m rpbench -m experiment={experiment}")
+    rows = [record.read(results / run_id) for cell in manifest.cells for run_id in cell.run_ids]
+    found = [row for row in rows if row is not None]
+    if lost := len(rows) - len(found):
+        raise MissingRuns(f"{results}: {lost} of {len(rows)} records are gone; run {manifest.command}")
+    return found
+
+
+def kept_of(rows: Iterable[Record]) -> list[Kept]:
+    """What the records of a duel say; all its verdicts are given together."""
+    duels: dict[str, dict[str, Record]] = {}
+    for row in rows:
+        duels.setdefault(row["model"], {})[row["contender"]] = row
+    together = sum(len(timed(duel)) for duel in duels.values())
     return [
         Kept(
             model,
             name,
+            plan(duel[name]),
             each.verdict,
             each.reason,
             each.ratio,
@@ -80,17 +108,16 @@ def kept_of(rows: Iterable[Mapping[str, Any]]) -> list[Kept]:
             each.high,
             sum(start.num_pairs for start in each.starts),
             len(each.starts),
-            duels[model][name]["started_at"],
-            duels[model][name]["git_commit"] or "",
-            duels[model][name]["hardware"]["processor"],
+            duel[name]["started_at"],
+            duel[name]["git_commit"] or "",
+            duel[name]["hardware"]["processor"],
         )
-        for model in duels
-        for name, each in found[model].items()
-        if name != BASE
+        for model, duel in duels.items()
+        for name, each in findings(duel, "wall", together).items()
     ]
 
 
-def read(source: Path) -> dict[Key, Kept]:
+def read(source: Path, experiment: str = "cpu_duel") -> dict[Key, Kept]:
     """A duel from a folder of results, or from a table that was kept.
 
     Raises:
@@ -98,12 +125,12 @@ def read(source: Path) -> dict[Key, Kept]:
         ValueError: if it is no such table.
     """
     if source.is_dir():
-        kept = kept_of(Experiments(source).cells("cpu_duel").to_dict("records"))
+        kept = kept_of(records_of(source, experiment))
     else:
         with source.open(newline="", encoding="utf-8") as lines:
             kept = [_parsed(source, number, row) for number, row in enumerate(csv.DictReader(lines), start=2)]
     if not kept:
-        raise MissingRuns(f"{source}: no contender of a duel; run python -m rpbench -m experiment=cpu_duel")
+        raise MissingRuns(f"{source}: no contender of a duel; run python -m rpbench -m experiment={experiment}")
     return {each.key: each for each in kept}
 
 
@@ -123,7 +150,8 @@ def compare(first: Mapping[Key, Kept], second: Mapping[Key, Kept]) -> tuple[list
         one, other = first[key], second[key]
         words = one.verdict if one.verdict == other.verdict else f"{one.verdict} / {other.verdict}"
         apart = "" if not (one.has_interval and other.has_interval) or one.meets(other) else "; intervals apart"
-        lines.append(f"{key[0]:18s} {key[1]:20s} {_shown(one):>22s} {_shown(other):>22s}  {words}{apart}")
+        plans = "" if one.plan == other.plan else f"; plans {one.plan} and {other.plan}"
+        lines.append(f"{key[0]:18s} {key[1]:20s} {_shown(one):>22s} {_shown(other):>22s}  {words}{apart}{plans}")
     judged_twice = [key for key in both if first[key].has_verdict and second[key].has_verdict]
     same = [key for key in judged_twice if first[key].verdict == second[key].verdict]
     measured_twice = [key for key in both if first[key].has_interval and second[key].has_interval]
@@ -152,6 +180,27 @@ def table_of(kept: Iterable[Kept]) -> str:
     return text.getvalue()
 
 
+def markdown(*tables: Path) -> str:
+    """Kept duels side by side, as a page shows them."""
+    duels = [read(path) for path in tables]
+    began = [min(each.started_at for each in duel.values())[:16].replace("T", " ") for duel in duels]
+    lines = [" | ".join(("| model", "contender", *(f"speed over 1F1B, {each}" for each in began))) + " |"]
+    lines.append("| --- " * (2 + len(duels)) + "|")
+    for key in dict.fromkeys(key for duel in duels for key in duel):
+        cells = [_in_words(duel[key]) if key in duel else "not in it" for duel in duels]
+        model, name = MODELS.get(key[0], key[0]), NAMES.get(key[1], key[1].replace("1f1b_copy_", "1F1B, copy "))
+        lines.append(" | ".join((f"| {model}", name, *cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _in_words(kept: Kept) -> str:
+    if not kept.has_interval:
+        return f"not measured: {kept.reason}"
+    verdict = f"**{kept.verdict}**" if kept.verdict in ("faster", "slower") else kept.verdict
+    cut = kept.plan.replace("|", "\\|")  # which would end the cell
+    return f"{kept.ratio:.3f} ({kept.low:.3f} to {kept.high:.3f}), {verdict}; {cut}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Keep or compare, and return the exit status: 1 for a duel that does not repeat, 2 for one that is not there."""
     parser = argparse.ArgumentParser(prog="python -m analysis.driver.duels", description=__doc__.partition("\n")[0])
@@ -159,13 +208,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep = verbs.add_parser("keep", help="write what a duel says as a small table")
     keep.add_argument("source", type=Path, metavar="RESULTS")
     keep.add_argument("target", type=Path, metavar="CSV")
+    keep.add_argument("--experiment", choices=("cpu_duel", "aa_duel"), default="cpu_duel")
     against = verbs.add_parser("compare", help="hold one duel against another")
     against.add_argument("first", type=Path)
     against.add_argument("second", type=Path)
     options = parser.parse_args(arguments)
     try:
         if options.verb == "keep":
-            write_atomically(options.target, table_of(read(options.source).values()))
+            write_atomically(options.target, table_of(read(options.source, options.experiment).values()))
             return 0
         lines, repeats = compare(read(options.first), read(options.second))
     except (MissingRuns, OSError, ValueError) as error:

@@ -1,12 +1,15 @@
 """Duels held against each other: what is the same, what is not, and what only one of them has."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_duel_exhibit import table_of as duel_of
 
-from analysis.driver.duels import Kept, compare, kept_of, main, read, table_of
+from analysis.driver.duels import Kept, compare, kept_of, main, markdown, read, table_of
 from analysis.exhibits.figures.duel import MODELS, NAMES
+from analysis.records.experiments import Experiments
+from rpbench.harness import provenance
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +20,7 @@ def kept() -> dict[tuple[str, str], Kept]:
 
 def test_a_duel_repeats_itself(kept):
     lines, repeats = compare(kept, kept)
-    num = len(MODELS) * (len(NAMES) - 1)  # 1F1B is what all are compared with
+    num = len(MODELS) * len(NAMES)  # 1F1B itself is compared with its twins
     assert len(kept) == num
     assert repeats
     assert lines[-2:] == [
@@ -29,9 +32,9 @@ def test_a_duel_repeats_itself(kept):
 
 def test_another_verdict_is_told_and_one_that_is_lacking_is_not_counted(kept):
     key = "half_mid_gpt", "roundpipe"
-    lines, repeats = compare(kept, kept | {key: replace(kept[key], verdict="slower")})
+    lines, repeats = compare(kept, kept | {key: replace(kept[key], verdict="slower", plan="5-3")})
     assert not repeats
-    assert any("faster / slower" in line for line in lines)
+    assert lines[1 + list(kept).index(key)].endswith("faster / slower; plans 4×2 and 5-3")
     lines, repeats = compare(kept, kept | {key: replace(kept[key], verdict="no verdict")})
     assert repeats
     assert lines[-2].startswith(f"{len(kept) - 1} of {len(kept) - 1} verdicts")
@@ -42,7 +45,7 @@ def test_one_interval_in_twenty_may_lie_apart_and_no_more(kept):
         some = list(kept)[:number]
         return kept | {key: replace(kept[key], ratio=2.0, low=1.9, high=2.1) for key in some}
 
-    assert len(kept) == 26
+    assert len(kept) == 28
     lines, repeats = compare(kept, moved(1))
     assert repeats
     assert sum("intervals apart" in line for line in lines) == 1
@@ -67,7 +70,43 @@ def test_a_kept_table_is_read_back_and_compared(kept, tmp_path, capsys):
     other.write_text(table_of(replace(each, low=9.0, high=9.5) for each in kept.values()), encoding="utf-8")
     assert main(["compare", str(one), str(one)]) == 0
     assert main(["compare", str(one), str(other)]) == 1
-    assert "0 of 26 intervals meet" in capsys.readouterr().out
+    assert "0 of 28 intervals meet" in capsys.readouterr().out
+
+
+def test_a_duel_of_an_earlier_version_is_kept_with_its_commit(
+    full_results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "code_version", lambda: "later")
+    path = tmp_path / "duel.csv"
+    assert main(["keep", str(full_results), str(path)]) == 0
+    assert read(path).keys() == read(full_results).keys() == {(model, name) for model in MODELS for name in NAMES}
+
+
+def test_a_duel_that_lost_a_record_is_not_kept(
+    full_results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = Experiments(full_results).find("cpu_duel", {"model": "half_mid_gpt"}, "gpipe")
+    assert lost is not None
+    for path in full_results.iterdir():
+        if path.name != lost["run_id"]:
+            (tmp_path / path.name).symlink_to(path)
+    assert main(["keep", str(tmp_path), str(tmp_path / "duel.csv")]) == 2
+    assert "1 of 28 records are gone; run python -m rpbench -m experiment=cpu_duel" in capsys.readouterr().err
+
+
+def test_a_page_shows_two_duels_side_by_side(kept, tmp_path):
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+    one.write_text(table_of(kept.values()), encoding="utf-8")
+    key = "half_mid_gpt", "gpipe"
+    rest = [replace(each, started_at="2026-01-02T00:00") for name, each in kept.items() if name != key]
+    other.write_text(table_of(rest), encoding="utf-8")
+    head, _, *lines = markdown(one, other).splitlines()
+    assert head == "| model | contender | speed over 1F1B, 2026-01-01 00:00 | speed over 1F1B, 2026-01-02 00:00 |"
+    assert len(lines) == len(kept)
+    (line,) = [line for line in lines if "| mid GPT, half as wide | RoundPipe |" in line]
+    assert line.count("), **faster**; 4×2 |") == 2
+    (line,) = [line for line in lines if "| mid GPT, half as wide | GPipe |" in line]
+    assert line.endswith(", **slower**; 4×2 | not in it |")
 
 
 @pytest.mark.parametrize(

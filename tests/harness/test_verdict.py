@@ -160,6 +160,13 @@ def test_whatever_is_lacking_there_is_no_verdict_and_the_reason(starts, reason):
     assert re.search(reason, found.reason), found.reason
 
 
+def test_a_width_is_a_share_whoever_is_compared_with_whom():
+    fast = StartFinding(1.25, 1.2, 1.3, 40, 0, 4, np.zeros(8))
+    slow = StartFinding(1 / fast.ratio, 1 / fast.high, 1 / fast.low, 40, 0, 4, np.zeros(8))
+    assert fast.half_width == pytest.approx(slow.half_width)
+    assert fast.half_width == pytest.approx(0.05 / 1.25, rel=1e-2)
+
+
 def test_disturbed_comparisons_are_counted_apart():
     found = start(0.1, dirty=7)
     assert (found.num_pairs, found.num_disturbed) == (40, 7)

@@ -159,7 +159,7 @@ def tabulate(duels: Mapping[str, Mapping[str, Row]]) -> Table:
 
 def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Finding]]) -> list[Cell]:
     own, name = row["run_id"], row["contender"]
-    opening = [label(MODELS[row["model"]]), label(NAMES[name]), Cell(row["partition_layers"], _plan(row), (own,))]
+    opening = [label(MODELS[row["model"]]), label(NAMES[name]), Cell(row["partition_layers"], plan(row), (own,))]
     if row["status"] != "ok":
         return [*opening, label(row["recompute"]), label(f"failed: {row['reason']}"), *[NOTHING] * (len(COLUMNS) - 5)]
     both = (own, *(rows[each]["run_id"] for each in REFERENCES if each in rows))
@@ -184,7 +184,8 @@ def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Fin
     ]
 
 
-def _plan(row: Row) -> str:
+def plan(row: Row) -> str:
+    """Its partition, as short as can be, and its rounds."""
     size = row["round_size"]
     return short_cut(row["partition_layers"]) + (f", rounds of {size:.0f}" if size and size == size else "")
 

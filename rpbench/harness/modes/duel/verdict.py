@@ -62,8 +62,8 @@ class StartFinding:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval's length."""
-        return (self.high - self.low) / 2
+        """How far the interval reaches to either side, as a share; of 1F1B over this contender it is the same."""
+        return math.log(self.high / self.low) / 2 if self.low else math.inf
 
     def lacks(self, rules: Rules) -> str:
         """What keeps this start from counting; empty if nothing does."""
