@@ -37,13 +37,13 @@ def test_an_emulated_run_takes_as_long_as_simulated_or_longer(name):
 
 def test_an_urgent_transfer_overtakes_a_bulky_one():
     with Link(1e9, chunk_bytes=1 << 18) as link:
-        bulk, more = link.send(1 << 26, priority=1), link.send(1 << 20, priority=1)
+        first, second = link.send(1 << 20, priority=1), link.send(1 << 20, priority=1)
+        assert second.done.wait(10)
+        assert first.end_s < second.end_s
+        endless = link.send(1 << 50, priority=1)  # however late this thread comes to send the urgent one
         urgent = link.send(1 << 20, priority=0)
         assert urgent.done.wait(10)
-        assert not bulk.done.is_set()
-        assert bulk.sent < bulk.num_bytes / 2
-        assert more.done.wait(10)
-        assert urgent.end_s < bulk.end_s < more.end_s
+        assert not endless.done.is_set()
 
 
 def test_a_link_is_not_faster_than_its_pace():
@@ -55,15 +55,19 @@ def test_a_link_is_not_faster_than_its_pace():
 
 def test_a_copy_arrives_whole_while_others_overtake_it():
     source = torch.arange(100_000, dtype=torch.float64).view(100, 1000)
-    target = torch.zeros_like(source)
-    small, there = torch.ones(100), torch.zeros(100)
+    small = torch.ones(100)
     with Link(1e9, chunk_bytes=1000) as link:
-        bulk = link.copy(source, target, priority=1)
-        urgent = link.copy(small, there)
-        assert bulk.done.wait(10)
-        assert urgent.done.is_set()
-    assert torch.equal(source, target)
-    assert torch.equal(small, there)
+        for _ in range(100):  # this thread may sleep until the bulky copy has ended; then nothing overtook it
+            target, there = torch.zeros_like(source), torch.zeros(100)
+            bulk = link.copy(source, target, priority=1)
+            urgent = link.copy(small, there)
+            assert bulk.done.wait(10)
+            assert urgent.done.wait(10)
+            assert torch.equal(source, target)
+            assert torch.equal(small, there)
+            if urgent.end_s < bulk.end_s:
+                return
+    pytest.fail("no copy was overtaken in 100 tries")
 
 
 def test_a_link_that_is_closed_or_cannot_be_is_refused():

@@ -233,7 +233,9 @@ class Search:
             share = estimate / self._estimate(current)
             self.tried[changed] = Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed")
             return False
-        return changed.value("recompute") != "none"  # what does not fit, a sketch has seen
+        # What does not fit, a sketch has seen; but where an order is made for given times, one that recomputes
+        # nothing may hold less than one that could, and need not recompute either.
+        return changed.value("recompute") != "none" or len(outcome.keeps) == len(_cut(self.tried[current]).backward)
 
     def _estimate(self, setting: Setting) -> float:
         if self._is_over():
