@@ -106,6 +106,7 @@ _SMALL_DUEL = (
     "num_steps=2",
     "mode.num_starts=1",
     "mode.budget_s=0.1",  # one turn
+    "mode.run_off_s=0.1",
     "mode.search_budget=20",
     "mode.parity_seq_len=8",
     "mode.calibrate=false",

@@ -236,6 +236,7 @@ class Duel:
     budget_s: float = 720.0
     half_width: float = 0.02
     search_budget: int = 400
+    run_off_s: float = 180.0
     plans: str | None = None
     recompute: str = "except_last"
     parity_seq_len: int = 16
@@ -244,7 +245,7 @@ class Duel:
 
     def __post_init__(self) -> None:
         at_least_one(self, "mode.", "num_starts", "search_budget", "parity_seq_len")
-        for name in ("budget_s", "half_width"):
+        for name in ("budget_s", "half_width", "run_off_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
         if self.recompute not in ("all", "except_last"):

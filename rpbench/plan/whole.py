@@ -59,11 +59,26 @@ def plan_whole(
     dispatch: str = "round_robin",
     choices: Sequence[Options] = ({},),
 ) -> WholePlan:
-    """The best plan found.
+    """The best plan found; as of `best_plans`."""
+    return best_plans(problem, budget, dispatch=dispatch, choices=choices)[0]
+
+
+def best_plans(
+    problem: Problem,
+    budget: int,
+    *,
+    most: int = 1,
+    within: float = 0.0,
+    dispatch: str = "round_robin",
+    choices: Sequence[Options] = ({},),
+) -> list[WholePlan]:
+    """The plans found that are nearly as good as the best, best first.
 
     Args:
         problem: what is cut; its own partition does not matter.
         budget: candidates to simulate, at least one of each start.
+        most: plans returned at most.
+        within: share by which a plan may take longer than the best.
         dispatch: how the jobs of a streamed schedule find their devices; see `rpbench.sim.events`.
         choices: options of the schedule to try, such as `[{"round_size": 1}, {"round_size": 8}]`.
 
@@ -99,8 +114,9 @@ def plan_whole(
         assert cut is not None
         for partition in _neighbours(cut, problem.keeps_last):
             look_at(choice, partition)
-    best = min(found, key=lambda plan: plan.makespan)
-    return replace(best, num_evaluated=len(found))
+    ranked = sorted(found, key=lambda plan: plan.makespan)
+    near = [plan for plan in ranked if plan.makespan <= (1 + within) * ranked[0].makespan]
+    return [replace(plan, num_evaluated=len(found)) for plan in near[:most]]
 
 
 def evaluate_whole(problem: Problem, partition: Partition, dispatch: str, options: Options) -> WholePlan:

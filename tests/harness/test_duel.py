@@ -28,13 +28,15 @@ from rpbench.harness.modes.duel.rows import drift, over_predicted, predictions, 
 from rpbench.harness.modes.duel.run import CLUSTER, PLANS, SUMMARY, records
 from rpbench.harness.modes.duel.sample import Sample
 from rpbench.harness.modes.duel.summary import lines, summary
+from rpbench.harness.modes.duel.tuning import complete
 from rpbench.harness.modes.duel.turns import play
 from rpbench.harness.request import load
 from rpbench.harness.scheduled import PROFILE
 
 SMALL = (
     "experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=3", "model.seq_len=16", "num_microbatches=4",
-    "num_steps=2", "mode.budget_s=0.01", "mode.search_budget=12", "cost.microbatches_per_device=1",
+    "num_steps=2", "mode.budget_s=0.01", "mode.run_off_s=0.01", "mode.search_budget=12",
+    "cost.microbatches_per_device=1",
 )  # fmt: skip
 # Ranks of torch take seconds to begin, and so does a process: both are in the slow test below.
 OURS = [contender for contender in contenders() if contender.engine != "torch"]
@@ -84,6 +86,7 @@ def test_every_contender_has_a_record_with_its_runs(rows, folder):
         assert row["emulated_makespan_s"] > 0
         assert row["replay_makespan_s"] > 0
         assert row["num_plans_evaluated"] <= 12
+        assert 0 <= row["num_plans_raced"] <= 3
         for about, runs in zip(row["starts"], row["runs"], strict=True):
             counted = about["num_turns"] + (row["contender"] in REFERENCES and len(runs["at_s"]) > about["num_turns"])
             assert {len(column) for column in runs.values()} == {counted}
@@ -173,8 +176,9 @@ def test_plans_are_read_back_as_they_were_and_nothing_is_profiled(rows, folder, 
     monkeypatch.setattr("rpbench.harness.layer_times._measured", None)
     request = load([*SMALL, f"mode.plans={path}", f"results_dir={folder}"])
     assert request.subject["sha256"]["mode.plans"]
-    _, plans = make_plans(request, OURS)
-    for name, plan in plans.items():
+    _, read = make_plans(request, OURS)
+    assert {len(plans) for plans in read.values()} == {1}, "what is given is run, without a run-off"
+    for name, plan in complete(OURS, {name: plans[0] for name, plans in read.items()}).items():
         row = by_name[name]
         assert str(plan.schedule.partition) == row["partition_layers"]
         assert plan.makespan == pytest.approx(row["simulated_makespan_s"], rel=1e-12)
@@ -205,7 +209,7 @@ def test_a_whole_duel_in_processes_of_its_own_with_torch_s_ranks(tmp_path):
     assert [row["status"] for row in rows] == ["ok"] * len(contenders())
     by_name = {row["contender"]: row for row in rows}
     assert by_name["torch_1f1b"]["grad_max_abs_diff"] <= 1e-6
-    assert by_name["torch_1f1b"]["partition_layers"] == by_name[BASE]["partition_layers"]
+    assert by_name["torch_1f1b"]["num_plans_evaluated"] == by_name[BASE]["num_plans_evaluated"], "the same search"
     processes = {start["process"] for start in rows[0]["starts"]}
     assert len(processes - {os.getpid()}) == 2
 
@@ -224,7 +228,7 @@ def test_an_a_a_duel_is_the_same_plan_many_times():
 def test_wrong_requests_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="mode=duel needs a model with a shape"):
         load(["experiment=cpu_duel", "model=abstract", f"results_dir={tmp_path}"])
-    for key, value in (("num_starts", 0), ("budget_s", 0), ("half_width", -1)):
+    for key, value in (("num_starts", 0), ("budget_s", 0), ("run_off_s", 0), ("half_width", -1)):
         with pytest.raises(ConfigError, match=rf"mode\.{key}={value}"):
             load([*SMALL, f"mode.{key}={value}", f"results_dir={tmp_path}"])
     with pytest.raises(ConfigError, match=r"mode\.plans=nowhere: cannot be read"):

@@ -75,7 +75,8 @@ def exhibit(experiments: Experiments) -> Exhibit:
         title="On two cores: predicted, emulated, measured",
         caption=(
             "Small GPTs trained for real on two devices of one core each, optimizer steps and gradient sums within "
-            "the time. Everybody was tuned by the same search with the same budget on layer times profiled once, and "
+            "the time. Everybody was tuned by the same search with the same budget on layer times profiled once; "
+            "plans of a contender that simulate nearly alike met in a run-off on its own engine. It "
             "took part after its gradients and weights had been compared with plain training. Who recomputes what is "
             "in the table: all run every layer again in backward, except that a last stage which goes back at once "
             "keeps what its forward computed (1F1B's does, GPipe's cannot), and that a fused stage never recomputes. "

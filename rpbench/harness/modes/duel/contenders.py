@@ -37,6 +37,11 @@ class Contender:
     plan_of: str = ""
     rounds: bool = False
 
+    @property
+    def searches(self) -> bool:
+        """Whether a search of its own finds its plan."""
+        return not self.plan_of and self.engine != "side by side"
+
     def choices(self, num_microbatches: int) -> Sequence[Mapping[str, Any]]:
         """Options of the schedule among which its search chooses."""
         if not self.rounds:
@@ -55,7 +60,7 @@ _OTHERS = (
     Contender("roundpipe", "roundpipe", rounds=True),
     Contender("roundpipe_async", "roundpipe", {"asynchronous": True}, rounds=True),
     Contender("roundpipe_dynamic", "roundpipe", dispatch="dynamic", rounds=True),
-    Contender("torch_1f1b", "1f1b", engine="torch", plan_of=BASE),
+    Contender("torch_1f1b", "1f1b", engine="torch"),
     Contender(LIMIT, "roundpipe", engine="side by side"),
 )
 

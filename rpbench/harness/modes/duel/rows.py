@@ -11,8 +11,8 @@ from rpbench.harness.record import Record
 from rpbench.plan.whole import WholePlan
 
 
-def plan_fields(plan: WholePlan) -> dict[str, Any]:
-    """What a contender runs."""
+def plan_fields(plan: WholePlan, num_raced: int) -> dict[str, Any]:
+    """What a contender runs, and how many plans its run-off timed."""
     shape = plan.schedule.shape
     return {
         "partition_layers": str(plan.schedule.partition),
@@ -21,6 +21,7 @@ def plan_fields(plan: WholePlan) -> dict[str, Any]:
         "round_size": plan.options.get("round_size"),
         "recompute": "except_last" if plan.keeps_last else "all",
         "num_plans_evaluated": plan.num_evaluated,
+        "num_plans_raced": num_raced,
         "num_actions": plan.schedule.num_actions,
         "simulated_makespan_s": plan.makespan,
     }

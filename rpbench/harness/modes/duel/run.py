@@ -2,25 +2,26 @@
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rpbench.cost.profiled import to_text
 from rpbench.engine.backends.cpu import usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores
-from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.harness import record, tracking
 from rpbench.harness.choices import Duel
 from rpbench.harness.modes.duel.contenders import BASE, REFERENCES, Contender, contenders
 from rpbench.harness.modes.duel.emulation import emulated_makespans
+from rpbench.harness.modes.duel.job import Job, job_of
 from rpbench.harness.modes.duel.parity import check_parity, without
 from rpbench.harness.modes.duel.plans import make_plans, plans_text
 from rpbench.harness.modes.duel.rows import calibrated_fields, plan_fields, timed_fields
-from rpbench.harness.modes.duel.start import Job, start_apart
+from rpbench.harness.modes.duel.run_off import Raced, chosen, run_off, told
+from rpbench.harness.modes.duel.start import start_apart
 from rpbench.harness.modes.duel.started import Started
 from rpbench.harness.modes.duel.summary import lines, summary
 from rpbench.harness.modes.duel.survey import Survey
-from rpbench.harness.modes.duel.verdict import Rules
+from rpbench.harness.modes.duel.tuning import complete
 from rpbench.harness.record import Record
 from rpbench.harness.recording import identity, may_be_found, names, origin
 from rpbench.harness.request import Request
@@ -46,8 +47,10 @@ def records(request: Request) -> list[Record]:
     if may_be_found(request) and all(row is not None and row["status"] != "failed" for row in known):
         return [row for row in known if row is not None]
     with one_thread():
-        times, plans = make_plans(request, entrants)
-    under_way = _Duel(request, _job(request, entrants, plans))
+        times, shortlists = make_plans(request, entrants)
+    raced = run_off(request, entrants, shortlists, start_apart)
+    plans = complete(entrants, {name: chosen(own).plan for name, own in raced.items()})
+    under_way = _Duel(request, job_of(request, entrants, plans), raced)
     rows = under_way.rows()
     for entrant, row in zip(entrants, rows, strict=True):
         row |= {"run_id": ids[entrant.name], "config": dict(request.subject)}
@@ -55,7 +58,7 @@ def records(request: Request) -> list[Record]:
         row |= record.write(results / row["run_id"], row)
         tracking.mirror(request, row, None)
     folder, found = results / ids[BASE], summary(rows)
-    record.write_atomically(folder / PLANS, plans_text(times, plans))
+    record.write_atomically(folder / PLANS, plans_text(times, plans, raced))
     if under_way.survey is not None:
         record.write_atomically(folder / CLUSTER, under_way.survey.first_file())
     record.write_atomically(folder / SUMMARY, json.dumps(found, indent=1) + "\n")
@@ -67,34 +70,12 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _job(request: Request, entrants: list[Contender], plans: Any) -> Job:
-    mode, model, asked = request.mode, request.model, request.optimizer
-    assert isinstance(mode, Duel)
-    assert model is not None
-    return Job(
-        model=model,
-        sequences=request.workload.microbatch_sequences,
-        num_microbatches=request.num_microbatches,
-        num_steps=request.num_steps,
-        num_devices=request.num_devices,
-        dtype=request.dtype,
-        seed=request.seed,
-        optimizer=OptimizerSettings(asked.learning_rate, asked.weight_decay),
-        entrants=tuple(entrants),
-        plans=plans,
-        rules=Rules(half_width=mode.half_width, least_starts=max(Rules.least_starts, mode.num_starts)),
-        budget_s=mode.budget_s,
-        timeout_s=mode.timeout_s,
-        order_seed=request.seed,
-    )
-
-
 class _Duel:
     """A duel under way."""
 
-    def __init__(self, request: Request, job: Job) -> None:
+    def __init__(self, request: Request, job: Job, raced: Mapping[str, Sequence[Raced]]) -> None:
         assert isinstance(request.mode, Duel)
-        self._request, self._mode, self._job = request, request.mode, job
+        self._request, self._mode, self._job, self._raced = request, request.mode, job, raced
         self.survey = self._surveyor() if self._mode.calibrate else None
 
     def _surveyor(self) -> Survey:
@@ -110,6 +91,9 @@ class _Duel:
     def rows(self) -> list[Record]:
         """The record of every contender, in order."""
         job, mode = self._job, self._mode
+        for name, plans in self._raced.items():
+            if len(plans) > 1:
+                self._tell(told(name, plans))
         self._tell(f"{mode.num_starts} starts of at most {mode.budget_s:g} s each, {len(job.entrants)} contenders")
         if len(usable_cores()) < job.num_devices:
             self._tell(f"{job.num_devices} devices on {len(usable_cores())} core: one turn, and no verdict")
@@ -157,7 +141,7 @@ class _Duel:
             "status": "ok",
             "reason": None,
             "evidence": "measured",
-            **plan_fields(self._job.plans[entrant.name]),
+            **plan_fields(self._job.plans[entrant.name], len(self._raced.get(entrant.plan_of or entrant.name, ()))),
         }
 
     def _timed(self, name: str, starts: list[Started]) -> Record:

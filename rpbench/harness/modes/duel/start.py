@@ -10,55 +10,27 @@ stays with the process (`rpbench.harness.allocator`), one warm-up run each, no g
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from random import Random
 
 from baselines.systems.case import Case
 from baselines.systems.ranks import Ranks
-from rpbench.cost.model import Model
 from rpbench.engine.backends.cpu import CpuBackend, usable_cores
 from rpbench.engine.program import make_program
-from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings
 from rpbench.harness.allocator import is_tuned
-from rpbench.harness.modes.duel.contenders import REFERENCES, Contender
+from rpbench.harness.modes.duel.contenders import REFERENCES
+from rpbench.harness.modes.duel.job import Job
 from rpbench.harness.modes.duel.neighbours import compare
 from rpbench.harness.modes.duel.runs import columns_of, runs_by
 from rpbench.harness.modes.duel.started import Started, apart
 from rpbench.harness.modes.duel.team import EngineTeam, LimitTeam, Team, TorchTeam
 from rpbench.harness.modes.duel.turns import Run, play
-from rpbench.harness.modes.duel.verdict import Rules, find_start
+from rpbench.harness.modes.duel.verdict import find_start
 from rpbench.harness.tensors import one_thread, workload_of
 from rpbench.plan.whole import WholePlan
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a start is asked for; every start of a duel is asked for the same but the seed.
-
-    Args:
-        sequences: of a microbatch.
-        seed: of weights and tokens.
-        order_seed: of the order of runs.
-        budget_s: no turn begins after that.
-    """
-
-    model: Model
-    sequences: int
-    num_microbatches: int
-    num_steps: int
-    num_devices: int
-    dtype: str
-    seed: int
-    optimizer: OptimizerSettings
-    entrants: tuple[Contender, ...]
-    plans: Mapping[str, WholePlan]
-    rules: Rules
-    budget_s: float
-    timeout_s: float
-    order_seed: int
 
 
 def start_apart(job: Job) -> Started:
