@@ -57,6 +57,7 @@ def every_change(plan: Tuned, terms: Terms, *, space: Space | None = None, cuts:
             ]
         except ValueError:
             continue
+        frames.keep_only_of(plan.setting)  # those of many settings take tens of gigabytes
         cut, outcome = max(outcomes, key=lambda pair: (pair[1].fits, pair[1].tokens_per_s))
         yield Change(dimension, setting, cut, outcome, _gain(plan, outcome))
     for cut in shifted(plan.partition) if cuts else ():
@@ -64,6 +65,7 @@ def every_change(plan: Tuned, terms: Terms, *, space: Space | None = None, cuts:
             outcome = frames.of(plan.setting, cut, terms.num_steps).outcome(cut, plan.setting.recompute)
         except ValueError:  # the order follows from times, and that of this cut does not take the setting
             continue
+        frames.keep_only_of(plan.setting)
         yield Change("partition", plan.setting, cut, outcome, _gain(plan, outcome))
 
 

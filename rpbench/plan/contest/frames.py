@@ -39,6 +39,11 @@ class Frames:
         frame = self.of_plan(plan)
         self._known = {key: known for key, known in self._known.items() if known.schedule is frame.schedule}
 
+    def keep_only_of(self, setting: Setting) -> None:
+        """Forget all frames but those of a setting, whatever it recomputes, that time any cut."""
+        kept = self._made_for(setting)
+        self._known = {key: frame for key, frame in self._known.items() if key[0] == kept and frame.serves_any_cut}
+
     def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
         """The frame of a setting that can time a cut.
 
@@ -66,6 +71,9 @@ class Frames:
         self, setting: Setting, cut: Partition, num_steps: int
     ) -> tuple[Setting, tuple[object, ...], tuple[object, ...]]:
         """What a frame is made for, and its names: for any cut with as many stages, and for this one alone."""
-        if not self.contender.entry.needs_costs:  # the order does not depend on what is recomputed
-            setting = setting.changed("recompute", "all")
+        setting = self._made_for(setting)
         return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
+
+    def _made_for(self, setting: Setting) -> Setting:
+        """The order of most schedules does not depend on what is recomputed."""
+        return setting if self.contender.entry.needs_costs else setting.changed("recompute", "all")
