@@ -8,7 +8,7 @@ should be the same, and intervals of the same ratio should meet: `compare` print
 (exit status 1 where a verdict differs or fewer than 95 % of intervals meet). What only one of them has is named.
 
 What was measured stays true of the commit that the table names, so that records of an earlier version are read as well;
-verdicts are given by today's rules. `analysis/kept/` holds two duels and an A/A duel, which docs/duel.md shows.
+verdicts are given by today's rules. `analysis/kept/` holds three duels and an A/A duel, which docs/duel.md shows.
 """
 
 import argparse
@@ -29,7 +29,8 @@ from rpbench.harness.record import Record, write_atomically
 LEAST_MEETING = 0.95
 NO_VERDICT = "no verdict"
 KEPT = Path(__file__).parents[1] / "kept"
-DUELS = KEPT / "cpu_duel_1.csv", KEPT / "cpu_duel_2.csv"
+DUELS = KEPT / "cpu_duel_1.csv", KEPT / "cpu_duel_2.csv"  # of one commit: the plan that simulates best runs
+RUN_OFF = KEPT / "cpu_duel_3.csv"  # since plans near the best meet in a run-off
 SAME = KEPT / "aa_duel.csv"
 
 Key = tuple[str, str]  # model, contender

@@ -1,6 +1,7 @@
 """The run-off: the plan that runs fastest is chosen, each on its own engine, and never by too little."""
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -77,6 +78,15 @@ def test_the_fastest_runs_and_everybody_else_is_given_the_same_chance(listed):
     plans = complete(ENTRANTS, {name: chosen(own).plan for name, own in raced.items()})
     assert plans["1f1b_twin_2"] is plans[BASE] is chosen(raced[BASE]).plan
     assert plans["limit"].makespan <= plans["roundpipe"].makespan
+
+
+def test_what_is_faster_by_luck_alone_is_not_chosen(listed):
+    first, second = (Raced(plan, 1.0, 0.03, 9) for plan in listed[BASE][:2])
+    for speed, expected in ((1.07, first), (1.10, None), (0.5, first)):  # two standard errors are 8.9 %
+        other = replace(second, speed=speed)
+        assert chosen([first, other]) is (expected or other)
+    assert chosen([first, replace(second, speed=1.5, num_comparisons=LEAST_COMPARISONS - 1)]) is first
+    assert chosen([Raced(first.plan), replace(second, speed=1.5)]).plan is first.plan, "which the table calls failed"
 
 
 def test_engines_may_choose_differently(listed):

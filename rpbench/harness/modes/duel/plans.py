@@ -52,6 +52,7 @@ def plans_text(times: LayerTimes, plans: Mapping[str, WholePlan], raced: Mapping
                 | {
                     "simulated_makespan_s": each.plan.makespan,
                     "speed": each.speed,
+                    "error": each.error if each.speed is not None else None,
                     "num_comparisons": each.num_comparisons,
                 }
                 for each in raced.get(name, ())

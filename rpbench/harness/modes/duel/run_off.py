@@ -1,29 +1,33 @@
-"""Run-off: plans that simulate nearly alike are timed, each on its contender's own engine, and the fastest is run.
+"""Run-off: plans that simulate nearly alike are timed, each on its contender's own engine, and a faster one is run.
 
 Simulation knows profiled layer times, not what an engine does between two actions. Plans a few per cent apart change
 places from one profile to the next, and what is best on one engine need not be so on another. So every contender
 sends its best few plans into one start, resident side by side with 1F1B, in turns of random order as in the duel.
 The duel then times what was chosen anew, so that the luck of a winner does not count.
+
+The plan that simulates best gives way only to one that is faster beyond doubt: with nine comparisons each, taking
+whoever came out first lost 4 % twice in one duel.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from rpbench.engine.backends.cpu import usable_cores
 from rpbench.harness.choices import Duel
 from rpbench.harness.modes.duel.contenders import BASE, REFERENCES, Contender
 from rpbench.harness.modes.duel.job import Job, job_of
-from rpbench.harness.modes.duel.neighbours import compare
+from rpbench.harness.modes.duel.neighbours import Floats, compare
 from rpbench.harness.modes.duel.parity import check_parity, without
 from rpbench.harness.modes.duel.runs import runs_by
 from rpbench.harness.modes.duel.started import Started
 from rpbench.harness.request import Request
 from rpbench.plan.whole import WholePlan
 
-# Clean comparisons of a plan. Where one of a contender's has fewer, the contender runs what simulates best.
+# Clean comparisons of a plan; with fewer it is not chosen.
 LEAST_COMPARISONS = 5
+# Standard errors by which a plan is faster than the one that simulates best.
+BEYOND_DOUBT = 2.0
 
 Shortlists = Mapping[str, Sequence[WholePlan]]
 
@@ -33,12 +37,14 @@ class Raced:
     """A plan of a run-off.
 
     Args:
-        speed: over the plan of 1F1B that simulates best, by the clock: a median; None if it was not timed.
+        speed: over the plan of 1F1B that simulates best, by the clock: a geometric mean; None if it was not timed.
+        error: standard error of its logarithm.
         num_comparisons: clean ones.
     """
 
     plan: WholePlan
     speed: float | None = None
+    error: float = math.inf
     num_comparisons: int = 0
 
 
@@ -71,25 +77,37 @@ def run_off(
         for place, each in enumerate(plans):
             if (lane := _lane(name, place)) in names:
                 found = compare(walls, names.index(lane), known)
-                ratios = found.log_ratios[found.clean]
-                speed = float(np.exp(np.median(ratios))) if ratios.size else None
-                plans[place] = replace(each, speed=speed, num_comparisons=int(ratios.size))
+                plans[place] = _timed(each, found.log_ratios[found.clean])
     return raced
 
 
+def _timed(raced: Raced, log_ratios: Floats) -> Raced:
+    num = int(log_ratios.size)
+    if num < 2:
+        return replace(raced, num_comparisons=num)
+    error = float(log_ratios.std(ddof=1)) / math.sqrt(num)
+    return replace(raced, speed=math.exp(float(log_ratios.mean())), error=error, num_comparisons=num)
+
+
 def chosen(plans: Sequence[Raced]) -> Raced:
-    """The fastest of a contender's plans; what simulates best where too little is known of one that can run."""
-    timed = [each for each in plans if each.speed is not None]
-    if not timed or min(each.num_comparisons for each in timed) < LEAST_COMPARISONS:
-        return plans[0]
-    return max(timed, key=lambda each: each.speed or 0.0)
+    """The fastest of those plans that are faster than what simulates best, beyond doubt; else what simulates best."""
+    first = plans[0]
+    faster = [each for each in plans[1:] if _is_faster(each, first)]
+    return max(faster, key=lambda each: each.speed or 0.0, default=first)
+
+
+def _is_faster(raced: Raced, first: Raced) -> bool:
+    if raced.speed is None or first.speed is None:
+        return False
+    known = min(raced.num_comparisons, first.num_comparisons) >= LEAST_COMPARISONS
+    return known and math.log(raced.speed / first.speed) > BEYOND_DOUBT * math.hypot(raced.error, first.error)
 
 
 def told(name: str, plans: Sequence[Raced]) -> str:
     """A line on what a contender runs and why."""
     all_of_them = ", ".join(
         f"{each.plan.schedule.partition}{_rounds(each.plan)} "
-        + ("not timed" if each.speed is None else f"{each.speed:.3f} ({each.num_comparisons} comparisons)")
+        + ("not timed" if each.speed is None else f"{each.speed:.3f} ±{each.error:.3f} ({each.num_comparisons})")
         for each in plans
     )
     best = chosen(plans)
