@@ -28,7 +28,7 @@ from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.frames import Frames
-from rpbench.plan.contest.gains import order_key
+from rpbench.plan.contest.order_key import order_key
 from rpbench.plan.contest.plans import Budget, Tried, Tuned
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import Setting

@@ -5,6 +5,7 @@ import pytest
 
 from analysis.claims import figure10
 from analysis.claims.claim import MISSED, PREDICTED, judge
+from analysis.exhibits.figures import gains
 from analysis.exhibits.tables import contest, published_runs
 from analysis.records.experiments import Experiments, MissingRuns
 
@@ -70,3 +71,13 @@ def test_claims_on_bars_are_predicted_or_missed(full_experiments: Experiments) -
     assert found["by_action/roundpipe/qwen3_32b"].kind == PREDICTED
     assert found["by_action/megatron-pp/qwen3_1p7b"].kind == MISSED
     assert found["by_action/megatron-pp/qwen3_32b"].kind == PREDICTED, "neither fits"
+
+
+def test_losses_are_told_as_fully_as_wins():
+    data = pd.DataFrame(
+        [("gpipe", "qwen3_1p7b", 1.5), ("1f1b", "qwen3_1p7b", 0.5), ("zb_v", "llama31_8b", 0.9)],
+        columns=["schedule", "model", "slower"],
+    )
+    told = gains.answer(data)
+    assert "Of 3 distinct rivals that fit, RoundPipe is faster than 1 by up to 1.50 times (GPipe on Qwen3-1.7B)" in told
+    assert "and slower than 2 by up to 2.00 times (1F1B on Qwen3-1.7B)" in told

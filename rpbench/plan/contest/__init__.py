@@ -9,5 +9,5 @@ shifted_cuts  the cuts near a cut
 plans         what a search has tried, what it found, what it may spend
 search        the best plan of a contender within a budget of timelines
 changes       what any single change of a plan would bring
-gains         who beats whom, each distinct order once
+order_key     which plans are the same order
 """
