@@ -1,5 +1,7 @@
 """The contest: the search against every point of a small space, known paces, and what it refuses."""
 
+import gc
+import weakref
 from dataclasses import replace
 from itertools import product
 
@@ -274,6 +276,25 @@ def test_a_climb_knows_that_the_last_stage_recomputes_nothing():
         assert climb.best_score == pytest.approx(
             evaluate(replace(problem, finish=None, traffic=None), cut, method="x").makespan
         ), recompute
+
+
+def test_looking_at_every_change_keeps_few_frames(monkeypatch):
+    """Those of one large case took 22 GB together: a frame for each cut, where a frame times one cut alone."""
+    made = []
+
+    def making(*arguments):
+        frame = Frame(*arguments)
+        made.append(weakref.ref(frame))
+        return frame
+
+    case = small()
+    plan = tune(contender("megatron_tp"), case, Budget(60))
+    monkeypatch.setattr("rpbench.plan.contest.frames.Frame", making)
+    most = 0
+    for _ in every_change(plan, case):
+        gc.collect()
+        most = max(most, sum(frame() is not None for frame in made))
+    assert len(made) > 4 >= most
 
 
 # --- which plans are the same order --------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def exhibit(experiments: Experiments) -> Exhibit:
         caption=(
             "Small GPTs trained for real on two devices of one core each, optimizer steps and gradient sums within "
             "the time. Everybody was tuned by the same search with the same budget on layer times profiled once; "
-            "plans of a contender that simulate nearly alike met in a run-off on its own engine. It "
+            "plans of a contender that simulate nearly alike met in a run-off on its own engine. A contender "
             "took part after its gradients and weights had been compared with plain training. Who recomputes what is "
             "in the table: all run every layer again in backward, except that a last stage which goes back at once "
             "keeps what its forward computed (1F1B's does, GPipe's cannot), and that a fused stage never recomputes. "
