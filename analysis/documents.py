@@ -28,7 +28,7 @@ _TABLE = re.compile(r"<!--table=(?P<name>[^>]*?)-->\n(?P<text>.*?)<!--/table-->"
 TABLES: Mapping[str, Callable[[], str]] = {
     "convergence_study": convergence_study.markdown,
     "cpu_duel": lambda: duels.markdown(*duels.DUELS),
-    "run_off_duel": lambda: duels.markdown(duels.RUN_OFF),
+    "five_duels": lambda: duels.ratios(*duels.EARLIER, *duels.DUELS),
     "aa_duel": lambda: duels.markdown(duels.SAME),
 }
 FIGURE = ROOT / "docs" / "figures" / "readme.png"

@@ -8,14 +8,14 @@ should be the same, and intervals of the same ratio should meet: `compare` print
 (exit status 1 where a verdict differs or fewer than 95 % of intervals meet). What only one of them has is named.
 
 What was measured stays true of the commit that the table names, so that records of an earlier version are read as well;
-verdicts are given by today's rules. `analysis/kept/` holds three duels and an A/A duel, which docs/duel.md shows.
+verdicts are given by today's rules. `analysis/kept/` holds five duels and an A/A duel, which docs/duel.md shows.
 """
 
 import argparse
 import csv
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from pathlib import Path
@@ -29,8 +29,10 @@ from rpbench.harness.record import Record, write_atomically
 LEAST_MEETING = 0.95
 NO_VERDICT = "no verdict"
 KEPT = Path(__file__).parents[1] / "kept"
-DUELS = KEPT / "cpu_duel_1.csv", KEPT / "cpu_duel_2.csv"  # of one commit: the plan that simulates best runs
-RUN_OFF = KEPT / "cpu_duel_3.csv"  # since plans near the best meet in a run-off
+# Of two commits before: who simulates best runs (1, 2), who comes first in a run-off (3).
+EARLIER = tuple(KEPT / f"cpu_duel_{number}.csv" for number in (1, 2, 3))
+# Of one commit: who is faster beyond doubt in a run-off takes the place of who simulates best.
+DUELS = tuple(KEPT / f"cpu_duel_{number}.csv" for number in (4, 5))
 SAME = KEPT / "aa_duel.csv"
 
 Key = tuple[str, str]  # model, contender
@@ -183,15 +185,30 @@ def table_of(kept: Iterable[Kept]) -> str:
 
 def markdown(*tables: Path) -> str:
     """Kept duels side by side, as a page shows them."""
+    return _side_by_side(tables, "speed over 1F1B, ", _in_words)
+
+
+def ratios(*tables: Path) -> str:
+    """The ratios of kept duels side by side, bold where there is a verdict of a difference."""
+    return _side_by_side(tables, "", _ratio)
+
+
+def _side_by_side(tables: Sequence[Path], heading: str, cell: Callable[[Kept], str]) -> str:
     duels = [read(path) for path in tables]
     began = [min(each.started_at for each in duel.values())[:16].replace("T", " ") for duel in duels]
-    lines = [" | ".join(("| model", "contender", *(f"speed over 1F1B, {each}" for each in began))) + " |"]
+    lines = [" | ".join(("| model", "contender", *(heading + each for each in began))) + " |"]
     lines.append("| --- " * (2 + len(duels)) + "|")
     for key in dict.fromkeys(key for duel in duels for key in duel):
-        cells = [_in_words(duel[key]) if key in duel else "not in it" for duel in duels]
+        cells = [cell(duel[key]) if key in duel else "not in it" for duel in duels]
         model, name = MODELS.get(key[0], key[0]), NAMES.get(key[1], key[1].replace("1f1b_copy_", "1F1B, copy "))
         lines.append(" | ".join((f"| {model}", name, *cells)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _ratio(kept: Kept) -> str:
+    if not kept.has_interval:
+        return "not measured"
+    return f"**{kept.ratio:.3f}**" if kept.verdict in ("faster", "slower") else f"{kept.ratio:.3f}"
 
 
 def _in_words(kept: Kept) -> str:

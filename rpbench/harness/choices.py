@@ -236,7 +236,7 @@ class Duel:
     budget_s: float = 720.0
     half_width: float = 0.02
     search_budget: int = 400
-    run_off_s: float = 180.0
+    run_off_s: float = 480.0
     plans: str | None = None
     recompute: str = "except_last"
     parity_seq_len: int = 16

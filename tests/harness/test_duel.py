@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -22,6 +23,7 @@ from rpbench.harness.modes.duel import run as duel_run
 from rpbench.harness.modes.duel import start, team
 from rpbench.harness.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS, contenders
 from rpbench.harness.modes.duel.findings import findings
+from rpbench.harness.modes.duel.order import turn_order
 from rpbench.harness.modes.duel.paired import Ratio, ratio
 from rpbench.harness.modes.duel.plans import make_plans
 from rpbench.harness.modes.duel.rows import drift, over_predicted, predictions, times
@@ -323,7 +325,8 @@ def test_turns_go_on_until_enough_is_known_and_the_first_only_warms_up():
         asked.append(len(runs))
         return len(asked) == 2
 
-    runs = play({name: Still(name, log) for name in "abcR"}, "R", Random(0), math.inf, is_enough)
+    make_turn = partial(turn_order, "abc", "R", Random(0))
+    runs = play({name: Still(name, log) for name in "abcR"}, make_turn, math.inf, is_enough)
     assert asked == [1 + 5 * 4, 1 + 10 * 4]
     assert len(log) == 11 * 4
     assert [run.name for run in runs] == log[3:]
@@ -334,7 +337,7 @@ def test_turns_go_on_until_enough_is_known_and_the_first_only_warms_up():
 
 def test_no_turn_begins_after_the_budget_but_one_is_played():
     log = []
-    play({name: Still(name, log) for name in "aR"}, "R", Random(0), 0.0, lambda runs: False)
+    play({name: Still(name, log) for name in "aR"}, lambda: "aR", 0.0, lambda runs: False)
     assert len(log) == 4
 
 

@@ -11,8 +11,8 @@ import pytest
 from machine_noise import Noise, made_up_start
 
 from rpbench.harness.modes.duel.intervals import block_means, mean_square, order_interval, student_quantile
-from rpbench.harness.modes.duel.neighbours import Comparisons, Runs, compare
-from rpbench.harness.modes.duel.order import turn_order
+from rpbench.harness.modes.duel.neighbours import Comparisons, Runs, compare, pairs
+from rpbench.harness.modes.duel.order import family_order, turn_order
 from rpbench.harness.modes.duel.verdict import Rules, StartFinding, find_start, judge
 
 REFERENCES = ("r0", "r1", "r2", "r3")
@@ -40,6 +40,18 @@ def test_a_turn_has_everybody_once_and_references_scattered_in_it():
         turn_order("ab", "", Random(0))
 
 
+def test_plans_of_a_contender_run_one_after_the_other_in_every_order():
+    families = (("a1", "a2", "a3"), ("b1", "b2"), ("c1", "c2"))
+    draw, seen = Random(0), set()
+    for _ in range(200):
+        turn = family_order(families, draw)
+        assert sorted(turn) == sorted(name for family in families for name in family)
+        groups = [name[0] for name in turn]
+        assert sum(one != other for one, other in pairwise(groups)) == len(families) - 1
+        seen.add(tuple(turn))
+    assert len(seen) > 100, "of 144"
+
+
 # --- neighbours ----------------------------------------------------------------------------------------------
 
 
@@ -55,6 +67,17 @@ def test_steady_drift_cancels_exactly():
     took = [1.1**place * (0.8 if number == 2 else 1.0) for place, number in enumerate(who)]
     np.testing.assert_allclose(np.exp(compare(runs_of(who, took), 2, (0, 1)).log_ratios), 1.25)
     np.testing.assert_allclose(compare(runs_of(who, took), 3, (0, 1)).log_ratios, 0, atol=1e-12)
+
+
+def test_a_pair_is_of_one_turn_whoever_warmed_up_in_front():
+    """Turns of 0 and 1 behind a run that only warms up; a machine three times as slow in the second turn."""
+    for first in (0, 1):
+        runs = runs_of([first, 0, 1, 1, 0], [9, 0.8, 1.0, 3.0, 2.4], [0, 0, 0, 0.5, 0])
+        found = pairs(runs, 0, 1)
+        np.testing.assert_allclose(np.exp(found.log_ratios), 1.25)
+        np.testing.assert_allclose(np.exp(pairs(runs, 1, 0).log_ratios), 0.8)
+        np.testing.assert_array_equal(found.clean, [True, False])
+    assert pairs(runs_of([0, 0], [1.0, 1.0]), 0, 1).log_ratios.size == 0
 
 
 def test_a_reference_is_compared_with_the_others_alone():

@@ -20,6 +20,8 @@ class Job:
         sequences: of a microbatch.
         seed: of weights and tokens.
         order_seed: of the order of runs.
+        families: names of entrants that run one after the other, as in a run-off; empty where references are
+            scattered among all.
         budget_s: no turn begins after that.
     """
 
@@ -37,6 +39,7 @@ class Job:
     budget_s: float
     timeout_s: float
     order_seed: int
+    families: tuple[tuple[str, ...], ...] = ()
 
 
 def job_of(request: Request, entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> Job:

@@ -73,3 +73,12 @@ def compare(runs: Runs, contender: int, references: Sequence[int]) -> Comparison
     both = np.vstack([sides, own])
     others = runs.others_s[both].sum(axis=0) / runs.elapsed_s[both].sum(axis=0)
     return Comparisons(reference - np.log(runs.took_s[own]), runs.at_s[own], others)
+
+
+def pairs(runs: Runs, contender: int, other: int) -> Comparisons:
+    """A contender's run of each turn over another's of the same turn; one of the two may have warmed up in front."""
+    own, others = (np.flatnonzero(runs.who == number) for number in (contender, other))
+    num = min(own.size, others.size)
+    both = np.stack([own[own.size - num :], others[others.size - num :]])
+    took, load = runs.took_s[both], runs.others_s[both].sum(axis=0) / runs.elapsed_s[both].sum(axis=0)
+    return Comparisons(np.log(took[1] / took[0]), runs.at_s[both[0]], load)

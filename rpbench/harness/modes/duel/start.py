@@ -24,6 +24,7 @@ from rpbench.harness.allocator import is_tuned
 from rpbench.harness.modes.duel.contenders import REFERENCES
 from rpbench.harness.modes.duel.job import Job
 from rpbench.harness.modes.duel.neighbours import compare
+from rpbench.harness.modes.duel.order import family_order, turn_order
 from rpbench.harness.modes.duel.runs import columns_of, runs_by
 from rpbench.harness.modes.duel.started import Started, apart
 from rpbench.harness.modes.duel.team import EngineTeam, LimitTeam, Team, TorchTeam
@@ -43,7 +44,16 @@ def play_start(job: Job) -> Started:
     names = [entrant.name for entrant in job.entrants]
     references = [name for name in REFERENCES if name in names]
 
+    draw = Random(job.order_seed)
+
+    def make_turn() -> list[str]:
+        if job.families:
+            return family_order(job.families, draw)
+        return turn_order([name for name in names if name not in references], references, draw)
+
     def is_enough(runs: Sequence[Run]) -> bool:
+        if job.families:
+            return False
         walls = runs_by(columns_of(names, runs), "wall")
         known = [names.index(name) for name in references]
         found = (find_start(compare(walls, number, known), job.rules) for number in range(len(names)))
@@ -54,7 +64,7 @@ def play_start(job: Job) -> Started:
 
     with one_thread(), ExitStack() as stack:
         teams = dict(make_teams(job, stack))
-        runs = play(teams, references, Random(job.order_seed), _budget_s(job), is_enough, tell)
+        runs = play(teams, make_turn, _budget_s(job), is_enough, tell)
     used = resource.getrusage(resource.RUSAGE_SELF)
     about = {
         "process": os.getpid(),

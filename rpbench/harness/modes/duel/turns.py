@@ -8,10 +8,8 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from random import Random
 from typing import NamedTuple
 
-from rpbench.harness.modes.duel.order import turn_order
 from rpbench.harness.modes.duel.sample import Sample
 from rpbench.harness.modes.duel.team import Team
 
@@ -30,8 +28,7 @@ class Run(NamedTuple):
 
 def play(
     teams: Mapping[str, Team],
-    references: Sequence[str],
-    draw: Random,
+    make_turn: Callable[[], Sequence[str]],
     budget_s: float,
     is_enough: Callable[[Sequence[Run]], bool],
     tell: Told = lambda line: None,
@@ -39,17 +36,18 @@ def play(
     """The runs, in the order they were made.
 
     Args:
+        make_turn: the order of the next turn, of all teams; where there are references, the last is one.
         budget_s: no turn begins after that.
         is_enough: asked now and then.
     """
-    others, began = [name for name in teams if name not in references], time.perf_counter()
+    began = time.perf_counter()
     runs: list[Run] = []
     turn = 0
     with _collection_between_runs():
         while True:
-            made = [_run(name, teams[name], began) for name in turn_order(others, references, draw)]
+            made = [_run(name, teams[name], began) for name in make_turn()]
             if turn == 0:
-                made = made[-1:]  # a reference: the neighbour of whoever runs next
+                made = made[-1:]  # the neighbour of whoever runs next
             runs += made
             spent = time.perf_counter() - began
             if turn % LOOK_EVERY == 0:

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend, usable_cores
 from rpbench.harness.allocator import is_tuned
+from rpbench.harness.modes.duel.order import turn_order
 from rpbench.harness.modes.duel.started import Started, apart
 from rpbench.harness.modes.duel.team import Parity, Team
 from rpbench.harness.modes.duel.turns import Run, play
@@ -67,11 +69,13 @@ def play_start(job: Job) -> Started:
         print(f"torch duel, order {job.order_seed}: {line}", file=sys.stderr, flush=True)
 
     references = [entrant.name for entrant in job.entrants if entrant.is_reference]
+    others = [name for name in names if name not in references]
+    make_turn = partial(turn_order, others, references, Random(job.order_seed))
     enough_cores = len(usable_cores()) >= job.num_devices
     with one_thread(), ExitStack() as stack:
         teams = dict(make_teams(job, stack))
         budget_s = job.budget_s if enough_cores else 0.0  # devices that share a core have no verdict whatever comes
-        runs = play(teams, references, Random(job.order_seed), budget_s, is_enough, tell)
+        runs = play(teams, make_turn, budget_s, is_enough, tell)
     about = {
         "process": os.getpid(),
         "order_seed": job.order_seed,
