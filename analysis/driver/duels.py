@@ -2,10 +2,13 @@
 
     python -m analysis.driver.duels keep RESULTS CSV [--experiment aa_duel]
     python -m analysis.driver.duels compare FIRST SECOND
+    python -m analysis.driver.duels over RESULTS CONTENDER
 
 FIRST and SECOND are folders of results or kept tables, of duels that ran at different times. A verdict that both give
 should be the same, and intervals of the same ratio should meet: `compare` prints a row a contender and says how many do
 (exit status 1 where a verdict differs or fewer than 95 % of intervals meet). What only one of them has is named.
+
+`over` holds every contender against another one than 1F1B, from the runs in the records.
 
 What was measured stays true of the commit that the table names, so that records of an earlier version are read as well;
 verdicts are given by today's rules. `analysis/kept/` holds five duels and an A/A duel, which docs/duel.md shows.
@@ -23,7 +26,7 @@ from pathlib import Path
 from analysis.exhibits.figures.duel import MODELS, NAMES, plan
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.harness import record
-from rpbench.harness.modes.duel.findings import findings, timed
+from rpbench.harness.modes.duel.findings import findings, findings_over, timed
 from rpbench.harness.record import Record, write_atomically
 
 LEAST_MEETING = 0.95
@@ -95,9 +98,7 @@ def records_of(results: Path, experiment: str) -> list[Record]:
 
 def kept_of(rows: Iterable[Record]) -> list[Kept]:
     """What the records of a duel say; all its verdicts are given together."""
-    duels: dict[str, dict[str, Record]] = {}
-    for row in rows:
-        duels.setdefault(row["model"], {})[row["contender"]] = row
+    duels = _by_model(rows)
     together = sum(len(timed(duel)) for duel in duels.values())
     return [
         Kept(
@@ -118,6 +119,29 @@ def kept_of(rows: Iterable[Record]) -> list[Kept]:
         for model, duel in duels.items()
         for name, each in findings(duel, "wall", together).items()
     ]
+
+
+def _by_model(rows: Iterable[Record]) -> dict[str, dict[str, Record]]:
+    duels: dict[str, dict[str, Record]] = {}
+    for row in rows:
+        duels.setdefault(row["model"], {})[row["contender"]] = row
+    return duels
+
+
+def over(rows: Iterable[Record], base: str) -> list[str]:
+    """A line a contender: its speed over the base by the clock; all verdicts are given together.
+
+    Raises:
+        LookupError: if the base has no runs.
+    """
+    duels = _by_model(rows)
+    together = sum(len(timed(duel)) - 1 for duel in duels.values())
+    lines = [f"{'model':18s} {'contender':20s} {'over ' + base:>22s}  verdict"]
+    for model, duel in duels.items():
+        for name, each in findings_over(duel, "wall", base, together).items():
+            shown = f"{each.ratio:.3f} ({each.low:.3f}-{each.high:.3f})" if math.isfinite(each.high) else "not measured"
+            lines.append(f"{model:18s} {name:20s} {shown:>22s}  {each.verdict}{each.reason and '; ' + each.reason}")
+    return lines
 
 
 def read(source: Path, experiment: str = "cpu_duel") -> dict[Key, Kept]:
@@ -220,7 +244,7 @@ def _in_words(kept: Kept) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Keep or compare, and return the exit status: 1 for a duel that does not repeat, 2 for one that is not there."""
+    """Return the exit status: 1 for a duel that does not repeat, 2 for one that is not there."""
     parser = argparse.ArgumentParser(prog="python -m analysis.driver.duels", description=__doc__.partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     keep = verbs.add_parser("keep", help="write what a duel says as a small table")
@@ -230,13 +254,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     against = verbs.add_parser("compare", help="hold one duel against another")
     against.add_argument("first", type=Path)
     against.add_argument("second", type=Path)
+    beside = verbs.add_parser("over", help="hold every contender against another one than 1F1B")
+    beside.add_argument("source", type=Path, metavar="RESULTS")
+    beside.add_argument("base", metavar="CONTENDER")
     options = parser.parse_args(arguments)
     try:
+        if options.verb == "over":
+            print("\n".join(over(records_of(options.source, "cpu_duel"), options.base)))
+            return 0
         if options.verb == "keep":
             write_atomically(options.target, table_of(read(options.source, options.experiment).values()))
             return 0
         lines, repeats = compare(read(options.first), read(options.second))
-    except (MissingRuns, OSError, ValueError) as error:
+    except (LookupError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     print("\n".join(lines))

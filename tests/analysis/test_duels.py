@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_duel_exhibit import table_of as duel_of
 
-from analysis.driver.duels import Kept, compare, kept_of, main, markdown, read, table_of
+from analysis.driver.duels import Kept, compare, kept_of, main, markdown, over, ratios, read, table_of
 from analysis.exhibits.figures.duel import MODELS, NAMES
 from analysis.records.experiments import Experiments
 from rpbench.harness import provenance
@@ -108,6 +108,27 @@ def test_a_page_shows_two_duels_side_by_side(kept, tmp_path):
     (line,) = [line for line in lines if "| mid GPT, half as wide | GPipe |" in line]
     assert line.endswith(", **slower**; 4×2 | not in it |")
 
+    head, _, *lines = ratios(one, other).splitlines()
+    assert head == "| model | contender | 2026-01-01 00:00 | 2026-01-02 00:00 |"
+    gpipe, two_bw = (kept["half_mid_gpt", name] for name in ("gpipe", "pipedream_2bw"))
+    assert f"| mid GPT, half as wide | GPipe | **{gpipe.ratio:.3f}** | not in it |" in lines
+    shown = f"{'**' if two_bw.verdict in ('faster', 'slower') else ''}{two_bw.ratio:.3f}"
+    (line,) = [line for line in lines if "| mid GPT, half as wide | PipeDream-2BW" in line]
+    assert line.count(f"| {shown}") == 2
+
+
+def test_whoever_has_run_can_be_the_base(kept):
+    rows = duel_of().to_dict("records")
+    head, *lines = over(rows, "gpipe")
+    assert head.split() == ["model", "contender", "over", "gpipe", "verdict"]
+    assert len(lines) == len(kept) - len(MODELS)
+    (line,) = [line.split() for line in lines if line.startswith("half_mid_gpt       roundpipe ")]
+    expected = kept["half_mid_gpt", "roundpipe"].ratio / kept["half_mid_gpt", "gpipe"].ratio
+    assert float(line[2]) == pytest.approx(expected, abs=2e-3)
+    assert line[-1] == "faster"
+    with pytest.raises(LookupError, match="nobody: no contender with runs; one of 1f1b, "):
+        over(rows, "nobody")
+
 
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -119,4 +140,5 @@ def test_what_is_no_kept_duel_is_refused(text, words, tmp_path, capsys):
     assert main(["compare", str(path), str(path)]) == 2
     assert words in capsys.readouterr().err
     assert main(["keep", str(tmp_path), str(tmp_path / "kept.csv")]) == 2
+    assert main(["over", str(tmp_path), "gpipe"]) == 2
     assert not (tmp_path / "kept.csv").exists()

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rpbench.harness.modes.duel.contenders import REFERENCES
-from rpbench.harness.modes.duel.neighbours import compare
+from rpbench.harness.modes.duel.neighbours import compare, pairs
 from rpbench.harness.modes.duel.runs import Columns, runs_by
 from rpbench.harness.modes.duel.verdict import Finding, Rules, StartFinding, find_start, judge
 from rpbench.harness.record import Record
@@ -37,7 +37,38 @@ def findings(rows: Rows, clock: str, num_verdicts: int | None = None) -> dict[st
         return {}
     starts = [_start(columns, clock, known, rules_of(rows)) for columns in _by_start(fit)]
     table = {name: [start[number] for start in starts] for number, name in enumerate(names)}
-    found = judge(table, len(known), rules_of(rows), num_verdicts)
+    return _judged(rows, table, len(known), num_verdicts)
+
+
+def findings_over(rows: Rows, clock: str, base: str, num_verdicts: int | None = None) -> dict[str, Finding]:
+    """The finding of every other contender over one of them, from its runs of the same turns.
+
+    A base runs once a turn where 1F1B runs four times, further away: these intervals are wider than those over 1F1B.
+
+    Args:
+        rows: contender -> record, of one duel.
+        base: whose speed is 1.
+        num_verdicts: that are given together, where this duel is part of a larger table.
+
+    Raises:
+        LookupError: if the base has no runs in this duel.
+    """
+    fit = timed(rows)
+    if base not in fit:
+        raise LookupError(f"{base}: no contender with runs; one of {', '.join(fit)}")
+    names, starts = list(fit), [runs_by(columns, clock) for columns in _by_start(fit)]
+    table = {
+        name: [find_start(pairs(runs, number, names.index(base)), rules_of(rows)) for runs in starts]
+        for number, name in enumerate(names)
+        if name != base
+    }
+    return _judged(rows, table, 1, num_verdicts)
+
+
+def _judged(
+    rows: Rows, table: Mapping[str, Sequence[StartFinding]], num_references: int, num_verdicts: int | None
+) -> dict[str, Finding]:
+    found = judge(table, num_references, rules_of(rows), num_verdicts)
     if not (reason := why_none(rows)):
         return found
     return {name: replace(each, verdict="no verdict", reason=reason) for name, each in found.items()}
