@@ -2,13 +2,14 @@
 
     python -m analysis.driver.duels keep RESULTS CSV [--experiment aa_duel]
     python -m analysis.driver.duels compare FIRST SECOND
-    python -m analysis.driver.duels over RESULTS CONTENDER
+    python -m analysis.driver.duels over RESULTS CONTENDER [NAME ...]
 
 FIRST and SECOND are folders of results or kept tables, of duels that ran at different times. A verdict that both give
 should be the same, and intervals of the same ratio should meet: `compare` prints a row a contender and says how many do
 (exit status 1 where a verdict differs or fewer than 95 % of intervals meet). What only one of them has is named.
 
-`over` holds every contender against another one than 1F1B, from the runs in the records.
+`over` holds contenders against another one than 1F1B, from the runs in the records: those that are named, else all.
+Verdicts that are asked for together are corrected for their number, so who is asked about is best decided before.
 
 What was measured stays true of the commit that the table names, so that records of an earlier version are read as well;
 verdicts are given by today's rules. `analysis/kept/` holds five duels and an A/A duel, which docs/duel.md shows.
@@ -128,17 +129,27 @@ def _by_model(rows: Iterable[Record]) -> dict[str, dict[str, Record]]:
     return duels
 
 
-def over(rows: Iterable[Record], base: str) -> list[str]:
-    """A line a contender: its speed over the base by the clock; all verdicts are given together.
+def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[str]:
+    """A line a contender: its speed over the base by the clock; the verdicts of all lines are given together.
+
+    Args:
+        names: the contenders that are asked about; all but the base if empty. What differs between starts is
+            estimated from all either way.
 
     Raises:
-        LookupError: if the base has no runs.
+        LookupError: if the base or a name has no runs.
     """
     duels = _by_model(rows)
-    together = sum(len(timed(duel)) - 1 for duel in duels.values())
+    asked = {model: [name for name in names or timed(duel) if name != base] for model, duel in duels.items()}
+    for model, own in asked.items():
+        if lost := [name for name in own if name not in timed(duels[model])]:
+            raise LookupError(f"{lost[0]}: no contender with runs; one of {', '.join(timed(duels[model]))}")
+    together = sum(map(len, asked.values()))
     lines = [f"{'model':18s} {'contender':20s} {'over ' + base:>22s}  verdict"]
     for model, duel in duels.items():
-        for name, each in findings_over(duel, "wall", base, together).items():
+        found = findings_over(duel, "wall", base, together)
+        for name in asked[model]:
+            each = found[name]
             shown = f"{each.ratio:.3f} ({each.low:.3f}-{each.high:.3f})" if math.isfinite(each.high) else "not measured"
             lines.append(f"{model:18s} {name:20s} {shown:>22s}  {each.verdict}{each.reason and '; ' + each.reason}")
     return lines
@@ -254,13 +265,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     against = verbs.add_parser("compare", help="hold one duel against another")
     against.add_argument("first", type=Path)
     against.add_argument("second", type=Path)
-    beside = verbs.add_parser("over", help="hold every contender against another one than 1F1B")
+    beside = verbs.add_parser("over", help="hold contenders against another one than 1F1B")
     beside.add_argument("source", type=Path, metavar="RESULTS")
     beside.add_argument("base", metavar="CONTENDER")
+    beside.add_argument("names", metavar="NAME", nargs="*", help="who is asked about; all if none is named")
     options = parser.parse_args(arguments)
     try:
         if options.verb == "over":
-            print("\n".join(over(records_of(options.source, "cpu_duel"), options.base)))
+            print("\n".join(over(records_of(options.source, "cpu_duel"), options.base, options.names)))
             return 0
         if options.verb == "keep":
             write_atomically(options.target, table_of(read(options.source, options.experiment).values()))

@@ -126,8 +126,12 @@ def test_whoever_has_run_can_be_the_base(kept):
     expected = kept["half_mid_gpt", "roundpipe"].ratio / kept["half_mid_gpt", "gpipe"].ratio
     assert float(line[2]) == pytest.approx(expected, abs=2e-3)
     assert line[-1] == "faster"
-    with pytest.raises(LookupError, match="nobody: no contender with runs; one of 1f1b, "):
-        over(rows, "nobody")
+    assert over(rows, "gpipe", ["roundpipe"])[1:] == [each for each in lines if each.split()[1] == "roundpipe"], (
+        "a verdict that stands when it is one of 26 stands when it is one of two"
+    )
+    for base, names in (("nobody", ()), ("gpipe", ["nobody"])):
+        with pytest.raises(LookupError, match="nobody: no contender with runs; one of 1f1b, "):
+            over(rows, base, names)
 
 
 @pytest.mark.parametrize(
