@@ -107,6 +107,17 @@ def test_every_worker_uses_one_core(backend):
     assert set(seen) == {1}
 
 
+def test_workers_take_short_turns_with_the_interpreter_and_leave_it_as_it_was(backend):
+    before, schedule, seen = sys.getswitchinterval(), build("1f1b", 2, 2), []
+    handlers = dict.fromkeys(Kind, lambda *_: seen.append(sys.getswitchinterval()))
+    execute(program_of(schedule), handlers, backend)
+    assert seen
+    assert seen == [pytest.approx(threads.SWITCH_S)] * len(seen)
+    with pytest.raises(ActionFailed):
+        execute(program_of(schedule), handlers | {Kind.B: lambda *_: 1 / 0}, backend)
+    assert sys.getswitchinterval() == before > threads.SWITCH_S
+
+
 # --- times ---
 
 
