@@ -14,8 +14,8 @@ from rpbench.ir.timeline import Timeline
 
 POLL_S = 0.1  # how often to look whether a worker has died
 IDLE_S = 30.0  # within which an idle worker ends on any machine
-# How long a thread keeps the interpreter when another one asks for it. With Python's own 5 ms a step took 1.05 (1F1B) and
-# 1.08 (RoundPipe) times its replay on two cores, with this 1.03 and 1.05, in random order; 10 us gains no more.
+# How long a thread keeps the interpreter when another one asks for it. With Python's own 5 ms a step took 1.05 (1F1B)
+# and 1.08 (RoundPipe) times its replay on two cores, with this 1.03 and 1.05, in random order; 10 us gains no more.
 SWITCH_S = 1e-4
 GRACE_S = 0.6  # how long to wait, after an error, for actions that are running
 
