@@ -87,6 +87,8 @@ def records_of(results: Path, experiment: str) -> list[Record]:
     Raises:
         MissingRuns: if there is no such duel, or a record of it is gone.
     """
+    if not results.is_dir():
+        raise MissingRuns(f"{results}: no folder of results; what is kept as a table has no runs")
     manifest = Experiments(results).manifest(experiment)
     if manifest is None:
         raise MissingRuns(f"{results}: no contender of a duel; run python -m rpbench -m experiment={experiment}")
@@ -140,15 +142,13 @@ def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[s
         LookupError: if the base or a name has no runs.
     """
     duels = _by_model(rows)
-    asked = {model: [name for name in names or timed(duel) if name != base] for model, duel in duels.items()}
-    for model, own in asked.items():
-        if lost := [name for name in own if name not in timed(duels[model])]:
-            raise LookupError(f"{lost[0]}: no contender with runs; one of {', '.join(timed(duels[model]))}")
-    together = sum(map(len, asked.values()))
+    together = sum(len(names) or len(timed(duel)) - 1 for duel in duels.values())
     lines = [f"{'model':18s} {'contender':20s} {'over ' + base:>22s}  verdict"]
     for model, duel in duels.items():
         found = findings_over(duel, "wall", base, together)
-        for name in asked[model]:
+        for name in names or found:
+            if name not in found:
+                raise LookupError(f"{name}: not held against {base}; one of {', '.join(found)}")
             each = found[name]
             shown = f"{each.ratio:.3f} ({each.low:.3f}-{each.high:.3f})" if math.isfinite(each.high) else "not measured"
             lines.append(f"{model:18s} {name:20s} {shown:>22s}  {each.verdict}{each.reason and '; ' + each.reason}")

@@ -129,8 +129,12 @@ def test_whoever_has_run_can_be_the_base(kept):
     assert over(rows, "gpipe", ["roundpipe"])[1:] == [each for each in lines if each.split()[1] == "roundpipe"], (
         "a verdict that stands when it is one of 26 stands when it is one of two"
     )
-    for base, names in (("nobody", ()), ("gpipe", ["nobody"])):
-        with pytest.raises(LookupError, match="nobody: no contender with runs; one of 1f1b, "):
+    for base, names, words in (
+        ("nobody", (), "nobody: no contender with runs; one of 1f1b, "),
+        ("gpipe", ["nobody"], "nobody: not held against gpipe; one of 1f1b, "),
+        ("gpipe", ["roundpipe", "gpipe"], "gpipe: not held against gpipe"),
+    ):
+        with pytest.raises(LookupError, match=words):
             over(rows, base, names)
 
 
@@ -145,4 +149,6 @@ def test_what_is_no_kept_duel_is_refused(text, words, tmp_path, capsys):
     assert words in capsys.readouterr().err
     assert main(["keep", str(tmp_path), str(tmp_path / "kept.csv")]) == 2
     assert main(["over", str(tmp_path), "gpipe"]) == 2
+    assert main(["over", str(path), "gpipe"]) == 2
+    assert "duel.csv: no folder of results" in capsys.readouterr().err
     assert not (tmp_path / "kept.csv").exists()

@@ -248,6 +248,28 @@ def test_verdicts_have_the_error_rate_they_claim():
     assert power >= 0.9
 
 
+def test_verdicts_over_another_base_are_careful():
+    """One of the contenders is the base of all: nothing wrong for the table, and power for a question by itself."""
+    draw, rules, base = np.random.default_rng(1), Rules(), NAMES.index("c9")
+    logs = np.zeros(len(NAMES))
+    logs[NAMES.index("c0")] = -math.log(1.05)
+    covered, alarms, power = [], 0, 0
+    for _ in range(60):
+        starts = [made_up_start(draw, NAMES, REFERENCES, logs, 70, CALM) for _ in range(2)]
+        table = {
+            name: [find_start(pairs(runs, number, base), rules) for runs in starts]
+            for number, name in enumerate(NAMES)
+            if number != base
+        }
+        together, alone = judge(table, 1, rules), judge(table, 1, rules, num_verdicts=1)
+        covered += [one.low <= math.exp(-logs[NAMES.index(name)]) <= one.high for name, one in together.items()]
+        alarms += any(one.verdict in ("faster", "slower") for name, one in together.items() if name != "c0")
+        power += alone["c0"].verdict == "faster"
+    assert np.mean(covered) >= 0.95
+    assert alarms <= 0.05 * 60
+    assert power >= 0.9 * 60
+
+
 # A machine whose speed changes by a fifth within three seconds: no verdicts, but no wrong ones either.
 WILD = replace(Noise(), speed=0.2, speed_s=3.0)
 

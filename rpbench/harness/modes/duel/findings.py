@@ -43,7 +43,8 @@ def findings(rows: Rows, clock: str, num_verdicts: int | None = None) -> dict[st
 def findings_over(rows: Rows, clock: str, base: str, num_verdicts: int | None = None) -> dict[str, Finding]:
     """The finding of every other contender over one of them, from its runs of the same turns.
 
-    A base runs once a turn where 1F1B runs four times, further away: these intervals are wider than those over 1F1B.
+    A base runs once a turn where 1F1B runs four times, further away, and all share its luck: intervals are wider than
+    those over 1F1B, and more careful than they say; on made-up machines 99 of 100 hold their ratio.
 
     Args:
         rows: contender -> record, of one duel.
