@@ -58,18 +58,20 @@ is_asked() { [ -z "$ASKED" ] || [ "$ASKED" = "$(cat "$STATE/torch" 2>/dev/null)"
 fingerprint() { { "$P" -VV; torch_of "$P"; echo "$ROOT"; cat pyproject.toml requirements.lock; } 2>/dev/null | cksum; }
 # These two print a version, and fail where it is too old.
 python_of() { ask "$1" 'print("%d.%d.%d" % sys.version_info[:3]); sys.exit(sys.version_info < (3, 11))'; }
-torch_of() { ask "$1" 'v = m.version("torch"); print(v); sys.exit([int(n) for n in v.split(".")[:2]] < [2, 9])'; }
-ask() { "$1" -c "import sys, importlib.metadata as m; $2" 2>/dev/null; }
+torch_of() { ask "$1" 'import importlib.metadata as m; v = m.version("torch"); print(v)
+sys.exit([int(n) for n in v.split(".")[:2]] < [2, 9])'; }
+ask() { "$1" -c "import sys; $2" 2>/dev/null; }
 
 set_up() {
   local started=$SECONDS torch
   [ -w "$ROOT" ] || fail "$ROOT cannot be written: all results go there; copy the clone to a folder of your own"
   find_python
   { mkdir -p "$STATE" && touch "$STATE/lock"; } 2>/dev/null || fail "$VENV cannot be written; see RPBENCH_VENV"
-  exec 9>>"$STATE/lock" # held by this script and by what it starts
+  exec 9>>"$STATE/lock" # locked as long as this script or what it starts lives; a file system may know no locks
   "$PY" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2>/dev/null || {
     say "another set-up works in the same folder; waiting for it"
-    "$PY" -c 'import fcntl, signal; signal.alarm(1800); fcntl.flock(9, fcntl.LOCK_EX)' || fail "no turn in half an hour"
+    "$PY" -c 'import fcntl, signal; signal.alarm(1800); fcntl.flock(9, fcntl.LOCK_EX)' 2>/dev/null || [ $? -eq 1 ] ||
+      fail "no turn in half an hour: end the other one, or name another folder with RPBENCH_VENV"
   }
   is_ready || install_all
   exec 9>&-
@@ -110,11 +112,11 @@ install_all() {
   torch=$(torch_of "$P") || true
   if [ -z "$torch" ] || [ -e "$STATE/torch-half" ] || ! is_asked; then
     touch "$STATE/torch-half"
-    install "$SPEC" --reinstall "$SPEC" ${INDEX:+--default-index "$INDEX"}
+    again=--reinstall install "$SPEC" "$SPEC" ${INDEX:+--default-index "$INDEX"}
     echo "$ASKED" >"$STATE/torch" && rm "$STATE/torch-half"
   fi
   torch=$(torch_of "$P") || fail "$VENV holds torch $torch: 2.9 or newer is needed; see RPBENCH_TORCH_SPEC"
-  install "the packages of requirements.lock" $again --no-deps --require-hashes -r requirements.lock
+  install "the packages of requirements.lock" --no-deps --require-hashes -r requirements.lock
   install rpbench --no-deps --editable .
   logged "$P" -c 'import hydra, matplotlib, numba, numpy, pandas, pyarrow, pytest, torch, wandb' ||
     explain "packages that work here (delete $VENV and run this again)"
@@ -134,7 +136,8 @@ get_uv() {
 }
 install() { # what it is called, and words for uv
   say "installing $1 (log: $LOG)"
-  logged "$TOOL/uv" pip install --python "$P" ${NO_INDEX:-} -b requirements.lock "${@:2}" || explain "$1"
+  # shellcheck disable=SC2086 # no option is no word
+  logged "$TOOL/uv" pip install --python "$P" ${NO_INDEX:-} $again -b requirements.lock "${@:2}" || explain "$1"
 }
 logged() { # in the background, so that a signal ends the command at once and not only this script
   "$@" >"$LOG" 2>&1 </dev/null &
