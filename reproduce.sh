@@ -148,7 +148,7 @@ explain() { # pip and uv say a lot; the reader needs one sentence
   ! grep -qE 'error sending request|ConnectionError|[cC]onnection (broken|error)|Max retries|Timeout|SSLError' "$LOG" ||
     fail "no package index can be reached while installing $1: check the network, the proxy and the index" \
       "(PIP_INDEX_URL, UV_DEFAULT_INDEX, RPBENCH_TORCH_INDEX), and run this again (log: $LOG)"
-  fail "could not install $1: $({ grep -E '^(ERROR|error)|cause:' "$LOG" || tail -n 3 "$LOG"; } | tr -s '\n ' ' ')(log: $LOG)"
+  fail "could not install $1: $({ grep -E '^(ERROR|error)|cause:' "$LOG" || tail "$LOG"; } | tr -s '\n ' ' ')(log: $LOG)"
 }
 
 main "$@"
