@@ -1,62 +1,83 @@
-"""reproduce.sh sets itself up or says in a sentence why not; tried with a Python that installs nothing."""
+"""reproduce.sh sets itself up or says in a sentence why not; tried with a Python and a uv that install nothing."""
 
 import fcntl
+import os
 import shutil
+import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+
+from analysis.driver.uv_settings import uv_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # Answers what reproduce.sh asks a Python, notes in $CALLS what it was told to do, and keeps "its torch" in a
-# file beside itself. Only the fingerprint and the lock go to a real Python: they change nothing.
+# file beside itself. Only the lock and the settings go to a real Python: they change nothing.
 FAKE_PYTHON = """#!/bin/bash
 case "$*" in
-  *version_info*) echo "${FAKE_VERSION:-3.12.1}" ;;
-  *hashlib* | *fcntl*) exec "$REAL_PYTHON" "$@" ;;
-  *"print(torch.__version__)"*) [ -n "$FAKE_BASE_TORCH" ] && echo "$FAKE_BASE_TORCH" ;;
-  *'print(version("torch"))'*) cat "$0.torch" 2>/dev/null ;;
-  *"print(pip.__version__)"*) echo "${FAKE_PIP:-26.3}" ;;
-  *'print(sysconfig.get_path("purelib"))'*) dirname "$0" ;;
-  "-m venv"*)
-    echo "$*" >>"$CALLS"
-    home=${!#}
-    mkdir -p "$home/bin" && touch "$home/pyvenv.cfg" && cp "$0" "$home/bin/python"
-    [[ "$*" != *--system-site-packages* ]] || echo "$FAKE_BASE_TORCH" >"$home/bin/python.torch" ;;
+  -VV) echo "Python ${FAKE_VERSION:-3.12.1}" ;;
+  *version_info*)
+    version=${FAKE_VERSION:-3.12.1} minor=${FAKE_VERSION:-3.12}
+    minor=${minor#3.}; echo "$version"; [[ ${minor%%.*} -ge 11 ]] ;;
+  *fcntl* | *uv_settings.py) exec "$REAL_PYTHON" "$@" ;;
+  *'version("torch")'*)
+    if [[ $0 == $FAKE_PYTHONS/* ]]; then version=$FAKE_BASE_TORCH; else version=$(cat "$0.torch" 2>/dev/null); fi
+    echo "$version"; [[ -n $version && $version != 2.6* ]] ;;
+  *getsitepackages*) dirname "$0" ;;
+  "-m venv"*) mkdir -p "${!#}/bin" && cp "$0" "${!#}/bin/python" ;;
+  "-m pip config list") echo "global.index-url='https://mirror.example/simple'" ;;
   "-m pip install"*)
-    echo "$*" >>"$CALLS"
-    if [ -n "$FAKE_PIP_SAYS" ] && [[ "$*" == *"$FAKE_PIP_FAILS_AT"* ]]; then echo "$FAKE_PIP_SAYS"; exit 1; fi
-    [[ "$*" != *"--upgrade torch=="* ]] || echo 2.13.0+cpu >"$0.torch" ;;
-  "-m pip uninstall"*) echo "$*" >>"$CALLS"; rm -f "$0.torch" ;;
+    echo "pip $* index=$PIP_INDEX_URL" >>"$CALLS"
+    if [[ -n $FAKE_SAYS && "$*" == *"${FAKE_FAILS_AT:-uv}"* ]]; then echo "$FAKE_SAYS"; exit 1; fi
+    cp "$FAKE_UV" "$(dirname "$0")/uv" ;;
   "-m analysis.driver.reproduce"* | "-m pytest"*) printf '%s|' "$MPLBACKEND" "$PYTHONUTF8" "$WANDB_SILENT" "$@" ;;
 esac
 """
-PYTHONS = ("python3", "python3.13", "python3.12", "python3.11")
+FAKE_UV = """#!/bin/bash
+home=${*: -1}
+case "$*" in
+  --version) echo uv 0.9 ;;
+  venv*)
+    echo "$*" >>"$CALLS"
+    mkdir -p "$home/bin" && touch "$home/pyvenv.cfg" && cp "${*: -2:1}" "$home/bin/python"
+    [[ "$*" != *--system-site-packages* ]] || echo "$FAKE_BASE_TORCH" >"$home/bin/python.torch" ;;
+  "pip install"*)
+    echo "$* index=$UV_INDEX_URL" >>"$CALLS"
+    if [[ -n $FAKE_HANGS_AT && "$*" == *"$FAKE_HANGS_AT"* ]]; then
+      echo "$$" >"$CALLS.new" && mv "$CALLS.new" "$CALLS.pid"
+      exec sleep 60
+    fi
+    if [[ -n $FAKE_SAYS && "$*" == *"$FAKE_FAILS_AT"* ]]; then echo "$FAKE_SAYS"; exit 1; fi
+    [[ "$*" != *torch==* ]] || echo "${FAKE_NEW_TORCH:-2.13.0+cpu}" >"$4.torch" ;;
+esac
+"""
 
 
 class Clone:
     """A copy of the files set-up reads, a PATH whose Pythons are fakes, and what these were asked to do."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "clone"
+        self.folder = folder / "a clone"  # a path may hold spaces
         self.programs = folder / "programs"
         self.calls_file = folder / "calls"
         self.venv = self.folder / ".venv"
-        self.folder.mkdir()
+        self.state = self.venv / "rpbench-setup"
         self.programs.mkdir()
-        for name in ("reproduce.sh", "pyproject.toml", "constraints.txt"):
-            shutil.copy(ROOT / name, self.folder)
-        for name in PYTHONS:
+        for name in ("reproduce.sh", "pyproject.toml", "requirements.lock", "analysis/driver/uv_settings.py"):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self.folder / name)
+        for name in ("python3", "python3.13", "python3.12", "python3.11"):
             self.add_program(name, FAKE_PYTHON)
+        self.add_program("fake_uv", FAKE_UV)
         self.environment = {
             "PATH": f"{self.programs}:/usr/bin:/bin",
             "HOME": str(folder),
             "REAL_PYTHON": sys.executable,
+            "FAKE_PYTHONS": str(self.programs),
+            "FAKE_UV": str(self.programs / "fake_uv"),
             "CALLS": str(self.calls_file),
         }
 
@@ -80,10 +101,10 @@ class Clone:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def take_calls(self) -> list[str]:
-        """What the fakes were asked to do since the last look, as lines."""
+        """What the fakes were asked to do since the last look, as lines without the name of the environment."""
         if not self.calls_file.exists():
             return []
-        lines = self.calls_file.read_text().splitlines()
+        lines = self.calls_file.read_text().replace(f" --python {self.venv}/bin/python", "").splitlines()
         self.calls_file.unlink()
         return lines
 
@@ -97,7 +118,9 @@ def clone(tmp_path: Path) -> Clone:
 def test_help_names_every_verb_and_setting(clone: Clone, word: str) -> None:
     done = clone.run(word)
     assert done.returncode == 0
-    for word in ("paper", "all", "quick", "setup", "test", "--results", "--out", "RPBENCH_VENV", "RPBENCH_TORCH_INDEX"):
+    assert done.stdout.startswith("usage: ./reproduce.sh")
+    verbs = ("paper", "all", "quick", "gpu", "duels", "setup", "test", "--results", "--out")
+    for word in (*verbs, "PYTHON ", "RPBENCH_VENV", "RPBENCH_TORCH ", "RPBENCH_TORCH_SPEC", "RPBENCH_TORCH_INDEX"):
         assert word in done.stdout
     assert clone.take_calls() == []
 
@@ -106,6 +129,7 @@ def test_help_names_every_verb_and_setting(clone: Clone, word: str) -> None:
     "arguments, environment, named",
     [
         (["qick"], {}, "'qick'"),
+        (["full"], {}, "now called all"),
         (["setup", "now"], {}, "'now'"),
         ([], {"RPBENCH_TORCH": "rocm"}, "RPBENCH_TORCH=rocm"),
     ],
@@ -136,30 +160,26 @@ def test_a_named_python_that_does_not_run_is_refused(clone: Clone) -> None:
 
 
 def test_a_newer_python_stands_in_for_an_old_python3(clone: Clone) -> None:
-    clone.add_program("python3", FAKE_PYTHON.replace("${FAKE_VERSION:-3.12.1}", "3.10.4"))
+    clone.add_program("python3", "#!/bin/sh\necho 3.10.4\nexit 1\n")
     clone.add_program("python3.13", "#!/bin/sh\nexit 127\n")
     done = clone.run("setup")
     assert done.returncode == 0, done.stderr
-    assert "3.12.1" in done.stdout
+    assert f"--python {clone.programs}/python3.12 " in clone.take_calls()[1]
 
 
-def test_torch_comes_first_and_is_held_while_the_rest_installs(clone: Clone) -> None:
+def test_torch_comes_first_and_the_rest_is_installed_by_its_hashes(clone: Clone) -> None:
     done = clone.run("setup")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"ready: Python 3.12.1, torch 2.13.0+cpu, in {clone.venv}\n"
-    venv, torch, rest = clone.take_calls()
-    assert venv == f"-m venv {clone.venv}"
-    assert torch.endswith("--upgrade torch==2.13.0")
-    assert "-c constraints.txt" in rest
-    assert rest.endswith("--editable . --group dev")
-    held = clone.venv / "rpbench-setup/torch-constraint.txt"
-    assert f"-c {held}" in rest
-    assert held.read_text() == "torch==2.13.0+cpu\n"
-
-
-def test_an_old_pip_is_renewed_first(clone: Clone) -> None:
-    clone.run("setup", FAKE_PIP="23.2.1")
-    assert clone.take_calls()[1].endswith("pip>=25.3")
+    uv, venv, torch, rest, editable = clone.take_calls()
+    assert uv.startswith("pip -m pip install")
+    assert "uv>=" in uv
+    assert venv == f"venv --allow-existing --python {clone.programs}/python3 {clone.venv}"
+    held = "pip install -b requirements.lock"
+    mirror = "index=https://mirror.example/simple"
+    assert torch == f"pip install --reinstall -b requirements.lock torch==2.13.0 {mirror}"
+    assert rest == f"{held} --no-deps --require-hashes -r requirements.lock {mirror}"
+    assert editable == f"{held} --no-deps --editable . {mirror}"
 
 
 def test_the_second_run_installs_nothing(clone: Clone) -> None:
@@ -171,31 +191,42 @@ def test_the_second_run_installs_nothing(clone: Clone) -> None:
     assert clone.take_calls() == []
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_changed_requirements_are_installed(clone: Clone, name: str) -> None:
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock"])
+def test_changed_requirements_are_installed_and_torch_stays(clone: Clone, name: str) -> None:
     clone.run("setup")
     clone.take_calls()
     with (clone.folder / name).open("a") as file:
         file.write("# changed\n")
     clone.run("setup")
-    (only,) = clone.take_calls()
-    assert "--editable ." in only
+    rest, editable = clone.take_calls()
+    assert "-r requirements.lock" in rest
+    assert "--reinstall" not in rest
+    assert "--editable ." in editable
 
 
 def test_a_torch_that_is_there_is_used_and_not_replaced(clone: Clone) -> None:
     done = clone.run("setup", FAKE_BASE_TORCH="2.11.0+cu130")
-    assert "torch 2.11.0+cu130" in done.stdout
-    venv, rest = clone.take_calls()
+    assert "torch 2.11.0+cu130" in done.stdout, done.stderr
+    _, venv, rest, _ = clone.take_calls()
     assert "--system-site-packages" in venv
-    assert "--editable ." in rest
-    assert (clone.venv / "rpbench-setup/torch-constraint.txt").read_text() == "torch==2.11.0+cu130\n"
+    assert "--no-deps --require-hashes" in rest
 
 
 def test_a_torch_too_old_to_serve_is_left_where_it_is(clone: Clone) -> None:
     done = clone.run("setup", FAKE_BASE_TORCH="2.6.0+cu124")
-    assert "leaving the torch 2.6.0+cu124" in done.stderr
     assert "torch 2.13.0+cpu" in done.stdout
-    assert "--system-site-packages" not in clone.take_calls()[0]
+    assert "--system-site-packages" not in clone.take_calls()[1]
+
+
+def test_a_torch_too_old_in_a_named_environment_is_not_replaced_unasked(clone: Clone) -> None:
+    clone.run("setup")
+    clone.take_calls()
+    (clone.venv / "bin/python.torch").write_text("2.6.0\n")
+    done = clone.run("quick")
+    assert done.returncode == 1
+    assert "holds torch 2.6.0" in done.stderr
+    assert "RPBENCH_TORCH_SPEC" in done.stderr
+    assert clone.take_calls() == []
 
 
 def test_another_torch_is_installed_only_on_request(clone: Clone) -> None:
@@ -203,42 +234,73 @@ def test_another_torch_is_installed_only_on_request(clone: Clone) -> None:
     clone.take_calls()
     request = {"RPBENCH_TORCH_SPEC": "torch==2.12.1", "RPBENCH_TORCH_INDEX": "https://example.org/cpu"}
     clone.run("setup", **request)
-    uninstall, torch, _ = clone.take_calls()
-    assert uninstall == "-m pip uninstall --yes torch"
-    assert torch.endswith("--upgrade torch==2.12.1 --index-url https://example.org/cpu")
+    torch, *_ = clone.take_calls()
+    assert "--reinstall" in torch
+    assert "torch==2.12.1 --default-index https://example.org/cpu" in torch
     clone.run("setup", **request)
     clone.run("setup")
     assert clone.take_calls() == []
 
 
-def test_an_interrupted_setup_goes_on_where_it_stopped(clone: Clone) -> None:
-    failed = clone.run("quick", FAKE_PIP_SAYS="Killed", FAKE_PIP_FAILS_AT="--editable")
+def test_a_setup_that_failed_goes_on_and_installs_anew_what_may_be_half(clone: Clone) -> None:
+    failed = clone.run("quick", FAKE_SAYS="Killed", FAKE_FAILS_AT="--require-hashes")
     assert failed.returncode == 1
     assert failed.stdout == ""
     clone.take_calls()
     done = clone.run("quick")
     assert done.returncode == 0
-    (only,) = clone.take_calls()
-    assert "--editable ." in only
+    rest, editable = clone.take_calls()
+    assert "--reinstall" in rest
+    assert "--reinstall" in editable
+    assert "--editable ." in editable
+
+
+def test_a_torch_that_was_interrupted_is_installed_again(clone: Clone) -> None:
+    clone.run("quick", FAKE_SAYS="Killed", FAKE_FAILS_AT="torch==2.13.0")
+    (clone.venv / "bin/python.torch").write_text("2.13.0\n")  # its metadata may lie there already
+    clone.take_calls()
+    done = clone.run("setup")
+    assert "--reinstall -b requirements.lock torch==2.13.0" in clone.take_calls()[0]
+    assert "torch 2.13.0+cpu" in done.stdout
+
+
+def test_a_signal_ends_the_set_up_and_what_it_started_at_once(clone: Clone) -> None:
+    process = clone.start("setup", FAKE_HANGS_AT="--require-hashes")
+    assert process.stderr is not None
+    while "requirements.lock" not in process.stderr.readline():
+        pass
+    while not clone.calls_file.with_suffix(".pid").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "the same command goes on from here" in err
+    child = int(clone.calls_file.with_suffix(".pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
 
 
 @pytest.mark.parametrize(
     "says, sentence",
     [
+        ("error: Failed to fetch\n  cause: error sending request for url", "no package index can be reached"),
+        ("WARNING: Retrying after connection broken by 'NewConnectionError'", "no package index can be reached"),
         (
-            "WARNING: Retrying after connection broken by 'NewConnectionError'",
-            "no package index can be reached",
+            "error: Failed to download `a`\n  cause: No space left on device (os error 28)",
+            "No space left on device",
         ),
-        ("ERROR: [Errno 28] No space left on device", "the disk is full"),
-        ("ERROR: Cannot install a and b", "it says: ERROR: Cannot install a and b"),
+        ("error: Failed to download `a`\n  cause: Hash mismatch for `a`", "cause: Hash mismatch for `a`"),
     ],
 )
-def test_what_stops_pip_is_said_in_a_sentence_that_names_the_log(clone: Clone, says: str, sentence: str) -> None:
-    done = clone.run("quick", FAKE_PIP_SAYS=says)
+@pytest.mark.parametrize("fails_at", ["uv>=", "--require-hashes"])
+def test_what_stops_a_set_up_is_said_in_a_sentence_that_names_the_log(
+    clone: Clone, says: str, sentence: str, fails_at: str
+) -> None:
+    done = clone.run("quick", FAKE_SAYS=says, FAKE_FAILS_AT=fails_at)
     assert done.returncode == 1
     reason = done.stderr.splitlines()[-1]
     assert sentence in reason
-    assert str(clone.venv / "rpbench-setup/pip.log") in reason
+    assert str(clone.state / "setup.log") in reason
 
 
 def test_too_little_space_is_noticed_before_anything_is_installed(clone: Clone) -> None:
@@ -280,17 +342,25 @@ def test_test_passes_its_arguments_to_pytest(clone: Clone) -> None:
     assert done.stdout == "Agg|1|true|-m|pytest|-k|one or two|"
 
 
-@pytest.mark.parametrize("words", [("--out", "b"), ("all", "--results", "a", "--out", "b"), ("quick", "--results=a")])
-def test_a_reproduction_takes_its_folders(clone: Clone, words: tuple[str, ...]) -> None:
-    asked = words if words[0] in ("all", "quick") else ("paper", *words)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--out", "b"),
+        ("all", "--results", "a b", "--out", "b"),
+        ("quick", "--results=a"),
+        ("gpu",),
+        ("duels", "--out", "b"),
+    ],
+)
+def test_a_reproduction_gets_its_scope_and_its_folders(clone: Clone, words: tuple[str, ...]) -> None:
+    asked = ("paper", *words) if words[0].startswith("--") else words
     done = clone.run(*words)
     assert done.stdout == "|".join(("Agg", "1", "true", "-m", "analysis.driver.reproduce", *asked, ""))
 
 
 def test_two_setups_take_turns(clone: Clone) -> None:
-    state = clone.venv / "rpbench-setup"
-    state.mkdir(parents=True)
-    with (state / "lock").open("w") as held:
+    clone.state.mkdir(parents=True)
+    with (clone.state / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         process = clone.start("setup")
         assert process.stderr is not None
@@ -300,40 +370,32 @@ def test_two_setups_take_turns(clone: Clone) -> None:
         assert clone.take_calls() == []
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert len(clone.take_calls()) == 3
+    assert len(clone.take_calls()) == 5
 
 
-CONSTRAINTS = [
-    Requirement(line)
-    for line in (ROOT / "constraints.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-]
+def test_uv_looks_where_pip_is_told_to_look() -> None:
+    config = [
+        ":env:.index-url='https://me:a%20b@mirror.example/simple'",
+        "global.cert='/etc/own ca.pem'",
+        "global.extra-index-url='\\nhttps://one.example/simple\\nfile:///two'",
+        "global.find-links='/wheels /more'",
+        "global.index-url='https://overruled.example/simple'",
+        "install.find-links='/wheels https://three.example/x=1'",
+        "install.no-index='false'",
+        "install.trusted-host='one.example two.example:8080'",
+        "global.timeout='180'",
+    ]
+    assert uv_settings(config, {}) == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_INDEX_URL": "https://me:a%20b@mirror.example/simple",
+        "UV_EXTRA_INDEX_URL": "https://one.example/simple file:///two",
+        "UV_FIND_LINKS": "/wheels,https://three.example/x=1",
+        "UV_INSECURE_HOST": "one.example two.example:8080",
+        "SSL_CERT_FILE": "/etc/own ca.pem",
+    }
 
 
-def declared_requirements() -> list[Requirement]:
-    text = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    groups = [text["project"]["dependencies"], text["dependency-groups"]["dev"]]
-    groups += text["project"]["optional-dependencies"].values()
-    return [Requirement(line) for group in groups for line in group if not line.startswith("torch>")]
-
-
-def test_constraints_are_exact_versions_that_hold_anywhere() -> None:
-    for constraint in CONSTRAINTS:
-        assert constraint.url is None, f"{constraint} is a place, not a version"
-        assert [spec.operator for spec in constraint.specifier] == ["=="], constraint
-        assert "+" not in str(constraint.specifier), f"{constraint} is a local build"
-        assert not canonicalize_name(constraint.name).startswith(("torch", "nvidia", "triton", "rpbench"))
-
-
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_every_declared_requirement_has_one_constraint_that_meets_it(python: str) -> None:
-    pinned: dict[str, str] = {}
-    for constraint in CONSTRAINTS:
-        if constraint.marker is None or constraint.marker.evaluate({"python_version": python}):
-            name = canonicalize_name(constraint.name)
-            assert name not in pinned, f"{name} is constrained twice for Python {python}"
-            pinned[name] = next(iter(constraint.specifier)).version
-    for requirement in declared_requirements():
-        version = pinned.get(canonicalize_name(requirement.name))
-        assert version is not None, f"{requirement} has no constraint for Python {python}"
-        assert requirement.specifier.contains(version), f"{requirement} against {version}"
+def test_what_uv_has_been_told_itself_stays() -> None:
+    config = ["global.index-url='https://mirror.example/simple'", "global.no-index='1'"]
+    told = {"UV_INDEX_URL": "https://own.example/simple", "UV_INDEX_STRATEGY": "first-index"}
+    assert uv_settings(config, told) == {"NO_INDEX": "--no-index"}
