@@ -1,6 +1,6 @@
 """What README and docs say of our own experiments, number by number; each follows from records."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -8,6 +8,7 @@ from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import Need, causal, figure17, partitions, recompute_ahead, steady_causal, steady_state
 from analysis.claims.expected import read_table
 from analysis.claims.ours import stated
+from analysis.claims.printed import printed
 from analysis.claims.regression import need_of
 from analysis.predictions.score import NUM_BARS, Bar, bars
 from analysis.records.paper import PUBLISHED_MODELS
@@ -23,6 +24,8 @@ def claims() -> Iterator[Claim]:
     yield from _uneven_head()
     yield from _dispatch()
     yield from _contest()
+    yield from _contest_as_a_whole()
+    yield from _against_published()
     yield from _waiting()
     yield from _parity()
     yield from _bars()
@@ -139,6 +142,66 @@ def _contest() -> Iterator[Claim]:
                     (runs[own], *others),
                     lambda *found, late=late: _best_over_first(found, late=late),
                 )
+
+
+def _contest_as_a_whole() -> Iterator[Claim]:
+    """Who leads on each model, how many distinct orders fit, and how hard the plans are to beat."""
+    rows = read_table("figure10")
+    for model in PUBLISHED_MODELS:
+        needs = tuple(need_of("figure10", row) for row in rows if row["cell.model"] == model)
+        of = f"Figure 10 at equal tuning, {model}"
+        yield _say(f"figure10/{model}/first", f"{of}: the fastest that fits", "", needs, _first)
+        yield _say(
+            f"figure10/{model}/first_synchronous",
+            f"{of}: the fastest that fits and is never late",
+            "",
+            needs,
+            lambda *runs: _first(*(run for run in runs if not run["staleness_steps"])),
+        )
+        yield _say(f"figure10/{model}/orders", f"{of}: distinct orders that fit", "orders", needs, _distinct_orders)
+    yield _say(
+        "figure10/restarts",
+        "Figure 10 at equal tuning: the most that the last round of random restarts found over a plan",
+        "%",
+        tuple(need_of("figure10", row) for row in rows),
+        lambda *runs: 100 * max(run.get("restart_gain") or 0.0 for run in runs),
+    )
+
+
+def _first(*runs: Record) -> str:
+    fitting = [run for run in runs if run["status"] == "ok"]
+    return str(max(fitting, key=lambda run: run["tokens_per_s"])["choices"]["schedule"])
+
+
+def _distinct_orders(*runs: Record) -> int:
+    return len({run["order_sha256"] for run in runs if run["status"] == "ok"})
+
+
+def _against_published() -> Iterator[Claim]:
+    """How far our simulation of a system is from its published bars: the error that a ratio between two carries."""
+    rows = [row for row in read_table("figure10_published") if row["status"] == "ok"]
+    for system in dict.fromkeys(row["cell.mode.system"] for row in rows):
+        known = [(row, pace) for row in rows if row["cell.mode.system"] == system and (pace := _bar(row)) is not None]
+        needs, paces = tuple(need_of("figure10_published", row) for row, _ in known), [pace for _, pace in known]
+        for end, extreme in (("least", min), ("most", max)) if known else ():
+            yield _say(
+                f"by_action/{system}/{end}",
+                f"Simulated over published pace of {system} on eight RTX 4090, its run script's settings: the {end}",
+                "x",
+                needs,
+                lambda *runs, extreme=extreme, paces=paces: extreme(
+                    run["tokens_per_s"] / pace for run, pace in zip(runs, paces, strict=True)
+                ),
+                evidence="predicted",
+            )
+
+
+def _bar(row: Mapping[str, str]) -> float | None:
+    """The published tokens per second of a system on a model; None where it has no bar."""
+    found = printed(
+        "throughput", "tokens_per_s", system=row["cell.mode.system"], model=PUBLISHED_MODELS[row["cell.model"]]
+    )
+    return found.value if found is not None and isinstance(found.value, float) else None
 
 
 def _best_over_first(runs: tuple[Record, ...], *, late: bool) -> float:

@@ -26,7 +26,9 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_oss": "gpt_oss",
     "gpt2": "gpt",
 }
-SIZES = {each.name: each.type for each in fields(Model) if each.name not in ("name", "published_name")}
+SIZES = {
+    each.name: each.type for each in fields(Model) if each.name not in ("name", "published_name", "batch_sequences")
+}
 REQUIRED = ("num_layers", "hidden", "heads", "vocab")
 EXAMPLE = "num_layers=28 hidden=3072 heads=24 kv_heads=8 intermediate=8192 vocab=128256"
 

@@ -163,7 +163,6 @@ def terms_of_run(case: Case, cluster: Cluster, system: System, size: float, sequ
     """The terms of a run: its batch, its kernels, its machine less what its processes reserve."""
     basis = case.basis
     pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
-    limit = cluster.device_memory_bytes
     return Terms(
         case.model,
         cluster,
@@ -173,7 +172,7 @@ def terms_of_run(case: Case, cluster: Cluster, system: System, size: float, sequ
         sequences,
         (size,),
         STEPS,
-        Limits(None if limit is None else limit - (cluster.reserved_memory_bytes or 0), cluster.host_memory_bytes),
+        Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes),
     )
 
 

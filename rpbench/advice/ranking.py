@@ -67,11 +67,17 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A contender whose best plan does not fit, and the bytes that a device or the host lacks."""
+    """A contender without a plan that fits.
+
+    Args:
+        plan: the one that lacks least, `device_lacks_bytes` of a device and `host_lacks_bytes` of the host.
+        is_proven: whether a bound says that no plan fits; otherwise the search has found none.
+    """
 
     plan: Tuned
     device_lacks_bytes: int
     host_lacks_bytes: int
+    is_proven: bool
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,9 @@ class Advice:
     """What to run, and why.
 
     Args:
-        ranking: what fits, the fastest first.
+        ranking: what fits, the fastest first; without `late` only what trains exactly as plain training does.
+        ranking_late: the others, whose gradients are of older weights; empty where they are in the ranking.
+        does_not_fit: contenders without a plan that fits, those that lack least first.
         levers: what changes would bring to the first; `turns` what would put the second in front.
         left_out: contenders that take no part, with the reason.
     """
@@ -90,6 +98,7 @@ class Advice:
     levers: tuple[Lever, ...]
     turns: tuple[Turn, ...]
     left_out: Mapping[str, str]
+    ranking_late: tuple[Ranked, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -99,7 +108,9 @@ class Advice:
             "num_devices": self.terms.num_devices,
             "tokens_per_step": self.terms.tokens(self.terms.sequences_per_step),
             "ranking": [_plain_row(row, self.terms) for row in self.ranking],
-            "does_not_fit": [_plain_misfit(row) for row in self.does_not_fit],
+            "ranking_late": [_plain_row(row, self.terms) for row in self.ranking_late],
+            "does_not_fit": [_plain_misfit(row) for row in self.does_not_fit if row.is_proven],
+            "none_found": [_plain_misfit(row) for row in self.does_not_fit if not row.is_proven],
             "levers": [lever._asdict() for lever in self.levers],
             "order_turns": [turn._asdict() for turn in self.turns],
             "left_out": dict(self.left_out),
@@ -115,6 +126,7 @@ def advise(
     processes: int = 1,
     thorough: bool = False,
     seconds: float | None = None,
+    late: bool = False,
 ) -> Advice:
     """Every schedule's best plan on equal terms, ranked, with its reasons.
 
@@ -126,6 +138,7 @@ def advise(
         seconds: of a processor's time, on each of the processes, for the searches. What was searched in part is ranked
             with what was found; what has not begun is left out by name. None: no end. Wall time would make the
             answer depend on who else is busy.
+        late: whether methods whose gradients are of older weights join the ranking; otherwise they have their own.
 
     Raises:
         ValueError: for an unknown schedule, or if none takes the model and the devices.
@@ -146,8 +159,10 @@ def advise(
         misfits = sorted((row for row in rows.values() if isinstance(row, Misfit)), key=_misfit_of)
         if not ranked and not misfits:
             raise ValueError("; ".join(left_out.values()) or "no schedule takes part; name at least 1")
-        levers, turns = _what_would_change([(number, row.plan) for number, row in ranked[:2]], sides, seconds)
-    return Advice(terms, tuple(row for _, row in ranked), tuple(misfits), levers, turns, left_out)
+        first = [(number, row) for number, row in ranked if late or not row.staleness_steps]
+        levers, turns = _what_would_change([(number, row.plan) for number, row in first[:2]], sides, seconds)
+    others = tuple(row for _, row in ranked if not late and row.staleness_steps)
+    return Advice(terms, tuple(row for _, row in first), tuple(misfits), levers, turns, left_out, others)
 
 
 # --- searches side by side -----------------------------------------------------------------------------------
@@ -251,7 +266,8 @@ def _misfit(plan: Tuned, terms: Terms) -> Misfit:
     limits, outcome = terms.limits, plan.outcome
     device = limits.device_memory_bytes or outcome.peak_bytes
     host = limits.host_memory_bytes or outcome.host_bytes
-    return Misfit(plan, max(0, outcome.peak_bytes - device), max(0, outcome.host_bytes - host))
+    is_proven = limits.device_memory_bytes is not None and plan.least_bytes > limits.device_memory_bytes
+    return Misfit(plan, max(0, outcome.peak_bytes - device), max(0, outcome.host_bytes - host), is_proven)
 
 
 def _plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
@@ -278,6 +294,7 @@ def _plain_misfit(row: Misfit) -> dict[str, Any]:
     return {
         "schedule": row.plan.contender.name,
         "options": _plain_options(row.plan),
+        "least_memory_bytes": row.plan.least_bytes,
         "peak_memory_bytes": row.plan.outcome.peak_bytes,
         "device_lacks_bytes": row.device_lacks_bytes,
         "host_lacks_bytes": row.host_lacks_bytes,

@@ -210,7 +210,8 @@ def compile_kernels(terms: Terms, basis: Basis) -> None:
     The first start on a machine takes some ten seconds for it. As time of a search they would leave nothing searched.
     """
     model = replace(terms.model, num_layers=2)
-    small = terms_of(model, terms.cluster, basis, num_devices=2, sequences_per_step=4, microbatches=(1,), num_steps=3)
+    cluster = replace(terms.cluster, num_devices=None, device_speeds=None)
+    small = terms_of(model, cluster, basis, num_devices=2, sequences_per_step=4, microbatches=(1,), num_steps=3)
     for contender in contenders(CALLING):
         with suppress(ValueError):  # what a search has to say of it, it says of the terms that were asked for
             Search(contender, small, Budget(1, 1_000)).look()

@@ -43,10 +43,10 @@ from rpbench.registry import unknown_name
 SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for
 SEQ_LEN = 2048
 NUM_STEPS = 3
-BUDGET = Budget(work=40, climb_work=100_000)
-SECONDS = 4.5  # for the searches; to start, and what they lead to, takes the rest of ten
+BUDGET = Budget(work=1_000_000, climb_work=100_000)  # time ends a search, never work
+SECONDS = 5.5  # for the searches; to start, and what they lead to, takes the rest of ten
 
-OWN = ("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "seconds")
+OWN = ("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "seconds")
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,13 @@ def _count(asked: Asked, name: str, usual: int) -> int:
     return int(text)
 
 
+def _yes(asked: Asked, name: str) -> bool:
+    text = asked.own.get(name, "no")
+    if text not in ("yes", "no"):
+        raise ConfigError(f"{name}={text}: yes or no")
+    return text == "yes"
+
+
 def _schedules(asked: Asked) -> tuple[str, ...] | None:
     """Schedules that the request names; None for all."""
     text = asked.own.get("schedules")
@@ -223,7 +230,11 @@ def _model(asked: Asked) -> Model:
         _refuse_sizes(asked)
         return model_of(architecture_of(path), str(read_config(path).get("model_type")), seq_len)
     if name not in options_of("model"):
-        raise ConfigError(_no_model(name))
+        if name not in names("architecture"):
+            raise ConfigError(_no_model(name))
+        _refuse_sizes(asked)
+        known = architecture(name)
+        return model_of(known, "llama" if known.gated else "gpt2", seq_len)
     found = asked.request.model
     if found is None:
         raise ConfigError(f"model={name} has no shape; take one with a shape, such as model=qwen3_1p7b")
@@ -249,11 +260,6 @@ def _refuse_sizes(asked: Asked) -> None:
 def _no_model(name: str) -> str:
     if "/" in name or name.endswith(".json"):
         return f"model={name}: there is no such config.json or folder with one; nothing is downloaded, fetch it first"
-    if name in names("architecture"):
-        return (
-            f"model={name} is known to searches over several nodes only; ask for them, as in cluster=dgx_h100, or give "
-            "its config.json"
-        )
     return unknown_name("model", name, sorted({*options_of("model"), *names("architecture")}))
 
 
@@ -280,6 +286,7 @@ def _on_one_host(model: Model, cluster: Cluster, asked: Asked) -> dict[str, Any]
         budget=BUDGET,
         processes=os.cpu_count() or 1,
         seconds=float(_count(asked, "seconds", 0)) or SECONDS,
+        late=_yes(asked, "late"),
     )
     return _runnable(found, asked)
 
@@ -293,10 +300,10 @@ def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
         words[f"model={model.name}"] = _spelled("model", "transformer", vars(model))
     if own.get("cluster") not in options_of("cluster"):
         words[f"cluster={cluster.name}"] = _spelled("cluster", "local", vars(cluster))
-    for row in answer["ranking"]:
+    for row in (*answer["ranking"], *answer["ranking_late"]):
         for short, long in words.items():
             row["command"] = row["command"].replace(f" {short} ", f" {long} ")
-    if not answer["ranking"]:
+    if not answer["ranking"] and not answer["ranking_late"]:
         answer["smallest_change"] = _smallest_change(found.does_not_fit)
     return answer | {"seq_len": model.seq_len}
 

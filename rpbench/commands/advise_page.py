@@ -50,9 +50,9 @@ def page(answer: Mapping[str, Any]) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
         f"<p>Predicted. {answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step. Nine of ten "
-        f"outcomes should lie between low and high.</p>{_ranking(answer['ranking'])}{_causes(answer['ranking'])}"
-        f"{_misfits(answer['does_not_fit'])}<h2>What would change it, and what was assumed</h2><ul>{told}</ul>"
-        f"{_commands(answer['ranking'])}</html>\n"
+        f"outcomes should lie between low and high.</p>{_ranking(answer['ranking'])}{_late(answer)}"
+        f"{_causes(answer['ranking'])}{_misfits(answer)}"
+        f"<h2>What would change it, and what was assumed</h2><ul>{told}</ul>{_commands(answer['ranking'])}</html>\n"
     )
 
 
@@ -65,8 +65,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _ranking(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "<p>Nothing fits.</p>"
+    return "<h2>Ranking</h2>" + _ranking_table(rows)
+
+
+def _ranking_table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ("schedule", "tokens/s", "low", "high", "memory, GB", "bubble, %", "steps late")
-    return "<h2>Ranking</h2>" + _table(head, [_cells(row) for row in rows])
+    return _table(head, [_cells(row) for row in rows])
+
+
+def _late(answer: Mapping[str, Any]) -> str:
+    rows = answer.get("ranking_late")
+    return "<p>Gradients of older weights, which may cost tokens:</p>" + _ranking_table(rows) if rows else ""
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -97,10 +106,13 @@ def _causes(rows: Sequence[Mapping[str, Any]]) -> str:
     return found + "</p>" + _table(["ms of a step", *(label(row) for row in two)], cells)
 
 
-def _misfits(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return ""
-    return "<h2>Does not fit</h2>" + _table(("schedule", "lacks"), [(label(row), lacks(row)) for row in rows])
+def _misfits(answer: Mapping[str, Any]) -> str:
+    """What cannot fit, and what no plan was found for that fits, each with what the best one lacks."""
+    found = ""
+    for key, title in (("does_not_fit", "Does not fit"), ("none_found", "No plan found that fits")):
+        if rows := answer.get(key):
+            found += f"<h2>{title}</h2>" + _table(("schedule", "lacks"), [(label(row), lacks(row)) for row in rows])
+    return found
 
 
 def _commands(rows: Sequence[Mapping[str, Any]]) -> str:

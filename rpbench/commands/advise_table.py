@@ -7,7 +7,7 @@ from typing import Any
 
 from rpbench.advice.ranking import UNSEARCHED
 
-ROWS, MISFITS = 12, 3
+ROWS, LATE_ROWS, MISFITS = 12, 4, 3
 WIDE = 66  # columns from which the interval, the bubble and the lateness have room
 COMMAND = 400  # characters; a longer one is left to the JSON
 AXES = ("data", "pipeline", "tensor", "context", "expert")
@@ -23,14 +23,28 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
     """
     found = [*_head(answer), _columns(width)]
     found += [_row(row, width) for row in answer["ranking"][:ROWS]]
+    if late := answer.get("ranking_late"):
+        found += ["gradients of older weights, which may cost tokens (docs/convergence.md); late=yes ranks them above:"]
+        found += [_row(row, width) for row in late[:LATE_ROWS]]
     found += _unfinished(answer)
     found += _unsearched(answer)
     found += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
     found += [_why(row) for row in answer["ranking"][:2]]
-    found += [f"does not fit: {label(row)} lacks {lacks(row)}" for row in answer["does_not_fit"][:MISFITS]]
+    found += list(_misfits(answer))
     found += notes(answer)
     folded = [part for line in found for part in _folded(line, width)]
     return [*folded, *_command(answer)]
+
+
+def _misfits(answer: Mapping[str, Any]) -> Iterator[str]:
+    """What cannot fit, with the bound that says so, and what no plan was found for that fits."""
+    for row in answer["does_not_fit"][:MISFITS]:
+        bound = row.get("least_memory_bytes")
+        told = f"needs at least {gigabytes(bound)} a device" if bound else f"lacks {lacks(row)}"
+        yield f"does not fit: {label(row)} {told}"
+    for row in answer.get("none_found", [])[:MISFITS]:
+        ended = "" if row["searched_to_the_end"] else "; not searched to the end"
+        yield f"no plan found that fits: {label(row)} lacks {lacks(row)}{ended}"
 
 
 def notes(answer: Mapping[str, Any]) -> list[str]:
@@ -92,7 +106,7 @@ def _row(row: Mapping[str, Any], width: int) -> str:
 
 
 def _unfinished(answer: Mapping[str, Any]) -> list[str]:
-    if all(row.get("searched_to_the_end", True) for row in answer["ranking"]):
+    if all(row.get("searched_to_the_end", True) for row in (*answer["ranking"], *answer.get("ranking_late", ()))):
         return []
     return ["* the best so far, not searched to the end; seconds=60 has time for all"]
 

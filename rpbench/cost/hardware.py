@@ -118,6 +118,16 @@ class Cluster:
         if not (is_finite(self.transfer_latency_s) and self.transfer_latency_s >= 0):
             raise ValueError(f"cluster.transfer_latency_s={self.transfer_latency_s!r}: seconds, 0 or more")
 
+    @property
+    def usable_memory_bytes(self) -> int | None:
+        """What a plan may fill of one device: its memory less what contexts and libraries take; None without limit.
+
+        Below 0 where a device has less than these take: then nothing fits.
+        """
+        if self.device_memory_bytes is None:
+            return None
+        return self.device_memory_bytes - (self.reserved_memory_bytes or 0)
+
     def link_bytes_per_s(self, lane: str) -> float | None:
         """The pace of one device's link alone, by lane (h2d, d2h or net); None without limit."""
         other = {"d2h": self.device_to_host_bytes_per_s, "net": self.device_to_device_bytes_per_s}

@@ -47,6 +47,7 @@ _STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
 _OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "activations between halves", "logits")
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 # --- bytes on each device -----------------------------------------------------------------------------------
@@ -144,13 +145,32 @@ class Footprint:
 
     @property
     def least_bytes(self) -> int:
-        """What the fullest device holds at least, however the layers are cut."""
+        """What the fullest device holds at least, however the layers are cut.
+
+        The fullest device holds no less than any weighted mean of them all. A device counts the more the less a layer
+        takes there, so that a cut which evens them out meets the bound; a layer goes where it adds least to the mean.
+        """
         if self._streamed:
             return 0
         if self._replicas is not None:
             return self._replicas.least_bytes(self._sizes)
-        layers = [*self._sizes.layers, self._sizes.embedding, self._sizes.head]
-        return sum(layer.weights + layer.gradients + layer.optimizer for layer in layers) // self._holds.shape[1]
+        versions = np.ones(len(self._holds)) + self._more_versions
+        each = self._staying(np.array(self._sizes.layers, np.float64), versions)  # (layers, stages)
+        lightest = np.where(self._holds > 0, each.mean(axis=0)[:, None], np.inf).min(axis=0)  # a layer, by device
+        weights = np.where(np.isfinite(lightest) & (lightest > 0), 1 / lightest, 0.0)
+        if not weights.any():
+            return 0
+        counted = self._holds @ (weights / weights.sum())  # what a byte of a stage adds to the mean
+        found = (each * counted).min(axis=1).sum()
+        if not self._num_head_shards:
+            ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
+            found += ends[0, 0] * counted[0] + ends[1, -1] * counted[-1]
+        return int(found / self._tensor_shares)
+
+    def _staying(self, sizes: Floats, versions: Floats) -> Floats:
+        """Bytes of layers that stay on the device of a stage, (layers, stages)."""
+        weights, gradients, optimizer = sizes[:, 0], sizes[:, 1], sizes[:, 2]
+        return np.outer(weights, versions) + (gradients + optimizer * self._num_states)[:, None]
 
     def keeping(self, keeps: Collection[int]) -> "Footprint":
         """The same where the activations of these stages stay."""

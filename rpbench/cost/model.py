@@ -24,7 +24,7 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 BYTES_PER_VALUE = 2  # fp16 and bf16
 
 _SIZES = ("num_layers", "hidden", "heads", "vocab", "experts_total", "experts_active", "seq_len")
-_OPTIONAL_SIZES = ("kv_heads", "head_dim", "intermediate", "sliding_window", "lora_rank", "context")
+_OPTIONAL_SIZES = ("kv_heads", "head_dim", "intermediate", "sliding_window", "lora_rank", "context", "batch_sequences")
 
 FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others when it is not given
 
@@ -46,6 +46,7 @@ class Model:
         sliding_window: keys a query sees in every other layer, from the first layer on; None for all.
         seq_len: tokens of one sequence.
         context: longest sequence its positions are made for; None for no limit.
+        batch_sequences: sequences of an optimizer step in the run scripts of its source; None where there are none.
         qk_norm, biases, attention_sinks: small parameters: norms of queries and keys; a bias on every linear
             map of a layer; one number a head.
         training_mode: `full`, or `lora` with adapters of rank `lora_rank` on every linear map of every layer.
@@ -75,6 +76,7 @@ class Model:
     sliding_window: int | None = None
     seq_len: int = 2048
     context: int | None = None
+    batch_sequences: int | None = None
     qk_norm: bool = False
     biases: bool = False
     attention_sinks: bool = False

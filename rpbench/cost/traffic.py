@@ -6,6 +6,7 @@ optimizer                                 nothing; or its traffic over the memor
                                           all devices and all copies share, or of the device
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -49,10 +50,10 @@ class Traffic:
     boundaries: bool | None = None
     optimizer: OptimizerTraffic | None = None
 
-    def times(self, schedule: Schedule, units_per_second: int) -> TransferTimes:
-        """Times of the transfers of a schedule whose partition is known."""
+    def times(self, schedule: Schedule, units_per_second: int, keeps: Collection[int] | None = None) -> TransferTimes:
+        """Times of the transfers of a schedule whose partition is known; `keeps` as of `StageBytes`."""
         assert schedule.partition is not None
-        stages = StageBytes(schedule.partition, self.sizes)
+        stages = StageBytes(schedule.partition, self.sizes, keeps)
         on_host = None if self.optimizer is None else self.optimizer.on_host
         return TransferTimes(stages, self.cluster, units_per_second, on_host)
 
@@ -67,9 +68,14 @@ class Traffic:
             for lane in ("d2h", "h2d")
         )
 
-    def charged(self, schedule: Schedule, costs: CostTable) -> CostTable:
-        """The costs with what the transfers and the optimizer of a schedule take."""
-        times = self.times(schedule, costs.units_per_second)
+    def charged(self, schedule: Schedule, costs: CostTable, keeps: Collection[int] | None = None) -> CostTable:
+        """The costs with what the transfers and the optimizer of a schedule take.
+
+        Args:
+            keeps: backward stages that recompute nothing, whose whole activations move; None: all or none, as the
+                sizes say.
+        """
+        times = self.times(schedule, costs.units_per_second, keeps)
         work = dict(costs.work)
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)

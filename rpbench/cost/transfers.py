@@ -2,11 +2,11 @@
 
 Bytes are counted from actions, never from a formula: every action that uses a link carries a share of a stage's
 weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moves.Cargo`). What a stage
-keeps for recomputation is one boundary tensor; where nothing is recomputed, all its activations of a microbatch move.
+keeps for recomputation is one boundary tensor; a stage that recomputes nothing moves all its activations.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -20,17 +20,22 @@ from rpbench.ir.schedule import Schedule
 
 
 class StageBytes:
-    """Bytes of the stages of a partition."""
+    """Bytes of the stages of a partition.
 
-    def __init__(self, partition: Partition, sizes: ModelBytes) -> None:
+    Args:
+        keeps: backward stages that recompute nothing; None: all or none, as `sizes` says.
+    """
+
+    def __init__(self, partition: Partition, sizes: ModelBytes, keeps: Collection[int] | None = None) -> None:
         partition.check_layers(sizes.num_layers)
-        self._sizes = sizes
+        everyone = range(len(partition.backward)) if sizes.keeps_activations else ()
+        self._sizes, self._keeps = sizes, frozenset(everyone if keeps is None else keeps)
         self._forward = _stages(partition.forward_ranges(), sizes, has_head=not partition.fused)
         self._backward = _stages(partition.backward_ranges(), sizes, has_head=True)
 
     def of(self, cargo: Cargo) -> Number:
         """Bytes that an action carries over the link of its device."""
-        if cargo.object == "A" and self._sizes.keeps_activations:
+        if cargo.object == "A" and cargo.stage in self._keeps:
             last = cargo.stage == len(self._backward) - 1
             kept = self.stage(cargo.stage, backward=True).activations + self._sizes.logits * last
             return _part(kept, cargo.share)
@@ -50,8 +55,13 @@ def _part(amount: int, share: Fraction) -> Number:
     return amount * share.numerator if share.denominator == 1 else amount * share
 
 
-def moved_bytes(schedule: Schedule | Analysis, sizes: ModelBytes) -> list[dict[str, int]]:
+def moved_bytes(
+    schedule: Schedule | Analysis, sizes: ModelBytes, keeps: Collection[int] | None = None
+) -> list[dict[str, int]]:
     """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
+
+    Args:
+        keeps: as of `StageBytes`.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -60,7 +70,7 @@ def moved_bytes(schedule: Schedule | Analysis, sizes: ModelBytes) -> list[dict[s
     partition, index = analysis.schedule.partition, analysis.index
     if partition is None:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
-    stages = StageBytes(partition, sizes)
+    stages = StageBytes(partition, sizes, keeps)
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
     for number, cargo in analysis.cargo.items():
         if cargo.lane not in LINKS:

@@ -11,7 +11,7 @@ from rpbench.ir.residency import moves_activations
 from rpbench.ir.rest_rule import boundaries
 from rpbench.ir.saved_inputs import keeping_stage
 from rpbench.ir.schedule import Schedule
-from rpbench.passes.recomputation import Recompute, check_recompute
+from rpbench.passes.recomputation import Recompute, check_nothing_leaves, check_recompute
 
 
 def check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
@@ -32,6 +32,8 @@ def check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
 def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
     """Refuse to keep activations whose weights are others in backward, or to move those of several forwards at once."""
     check_recompute(schedule, recompute)
+    if recompute != "all":  # the engine's kept graphs hold the very weights of their forward
+        check_nothing_leaves(schedule, recompute, {"P", "G"})
     if recompute == "none" and schedule.shape.separate_cuts and moves_activations(schedule):
         raise ValueError(
             f"recompute=none: {schedule.name} moves activations, and its backward stages have other layers than its "

@@ -28,7 +28,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, from_text
 from rpbench.ir.versions import Versions
 from rpbench.passes.lower import add_steps
-from rpbench.passes.recomputation import check_recompute
+from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem
@@ -89,6 +89,8 @@ def assemble(request: Request) -> Assembled:
     if request.offload != "none":
         check_sizes(schedule, sizes)
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    if request.backend is not None and request.recompute != "all":
+        check_nothing_leaves(schedule, request.recompute, {"P", "G"})
     if request.model is not None:
         schedule.shape.check_length(request.model.seq_len)
     graph, versions = checked_graph(schedule)
@@ -159,7 +161,7 @@ def pose(request: Request) -> Problem:
         recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
         fused_ahead=cost.fused_ahead,
         published=_published(request),
-        memory=DeviceMemory(sizes, cluster.device_memory_bytes) if sizes and cluster.device_memory_bytes else None,
+        memory=None if sizes is None or (limit := cluster.usable_memory_bytes) is None else DeviceMemory(sizes, limit),
         activations=layer_activations(model, request.tokens_per_microbatch or 0) if model else UNKNOWN,
         finish=partial(_finished, request),
         traffic=_traffic(request, sizes),

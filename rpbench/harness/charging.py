@@ -14,10 +14,8 @@ from rpbench.harness.choices import ConfigError, Simulate
 from rpbench.harness.keys import MOVES, check_figures
 from rpbench.harness.request import Request
 from rpbench.harness.usual_charge import CONSTANTS
-from rpbench.ir.moves import has_transfers
-from rpbench.ir.schedule import Schedule, ScheduleError, Weights
-from rpbench.passes.boundary_lanes import send_over_links
-from rpbench.passes.offload import shard
+from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.plan.contest.charges import with_boundaries
 
 CHARGES = ("hops", "bytes")
 
@@ -51,17 +49,11 @@ def check_charge(request: Request) -> None:
 def with_charges(schedule: Schedule, cluster: Cluster) -> Schedule:
     """The schedule with the sums over copies of a stage, and its boundary tensors as transfers.
 
-    Streamed schedules, and methods that say themselves what they move, have everything already.
-
     Raises:
-        ConfigError: if a link between devices has something beside boundary tensors and sums.
+        ConfigError: if a link between devices has something beside boundary tensors, sums and activations.
     """
-    if has_transfers(schedule) or schedule.weights is Weights.STREAMED:
-        return schedule
-    if schedule.placement and any(len(holders) > 1 for holders in schedule.placement):
-        schedule = shard(schedule, parameters=None, gradients="step")
     try:
-        return send_over_links(schedule, direct=cluster.device_to_device_bytes_per_s is not None)
+        return with_boundaries(schedule, cluster)
     except ScheduleError as error:
         raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
 

@@ -66,7 +66,7 @@ class Forecaster:
         peak = max(needed)
         if reason:
             return Forecast(DOES_NOT_FIT, reason, peak, making, "it is not run")
-        if (limit := request.cluster.device_memory_bytes) is None:
+        if (limit := request.cluster.usable_memory_bytes) is None:
             why = f"cluster {request.cluster.name} declares no memory"
             return Forecast(NOT_KNOWN, why, peak, seconds, source)
         return Forecast(FITS, f"{peak / 1e9:.2f} of {limit / 1e9:.2f} GB", peak, seconds, source)

@@ -1,5 +1,6 @@
 """Transfers of a run: the passes that `offload` asks for, what they take on the cluster, and what a record says."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -69,12 +70,14 @@ def simulate_transfers(graph: Graph, costs: CostTable) -> tuple[Timeline, dict[s
     return timeline, {"transfer_exposed_s": float(exposed) / timeline.units_per_second}
 
 
-def transfer_bytes(schedule: Schedule | Analysis, sizes: ModelBytes | None) -> dict[str, Any]:
+def transfer_bytes(
+    schedule: Schedule | Analysis, sizes: ModelBytes | None, keeps: Collection[int] | None = None
+) -> dict[str, Any]:
     """Record fields: bytes over each kind of link, per device; none for a schedule without transfers."""
     analysis = analysed(schedule)
     if sizes is None or not carries(analysis.schedule):
         return {}
-    moved = moved_bytes(analysis, sizes)
+    moved = moved_bytes(analysis, sizes, keeps)
     return {
         f"{link}_bytes": [sum(number for what, number in device.items() if what.startswith(link)) for device in moved]
         for link in LINKS

@@ -84,7 +84,7 @@ def _facts(assembled: Assembled) -> Fields:
         "peak_memory_bytes": None,
         "weight_versions": versions.max_live,
         "staleness_steps": versions.max_staleness,
-        **transfer_bytes(analysis, sizes),
+        **transfer_bytes(analysis, sizes, assembled.keeps),
         **assembled.schedule.told,
     }
     return facts if sizes is None else facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}
@@ -100,7 +100,7 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
     """Bytes on each device where the model has a shape, and why they do not fit, if they do not."""
     if assembled.sizes is None:
         return None, ""
-    in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.device_memory_bytes
+    in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.usable_memory_bytes
     plan = assembled.plan
     needed = device_bytes(assembled.schedule, assembled.sizes, in_flight, assembled.keeps, _analysis(assembled))
     if plan is not None:

@@ -38,7 +38,9 @@ from rpbench.sim.checked import check_graph
 TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
 # Actions timed in one sketch of a cut, for each timeline of the budget. With a twelfth of it one schedule in ten of the
 # published comparison stayed 2 to 9 % below what it can do, for want of a cut that fits with little recomputation.
-SKETCHED = 36_000
+SKETCHED = 3_600
+# Of a budget, for each random restart of a round.
+TIMELINES_A_RESTART = 200
 # What the search chooses; a request leaves it as it is by default.
 CHOSEN = {"partition": "even", "chunks_per_device": None, "recompute": "all", "prefetch": RunConfig.prefetch}
 CHARGED = {"offload": "none", "charge": "hops", "dispatch": "round_robin"}
@@ -51,10 +53,16 @@ def tuned(request: Request) -> Assembled:
         ValueError: for a request that leaves nothing to choose, or a schedule that takes no setting.
     """
     terms, who = terms_of_request(request), contender_of(request)
-    assert request.tuning_budget is not None
     frames = Frames(who, terms)
-    plan = tune(who, terms, Budget(request.tuning_budget, SKETCHED * request.tuning_budget), frames=frames)
+    plan = tune(who, terms, budget_of(request), frames=frames)
     return assembled_plan(plan, terms, frames.of_plan(plan))
+
+
+def budget_of(request: Request) -> Budget:
+    """What the search of a request may spend."""
+    work = request.tuning_budget
+    assert work is not None
+    return Budget(work, SKETCHED * work, work // TIMELINES_A_RESTART)
 
 
 def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
@@ -183,6 +191,9 @@ def plan_fields(assembled: Assembled) -> Fields:
         "num_plans_timed": plan.num_timed,
         "num_plans_sketched": plan.num_sketched,
         "num_settings_tried": len(plan.tried),
+        "num_restarts": plan.restarted.number,
+        "restart_gain": plan.restarted.gain,
+        "least_memory_bytes": plan.least_bytes or None,
     }
 
 
@@ -192,11 +203,11 @@ def why_not(plan: Tuned, cluster: Cluster) -> str:
     if found.fits:
         return ""
     for where, needed, limit in (
-        ("a device", found.peak_bytes, cluster.device_memory_bytes),
+        ("a device", found.peak_bytes, cluster.usable_memory_bytes),
         ("the host", found.host_bytes, cluster.host_memory_bytes),
     ):
         if limit is not None and needed > limit:
-            parts.append(f"{where} needs {needed / 1e9:.1f} GB and has {limit / 1e9:.1f} GB")
+            parts.append(f"{where} needs {needed / 1e9:.1f} GB and has {max(0, limit) / 1e9:.1f} GB")
     return f"{' and '.join(parts)} with the plan that lacks least of {len(plan.tried)} settings"
 
 

@@ -62,6 +62,14 @@ def has_transfers(schedule: Schedule) -> bool:
     return not CARRIERS.isdisjoint(schedule.kinds)
 
 
+def moves_activations_alone(schedule: Schedule) -> bool:
+    """Whether activations are all that moves beside boundary tensors."""
+    kinds = schedule.kinds & CARRIERS
+    return kinds <= {Kind.LOAD, Kind.STORE, Kind.FREE} and all(
+        action.object == "A" for _, _, row in schedule.items() for action in row if action.kind in kinds
+    )
+
+
 class Moves:
     """The transfers of a schedule, matched with what they serve: the visits of every device.
 

@@ -1,5 +1,6 @@
 """Gpu: what one accelerator can do, from `conf/gpu/`; every figure has an origin, a source and an uncertainty."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -81,15 +82,28 @@ class Gpu:
 
 @cache
 def gpu(name: str) -> Gpu:
-    """The accelerator of `conf/gpu/<name>.yaml`.
+    """The accelerator of a file in `conf/gpu/`, as one writes its name: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
 
     Raises:
-        ValueError: for an unknown name, with the nearest.
+        ValueError: for a name that fits several files, with these, or none, with the nearest.
     """
     known = names("gpu")
-    if name not in known:
-        raise ValueError(unknown_option("gpu", name, known))
-    return Gpu(**read(CONF / "gpu" / f"{name}.yaml"))
+    fitting = [name] if name in known else [each for each in known if _fits(name, each)]
+    if len(fitting) != 1:
+        raise ValueError(unknown_option("gpu", name, known) if not fitting else _ambiguous(name, fitting))
+    return Gpu(**read(CONF / "gpu" / f"{fitting[0]}.yaml"))
+
+
+def _fits(asked: str, name: str) -> bool:
+    """Whether a name is what was asked for: the chip in full, for an L40 is no L40S, and what follows as it begins."""
+    chip, *others = name.split("_")
+    words = [word for word in re.split(r"[^a-z0-9]+", asked.lower()) if word]
+    whole = next((count for count in range(1, len(words) + 1) if "".join(words[:count]) == chip), 0)
+    return whole > 0 and all(any(other.startswith(word) for other in others) for word in words[whole:])
+
+
+def _ambiguous(name: str, fitting: list[str]) -> str:
+    return f"gpu={name}: there are {len(fitting)} of them; say which: {', '.join(fitting)}"
 
 
 def unknown_option(what: str, name: str, known: list[str]) -> str:

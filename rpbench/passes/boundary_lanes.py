@@ -5,8 +5,8 @@
 
 A device sends in the order in which it makes things and receives in the order in which it needs them, so that no
 tensor waits behind one that is needed later; between two devices that order may differ. Where copies of a stage sum
-their gradients over the same link, a sum goes behind what the last gradient in it makes. With 2 devices and through
-the host:
+their gradients over the same link, a sum goes behind what the last gradient in it makes; where activations wait on the
+host, they share the link with what passes between stages. With 2 devices and through the host:
 
     device 0   compute   0F0 0F1                      0B0
                d2h           0SEND_F0 0SEND_F1
@@ -16,13 +16,18 @@ the host:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.communication import hops
 from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import Schedule, ScheduleError
+
+Placed = list[tuple[int, Action]]  # with the number of the computation that it stands behind
+
+# An activation comes back behind what runs so many computations before its backward.
+AHEAD = 2
+_READERS = (Kind.R, Kind.B, Kind.I, Kind.W)
 
 
 def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
@@ -45,43 +50,68 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
     rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
     sends, receives = ("net", "compute") if direct else ("d2h", "h2d")
     for lane in index.lanes:
-        numbers = range(lane.start, lane.stop)
+        if lane.name != "compute":
+            continue
+        numbers, links = range(lane.start, lane.stop), rows[lane.device]
         sent = [(number, send) for number in numbers for send in leaving.get(number, ())]
+        received = [(number - 1, receive) for number in numbers for receive in coming.get(number, ())]
         if sent:
-            rows[lane.device][sends] = _with_sums(sent, rows[lane.device].get(sends, []), index, lane)
-        if receives == "compute" and lane.name != sends:
-            rows[lane.device][lane.name] = [
+            links[sends] = _merged(sent, links.get(sends, []), index, lane)
+        if direct:
+            links["compute"] = [
                 action for number in numbers for action in (*coming.get(number, ()), index.actions[number])
             ]
-        received = [action for number in numbers for action in coming.get(number, ())]
-        if received and receives != "compute":
-            rows[lane.device][receives] = received
+        elif received:
+            links[receives] = _merged(received, links.get(receives, []), index, lane)
     return replace(schedule, rows=tuple({name: tuple(row) for name, row in lanes.items()} for lanes in rows))
 
 
-def _with_sums(sent: list[tuple[int, Action]], sums: list[Action], index: Index, lane: Lane) -> list[Action]:
-    """What a device sends, and the sums that its link has already, each behind what the last gradient in it makes.
+def _merged(boundaries: Placed, row: list[Action], index: Index, lane: Lane) -> list[Action]:
+    """Boundary tensors among what a link has already; behind the same computation they go first, for they are small."""
+    return [action for _, action in sorted([*boundaries, *_placed(row, index, lane)], key=lambda item: item[0])]
 
-    Args:
-        sent: with the numbers of the actions on this lane that make them.
+
+def _placed(row: list[Action], index: Index, lane: Lane) -> Placed:
+    """What a link of a device has already, in its order, each with what it stands behind.
 
     Raises:
-        ScheduleError: if the link has anything else.
+        ScheduleError: if it is neither a sum of gradients nor an activation that moves.
     """
-    placed: list[tuple[int, Action]] = []
-    version = Counter[int]()
-    for action in sums:
-        version[action.stage] += 1
-        own = [each for each in _gradients(action, version[action.stage], index) if lane.start <= each < lane.stop]
-        if not own or (placed and max(own) < placed[-1][0]):
+    placed, version, loaded = Placed(), Counter[int](), set[Action]()
+    for action in row:
+        if action.kind is Kind.REDUCE_GRAD:
+            version[action.stage] += 1
+            found = _last_gradient(action, version[action.stage], index, lane)
+        else:
+            found = _beside_activation(action, loaded, index, lane)
+        before = placed[-1][0] if placed else lane.start
+        if found is None or (found < before and action.kind is Kind.REDUCE_GRAD):
             raise ScheduleError(
-                f"{index.schedule.name} moves other things on lane net of rank {lane.device}: which goes first there "
+                f"{index.schedule.name} moves other things on the links of rank {lane.device}: which goes first there "
                 "is not known"
             )
-        placed.append((max(own), action))
-    return [action for _, action in sorted([*sent, *placed], key=lambda item: item[0])]
+        placed.append((max(found, before), action))
+    return placed
 
 
-def _gradients(action: Action, version: int, index: Index) -> Iterable[int]:
-    """The actions whose gradients a sum adds up; none of what is no sum."""
-    return index.gradients(action.stage, version) if action.kind is Kind.REDUCE_GRAD else ()
+def _last_gradient(action: Action, version: int, index: Index, lane: Lane) -> int | None:
+    own = [number for number in index.gradients(action.stage, version) if lane.start <= number < lane.stop]
+    return max(own, default=None)
+
+
+def _beside_activation(action: Action, loaded: set[Action], index: Index, lane: Lane) -> int | None:
+    """What a STORE:A, LOAD:A or FREE:A stands behind; None for anything else.
+
+    What leaves stands behind its forward, what comes back shortly before its backward, and a FREE:A of that behind it.
+    """
+    if action.object != "A":
+        return None
+    place = (action.stage, action.microbatch or 0, action.part)
+    users = [number for kind in _READERS if (number := index.at(kind, *place)) >= 0]
+    maker, name = index.at(Kind.F, *place), action._replace(kind=Kind.LOAD, peer=None)
+    if maker < 0 or not users:
+        return None
+    if action.kind is Kind.LOAD:
+        loaded.add(name)
+        return max(maker, min(users) - AHEAD, lane.start)
+    return max(users) if name in loaded else maker

@@ -12,6 +12,7 @@ the last microbatch of a batch, which comes back at once on the last stage only.
 Source: Huang et al., "GPipe", NeurIPS'19, section 2.3; Kim et al., "torchgpipe", arXiv 2004.09910, section 3.
 """
 
+from collections.abc import Set
 from typing import Literal, get_args
 
 from rpbench.ir.action import Kind
@@ -39,6 +40,19 @@ _SAME_WEIGHTS = frozenset(
 )
 
 
+def check_nothing_leaves(schedule: Schedule, recompute: str, objects: Set[str]) -> None:
+    """Refuse to keep a graph whose weights leave the device before its backward: gathered shards, and what is moved.
+
+    Costs and memory need no such rule: activations stay while weights come back for the backward.
+
+    Raises:
+        ValueError: with the rule and a way out.
+    """
+    moved = {action.object for _, _, row in schedule.items() for action in row if action.object}
+    if Kind.UNSHARD in schedule.kinds or moved & objects:
+        raise ValueError(f"recompute={recompute}: nothing may leave the devices in between; use recompute=all")
+
+
 def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
     """Refuse to keep what cannot stay where it is.
 
@@ -58,10 +72,8 @@ def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
             f"recompute={recompute}: the stages of {schedule.name} come and go, and nothing of a forward stays on a "
             "device; use recompute=all, or a schedule whose stages stay where they are, such as gpipe"
         )
-    leaves = Kind.UNSHARD in schedule.kinds  # gathered weights are dropped in between
-    moved = {action.object for _, _, row in schedule.items() for action in row if action.object}
-    if leaves or moved & ({"P", "G"} if keeps_whole_stages else {"P", "G", "A"}):
-        raise ValueError(f"recompute={recompute}: nothing may leave the devices in between; use recompute=all")
+    if recompute == "except_last":
+        check_nothing_leaves(schedule, recompute, {"P", "G", "A"})
     if keeps_whole_stages and (schedule.shape.num_parts > 1 or schedule.shape.num_head_shards):
         raise ValueError(
             f"recompute={recompute}: {schedule.name} cuts sequences or layers into parts; use recompute=all"

@@ -205,7 +205,7 @@ class Climb:
             close = scores <= self.best_score * (1 + SLACK)  # the others are out of the race as they are
             worst = self._footprint.peaks(forward[close], backward[close]).max(axis=1)
             limit = self._memory.limit_bytes
-            scores[close] = np.where(worst <= limit, scores[close], MISFIT * worst / limit)
+            scores[close] = np.where(worst <= limit, scores[close], MISFIT * worst / max(1, limit))
         return scores
 
     def _row(self, partition: Partition) -> tuple[int, ...]:

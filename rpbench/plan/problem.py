@@ -134,7 +134,7 @@ class Problem:
         costs = self.costs(schedule.partition)
         if self.traffic is None or not (self.traffic.optimizer or has_transfers(schedule)):
             return costs
-        return self.traffic.charged(schedule, costs)
+        return self.traffic.charged(schedule, costs, self.keeps or None)
 
     @property
     def head_time(self) -> Number:

@@ -73,10 +73,11 @@ def test_with_links_of_no_time_nothing_is_held_up():
 def test_the_ranking_falls_and_says_why(advice):
     paces = [row.plan.outcome.tokens_per_s for row in advice.ranking]
     assert paces == sorted(paces, reverse=True)
-    assert {row.plan.contender.name for row in advice.ranking} | {
-        row.plan.contender.name for row in advice.does_not_fit
-    } == {*NAMES, "roundpipe(asynchronous=True)"}
-    for row in advice.ranking:
+    every = (*advice.ranking, *advice.ranking_late, *advice.does_not_fit)
+    assert {row.plan.contender.name for row in every} == {*NAMES, "roundpipe(asynchronous=True)"}
+    assert not any(row.staleness_steps for row in advice.ranking)
+    assert all(row.staleness_steps for row in advice.ranking_late)
+    for row in (*advice.ranking, *advice.ranking_late):
         assert row.low < row.plan.outcome.tokens_per_s < row.high
         assert sum(row.why.values()) == pytest.approx(row.plan.outcome.step_time_s)
         assert 0 <= row.bubble < 1

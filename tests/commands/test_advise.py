@@ -82,6 +82,20 @@ def test_advice_is_json_on_stdout_and_a_table_on_stderr(capsys):
     assert "assumed host_memory_bytes: no limit" in err
 
 
+def test_who_trains_on_older_weights_has_a_list_of_its_own_or_joins(capsys):
+    words = [*(word for word in SMALL if not word.startswith("schedules=")), "schedules=1f1b,pipedream_2bw"]
+    apart, joined = (
+        advise_on([*words, "gpu=l40s", "num_devices=2", late], io.StringIO()) for late in ("late=no", "late=yes")
+    )
+    assert {row["schedule"] for row in apart["ranking"]} == {"1f1b"}
+    assert {row["schedule"] for row in apart["ranking_late"]} == {"pipedream_2bw"}
+    assert {row["schedule"] for row in joined["ranking"]} == {"1f1b", "pipedream_2bw"}
+    assert joined["ranking_late"] == []
+    assert all(row["command"].startswith("python -m rpbench") for row in apart["ranking_late"])
+    with pytest.raises(ValueError, match="late=maybe: yes or no"):
+        advise_on([*words, "gpu=l40s", "num_devices=2", "late=maybe"], io.StringIO())
+
+
 def test_its_command_runs_and_says_the_same(rpbench):
     answer = advise_on([*SMALL, "gpu=l40s", "num_devices=2"], io.StringIO())
     row = answer["ranking"][0]
@@ -149,7 +163,7 @@ WRONG = [
     (("model=llama31_8b", *FOUR_L40S, "num_devices=8"), "num_devices=8: num_devices= is given twice"),
     (("model=llama31_8b", *FOUR_L40S, "schedules=1f1b,"), "schedules=1f1b,: names with a comma between two"),
     (("model=llama31_8b", *FOUR_L40S, "devices_per_node=2", "schedules=zb_v"), "schedules=zb_v: a search over meshes"),
-    (("model=deepseek_v3", "cluster=8x_h100"), "model=deepseek_v3 is known to searches over several nodes only"),
+    (("model=deepseek_v3", "cluster=8x_h100"), "kv_lora_rank (latent attention) is not modelled on one host"),
 ]
 
 

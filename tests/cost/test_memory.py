@@ -130,6 +130,30 @@ def test_no_cut_takes_less_than_the_least():
     assert Footprint(built("roundpipe", "2-2|2-2-0*", 2, 4), SIZES, [1, 1]).least_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "name, ranks, chunks, held",
+    [
+        ("1f1b", 4, 1, lambda each: 8 * each / 4),
+        ("interleaved_1f1b", 4, 2, lambda each: 8 * each / 4),
+        ("dualpipe", 4, 1, lambda each: 2 * 8 * each / 4),  # two copies of every layer
+        ("megatron_tp", 4, 1, lambda each: 8 * each / 4),
+        # Rank r of p keeps p - r versions; evened out, a rank has layers as 1 over what one takes there.
+        ("pipedream", 4, 1, lambda each: 8 / sum(1 / (each + (3 - rank)) for rank in range(4))),
+    ],
+)
+def test_the_least_is_met_by_the_best_split_and_by_no_cut_undercut(name, ranks, chunks, held):
+    """The bound in closed form where layers may be split; equal layers of 1 + 1 + 6 units, ends of nothing."""
+    nothing = LayerSize(0, 0, 0)
+    sizes = ModelBytes((LayerSize(1000, 1000, 6000),) * 8, nothing, nothing, 0, 0, 0)
+    stages = ranks * chunks
+    num_microbatches, num_steps = entry(name).steps(8, 1, None)
+    order = entry(name).build(Shape(ranks, stages, num_microbatches, num_steps=num_steps))
+    footprint = Footprint(order, sizes, [0] * ranks)
+    assert footprint.least_bytes == pytest.approx(1000 * held(8), abs=1)
+    cuts = np.array([cut for cut in np.ndindex(*(4,) * stages) if sum(cut) == 8][:2000])
+    assert (footprint.peaks(cuts, cuts).max(axis=1) >= footprint.least_bytes).all()
+
+
 # --- sizes of a model ---------------------------------------------------------------------------------------
 
 

@@ -77,9 +77,27 @@ def test_a_link_of_bandwidth_0_is_refused():
         Machine("m", gpu("a100_sxm4_80gb"), 8, 1, intra_bytes_per_s=0, inter_bytes_per_s=25e9)
 
 
-def test_an_unknown_gpu_is_answered_with_the_nearest_name():
-    with pytest.raises(ValueError, match=r"unknown gpu 'h100_sxm'; did you mean h100_sxm5_80gb or h100_sxm5_96gb"):
+@pytest.mark.parametrize(
+    "written, name",
+    [
+        ("L40S", "l40s"),
+        ("RTX 4090", "rtx4090"),
+        ("rtx-5090", "rtx5090"),
+        ("H200", "h200_sxm"),
+        ("A100 PCIe", "a100_pcie_80gb"),
+    ],
+)
+def test_a_gpu_is_found_as_one_writes_its_name(written, name):
+    assert gpu(written).name == name
+
+
+def test_a_name_that_several_gpus_have_or_none_is_answered_with_names():
+    with pytest.raises(
+        ValueError, match=r"gpu=h100_sxm: there are 2 of them; say which: h100_sxm5_80gb, h100_sxm5_96gb"
+    ):
         gpu("h100_sxm")
+    with pytest.raises(ValueError, match=r"unknown gpu 'rtx4080'; did you mean rtx4090"):
+        gpu("rtx4080")
 
 
 def test_a_token_cannot_visit_more_experts_than_there_are():

@@ -20,9 +20,10 @@ from rpbench.plan.contest.contender import contender, contenders, why_not_charge
 from rpbench.plan.contest.frame import Frame, posed
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.order_key import order_key
-from rpbench.plan.contest.plans import Budget, rank
-from rpbench.plan.contest.search import tune
-from rpbench.plan.contest.space import RECOMPUTES, Space, space_of
+from rpbench.plan.contest.plans import Budget, Tried, rank
+from rpbench.plan.contest.restarts import restart
+from rpbench.plan.contest.search import Search, tune
+from rpbench.plan.contest.space import RECOMPUTES, Setting, Space, space_of
 from rpbench.plan.contest.terms import default_microbatches
 from rpbench.plan.evaluate import evaluate
 from rpbench.registry import entry
@@ -192,9 +193,9 @@ def test_what_cannot_be_is_refused(make, says):
         make()
 
 
-def test_sizes_of_microbatches_leave_one_to_eight_for_a_device():
+def test_sizes_of_microbatches_leave_one_to_thirty_two_for_a_device():
     assert default_microbatches(64, 8) == (1, 2, 4, 8)
-    assert default_microbatches(512, 8) == (8, 16, 32, 64)
+    assert default_microbatches(512, 8) == (2, 4, 8, 16, 32, 64)
     assert default_microbatches(3, 8) == (1,)
 
 
@@ -306,3 +307,56 @@ def test_some_plans_are_one_order_and_others_are_not():
     keys = {name: order_key(tune(contender(name), case, Budget(60)), case) for name in names}
     assert keys["1f1b"] == keys["bpipe"] != keys["gpipe"]
     assert keys["pipedream_2bw"] == keys["xpipe"] != keys["1f1b"]
+
+
+# --- what a device holds, and who may be beaten -------------------------------------------------------------
+
+
+def test_plans_leave_what_processes_reserve():
+    case = terms()
+    assert case.cluster.reserved_memory_bytes == 840_000_000
+    assert case.limits.device_memory_bytes == 24 * 2**30 - 840_000_000
+    assert replace(case.cluster, reserved_memory_bytes=None).usable_memory_bytes == 24 * 2**30
+    assert replace(case.cluster, device_memory_bytes=None).usable_memory_bytes is None
+
+
+def test_full_devices_hand_layers_on_until_all_fit():
+    case = small(1_000_000_000)
+    who = contender("1f1b")
+    cut = symmetric((5, 1))
+    frame = Frame(who, Setting(1, 1, "all", 1, ()), case, cut, 3)
+    assert not frame.outcome(cut, "all").fits
+    found = frame.emptier(cut, "all")
+    assert frame.outcome(found, "all").misfit < frame.outcome(cut, "all").misfit
+    assert sum(found.forward) == 6
+    assert frame.emptier(found, "all") == found
+    roomy = Frame(who, Setting(1, 1, "all", 1, ()), small(), cut, 3)
+    assert roomy.emptier(cut, "all") == cut
+
+
+def test_a_plan_that_cannot_be_beaten_nearby_is_beaten_from_elsewhere():
+    """A search that may not move layers leaves a gain; restarts find it, and say what the last round found."""
+    case = small()
+    poor = Search(contender("1f1b"), case, Budget(60, 1_000))
+    poor.look()
+    setting = poor.best().setting
+    cut = symmetric((1, 5))
+    poor.tried = {setting: Tried(setting, cut, poor.frames.of(setting, cut, 2).outcome(cut, setting.recompute))}
+    before = poor.best_pace()
+    found = restart(poor, 8)
+    assert poor.best_pace() > 1.05 * before
+    assert found.number in (8, 16)
+    assert found.gain is not None
+    again = Search(contender("1f1b"), case, Budget(60, 1_000, restarts=8))
+    again.look()
+    again.finish()
+    assert again.plan().restarted.gain is not None
+    assert again.plan().restarted.gain < 0.01
+    assert tune(contender("1f1b"), case, Budget(60)).restarted.gain is None
+
+
+def test_what_a_bound_rules_out_is_not_searched_and_says_by_how_much():
+    plan = tune(contender("data_parallel"), small(300_000_000), Budget(400))
+    assert not plan.outcome.fits
+    assert 300_000_000 < plan.least_bytes <= plan.outcome.peak_bytes
+    assert tune(contender("1f1b"), small(2_000_000_000), Budget(60)).least_bytes == 0

@@ -5,9 +5,8 @@ from spared import slow
 
 from rpbench.harness.config import swept
 from rpbench.harness.request import load
-from rpbench.harness.tuned import SKETCHED, contender_of, terms_of_request
+from rpbench.harness.tuned import budget_of, contender_of, terms_of_request
 from rpbench.plan.contest.changes import improvements
-from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
 
 # A quick one by default, every seventh cell with slow tests; all of them take the better part of an hour.
@@ -20,10 +19,9 @@ LEFT = [pytest.param(*cell, marks=pytest.mark.exhaustive) for cell in CELLS if c
 @pytest.mark.parametrize(("schedule", "model"), [*QUICK, *map(slow, SLOW), *LEFT])
 def test_no_single_option_is_left_on_the_table(schedule: str, model: str) -> None:
     request = load(["experiment=figure10", f"schedule={schedule}", f"model={model}"])
-    assert request.tuning_budget is not None
     who, terms = contender_of(request), terms_of_request(request)
     try:
-        plan = tune(who, terms, Budget(request.tuning_budget, SKETCHED * request.tuning_budget))
+        plan = tune(who, terms, budget_of(request))
     except ValueError as refused:
         if "no setting can be built" not in str(refused):  # a search ends with a plan, or where nothing can be built
             raise

@@ -150,3 +150,79 @@ def test_filling_one_link_is_max_min_fairness(limits, capacity):
     links = {number: limit for number, limit in enumerate(limits) if limit != inf} | {"memory": capacity}
     found = fill_up(dict(enumerate(limits)), capacity)
     assert found == pytest.approx(fair_rates(uses, links))
+
+
+# --- activations that wait on the host ----------------------------------------------------------------------
+
+
+def moving(name: str, ranks: int, microbatches: int, chunks: int = 1, **options) -> Schedule:
+    """A schedule that moves activations, with its boundary tensors on the same links."""
+    shape = Shape(ranks, ranks * chunks, microbatches)
+    order = entry(name).build(shape, **options).with_partition(symmetric(split_evenly(8, ranks * chunks)))
+    return with_charges(order, cluster_of(1e9))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from(["pipe_offload", "bpipe"]),
+    ranks=st.sampled_from([2, 3, 4]),
+    rounds=st.integers(1, 4),
+    chunks=st.sampled_from([1, 2]),
+    share=st.sampled_from([0.25, 1.0]),
+    least_gap=st.sampled_from([1, 2, 4]),
+)
+def test_boundary_tensors_and_activations_share_the_links_and_all_of_them_arrive(
+    name, ranks, rounds, chunks, share, least_gap
+):
+    options = {"share": share, "least_gap": least_gap} if name == "pipe_offload" else {}
+    chunks = chunks if name == "pipe_offload" else 1
+    schedule = moving(name, ranks, ranks * rounds, chunks, **options)
+    check(schedule)
+    plain = entry(name).build(Shape(ranks, ranks * chunks, ranks * rounds), **options)
+    crossing = {action for _, _, row in send_over_links(_still(plain), direct=False).items() for action in row}
+    sent = {action for _, lane, row in schedule.items() for action in row if action.kind in SEND and lane == "d2h"}
+    assert sent == {action for action in crossing if action.kind in SEND}
+    assert makespan(schedule, Traffic(SIZES, cluster_of(1e9))) > 0  # no lane waits for another for ever
+
+
+def _still(schedule: Schedule) -> Schedule:
+    """The computations alone."""
+    return replace(
+        schedule, rows=tuple({"compute": schedule.compute(rank)} for rank in range(schedule.shape.num_ranks))
+    )
+
+
+def test_a_link_takes_as_long_as_all_that_goes_over_it():
+    """Closed form: a link so slow that nothing else counts is busy from the first tensor on it to the last."""
+    schedule, pace = moving("pipe_offload", 2, 8), 1e3
+    sent = moved_bytes(schedule, SIZES)[0]
+    leaving = sum(count for what, count in sent.items() if what.startswith("d2h"))
+    assert sent["d2h SEND_F"] == 8 * SIZES.boundary
+    assert makespan(schedule, Traffic(SIZES, cluster_of(pace))) >= leaving / pace
+
+
+@pytest.mark.parametrize("name, chunks", [("pipe_offload", 2), ("bpipe", 1)])
+def test_a_stage_that_recomputes_nothing_moves_whole_activations_and_the_others_their_inputs(name, chunks):
+    schedule, last = moving(name, 4, 12, chunks), 4 * chunks - 1
+    keeps = {0, last}
+    layers, each = 8 // (4 * chunks), SIZES.layers[0].activations
+    for device, moved in enumerate(moved_bytes(schedule, SIZES, keeps)):
+        stored = [action for action in schedule.lanes[device].get("d2h", ()) if action.kind is Kind.STORE]
+        whole = sum(layers * each + SIZES.logits * (action.stage == last) for action in stored if action.stage in keeps)
+        inputs = sum(SIZES.boundary for action in stored if action.stage not in keeps)
+        assert moved.get("d2h STORE:A", 0) == whole + inputs
+
+
+def test_keeping_everything_is_charged_as_keeping_everything():
+    """What stays is chosen stage by stage; where the memory has room for all, that is `recompute=none` to the bit."""
+    schedule = moving("pipe_offload", 4, 12, 2)
+    kept = replace(SIZES, keeps_activations=True)
+    pace, costs = cluster_of(1e6), LAYERS.table(schedule.partition)
+    stages = tuple(range(8))
+    each = Traffic(SIZES, pace).charged(schedule, costs, stages)
+    every = Traffic(kept, pace).charged(schedule, costs)
+    graph = build_graph(schedule)
+    assert simulate_charged(graph, each).makespan == simulate_charged(graph, every).makespan
+    assert moved_bytes(schedule, SIZES, stages) == moved_bytes(schedule, kept)
+    nothing = Traffic(SIZES, pace).charged(schedule, costs, ())
+    assert simulate_charged(graph, nothing).makespan < simulate_charged(graph, each).makespan

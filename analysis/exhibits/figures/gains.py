@@ -31,12 +31,12 @@ def exhibit(experiments: Experiments) -> Exhibit:
         id="gains",
         title="RoundPipe beside every other schedule, at equal tuning",
         caption=(
-            "Time of a step over RoundPipe's on eight RTX 4090, 64 sequences a step, published layer times. The same "
-            "search chose all options of everybody within the same budget and memory (figure10); all that moves is "
-            "charged. Above, schedules that are never late against RoundPipe's; below, late ones against RoundPipe one "
-            "step late. Only what fits is counted, and rivals that compute the same actions in the same order count "
-            "once on a model, as the fastest of them. The axis is logarithmic: a loss is as long as a win of the same "
-            f"factor. Halves of backward are derived. {answer(data)}"
+            "Time of a step over RoundPipe's on eight RTX 4090, steps as large as in the paper's run scripts, "
+            "published layer times. The same search chose all options of everybody within the same budget and memory "
+            "(figure10); all that moves is charged. Above, schedules that are never late against RoundPipe's; below, "
+            "late ones against RoundPipe one step late. Only what fits is counted, and rivals that compute the same "
+            "actions in the same order count once on a model, as the fastest of them. The axis is logarithmic: a loss "
+            f"is as long as a win of the same factor. Halves of backward are derived. {answer(data)}"
         ),
         evidence=("simulated", "derived"),
         command=f"python -m rpbench -m experiment={contest.EXPERIMENT}",

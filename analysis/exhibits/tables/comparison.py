@@ -16,6 +16,7 @@ from analysis.exhibits.figures import convergence
 from analysis.exhibits.tables import contest
 from analysis.exhibits.time_to_loss import SHARE, Spread, token_multiples
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
+from analysis.records.runs import MODELS
 
 _COLUMNS = (
     "tokens/s",
@@ -55,18 +56,19 @@ def simulated(experiments: Experiments) -> Exhibit:
         id="figure10",
         title="Every system on eight RTX 4090, at equal tuning",
         caption=(
-            "Action by action, from the published layer timings: 64 sequences of 2,048 tokens a step, four steps in a "
-            "row. One search chooses for everybody the cut, the stages on a device, what is recomputed, the size of a "
-            "microbatch, the prefetch and the schedule's own options, under the memory of the devices and the host and "
-            f"within the same budget of {_budget(rows)} timelines. Whatever moves takes the time of its bytes: without "
+            f"Action by action, from the published layer timings: {_steps(rows)} thousand tokens a step, as in the "
+            "paper's run scripts, three steps in a row. One search chooses for everybody the cut, the stages on a "
+            "device, what is recomputed, the size of a microbatch (up to 32 of them on a device), the prefetch and the "
+            "schedule's own options, under what the devices and the host have for a model and within the same budget "
+            f"of {_budget(rows)} timelines; random restarts then try to beat each plan. "
+            "Whatever moves takes the time of its bytes: without "
             "peer-to-peer copies boundary tensors go down to the host and up again, like weights, gradients and kept "
             "inputs: each device at the 21 GB/s of the artifact's hops, all of them and the host's Adam sharing "
             "82 GB/s of its memory. Gathers and sums go at NCCL's pace on that machine, beside copies. Adam reads and "
             "writes 40 bytes a parameter on the host, 28 on a device. Halves of backward have the ratio of their "
             "FLOPs, and microbatches of other sizes than the timed one scale as the count of operations says: both are "
-            "derived. Steps are small, 131 thousand tokens where the paper's have up to a million, so that what is "
-            "paid once a step, the host's Adam above all, weighs up to eight times as much. The bubble is that of a "
-            "step among others, memory the fullest device's, bytes are sums over all devices. "
+            "derived. The bubble is that of a step among others, memory the fullest device's, bytes are sums over all "
+            "devices. "
             f"{_LATE} {answer(rows)}"
         ),
         evidence=("simulated", "derived"),
@@ -78,6 +80,13 @@ def simulated(experiments: Experiments) -> Exhibit:
 
 def _budget(rows: pd.DataFrame) -> str:
     return " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique()))
+
+
+def _steps(rows: pd.DataFrame) -> str:
+    """Thousands of tokens of a step, model by model."""
+    sizes = rows.groupby("model", sort=False)["tokens_per_step"].first()
+    *most, last = [f"{sizes[model] / 1000:,.0f}" for model in MODELS if model in sizes]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 _LATE = (

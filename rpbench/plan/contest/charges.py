@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rpbench.cost.hardware import Cluster
-from rpbench.ir.moves import has_transfers
+from rpbench.ir.moves import has_transfers, moves_activations_alone
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.lower import add_steps
@@ -34,8 +34,19 @@ def with_everything(
     stepped = add_steps(order)
     if stepped.weights is Weights.STREAMED:
         return stepped if has_transfers(stepped) else stream(stepped, prefetch=prefetch, activations=True)
-    if has_transfers(stepped):
-        return stepped
-    if stepped.placement and any(len(holders) > 1 for holders in stepped.placement):
-        stepped = shard(stepped, parameters=None, gradients="step")
-    return send_over_links(stepped, direct=cluster.device_to_device_bytes_per_s is not None)
+    return with_boundaries(stepped, cluster)
+
+
+def with_boundaries(schedule: Schedule, cluster: Cluster) -> Schedule:
+    """The schedule with the sums over copies of a stage, and its boundary tensors as transfers.
+
+    Streamed schedules, and methods that move weights or gradients themselves, have everything already.
+
+    Raises:
+        ScheduleError: if a link between devices has something beside boundary tensors, sums and activations.
+    """
+    if schedule.weights is Weights.STREAMED or (has_transfers(schedule) and not moves_activations_alone(schedule)):
+        return schedule
+    if schedule.placement and any(len(holders) > 1 for holders in schedule.placement):
+        schedule = shard(schedule, parameters=None, gradients="step")
+    return send_over_links(schedule, direct=cluster.device_to_device_bytes_per_s is not None)

@@ -7,10 +7,11 @@ What runs again is chosen by stage: `all` of them, none (`none`), all but the la
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.memory import Footprint
@@ -18,8 +19,8 @@ from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.cost.table import CostTable
 from rpbench.cost.traffic import Traffic
-from rpbench.ir.partition import Partition
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.plan.contest.charges import with_everything
@@ -31,6 +32,8 @@ from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.memory_shares import MovingGraph
 from rpbench.sim.steady import step_ends, step_time
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class Frame:
         plain = problem.times.table(
             partition, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead, keeps=keeps
         )
-        return self.traffic.charged(self.schedule.with_partition(partition), plain)
+        return self.traffic.charged(self.schedule.with_partition(partition), plain, keeps)
 
     def timeline(self, costs: CostTable) -> Timeline:
         """When everything runs."""
@@ -197,6 +200,26 @@ class Frame:
         limit = self.terms.limits.device_memory_bytes
         return fitting_stages(partial(self._peak, partition), last + 1, limit)
 
+    def emptier(self, cut: Partition, recompute: Recompute) -> Partition:
+        """The cut with layers moved off full devices, one after the other, as long as they lack less.
+
+        What a microbatch keeps where is taken from this order. Streamed stages leave nothing on a device to move.
+        """
+        limit = self.terms.limits.device_memory_bytes
+        if limit is None or cut.forward != cut.backward or self.schedule.weights is Weights.STREAMED:
+            return cut
+        footprint = self._footprint.keeping(() if recompute == "fitting" else self.keeps(cut, recompute))
+        layers = np.array([cut.forward])
+        best = _lacking(footprint, layers, limit)[0]
+        while best > 0:
+            moved = layers + _single_moves(layers.shape[1])
+            moved = moved[(moved >= 0).all(axis=1)]
+            lacks = _lacking(footprint, moved, limit)
+            if not len(moved) or lacks.min() >= best:
+                break
+            best, layers = lacks.min(), moved[[lacks.argmin()]]
+        return symmetric(tuple(layers[0].tolist()))
+
     def _peak(self, partition: Partition, keeps: Sequence[int]) -> int:
         cut = np.array([partition.forward]), np.array([partition.backward])
         return int(self._footprint.keeping(keeps).peaks(*cut).max())
@@ -231,5 +254,22 @@ def _finished(contender: Contender, setting: Setting, terms: Terms, order: Sched
     return with_everything(order, contender.entry, terms.cluster, options, setting.prefetch)
 
 
+def _lacking(footprint: Footprint, layers: Ints, limit: int) -> npt.NDArray[np.float64]:
+    """What devices lack, in squares of GB, (plans,): less where less lacks, and where it is spread."""
+    lacks = np.maximum(footprint.peaks(layers, layers) - limit, 0) / 1e9
+    found: npt.NDArray[np.float64] = (lacks**2).sum(axis=1)
+    return found
+
+
+@cache
+def _single_moves(num_stages: int) -> Ints:
+    """A layer from any stage to any other, (moves, stages)."""
+    gives, takes = np.nonzero(~np.eye(num_stages, dtype=bool))
+    moves = np.zeros((len(gives), num_stages), np.int64)
+    np.add.at(moves, (np.arange(len(gives)), takes), 1)
+    np.add.at(moves, (np.arange(len(gives)), gives), -1)
+    return moves
+
+
 def _over(needed: int, limit: int | None) -> float:
-    return 0.0 if limit is None else needed / limit
+    return 0.0 if limit is None else needed / max(1, limit)

@@ -7,8 +7,8 @@ from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 
-# Timelines that take as long as making the frame of another order.
-FRAME = 8
+# Timelines that take as long as making the frame of another order, and of one that follows from the times of a cut.
+FRAME, FRAME_OF_TIMES = 8, 20
 
 
 class Frames:
@@ -18,6 +18,7 @@ class Frames:
         self.contender, self.terms = contender, terms
         self._known: dict[tuple[object, ...], Frame] = {}
         self.num_made = 0
+        self.each = FRAME_OF_TIMES if contender.entry.needs_costs else FRAME
 
     def of_plan(self, plan: Tuned) -> Frame:
         """The frame of a plan with the steps that it was timed with, at the setting it has."""

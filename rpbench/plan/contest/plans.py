@@ -6,6 +6,7 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
+from rpbench.plan.contest.restarts import NONE, Restarted
 from rpbench.plan.contest.space import Setting
 
 
@@ -16,6 +17,7 @@ class Budget:
     Args:
         work: in timelines with all that moves; making what they are timed on counts as `FRAME` of them.
         climb_work: actions timed in one sketch.
+        restarts: of a round that tries to beat the plan, beyond `work` (`rpbench.plan.contest.restarts`).
 
     Raises:
         ValueError: for less than one of either.
@@ -23,6 +25,7 @@ class Budget:
 
     work: int = 160
     climb_work: int = 6_000_000
+    restarts: int = 0
 
     def __post_init__(self) -> None:
         if self.work < 1 or self.climb_work < 1:
@@ -45,10 +48,12 @@ class Tuned:
     Args:
         outcome: of all the steps; where nothing fits, of the plan that lacks least.
         tried: every setting looked at, the plan's own included; paces are those of few steps.
+        restarted: what random restarts did; a plan that fits and is hard to beat has a gain near 0.
         work, num_timed, num_sketched: spent of the budget; timelines with all that moves, and cuts timed by their
             computation alone.
         num_steps: that `outcome` is of; None: as many as the terms say.
         is_whole: whether the search came to its end; False where time was over before.
+        least_bytes: the fullest device holds no less in any order that was looked at, however its layers are cut.
     """
 
     contender: Contender
@@ -62,6 +67,8 @@ class Tuned:
     num_sketched: int
     num_steps: int | None = None
     is_whole: bool = True
+    least_bytes: int = 0
+    restarted: Restarted = NONE
 
 
 def rank(outcome: Outcome) -> float:

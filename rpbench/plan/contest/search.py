@@ -11,13 +11,17 @@ A search may also end when somebody's time is over. It then begins with what is 
 own, and its plan says whether it came to an end.
 """
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rpbench.ir.partition import Partition
+from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.frames import FRAME, Frames
 from rpbench.plan.contest.plans import Budget, Tried, Tuned, rank
+from rpbench.plan.contest.restarts import NONE, restart
 from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import Setting, Space, space_of
@@ -33,9 +37,13 @@ FEW_STEPS = 2
 FINALISTS = 3
 # Those within so much of the best.
 CLOSE = 0.02
+# A restart that begins further behind the best is left, and one climbs with so large a part of the budget.
+FAR, CLIMBS = 0.25, 10
 # Below this share of somebody else's pace a contender may be given up.
 GIVEN_UP = 0.5
 # Work that is left for the finalists.
+# Cuts with layers off the full devices, where nothing fits.
+ATTEMPTS = 3
 RESERVED = FINALISTS * (FRAME + 1)
 OUT_OF_TIME = "not searched: the time was over; give more seconds"
 
@@ -94,6 +102,9 @@ class Search:
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
         self.is_over = is_over
+        self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
+        self._least_bytes = sys.maxsize
+        self._restarted, self._may_spend = NONE, budget.work
         self._to_beat = 0.0
         self._began: Setting | None = None
         self._final: Tried | None = None
@@ -101,11 +112,11 @@ class Search:
     @property
     def work(self) -> int:
         """What has been spent of the budget."""
-        return self.num_timed + FRAME * self.frames.num_made
+        return self.num_timed + self.frames.each * self.frames.num_made
 
     def is_spent(self) -> bool:
         """Whether no more is left than for the finalists, or time is over."""
-        return self.work + RESERVED > self.budget.work or self._is_over()
+        return self.work + RESERVED > self._may_spend or self._is_over()
 
     def look(self) -> Outcome:
         """The best cut of a setting near the usual one.
@@ -113,12 +124,37 @@ class Search:
         Raises:
             ValueError: if the schedule takes no setting at all, or time was over before one had been found.
         """
-        self._began = self._start()
+        self._began = self._fitting(self._start())
         if self.is_over is not None and self._began.recompute != "fitting":
             for changed in [each for dimension, each in self._changes(self._began) if dimension == "recompute"]:
                 if not self._is_over() and self._beats(self._look_at(changed), self.tried[self._began]):
                     self._began = changed
         return _outcome(self.tried[self._began])
+
+    def _fitting(self, setting: Setting) -> Setting:
+        """The setting, or where it does not fit one near it that does, or that lacks least.
+
+        Smaller microbatches first, then what else may be chosen, until no single change lacks less.
+        """
+        best, improved = setting, True
+        while improved and not self._is_over() and not _outcome(self.tried[best]).fits:
+            improved = False
+            for changed in self._lighter(best):
+                if not self._is_over() and self._beats(self._look_at(changed), self.tried[best]):
+                    best, improved = changed, True
+                    if _outcome(self.tried[best]).fits:
+                        break
+        return best
+
+    def _lighter(self, setting: Setting) -> Iterator[Setting]:
+        """Single changes of a setting that may take less memory, the likeliest first."""
+        size = setting.microbatch_sequences
+        if not self._weighs_too_much(setting):
+            smaller = [each for each in self.space.dimensions["microbatch_sequences"] if each < size]
+            yield from (setting.changed("microbatch_sequences", each) for each in sorted(smaller, reverse=True))
+        for dimension, changed in self.space.changes(setting):
+            if dimension not in ("microbatch_sequences", "prefetch"):
+                yield changed
 
     def hope(self) -> float:
         """Tokens per second that another size of a microbatch may come to, as far as sketches tell; below 0: none."""
@@ -136,6 +172,11 @@ class Search:
             return max(best, rank(first))  # what runs again for want of memory, a sketch does not see
         return first.tokens_per_s * max(1.0, best / own if own else 1.0) if first.fits else best or rank(first)
 
+    def _cannot_fit(self) -> bool:
+        """Whether nothing fits, and bounds on all that was looked at near the first setting say that nothing can."""
+        limit = self.terms.limits.device_memory_bytes
+        return limit is not None and not _outcome(self.best()).fits and self._least_bytes > limit
+
     def _weighs_too_much(self, setting: Setting) -> bool:
         """Whether weights, gradients and optimizer alone fill a device, however the layers are cut."""
         limit, cut = self.terms.limits.device_memory_bytes, _cut(self.tried[setting])
@@ -149,7 +190,7 @@ class Search:
         """
         assert self._began is not None
         self._to_beat = to_beat or 0.0
-        setting: Setting | None = self._descend(self._began)
+        setting = None if self._cannot_fit() else self._descend(self._began)
         seen = list[Setting]()
         while setting is not None and self._depends_on_cut(setting) and not self._is_beaten(setting):
             self._improve_cut(setting)
@@ -157,11 +198,45 @@ class Search:
             near = self._better_with_its_cut(setting)
             setting = self._runner_up(seen) if near is None else self._descend(near)
         if not self._is_over():
+            self._restarted = restart(self, self.budget.restarts)
+        if not self._is_over():
             self._final = self._last()
+
+    def best(self) -> Tried:
+        """The best so far."""
+        return max(self._found(), key=lambda each: rank(_outcome(each)))
+
+    def best_pace(self) -> float:
+        """Tokens per second of the best so far; 0 where nothing fits."""
+        return max(0.0, rank(_outcome(self.best())))
+
+    def begin_at(self, setting: Setting) -> None:
+        """Search from a setting on, as from the first one."""
+        self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
+        if self._look_at(setting).outcome is None:
+            return
+        found = self._descend(setting)
+        if self._depends_on_cut(found) and rank(_outcome(self.tried[found])) >= self.best_pace() * (1 - WORTH):
+            self._improve_cut(found)
+
+    def climb_from(self, setting: Setting, cut: Partition) -> None:
+        """Move single layers from a cut on, where it is close to the best; keep what beats what was known."""
+        known, near = self.tried.get(setting), self.best_pace() * (1 - FAR)
+        try:
+            begun = self._timed(setting, cut)
+        except ValueError:  # the schedule does not take it
+            return
+        if rank(_outcome(begun)) < near:
+            return
+        self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
+        self.tried[setting] = begun
+        self._improve_cut(setting)
+        if known is not None and not self._beats(self.tried[setting], known):
+            self.tried[setting] = known
 
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
-        best = self._final or max(self._found(), key=lambda each: rank(_outcome(each)))
+        best = self._final or self.best()
         return Tuned(
             self.contender,
             best.setting,
@@ -174,6 +249,8 @@ class Search:
             self.sketcher.tally.num_evaluated,
             None if self._final else self._num_steps(best.setting),
             self._final is not None,
+            0 if _outcome(best).fits else self._least_bytes,
+            self._restarted,
         )
 
     def _is_over(self) -> bool:
@@ -248,20 +325,51 @@ class Search:
     def _look_at(self, setting: Setting) -> Tried:
         """The best of a setting's cuts, timed; or why there is none."""
         if setting not in self.tried:
+            known = setting.recompute, setting.options
+            if known in self._refused:
+                self.tried[setting] = Tried(setting, remark=self._refused[known])
+                return self.tried[setting]
             try:
-                timed: list[Tried] = []
-                for cut in self.sketcher.of(setting).cuts:
-                    if not (timed and self._is_over()):
-                        timed.append(self._timed(setting, cut))
-                self.tried[setting] = max(timed, key=lambda each: rank(_outcome(each)))
+                self.tried[setting] = self._best_of(setting, self.sketcher.of(setting).cuts)
+                self._make_room(setting)
             except ValueError as error:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
         return self.tried[setting]
 
+    def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
+        timed: list[Tried] = []
+        for cut in cuts:
+            if not (timed and self._is_over()):
+                timed.append(self._timed(setting, cut))
+        return max(timed, key=lambda each: rank(_outcome(each)))
+
+    def _make_room(self, setting: Setting) -> None:
+        """Where the best cut does not fit, others with layers off the full devices.
+
+        An order that is made for given times is another one for every cut, and may need more than one attempt.
+        """
+        cut, seen = _cut(self.tried[setting]), set[Partition]()
+        while not _outcome(self.tried[setting]).fits and len(seen) < ATTEMPTS and not self._is_over():
+            seen.add(cut)
+            cut = self.frames.of(setting, cut, self._num_steps(setting)).emptier(cut, setting.recompute)
+            if cut in seen:
+                return
+            again = self._timed(setting, cut)
+            if self._beats(again, self.tried[setting]):
+                self.tried[setting] = again
+
     def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
-        self.num_timed += 1
         frame = self.frames.of(setting, cut, self.terms.num_steps if all_steps else self._num_steps(setting))
-        return Tried(setting, cut, frame.outcome(cut, setting.recompute))
+        try:
+            frame.check(setting.recompute)
+        except ValueError as error:  # whatever the sizes
+            self._refused[setting.recompute, setting.options] = f"refused: {error}"
+            raise
+        self.num_timed += 1
+        outcome = frame.outcome(cut, setting.recompute)
+        if not outcome.fits:
+            self._least_bytes = min(self._least_bytes, frame.least_bytes)
+        return Tried(setting, cut, outcome)
 
     def _num_steps(self, setting: Setting) -> int:
         return self.terms.num_steps if self.sketcher.of(setting).overlaps else FEW_STEPS

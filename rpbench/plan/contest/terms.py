@@ -22,6 +22,8 @@ Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> times of i
 
 # Sequences by which uneven microbatches may miss the step.
 ROUNDING = 1e-2
+# Microbatches of a step, over devices: enough that small ones, of which more activations fit, can be chosen.
+MOST_ON_A_DEVICE = 32
 # Of the times that differ with the size of a microbatch; the others are kept.
 _PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad")
 _OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
@@ -132,13 +134,13 @@ def terms_of(
         basis: figures and constants of `cost=analytic` on that machine; with `source="published"` it scales the
             published times to microbatches of other sizes.
         microbatches: sizes that may be chosen; None: those of `default_microbatches`.
-        limits: None: all the memory of the machine.
+        limits: None: what the machine's devices and its host have for a model.
 
     Raises:
         ValueError: if a figure is missing, or there are no published times.
     """
     if limits is None:
-        limits = Limits(cluster.device_memory_bytes, cluster.host_memory_bytes)
+        limits = Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes)
     pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     basis["host_bytes_per_s"]  # named here if it is missing: the host's optimizer cannot be charged without
     return Terms(
@@ -156,8 +158,12 @@ def terms_of(
 
 
 def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int, ...]:
-    """Sizes that leave between a microbatch and eight on every device, by factors of two where that divides."""
-    fitting = [size for size in _divisors(sequences_per_step) if sequences_per_step // size <= 8 * num_devices]
+    """Sizes that leave between a microbatch and `MOST_ON_A_DEVICE` on every device, by factors of two where it divides.
+
+    With more, a bubble that is small by then would shrink a little further.
+    """
+    most = MOST_ON_A_DEVICE * num_devices
+    fitting = [size for size in _divisors(sequences_per_step) if sequences_per_step // size <= most]
     several = [size for size in fitting if sequences_per_step // size >= num_devices]
     chosen: list[int] = []
     for size in several or fitting[:1]:

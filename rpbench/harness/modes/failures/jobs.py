@@ -138,7 +138,7 @@ def _seconds(assembled: Assembled, kind: Kind) -> tuple[float, ...]:
 
 def fits(assembled: Assembled, in_flight: Sequence[int], more: Sequence[int] = ()) -> bool:
     """Whether ranks have room for so many microbatches, and for some more bytes each."""
-    limit, sizes = assembled.cluster.device_memory_bytes, assembled.sizes
+    limit, sizes = assembled.cluster.usable_memory_bytes, assembled.sizes
     if limit is None or sizes is None:
         return True
     needed = device_bytes(assembled.schedule, sizes, in_flight, assembled.keeps)

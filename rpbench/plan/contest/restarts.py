@@ -1,0 +1,81 @@
+"""Restarts: random settings and cuts that try to beat a search's plan, so that a plan says how hard it is to beat.
+
+A climb sees what lies near where it began. Each restart begins elsewhere: half of them at a random setting, which then
+changes one dimension at a time like the first one, half at the best plan with some layers moved at random. Rounds go on
+as long as one finds more than `SETTLED`; what the last round found is kept with the plan.
+"""
+
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+from rpbench.ir.partition import Partition
+from rpbench.plan.contest.shifted_cuts import shifted
+from rpbench.plan.contest.space import Setting, Space
+
+if TYPE_CHECKING:
+    from rpbench.plan.contest.plans import Tried
+    from rpbench.plan.contest.search import Search
+
+# Rounds, a round's restarts for each in the budget, and the gain that ends them.
+ROUNDS, SETTLED = 2, 0.005
+# Work of a search and its restarts, over its budget.
+MORE = 1.6
+# Layers that are moved at random.
+FEWEST, MOST = 2, 5
+
+
+class Restarted(NamedTuple):
+    """What restarts did.
+
+    Args:
+        number: of all rounds.
+        gain: that the last round found over the best plan before it, as a share; None: there was no round.
+    """
+
+    number: int = 0
+    gain: float | None = None
+
+
+NONE = Restarted()
+
+
+def restart(search: "Search", each_round: int) -> Restarted:
+    """Try to beat the best plan of a search; what does becomes its best plan.
+
+    Args:
+        each_round: restarts of a round; 0: none.
+    """
+    chance, number, gain = random.Random(0), 0, None
+    for _ in range(ROUNDS if each_round else 0):
+        before = search.best_pace()
+        if not before:
+            break
+        for turn in range(each_round):
+            if search.work > MORE * search.budget.work:
+                break
+            number += 1
+            if turn % 2:
+                search.climb_from(*_shaken(search.best(), chance))
+            else:
+                search.begin_at(_drawn(search.space, chance))
+        gain = search.best_pace() / before - 1
+        if gain < SETTLED:
+            break
+    return Restarted(number, gain)
+
+
+def _drawn(space: Space, chance: random.Random) -> Setting:
+    setting = space.first
+    for dimension, values in space.dimensions.items():
+        setting = setting.changed(dimension, chance.choice(values))
+    return setting
+
+
+def _shaken(best: "Tried", chance: random.Random) -> tuple[Setting, Partition]:
+    """The best plan with some layers in neighbouring stages."""
+    cut = best.partition
+    assert cut is not None
+    for _ in range(chance.randint(FEWEST, MOST)):
+        near = list(shifted(cut))
+        cut = chance.choice(near) if near else cut
+    return best.setting, cut
