@@ -32,6 +32,11 @@ def check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
 def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
     """Refuse to keep activations whose weights are others in backward, or to move those of several forwards at once."""
     check_recompute(schedule, recompute)
+    if recompute != "all" and schedule.shape.tensor_parallel:
+        raise ValueError(
+            f"recompute={recompute}: devices of {schedule.name} meet inside recomputations, and its sums count "
+            "them; use recompute=all"
+        )
     if recompute == "none" and schedule.shape.separate_cuts and moves_activations(schedule):
         raise ValueError(
             f"recompute=none: {schedule.name} moves activations, and its backward stages have other layers than its "

@@ -62,7 +62,8 @@ def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
     moved = {action.object for _, _, row in schedule.items() for action in row if action.object}
     if leaves or moved & ({"P", "G"} if keeps_whole_stages else {"P", "G", "A"}):
         raise ValueError(f"recompute={recompute}: nothing may leave the devices in between; use recompute=all")
-    if keeps_whole_stages and (schedule.shape.num_parts > 1 or schedule.shape.num_head_shards):
+    shape = schedule.shape
+    if keeps_whole_stages and (shape.num_parts > 1 or shape.num_head_shards or shape.tensor_parallel):
         raise ValueError(
             f"recompute={recompute}: {schedule.name} cuts sequences or layers into parts; use recompute=all"
         )
