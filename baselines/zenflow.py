@@ -34,7 +34,7 @@ from dataclasses import replace
 from baselines.data_parallel import whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
-from rpbench.ir.rest_rule import LateRest, boundaries, share_moved
+from rpbench.ir.rest_rule import LateRest, boundaries, versions_stored
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.passes.offload import shard
 from rpbench.registry import schedule
@@ -117,9 +117,8 @@ def _stores(rule: LateRest, shape: Shape) -> Row:
     """Gradients that go to the host, once a step: what is chosen follows from the sum of its microbatches."""
     return tuple(
         Action(Kind.STORE, stage, object="G")
-        for step in range(shape.num_steps)
+        for _ in versions_stored(rule, shape.num_steps)
         for stage in reversed(range(shape.num_stages))
-        if share_moved(rule, step + 1)
     )
 
 

@@ -40,17 +40,26 @@ def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend
         ActionFailed: if a handler raised.
         ScheduleError: if there is an action that no handler is for, or no lane can move.
     """
-    for number, action in enumerate(program.actions):
-        for part in parts_of(action):
-            if part.kind not in handlers:
-                rule = f"{action}: this engine does not run {part.kind.name}"
-                raise broken(program.schedule, rule, [number], way_out="use mode=simulate")
+    check_kinds(program, handlers)
 
     def perform(number: int, gate: Gate) -> None:
         for part in parts_of(program.actions[number]):
             handlers[part.kind](part, number, gate)
 
     return backend.run(program, perform)
+
+
+def check_kinds(program: Program, handlers: Mapping[Kind, Handler]) -> None:
+    """Refuse an action that no handler is for.
+
+    Raises:
+        ScheduleError: naming the first.
+    """
+    for number, action in enumerate(program.actions):
+        for part in parts_of(action):
+            if part.kind not in handlers:
+                rule = f"{action}: this engine does not run {part.kind.name}"
+                raise broken(program.schedule, rule, [number], way_out="use mode=simulate")
 
 
 def failed(program: Program, number: int, error: BaseException) -> ActionFailed:

@@ -108,7 +108,6 @@ def make_program(
     more = [*_group_edges(graph.analysis, step_groups), *_kept_edges(program.index, recomputed_from or {})]
     for number, producer in more:
         waits[number].append(Edge(producer, False, False))
-    _check_meetings(program)
     if more or program.meets:
         _check_order(program)
     return program
@@ -160,15 +159,6 @@ def _new(index: Index, number: int, producers: Iterable[int]) -> Iterator[tuple[
     """The producers that the order of the action's lane does not put before it anyway."""
     earlier = range(index.lanes[index.lane_of[number]].start, number)
     return ((number, producer) for producer in producers if producer not in earlier)
-
-
-def _check_meetings(program: Program) -> None:
-    """Raise unless every device comes to every meeting: those that do would wait for ever."""
-    num_ranks = program.schedule.shape.num_ranks
-    for number, shares in program.meets.items():
-        if len(shares) != num_ranks:
-            rule = f"{program.actions[number]} meets the shares of {num_ranks} devices, and {len(shares)} come to it"
-            raise broken(program.schedule, rule, shares, way_out="let all devices run it in one piece, or all in two")
 
 
 def _check_order(program: Program) -> None:

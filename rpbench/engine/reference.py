@@ -350,15 +350,9 @@ class _Microbatch:
         return sum(float(loss.detach()) for loss in losses), gradients
 
     def by_pieces(self, layout: Layout) -> tuple[float, list[Tensors]]:
-        """The same with a forward that keeps inputs, and a graph for each piece on the weights of its backward.
-
-        Raises:
-            ValueError: for sequences in segments, and for a head in shares: no paper has them together with weights
-                that drift.
-        """
-        if self.num_parts > 1 or self.workload.num_head_shares:
-            what = f"{self.num_parts} segments" if self.num_parts > 1 else "a head in shares"
-            raise ValueError(f"{what} with weights that drift: there is no reference for both")
+        """The same with a forward that keeps inputs, and a graph for each piece on the weights of its backward."""
+        assert self.num_parts == 1, "segments with weights that drift have no reference: see `check_reference`"
+        assert not self.workload.num_head_shares, "nor has a head in shards"
         kept: dict[int, torch.Tensor] = {}
         x = self.workload.batch(self.microbatch).tokens
         with torch.no_grad():

@@ -34,6 +34,11 @@ def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensat
     check_recompute(schedule, recompute)
     if recompute != "all":  # the engine's kept graphs hold the very weights of their forward
         check_nothing_leaves(schedule, recompute, {"P", "G"})
+    if recompute != "all" and schedule.shape.tensor_parallel:
+        raise ValueError(
+            f"recompute={recompute}: devices of {schedule.name} meet inside recomputations, and its sums count "
+            "them; use recompute=all"
+        )
     if recompute == "none" and schedule.shape.separate_cuts and moves_activations(schedule):
         raise ValueError(
             f"recompute=none: {schedule.name} moves activations, and its backward stages have other layers than its "

@@ -24,6 +24,7 @@ from rpbench.engine.training import Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, parts_of
 from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import ScheduleError
 from rpbench.ir.versions_by_lane import lane_reads
 
 
@@ -81,6 +82,35 @@ def verified(training: Training) -> dict[str, Any]:
         "num_microbatches_verified": schedule.shape.num_steps * window,
         **(_beside_the_whole(training, found, reference) if training.team and not training.scaler else {}),
     }
+
+
+def check_reference(training: Training) -> None:
+    """Refuse a run that plain training has no counterpart of, before it begins.
+
+    Raises:
+        ValueError: for versions that only the run could tell; and where backward reads other weights than forward, for
+            sequences in segments, a head in shards and inputs that are made again: no paper has both.
+    """
+    schedule, workload = training.schedule, training.workload
+    try:
+        reads = reads_of(schedule, training.layout)
+    except ScheduleError as error:
+        raise ValueError(f"verify=true: {error}, or verify=false") from None
+    parts = {
+        f"{schedule.shape.num_segments} segments": schedule.shape.num_segments > 1,
+        "a head in shards": workload.num_head_shares > 0,
+        f"keeps_every={schedule.shape.keeps_every}": schedule.shape.keeps_every > 1,
+    }
+    what = next((name for name, there in parts.items() if there), None)
+    modules, microbatches = range(len(workload.modules)), range(schedule.shape.total_microbatches)
+    if what is not None and (
+        training.settings.compensation.is_needed
+        or any(reads.forward(each, mb) != reads.backward(each, mb) for each in modules for mb in microbatches)
+    ):
+        raise ValueError(
+            f"verify=true: policy {schedule.policy.value} with {what}: backward reads other weights than forward, and "
+            "there is no reference for both; use policy flush, or verify=false"
+        )
 
 
 # How far the sums of layers in shards may be from those of whole layers on the same weights, as a fraction of the

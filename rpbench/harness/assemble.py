@@ -271,6 +271,9 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     )
     sizes = _model_bytes(request)
     check_sizes(schedule, sizes)
+    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    if request.model is not None:
+        schedule.shape.check_length(request.model.seq_len)
     if sizes is not None and has_transfers(schedule):
         costs = Traffic(sizes, request.cluster).charged(schedule, costs)
     return Assembled(

@@ -27,10 +27,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def workload_of(model: Model, sequences: int, dtype: str, seed: int, num_microbatches: int) -> Workload:
-    """A model and synthetic tokens: the same weights and batches for whoever asks for them."""
+def workload_of(
+    model: Model, sequences: int, dtype: str, seed: int, num_microbatches: int, device: str = "cpu"
+) -> Workload:
+    """A model and synthetic tokens: the same weights and batches for whoever asks for them; on `meta` no weights."""
     return Workload(
-        list(build_model(model, seed=seed, dtype=DTYPES[dtype])),
+        list(build_model(model, seed=seed, dtype=DTYPES[dtype], device=device)),
         SyntheticTokens(model.vocab, model.seq_len, sequences, seed),
         num_microbatches,
         seed,

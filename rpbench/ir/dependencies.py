@@ -75,7 +75,11 @@ def _own_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
 
 def _backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     own = next(_own_forward(shape, stage, part))
-    yield own._replace(options=((Kind.R, stage), *own.options))
+    if shape.num_parts == 1:
+        yield own._replace(options=((Kind.R, stage), *own.options))
+    else:  # every segment is recomputed by itself, behind the last one's forward
+        yield own
+        yield Need(((Kind.R, stage),), "order")
     yield from _made_again(shape, stage)
     if stage < shape.num_backward_stages - 1:
         above = stage + 1

@@ -23,11 +23,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.visits import Transfer, Visit
+from rpbench.ir.visits import Transfer, Visit, actions_of
 
 
 class GroupSum(NamedTuple):
@@ -197,5 +196,4 @@ class Handovers:
 
 
 def _first_microbatch(index: Index, visit: Visit) -> int:
-    parts = parts_of(index.actions[visit.first])
-    return next(part.microbatch or 0 for part in parts if part.stage == visit.stage and part.kind is not Kind.STEP)
+    return next(actions_of(index, visit)).microbatch or 0

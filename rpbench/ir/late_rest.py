@@ -12,13 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from rpbench.ir.action import Kind
+from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
-from rpbench.ir.rest_rule import Boundary, boundaries
+from rpbench.ir.rest_rule import Boundary, boundaries, versions_stored
 from rpbench.ir.schedule import ScheduleError
 from rpbench.ir.visits import Transfer, Visit
+
+What = tuple[Kind, str | None]
+Moved = dict[tuple[What, int, int], list[int]]  # what, device and stage -> its actions
 
 
 def host_step(index: Index, stage: int, version: int) -> int:
@@ -66,9 +69,6 @@ class RestEdges:
         for transfer in self._stores:
             stage, version = transfer.visits[-1].stage, transfer.visits[-1].step + 1
             yield from ((number, transfer.pieces[0]) for number in reduced[stage, version])
-            if version not in end_of:
-                rule = f"{self._index.actions[transfer.pieces[0]]} is of no use: devices step all of it at once"
-                raise broken(self._index.schedule, rule, [transfer.pieces[0]], way_out="take it out")
             yield transfer.pieces[0], host_step(self._index, stage, end_of[version])
 
     def _of_host(self) -> Iterator[tuple[int, int]]:
@@ -102,7 +102,7 @@ class RestEdges:
 
 
 def check_late_rest(index: Index) -> None:
-    """A rule stands with policy selective alone; each window has its STEP_REST, or none has: nothing is moved yet.
+    """A rule stands with policy selective alone; all that it moves is there, or nothing of it.
 
     Raises:
         ScheduleError: naming the first action that breaks a rule.
@@ -117,13 +117,20 @@ def check_late_rest(index: Index) -> None:
         for number in index.rests.values():
             raise broken(schedule, f"{index.actions[number]}: nothing is late here", [number], way_out="take it out")
         return
-    if index.steps:
-        ends = boundaries(rule, schedule.shape.num_steps)
-        _check_host(index, ends, rule.num_warmup_steps)
-        _check_loads(index, ends)
+    if not index.steps:
+        for number in index.rests.values():
+            raise broken(schedule, f"{index.actions[number]} steps a rest, and no STEP the others", [number])
+        return
+    ends, moved = boundaries(rule, schedule.shape.num_steps), _moved(index)
+    _check_host(index, ends, rule.num_warmup_steps, is_due=bool(moved or index.rests))
+    if moved or index.rests:
+        brings = [end.version for end in ends if end.brings is not None]
+        _check_moved(index, moved, (Kind.LOAD, "P"), Kind.F, brings)
+        _check_moved(index, moved, (Kind.STORE, "G"), Kind.B, versions_stored(rule, schedule.shape.num_steps))
+        _check_sums(index, moved)
 
 
-def _check_host(index: Index, ends: Sequence[Boundary], num_warmup_steps: int) -> None:
+def _check_host(index: Index, ends: Sequence[Boundary], num_warmup_steps: int, *, is_due: bool) -> None:
     schedule, due = index.schedule, {end.version for end in ends if end.version > num_warmup_steps}
     for (_, version), number in index.rests.items():
         if index.lanes[index.lane_of[number]].name != "host":
@@ -131,29 +138,63 @@ def _check_host(index: Index, ends: Sequence[Boundary], num_warmup_steps: int) -
         if version not in due:
             rule = f"{index.actions[number]} stands where no window of the host ends: those end at {sorted(due)}"
             raise broken(schedule, rule, [number], way_out="take it out")
-    for stage in range(schedule.shape.num_backward_stages) if index.rests else ():
+    for stage in range(schedule.shape.num_backward_stages) if is_due else ():
         for version in sorted(due):
             if (stage, version) not in index.rests:
                 rule = f"{stage}STEP_REST@{version} is missing: what the host has added up is never applied"
                 raise broken(schedule, rule, [index.steps[stage, version]], way_out="add it on lane host")
 
 
-def _check_loads(index: Index, ends: Sequence[Boundary]) -> None:
-    """Every device takes in what the host has made at every boundary that brings something, once."""
-    due = [end.version for end in ends if end.brings is not None]
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)  # (device, stage) -> numbers
-    runs: dict[tuple[int, int], int] = {}  # the same -> a forward
+def _moved(index: Index) -> Moved:
+    """The LOAD:P and STORE:G, by what they are, device and stage."""
+    found: Moved = defaultdict(list)
     for lane in index.lanes:
         for number in range(lane.start, lane.stop):
             action = index.actions[number]
-            if (action.kind, action.object) == (Kind.LOAD, "P"):
-                found[lane.device, action.stage].append(number)
-            elif action.kind is Kind.F:
-                runs.setdefault((lane.device, action.stage), number)
-    for place, first in runs.items() if found or index.rests else ():
-        brought = sorted(index.actions[number].version or 0 for number in found[place])
-        if brought != due:
-            rule = (
-                f"rank {place[0]} brings stage {place[1]} for versions {brought}, and the host has something at {due}"
-            )
-            raise broken(index.schedule, rule, found[place][:1] or [first], way_out="one LOAD:P for each of them")
+            if (action.kind, action.object) in ((Kind.LOAD, "P"), (Kind.STORE, "G")):
+                found[(action.kind, action.object), lane.device, action.stage].append(number)
+    return found
+
+
+def _check_moved(index: Index, moved: Moved, what: What, user: Kind, versions: Sequence[int]) -> None:
+    """Every device that runs a stage moves something of it for each of some versions, once.
+
+    Args:
+        user: of the actions that run it, in one direction.
+    """
+    first: dict[tuple[int, int], int] = {}  # (device, stage) -> an action that runs it
+    for number, action in enumerate(index.actions):
+        for part in parts_of(action):
+            if part.kind in (user, Kind.W if user is Kind.B else user):
+                first.setdefault((index.device(number), part.stage), number)
+    for place, number in sorted(first.items()):
+        own, wanted = moved[(what, *place)], list(versions)
+        found = sorted(index.actions[each].version or 0 for each in own) if what[0] is Kind.LOAD else wanted
+        if len(own) != len(wanted) or found != wanted:
+            if own and not wanted:
+                rule = f"{index.actions[own[0]]} is of no use: devices step all of it at once"
+                raise broken(index.schedule, rule, own[:1], way_out="take it out")
+            if what[0] is Kind.LOAD:
+                told = f"brings stage {place[1]} for versions {found}, and the host has something at {wanted}"
+            else:
+                told = f"stores the gradient of stage {place[1]} {len(own)} times, and the host has a part of {wanted}"
+            way_out = f"one {what[0].name}:{what[1]} for each of them"
+            raise broken(index.schedule, f"rank {place[0]} {told}", own[:1] or [number], way_out=way_out)
+
+
+def _check_sums(index: Index, moved: Moved) -> None:
+    """Where several devices store the gradient of a stage, its columns are chosen by their sum: all of them reduce."""
+    storing: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a STORE:G
+    for (what, device, stage), numbers in moved.items():
+        if what == (Kind.STORE, "G") and numbers:
+            storing[stage][device] = numbers[0]
+    reducing = {
+        (index.lanes[index.lane_of[number]].device, action.stage)
+        for number, action in enumerate(index.actions)
+        if action.kind is Kind.REDUCE_GRAD
+    }
+    for stage, devices in storing.items():
+        for device, number in devices.items():
+            if len(devices) > 1 and (device, stage) not in reducing:
+                rule = f"{index.actions[number]} is of what rank {device} has, and columns are chosen by the sum of all"
+                raise broken(index.schedule, rule, [number], way_out=f"add {stage}REDUCE_GRAD on lane net before it")

@@ -34,10 +34,11 @@ from rpbench.ir.handovers import Handovers
 from rpbench.ir.index import Index
 from rpbench.ir.late_rest import RestEdges
 from rpbench.ir.policy import KNOWN, STEPS_BEHIND
+from rpbench.ir.rest_rule import versions_stored
 from rpbench.ir.saved_inputs import What, activation_edges
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.visits import Transfer as Transfer
-from rpbench.ir.visits import Visit, served
+from rpbench.ir.visits import Visit, actions_of, served
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
 CARRIERS = TRANSFERS | SUMS  # kinds that go over a link whenever they stand in a schedule
@@ -109,6 +110,7 @@ class Moves:
         self._join()
         self._join_shards()
         self.handovers = Handovers(index, self.transfers[Kind.LOAD, "P"], self.transfers[Kind.STORE, "G"])
+        self._check_whole()
         self.edges += self.handovers.edges
         self._match_states()
         self.edges += activation_edges(index, self._numbers)
@@ -187,6 +189,18 @@ class Moves:
             if found == what and any(isinstance(actions[number].peer, int) for number in numbers)
         }
 
+    def _check_whole(self) -> None:
+        """What goes from device to device is all of a stage, none of which is in shards."""
+        index, shared = self.index, {Kind.UNSHARD, Kind.REDUCE_GRAD}
+        shards = {stage: own[0] for ((kind, _), _, stage), own in self._numbers.items() if kind in shared and own}
+        for ((_, what), _, stage), numbers in self._numbers.items() if shards else ():
+            handed = [number for number in numbers if isinstance(index.actions[number].peer, int)]
+            if handed and what in ("P", "G") and stage in shards:
+                sharing = index.actions[shards[stage]]
+                rule = f"{index.actions[handed[0]]} goes from rank to rank, and {sharing} says that ranks share it"
+                shown = sorted((handed[0], shards[stage]))
+                raise broken(index.schedule, rule, shown, way_out="one of both for a stage")
+
     def _check_known(self, arrive: What) -> None:
         """Weights that are brought have a version which follows from microbatch and stage: it is known beforehand."""
         index = self.index
@@ -216,7 +230,7 @@ class Moves:
         """The version that a visit reads."""
         if self.index.schedule.policy in STEPS_BEHIND:
             return self._versions[visit.step]
-        shape, microbatch = self.index.shape, self.index.actions[visit.first].microbatch
+        shape, microbatch = self.index.shape, next(actions_of(self.index, visit)).microbatch
         return version_read(self.index.schedule.policy, shape, microbatch or 0, visit.stage) or 0
 
     @cached_property
@@ -253,18 +267,22 @@ class Moves:
     def _match_gradients(self, what: What) -> None:
         self._check_used(what)
         stages = {stage for found, _, stage in self._numbers if found == what}
-        together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, place) -> one of each device
+        together: dict[tuple[int, int, int], list[Transfer]] = defaultdict(list)  # (stage, step, k) -> one of a device
         for (device, stage), visits in sorted(self._visits.items()) if stages else ():
-            made = [visit for visit in visits if visit.last_gradient >= 0]
+            made = [visit for visit in visits if visit.last_gradient >= 0 and self._goes(what, visit)]
             if stage in stages and made:
                 numbers = self._numbers[what, device, stage]
                 groups = self._served(made, [(number,) for number in numbers], what)
-                for place, (number, group) in enumerate(zip(numbers, groups, strict=True)):
-                    transfer = Transfer((number,), tuple(group))
+                num_of: dict[int, int] = defaultdict(int)  # step -> transfers so far
+                for number, group in zip(numbers, groups, strict=True):
+                    transfer, step = Transfer((number,), tuple(group)), group[-1].step
                     self.transfers[what].append(transfer)
-                    together[stage, place].append(transfer)
+                    together[stage, step, num_of[step]].append(transfer)
+                    num_of[step] += 1
                     self._match_steps(number, stage, group)
                 self._match_freed_gradients(device, stage, numbers)
+        if what[0] is Kind.REDUCE_GRAD:
+            self._check_equally_often(together.values())
         for transfers in together.values():
             # A sum over replicas is complete when the last of them has its part.
             sources = transfers if what[0] is Kind.REDUCE_GRAD else ()
@@ -275,6 +293,34 @@ class Moves:
                     self.edges.append((last, transfer.pieces[0]))
         if what[0] is Kind.REDUCE_GRAD:
             self._count_replicas(what)
+
+    def _check_equally_often(self, sums: Iterable[Sequence[Transfer]]) -> None:
+        """A REDUCE_GRAD is of one step, and each sum of a stage takes a part of every replica."""
+        replicas: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a REDUCE_GRAD there
+        for transfer in (each for one in sums for each in one):
+            number, (first, *others) = transfer.pieces[0], transfer.visits
+            if any(visit.step != first.step for visit in others):
+                rule = f"{self.index.actions[number]} adds up gradients of several steps, each used by itself"
+                raise broken(self.index.schedule, rule, [number], way_out="take one for each step, or for each visit")
+            replicas[first.stage].setdefault(first.device, number)
+        for one in sums:
+            there, stage = {each.visits[0].device for each in one}, one[0].visits[0].stage
+            away = sorted(replicas[stage].keys() - there)
+            if away:
+                number, step = one[0].pieces[0], one[0].visits[0].step
+                rule = (
+                    f"{self.index.actions[number]} on rank {min(there)} has no counterpart on rank {away[0]} in step "
+                    f"{step}: a sum takes a part of every replica of stage {stage}"
+                )
+                shown = [number, replicas[stage][away[0]]]
+                raise broken(self.index.schedule, rule, shown, way_out="reduce equally often on all of them")
+
+    def _goes(self, what: What, visit: Visit) -> bool:
+        """Whether a gradient goes anywhere: to the host only those steps' of which a part is left to it."""
+        rule = self.index.schedule.late_rest
+        if rule is None or what[0] is not Kind.STORE or not self.index.steps:
+            return True
+        return visit.step + 1 in versions_stored(rule, self.index.shape.num_steps)
 
     def _match_steps(self, number: int, stage: int, group: Sequence[Visit]) -> None:
         versions = sorted({visit.step + 1 for visit in group})
@@ -299,17 +345,17 @@ class Moves:
             ((Kind.LOAD, "P"), (Kind.UNSHARD, None)),
             ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G")),
         ):
-            earlier: dict[int, list[Transfer]] = defaultdict(list)  # first action of a visit -> transfers
+            earlier: dict[tuple[int, bool, int], list[Transfer]] = defaultdict(list)  # visit -> transfers
             for transfer in self.transfers[before]:
                 for visit in transfer.visits:
-                    earlier[visit.first].append(transfer)
+                    earlier[visit.key].append(transfer)
             for transfer in self.transfers[after] if earlier else ():
-                last = {found.pieces[-1] for visit in transfer.visits for found in earlier.get(visit.first, ())}
+                last = {found.pieces[-1] for visit in transfer.visits for found in earlier.get(visit.key, ())}
                 self.edges += [(number, transfer.pieces[0]) for number in sorted(last)]
 
     def _join_shards(self) -> None:
         """The k-th gathers of a stage, one on each device, gather what all of them have loaded for it."""
-        loads = {visit.first: load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
+        loads = {visit.key: load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
         together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, k) -> one of each device
         num_of: dict[tuple[int, int], int] = defaultdict(int)  # (device, stage) -> gathers so far
         for gather in self.transfers[Kind.UNSHARD, None]:
@@ -317,7 +363,7 @@ class Moves:
             together[visit.stage, num_of[visit.device, visit.stage]].append(gather)
             num_of[visit.device, visit.stage] += 1
         for gathers in together.values():
-            found = {gather.visits[0].device: loads.get(gather.visits[0].first) for gather in gathers}
+            found = {gather.visits[0].device: loads.get(gather.visits[0].key) for gather in gathers}
             sources = {device: load for device, load in found.items() if load is not None}
             read = {self._version(gather.visits[0]): gather for gather in gathers}
             if sources and self.index.steps and len(read) > 1:

@@ -84,6 +84,18 @@ def _check_shares(index: Index) -> None:
             number = next(n for n in numbers if _is_elsewhere(index.actions[n], lane.device))
             rule = f"{index.actions[number]} is of share {index.actions[number].part}, which is on another rank"
             raise broken(index.schedule, rule, [number])
+    if index.holds(Kind.B):
+        _check_meetings(index)
+
+
+def _check_meetings(index: Index) -> None:
+    """All shares of a backward come in one piece, or all in two: inside each piece the devices meet."""
+    numbers, parts = index.numbers(Kind.B), index.shape.num_parts
+    for first in range(0, len(numbers), parts):
+        shares = [number for number in numbers[first : first + parts] if number >= 0]
+        if 0 < len(shares) < parts:
+            rule = f"{index.actions[shares[0]]} meets the shares of {parts} devices, and {len(shares)} come to it"
+            raise broken(index.schedule, rule, shares, way_out="let all devices run it in one piece, or all in two")
 
 
 def _is_elsewhere(action: Action, device: int) -> bool:
@@ -99,6 +111,10 @@ def _check_streamed(index: Index) -> None:
 
 def _check_bound(index: Index) -> None:
     """One microbatch's forward, recompute and backward of a stage meet on one device, its weights' home."""
+    if index.shape.separate_cuts:
+        first = next(number for number, action in enumerate(index.actions) if action.kind in COMPUTE)
+        rule = f"{index.actions[first]} is of a stage whose layers are others in backward, and bound weights stay"
+        raise broken(index.schedule, rule, [first], way_out="declare weights=streamed")
     placement = index.schedule.placement
     if placement and all(len(holders) == 1 for holders in placement) and not index.shape.num_head_shards:
         return  # each stands on the only holder of its stage
@@ -107,7 +123,7 @@ def _check_bound(index: Index) -> None:
     parts = 1 if index.shape.tensor_parallel else index.shape.num_parts
     rank_of = [index.lanes[place].device for place in index.lane_of]
     home: list[int] = []  # by stage and microbatch, the first action found, or -1
-    for kind in kinds[index.shape.separate_cuts :]:
+    for kind in kinds:
         if not index.holds(kind):
             continue
         numbers = index.numbers(kind)

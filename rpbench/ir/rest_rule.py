@@ -138,3 +138,8 @@ def steps_late(rule: LateRest, num_steps: int) -> list[int]:
 def share_moved(rule: LateRest, version: int) -> Fraction:
     """The part of a stage's gradient that goes to the host in the step to a version."""
     return Fraction(1) if version <= rule.num_warmup_steps else rule.rest
+
+
+def versions_stored(rule: LateRest, num_steps: int) -> range:
+    """The versions of whose gradient a part goes to the host: all, or those of the warm-up."""
+    return range(1, 1 + (min(rule.num_warmup_steps, num_steps) if rule.all_at_once else num_steps))

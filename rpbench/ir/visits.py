@@ -13,7 +13,7 @@ makes the input of another stage (`Shape.keeps_every`) is a visit of its own, wh
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rpbench.ir.action import COMPUTE, HEAD, Kind
+from rpbench.ir.action import COMPUTE, HEAD, Action, Kind
 from rpbench.ir.index import GRADIENT, Index
 
 _VISITING = COMPUTE - set(HEAD)
@@ -39,6 +39,11 @@ class Visit(NamedTuple):
     @property
     def first(self) -> int:
         return self.numbers[0]
+
+    @property
+    def key(self) -> tuple[int, bool, int]:
+        """What no other visit has: an OVERLAP may begin several."""
+        return self.numbers[0], self.backward, self.stage
 
     @property
     def last(self) -> int:
@@ -70,7 +75,7 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
     is_alone = Kind.R if index.shape.keeps_every > 1 else None  # makes the input of another stage
     for number in numbers:
         action = actions[number]
-        for part in action.sub or (action,):
+        for part in _by_visit(action.sub, size) if action.sub else (action,):
             kind, stage, microbatch = part[:3]
             if kind not in _VISITING:
                 continue
@@ -85,6 +90,28 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
             gradient = number if kind in GRADIENT else gradient
     if now is not None:
         yield Visit(device, *now, tuple(run), gradient)
+
+
+def _by_visit(parts: Sequence[Action], size: int) -> list[Action]:
+    """The parts of an OVERLAP, which run together: those of one visit side by side, whatever stands between them."""
+    places: dict[tuple[bool, int, int], int] = {}
+    order = [places.setdefault(_place(part, size), len(places)) for part in parts]
+    return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
+
+
+def actions_of(index: Index, visit: Visit) -> Iterator[Action]:
+    """The plain actions of a visit, in order: of an OVERLAP those that belong to it."""
+    place, size = (visit.backward, visit.stage, visit.step), index.shape.num_microbatches
+    for number in visit.numbers:
+        action = index.actions[number]
+        for part in action.sub or (action,):
+            if part.kind in _VISITING and _place(part, size) == place:
+                yield part
+
+
+def _place(part: Action, size: int) -> tuple[bool, int, int]:
+    """Direction, stage and step of what computes."""
+    return part.kind is not Kind.F, part.stage, (part.microbatch or 0) // size
 
 
 def served(visits: Sequence[Visit], num_transfers: int) -> list[list[Visit]] | None:

@@ -105,7 +105,7 @@ def _is_complete(shape: Shape, columns: Columns) -> bool:
 def _is_placed(schedule: Schedule, columns: Columns) -> bool:
     """Whether each action stands on a device that may hold its stage, and meets there what needs the same weights."""
     shape, placement = schedule.shape, schedule.placement
-    kind, stage, index, _, owner = columns.plain
+    _, stage, index, _, owner = columns.plain
     device = columns.device[owner]
     if placement:
         if shape.separate_cuts or len(placement) != shape.num_stages:
@@ -117,14 +117,16 @@ def _is_placed(schedule: Schedule, columns: Columns) -> bool:
             return False
     if schedule.weights is Weights.STREAMED:
         return shape.num_parts == 1
+    if shape.separate_cuts:
+        return False
     if placement and all(len(holders) == 1 for holders in placement):
         return True
-    return _meets(shape, stage, index, device, (kind != Kind.FB) & ~(shape.separate_cuts & (kind == Kind.F)))
+    return _meets(shape, stage, index, device)
 
 
-def _meets(shape: Shape, stage: Ints, index: Ints, device: Ints, bound: npt.NDArray[np.bool_]) -> bool:
-    """Whether all that is bound runs a microbatch of a stage on one device."""
-    places = stage[bound].astype(np.int64) * shape.total_microbatches + index[bound]
+def _meets(shape: Shape, stage: Ints, index: Ints, device: Ints) -> bool:
+    """Whether all that computes with a microbatch runs a stage on one device."""
+    places = stage.astype(np.int64) * shape.total_microbatches + index
     home = np.zeros(int(places.max(initial=-1)) + 1, np.int32)
-    home[places] = device[bound]  # of any one of them: it is that of all
-    return bool((home[places] == device[bound]).all())
+    home[places] = device  # of any one of them: it is that of all
+    return bool((home[places] == device).all())

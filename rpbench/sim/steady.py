@@ -47,7 +47,7 @@ def step_time(graph: Graph, timeline: Timeline) -> float:
 
 
 def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
-    """Idle fraction of the devices in the middle of a run; None for fewer than three steps.
+    """Idle fraction of the devices in the middle of a run; None for fewer than three steps, or if they end together.
 
     Every device is watched from the end of its own last work for the step before the window to the end of its last work
     for the last step in it. Idle are the gaps between the actions of its lane, so that no order has a bubble below 0.
@@ -59,6 +59,8 @@ def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
     last = last if last < num_steps - 1 else max(first + 1, num_steps - 2)  # behind the last step a pipeline drains
     watched = list(_watched(graph, timeline, first, last))
     time, idle = (sum(column) for column in zip(*watched, strict=True))
+    if not time:
+        return None
     without_work = (len(compute_lanes(graph)) - len(watched)) / len(watched)
     return (idle + without_work * time) / (time + without_work * time)
 

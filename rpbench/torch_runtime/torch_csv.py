@@ -73,8 +73,12 @@ def from_csv(source: str, name: str = "torch_csv") -> Schedule:
 
 
 def _cells(source: str) -> list[list[str]]:
-    """The tokens of each row; blank lines at the end are no rows."""
-    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(source.strip("\r\n")))]
+    """The tokens of each row; blank lines at the end are no rows, and a row ends as torch's own reader ends it."""
+    lines = io.StringIO(source.strip("\r\n"), newline="")
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
+    except csv.Error as error:
+        raise ScheduleError(f"no CSV, {error}: expected rows of tokens such as 0F0,0F1,0B0,0B1, one a rank") from None
     return [[cell for cell in row if cell] for row in rows]
 
 

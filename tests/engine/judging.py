@@ -4,6 +4,7 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -19,20 +20,22 @@ from rpbench.engine.backends.together import Together
 from rpbench.engine.backends.virtual import run_clock
 from rpbench.engine.executor import Perform, execute
 from rpbench.engine.program import Program
+from rpbench.engine.rehearsal import rehearse
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import verified
 from rpbench.engine.workload import Workload
 from rpbench.ir.partition import symmetric
 from rpbench.ir.residency import moves_activations, peak_resident
-from rpbench.ir.schedule import Schedule, from_text
+from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
-from rpbench.ir.versions_by_lane import lane_reads
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
+from rpbench.torch_runtime.torch_csv import read_schedule
 
 LIMIT_S = 300  # of the wall clock: nothing waits that long, on however busy a machine
 
@@ -62,18 +65,16 @@ def judged(text: str, rng: random.Random) -> Verdict:
 
 def _judged(text: str, rng: random.Random) -> Verdict:
     try:
-        schedule = from_text(text)
+        schedule = read_schedule(text)
         graph, _ = checked_graph(schedule)
         if schedule.partition is None:
             schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
-        workload = workload_of(schedule)
-        settings = _settings(rng)
-        training = Training(workload, schedule, settings)
-        costs = uneven_costs(schedule)
-        program = training.program(costs, real_time=True)
-        lane_reads(schedule)
+        workload, settings, costs = workload_of(schedule), _settings(schedule, rng), uneven_costs(schedule)
+        rehearse(_without_values(workload), schedule, settings, costs, real_time=True, verify=True)
     except ValueError as error:
         return Verdict("refused", str(error))
+    training = Training(workload, schedule, settings)
+    program = training.program(costs, real_time=True)
     measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=False)
     if moves_activations(schedule):
         peak_resident(graph.analysis)
@@ -84,9 +85,24 @@ def _judged(text: str, rng: random.Random) -> Verdict:
     return Verdict("same" if same and not left else "wrong", f"{found}, {left} tensors left")
 
 
-def _settings(rng: random.Random) -> Settings:
+def _settings(schedule: Schedule, rng: random.Random) -> Settings:
+    """Any settings that the schedule takes."""
+    recompute: Recompute = rng.choice(["all", "all", "none", "except_last"])
+    try:
+        check_recompute(schedule, recompute)
+    except ValueError:
+        recompute = "all"
     optimizer = OptimizerSettings(1e-2, clip_norm=rng.choice([None, None, 0.1]))
-    return Settings(optimizer, recompute_grain=rng.choice(["stage", "stage", "layer"]), keep_gradients=True)
+    return Settings(
+        optimizer,
+        recompute_grain=rng.choice(["stage", "stage", "layer"]),
+        recompute=recompute,
+        keep_gradients=True,
+    )
+
+
+def _without_values(workload: Workload) -> Workload:
+    return replace(workload, modules=list(deepcopy(nn.Sequential(*workload.modules)).to("meta")))
 
 
 class ShuffledBackend:
@@ -106,7 +122,7 @@ def workload_of(schedule: Schedule) -> Workload:
     shape, partition = schedule.shape, schedule.partition
     assert partition is not None
     shares = shape.num_ranks * shape.tensor_parallel
-    whole = shape.num_parts == 1 and not shape.num_head_shards
+    whole = shape.num_parts == 1 and not shape.num_head_shards and not shape.tensor_parallel
     return _workload(partition.num_layers, shares, shape.num_microbatches, whole=whole)
 
 

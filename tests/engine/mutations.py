@@ -1,75 +1,18 @@
-"""Mutations of schedule texts: any token, row or header field changed by chance, of every registered schedule."""
+"""Mutations of schedule texts: any token, row or header field changed by chance."""
 
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
 
-from nearby import nearby
+from schedule_texts import TORCH, drawn
 
 from rpbench.ir.action import Kind
-from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import LANES, Schedule, ScheduleError, Shape, Weights, to_text
-from rpbench.passes.boundary_lanes import send_over_links
-from rpbench.passes.lower import add_steps, lower_communication, split_backward
-from rpbench.passes.offload import offload, shard, stream
-from rpbench.registry import entries
+from rpbench.ir.schedule import LANES
 
 _TOKEN = re.compile(r"([0-9]+)([A-Z_]+?)(?::([A-Z]))?([0-9]+)?(\.[0-9]+)?(@[0-9]+)?(>\w+)?")
 _OTHER_LANE = {"compute": "host", "h2d": "d2h", "d2h": "h2d", "net": "compute", "host": "compute"}
-
-
-# --- what is mutated ---------------------------------------------------------------------------------------------
-
-
-def plain(name: str, steps: int) -> Schedule:
-    """The order of a registered schedule with its partition, of a few ranks, stages and microbatches."""
-    entry = entries()[name]
-    if entry.separate_cuts:
-        cut = Partition((2, 1), (1, 2, 1), fused=True)
-        shape = Shape(2, 2, 3, 3, steps, fused=True)
-    else:
-        ranks = 3 if entry.chunks == 1 or not entry.looped else 2
-        ranks, chunks, microbatches = nearby(name, ranks, 2, 2 if entry.looped else 3)
-        cut = symmetric(split_evenly(ranks * chunks, ranks * chunks))
-        window, _ = entry.steps(microbatches * entry.rounds, steps)
-        shape = Shape(ranks, ranks * chunks, window, num_steps=steps)
-        if entry.steps_each_microbatch:
-            shape = replace(shape, num_microbatches=1, num_steps=microbatches * steps)
-    return entry.build(shape).with_partition(cut)
-
-
-FORMS: dict[str, Callable[[Schedule], Schedule]] = {
-    "plain": lambda order: order,
-    "steps": add_steps,
-    "host": partial(add_steps, lane="host"),
-    "sent": lambda order: lower_communication(add_steps(order)),
-    "net": lambda order: lower_communication(add_steps(order), "net"),
-    "links": lambda order: send_over_links(add_steps(order), direct=False),
-    "split": lambda order: add_steps(split_backward(order)),
-    "streamed": lambda order: add_steps(replace(order, weights=Weights.STREAMED)),
-    "weights": lambda order: stream(add_steps(order, lane="host"), activations=False),
-    "all": lambda order: stream(add_steps(order, lane="host")),
-    "offload": lambda order: offload(add_steps(order, lane="host")),
-    "shard": lambda order: shard(add_steps(order)),
-}
-
-
-@cache
-def bases() -> dict[str, str]:
-    """Name and form -> text of every form that a registered schedule takes."""
-    found = {}
-    for name, entry in entries().items():
-        for form, lower in FORMS.items():
-            try:
-                found[f"{name} {form}"] = to_text(lower(plain(name, 2)))
-            except ScheduleError:
-                continue
-        if entry.lower is not None:
-            found[f"{name} lowered"] = to_text(entry.lower(plain(name, 2), prefetch=1, **entry.options))
-    return found
 
 
 # --- a text in pieces --------------------------------------------------------------------------------------------
@@ -106,6 +49,8 @@ def mutated(text: str, rng: random.Random) -> str:
         if not found.places():
             break
         rng.choice(_CHANGES)(found, rng)
+    if rng.random() < 0.02:
+        del found.header[rng.choice(list(found.header))]
     return str(found)
 
 
@@ -154,7 +99,7 @@ def _repeat(text: Text, rng: random.Random) -> None:
 
 def _overlap(text: Text, rng: random.Random) -> None:
     tokens, place = _any(text, rng)
-    stop = place + rng.choice((2, 2, 2, 3))
+    stop = place + rng.choice((2, 2, 2, 3, 5))
     together = [part for token in tokens[place:stop] for part in _parts(token)]
     if rng.random() < 0.3:
         rng.shuffle(together)
@@ -268,8 +213,46 @@ def _partition(text: Text, rng: random.Random) -> None:
 
 
 def _size(text: Text, rng: random.Random) -> None:
-    name = rng.choice(("ranks", "stages", "backward_stages", "microbatches", "steps", "parts", "fused"))
+    known = ("ranks", "stages", "backward_stages", "microbatches", "steps", "parts", "fused", "keeps_every")
+    name = rng.choice([name for name in known if name in text.header])
     text.header[name] = _number(text.header[name], rng)
+
+
+def _field(text: Text, rng: random.Random) -> None:
+    """A field of the header that this schedule has no need of."""
+    extra = {
+        "keeps_every": rng.choice("123"),
+        "outer_replicas": rng.choice("123"),
+        "sequence_parallel": "1",
+        "late_rest": rng.choice(("0.1/2/0/1/0", "0.5/1/2/0/1", "1.0/1/0/1/1", "0.0/2/2/1/0")),
+    }
+    name = rng.choice(list(extra))
+    if name in text.header and name == "sequence_parallel":
+        del text.header[name]
+    else:
+        text.header[name] = extra[name]
+
+
+def _drop_kind(text: Text, rng: random.Random) -> None:
+    """All actions of a kind and object, as of a schedule that forgets to move something."""
+    tokens, place = _any(text, rng)
+    match = _TOKEN.fullmatch(tokens[place])
+    if match is None:
+        return
+    for row, (head, own) in enumerate(text.rows):
+        text.rows[row] = head, [token for token in own if not _is_like(token, match)]
+
+
+def _is_like(token: str, other: re.Match[str]) -> bool:
+    match = _TOKEN.fullmatch(token)
+    return match is not None and match.group(2, 3) == other.group(2, 3)
+
+
+def _swap_rows(text: Text, rng: random.Random) -> None:
+    """What two rows hold, exchanged."""
+    one, other = rng.randrange(len(text.rows)), rng.randrange(len(text.rows))
+    (head, tokens), (second, others) = text.rows[one], text.rows[other]
+    text.rows[one], text.rows[other] = (head, others), (second, tokens)
 
 
 def _regroup(text: Text, rng: random.Random) -> None:
@@ -295,17 +278,51 @@ _CHANGES: tuple[Callable[[Text, random.Random], None], ...] = (
     *(_overlap,) * 5,
     _swap_far, _move_far, _drop, _repeat, _part, _to_lane, _to_lane, _rename_lane, _reorder_rows,
     _policy, _policy, _policy, _weights, _weights, _placement, _partition, _size, _regroup, _flag,
+    _field, _drop_kind, _drop_kind, _swap_rows,
+)  # fmt: skip
+
+
+# --- tables of torch ---------------------------------------------------------------------------------------------
+
+_TORCH_TOKENS = ("0SEND_F0", "1RECV_F0", "0UNSHARD", "0F", "F0", "", '"', '"0F0', "\r", "\x00", "0B0;0F0")
+_ENDS = ("\n", "\r\n", "\r", "\n\n", ",\n")
+
+
+def mutated_table(table: str, rng: random.Random) -> str:
+    """A table of torch with one to three changes, of its tokens or of how the file is written."""
+    found = Text({}, [("", row.split(",")) for row in table.split("\n")])
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        if found.places():
+            rng.choice(_TABLE_CHANGES)(found, rng)
+    rows = [",".join(tokens).replace("_F_B", "").replace(")OVERLAP", ")OVERLAP_F_B") for _, tokens in found.rows]
+    return (rng.choice(_ENDS) if rng.random() < 0.2 else "\n").join(rows)
+
+
+def _foreign(text: Text, rng: random.Random) -> None:
+    """Something else for a token, or beside it."""
+    tokens, place = _any(text, rng)
+    tokens[place] = rng.choice((f"{{}}{tokens[place]}", f"{tokens[place]}{{}}", "{}")).format(rng.choice(_TORCH_TOKENS))
+
+
+def _drop_row(text: Text, rng: random.Random) -> None:
+    del text.rows[rng.randrange(len(text.rows))]
+
+
+_TABLE_CHANGES: tuple[Callable[[Text, random.Random], None], ...] = (
+    _swap_near, _swap_near, _move_near, _move_near, _in_token, _in_token, _overlap, _overlap, _swap_far, _move_far,
+    _drop, _repeat, _reorder_rows, _foreign, _foreign, _drop_row,
 )  # fmt: skip
 
 
 def mutants(seed: int, number: int) -> Iterator[tuple[str, str]]:
-    """Some mutated texts of every base in turn, each with what it was."""
+    """Some mutated texts of schedules drawn by chance, each with what it was."""
     rng = random.Random(seed)
-    names = sorted(bases())
-    rng.shuffle(names)
-    for place in range(number):
-        name = names[place % len(names)]
-        text = mutated(bases()[name], rng)
-        while text == bases()[name]:  # as where two equal tokens changed places
-            text = mutated(bases()[name], rng)
+    for _ in range(number):
+        name, base = drawn(rng)
+        change = mutated_table if name.endswith(TORCH) else mutated
+        text = change(base, rng)
+        for _ in range(20):
+            if text != base:  # as where two equal tokens changed places
+                break
+            text = change(base, rng)
         yield name, text

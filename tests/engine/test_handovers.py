@@ -39,7 +39,7 @@ def test_every_bit_is_that_of_plain_training(p, rounds, num_steps, real_time):
         run = train(schedule, workload_of(schedule), learning_rate=1e-2, clip_norm=0.05)
     assert_same(run, reference_of(run))
     assert set(run.training.groups.values()) == {  # one after another, as the sum comes by
-        tuple((mb,) for mb in range(step * p * rounds, (step + 1) * p * rounds)) for step in range(num_steps)
+        (tuple(range(step * p * rounds, (step + 1) * p * rounds)),) for step in range(num_steps)
     }
     assert run.training.weights.num_on_devices == 0
 

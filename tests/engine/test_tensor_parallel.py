@@ -15,7 +15,6 @@ from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.program import make_program
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
 from rpbench.engine.shards import tensor_parallel
 from rpbench.engine.shards.collectives import Rank
@@ -326,4 +325,4 @@ def test_a_meeting_that_a_device_stays_away_from_is_refused_before_any_work():
     order = build("megatron_tp", 2, 1, num_layers=2, chunks=1)
     rows = [order.compute(0), split_backward(order).compute(1)]
     with pytest.raises(ScheduleError, match="meets the shares of 2 devices, and 1 come to it"):
-        make_program(replace(order, rows=tuple(rows)), uneven_costs(order))
+        check(replace(order, rows=tuple(rows)))

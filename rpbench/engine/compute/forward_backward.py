@@ -107,7 +107,7 @@ class Passes:
             weights = self._adjustments.before_forward(action.stage, segment[0], version)
         again = self._run_again(modules)
         x = self._stages.keep(again, x, segment, weights, note, exchange)
-        if len(again) < len(modules):
+        if len(again) < len(modules) or self._saved is not None:  # which knows a stage without layers as well
             graph, end = self._kept_graph(action.stage, modules[len(again) :], x, segment, weights)
             if self.recompute_head:
                 self._kept[modules[-1], segment] = x
@@ -207,7 +207,7 @@ class Passes:
 
     def _kept_of(self, action: Action) -> list[tuple[int, Segment]]:
         segment = _segment_of(action)
-        everywhere, head = self._grain == "layer", self._layout.head
+        everywhere, head = self._keeps_all, self._layout.head
         return [
             (module, segment)
             for module in self._layout.backward[action.stage]
@@ -253,6 +253,7 @@ class Passes:
             weights = self._adjustments.before_backward(stage, segment[0], version)
         graph = self._recomputed.pop((stage, segment), None)
         if again and graph is None:
+            self._make_layer_inputs(again, segment, weights)
             graph = self._again(again[-1], segment, weights)
         gate()
         gradients: Tensors = {}
@@ -322,6 +323,19 @@ class Passes:
         x = self._stages.keep(modules, x, segment, version, note)
         if modules.stop != self._layout.head and modules.stop not in self._layout.starts:
             self._keep(modules.stop, segment, x)
+
+    def _make_layer_inputs(self, again: list[range], segment: Segment, version: int) -> None:
+        """Run what a backward recomputes once without graph, where no forward and no R has kept what is between."""
+        if len(again) < 2 or (again[-1].start, segment) in self._kept:
+            return
+        first, last = again[0].start, again[-1].start
+
+        def note(module: int, value: torch.Tensor) -> None:
+            if module != first:
+                self._keep(module, segment, value)
+
+        x = self._kept[first, segment] if first else self._tokens(segment)
+        note(last, self._stages.keep(range(first, last), x, segment, version, note))
 
     @property
     def _keeps_all(self) -> bool:

@@ -247,7 +247,7 @@ class Team:
         member.handlers[action.kind](action._replace(part=0), number, gate)
         if action.kind is not Kind.W:  # which leaves sums to its I
             kind = Kind.SUM_F if action.kind is Kind.F else Kind.SUM_B
-            self._accounts[action._replace(kind=kind)] = member.rank.num_sums - before
+            self._accounts[action._replace(kind=kind, version=None)] = member.rank.num_sums - before
 
     def _close(self, action: Action, number: int, gate: Gate) -> None:
         """See that the sums which an action stands for have all been made."""

@@ -12,7 +12,7 @@ later.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import chain, groupby
 
 from rpbench.engine.state.reductions import microbatches_of, reductions_of
 from rpbench.ir.action import Kind, parts_of
@@ -30,6 +30,7 @@ def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
         ValueError: if parts of a microbatch are added up apart, or replicas reduce what they cannot.
     """
     schedule = analysis.schedule
+    _check_head_stays(schedule)
     cuts = _round_starts(schedule) if schedule.weights is Weights.STREAMED else frozenset()
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for _, _, row in schedule.items():
@@ -45,6 +46,18 @@ def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
         else:
             found[place] = [tuple(own for microbatches in one.values() for own in microbatches) for one in sums]
     return {place: tuple(sorted(_distinct(place, groups), key=min)) for place, groups in found.items()}
+
+
+def _check_head_stays(schedule: Schedule) -> None:
+    """Refuse to move gradients of stages whose devices add those of their shards of the head to them."""
+    moved = (action for _, _, row in schedule.items() for action in row if action.object == "G")
+    reduced = (action for _, _, row in schedule.items() for action in row if action.kind is Kind.REDUCE_GRAD)
+    found = next(chain(moved, reduced), None) if schedule.shape.num_head_shards else None
+    if found is not None:
+        raise ValueError(
+            f"{found}: {schedule.name} has a head in shards, whose gradients are stepped with those of a stage where "
+            "they are made; take it out, or use mode=simulate"
+        )
 
 
 def _distinct(place: tuple[int, int], groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -65,15 +78,17 @@ def _distinct(place: tuple[int, int], groups: list[tuple[int, ...]]) -> list[tup
 
 
 def _stored(analysis: Analysis) -> dict[tuple[int, int], list[tuple[int, ...]]]:
-    """What every STORE:G takes home, where weights are bound; nothing for gradients that stay."""
+    """What every STORE:G takes home, where weights are bound, and what goes round or in groups wherever they are."""
     schedule, index = analysis.schedule, analysis.index
-    if schedule.weights is Weights.STREAMED or Kind.STORE not in schedule.kinds:
+    if Kind.STORE not in schedule.kinds:
         return {}
     window = schedule.shape.num_microbatches
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
-    for transfer in analysis.moves.transfers[Kind.STORE, "G"]:
+    for transfer in analysis.moves.transfers[Kind.STORE, "G"] if schedule.weights is Weights.BOUND else ():
         for version, own in groupby(microbatches_of(index, transfer), key=lambda number: number // window + 1):
             found.setdefault((transfer.visits[0].stage, version), []).append(tuple(own))
+    for (stage, step), carriers in analysis.moves.handovers.carried.items():
+        found[stage, step + 1] = [tuple(mb for transfer in carriers for mb in microbatches_of(index, transfer))]
     for (stage, step), sums in analysis.moves.handovers.grouped.items():
         found[stage, step + 1] = [
             tuple(microbatch for part in one.parts for microbatch in microbatches_of(index, part)) for one in sums

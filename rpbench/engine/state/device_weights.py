@@ -16,10 +16,10 @@ from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import MastersOf, Named, Weights
 from rpbench.engine.workload import Workload
-from rpbench.ir.action import Action, Kind, parts_of
+from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.moves import Transfer
-from rpbench.ir.visits import Visit
+from rpbench.ir.visits import Visit, actions_of
 
 HANDED_OVER = "weights from a peer"
 
@@ -154,8 +154,7 @@ class DeviceWeights(Weights):
 
     def _version(self, visit: Visit) -> int:
         """The version that a visit reads."""
-        reader = next(part for part in parts_of(self._index.actions[visit.first]) if part.stage == visit.stage)
-        return self._reader.version(reader, visit.first)
+        return self._reader.version(next(actions_of(self._index, visit)), visit.first)
 
     def _loaded(self, module: int, version: int, device: int) -> Named:
         """What a LOAD brings to a device."""

@@ -10,10 +10,11 @@ gradients are reduced after every visit, a step has several such sums, which are
 from collections import defaultdict
 from collections.abc import Mapping
 
-from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.index import GRADIENT, Index
 from rpbench.ir.moves import Transfer
+from rpbench.ir.visits import actions_of
 
 Reduction = Mapping[int, tuple[int, ...]]  # device -> its microbatches, in the order they are added; devices likewise
 
@@ -22,7 +23,7 @@ def reductions_of(analysis: Analysis) -> dict[tuple[int, int], list[Reduction]]:
     """(backward stage, version of the step) -> its sums over replicas, in order; none of what is not reduced.
 
     Raises:
-        ValueError: if one serves several steps, or several of a step have more than a microbatch of a replica each.
+        ValueError: if several of a step have more than a microbatch of a replica each.
     """
     if Kind.REDUCE_GRAD not in analysis.schedule.kinds:
         return {}
@@ -31,34 +32,18 @@ def reductions_of(analysis: Analysis) -> dict[tuple[int, int], list[Reduction]]:
     for transfer in analysis.moves.transfers[Kind.REDUCE_GRAD, None]:
         visit = transfer.visits[0]
         place = visit.stage, visit.step + 1
-        if any(other.step != visit.step for other in transfer.visits):
-            raise ValueError(
-                f"{visit.stage}REDUCE_GRAD adds up the gradients of several steps, and each is to be used by itself; "
-                "take one for each step or for each visit"
-            )
         number = num_of[(*place, visit.device)]
         num_of[(*place, visit.device)] += 1
         if number == len(found[place]):
             found[place].append({})
         found[place][number][visit.device] = microbatches_of(analysis.index, transfer)
-    for (stage, version), sums in found.items():
-        if any(one.keys() != sums[0].keys() for one in sums):
-            raise ValueError(
-                f"replicas reduce the gradient of stage {stage} for version {version} unequally often: a sum takes a "
-                f"part of each; device {min(sums[0])} does so {len(sums)} times"
-            )
     return {place: [_ordered(one, several=len(sums) > 1) for one in sums] for place, sums in found.items()}
 
 
 def microbatches_of(index: Index, transfer: Transfer) -> tuple[int, ...]:
     """The microbatches whose gradients of its stage a transfer carries, in the order they are made."""
-    stage = transfer.visits[0].stage
     return tuple(
-        part.microbatch
-        for visit in transfer.visits
-        for number in visit.numbers
-        for part in parts_of(index.actions[number])
-        if part.stage == stage and part.kind in GRADIENT and part.microbatch is not None
+        part.microbatch or 0 for visit in transfer.visits for part in actions_of(index, visit) if part.kind in GRADIENT
     )
 
 

@@ -19,6 +19,7 @@ from rpbench.engine.executor import execute as run_program
 from rpbench.engine.measure.action_times import measured_costs
 from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.program import Program, make_program
+from rpbench.engine.rehearsal import rehearse
 from rpbench.engine.shards.cut_layers import DRAWS_APART
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
@@ -46,12 +47,12 @@ from rpbench.harness.tracking.feed import StepFeed
 from rpbench.harness.tracking.steps import StepWatch
 from rpbench.harness.validation import Validation
 from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.moved_objects import LINKS
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND, Policy
-from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
-from rpbench.ir.versions_by_lane import lane_reads
 from rpbench.models.build import build_layer
 from rpbench.models.data import TEXTS, Data, InPieces, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
@@ -78,9 +79,25 @@ def records(request: Request) -> list[Record]:
 def _prepare(request: Request) -> Work:
     assembled = assembled_of(request)
     check_request(request, assembled)
+    _rehearse(request, assembled)
     feed = StepFeed()
     work = scheduled(request, assembled, lambda: Outcome(*execute(request, assembled, feed)), is_out_of_memory)
     return replace(work, steps=feed)
+
+
+def _rehearse(request: Request, assembled: Assembled) -> None:
+    """Refuse what the engine would refuse once it has begun.
+
+    Raises:
+        ValueError: with the value, the rule and a way out.
+    """
+    backend, analysis = _backend(request), Analysis(assembled.schedule)
+    if backend.name == "emulated":
+        make_program(analysis, assembled.costs)
+        return
+    workload, settings = _workload(request, assembled, device="meta"), settings_of(request, assembled.entry)
+    real_time = backend.name != "virtual"
+    rehearse(workload, analysis, settings, assembled.costs, real_time=real_time, verify=request.verify)
 
 
 def settings_of(request: Request, entry: Entry | None) -> Settings:
@@ -149,8 +166,6 @@ def check_request(request: Request, assembled: Assembled) -> None:
     check_untied(assembled.schedule, has_tied=assembled.model.tied_embedding)
     check_momentum(settings.compensation, settings.optimizer)
     check_host_memory(assembled.model, DTYPES[request.dtype], _num_copies(assembled.schedule))
-    if request.verify:
-        _check_reads_are_known(assembled.schedule)
 
 
 def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
@@ -170,14 +185,6 @@ def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
         raise ConfigError(f"schedule={schedule.name}, model={model.name}: {error}") from None
 
 
-def _check_reads_are_known(schedule: Schedule) -> None:
-    """Refuse to verify what reads versions that only the run itself could tell."""
-    try:
-        lane_reads(schedule)
-    except ScheduleError as error:
-        raise ConfigError(f"verify=true: {error}, or verify=false") from None
-
-
 def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None) -> tuple[Fields, Timeline]:
     """Run what is assembled on the configured backend.
 
@@ -194,6 +201,7 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
     backend = _backend(request)
     if backend.name == "emulated":
         return _emulate(backend, assembled)
+    check_request(request, assembled)
     settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
     start = _start(request, assembled)
     told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_microbatch or 0)
@@ -371,12 +379,11 @@ def _metrics(program: Program, timeline: Timeline, costs: CostTable, assembled: 
 # --- what is trained ----------------------------------------------------------------------------------------
 
 
-def _workload(request: Request, assembled: Assembled) -> Workload:
-    check_request(request, assembled)
+def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Workload:
     assert assembled.model is not None  # or the request had been refused
     sequences = request.workload.microbatch_sequences
     num_microbatches = assembled.schedule.shape.num_microbatches
-    workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches)
+    workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
     return replace(workload, data=_same_batches(request, assembled, _data(request, assembled)))
 
 
