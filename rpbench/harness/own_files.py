@@ -12,6 +12,7 @@ from typing import Any
 
 from rpbench.harness.choices import ConfigError
 from rpbench.places import CONF, file_of, places
+from rpbench.whole_file import read_bytes
 from rpbench.yaml_file import read_keys
 
 _RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
@@ -39,7 +40,10 @@ def refuse_what_runs() -> None:
         ConfigError: naming the file and the key.
     """
     for path in (path for place in places() for path in place.rglob("*.yaml") if path.is_file()):
-        content = path.read_bytes()
+        try:
+            content = read_bytes(path)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}; move it out of the folder") from None
         if not any(mark in content for mark in (b"hydra", b"${", b"\\")):  # what is quoted may be spelled by escapes
             continue
         for text in _resolving(path):
@@ -74,7 +78,7 @@ def _said_to_hydra(path: Path) -> Iterator[str]:
     """What a file says to Hydra and may not."""
     if any(part == "hydra" for place in places() if place in path.parents for part in path.relative_to(place).parts):
         yield "a file of hydra's own groups"
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_bytes(path).decode("utf-8", "replace").splitlines():
         if line.startswith("#") and "@package" in line and "hydra" in line:
             yield line[:80]
     try:

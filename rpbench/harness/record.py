@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from rpbench.harness import provenance
 from rpbench.harness.processes import began
+from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 from rpbench.words import plain
 
@@ -48,12 +49,15 @@ _NEVER_NEGATIVE = ("makespan_s", "step_time_s", "tokens_per_s")
 METRICS = (*_NEVER_NEGATIVE, "bubble_makespan", "bubble_span", "bubble_over_ideal")
 _TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
 _LARGEST = 2**63
+_MOST_BYTES = 2**28  # of a file beside a record
 # What readers rely on: the types of values, and in which words one is refused.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(METRICS, (int | float | None, "no number")),
     **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int | None, "no whole number")),
     **dict.fromkeys((*_TEXTS, "started_at", "code_version", "contender"), (str | None, "no text")),
-    **dict.fromkeys(("choices", "config", "surroundings", "versions", "hardware"), (dict | None, "no object")),
+    **dict.fromkeys(
+        ("choices", "config", "surroundings", "versions", "hardware", "file_digests"), (dict | None, "no object")
+    ),
     **dict.fromkeys(("overrides", "notes", "files"), (list | None, "no list")),
 }
 
@@ -68,10 +72,10 @@ def read(folder: Path) -> Record | None:
     """The record of a run folder; None if there is none or it is torn, which is said on stderr."""
     path = folder / "record.json"
     try:
-        record = json.loads(read_text(path), parse_constant=_refuse_constant)
+        record = parsed(read_text(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         print(plain(f"rpbench: skipping {path}: not a readable record ({error})"), file=sys.stderr)
         return None
     problem = defect(record, folder.name)
@@ -79,10 +83,6 @@ def read(folder: Path) -> Record | None:
         print(plain(f"rpbench: skipping {path}: {problem}"), file=sys.stderr)
         return None
     return dict(record)
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
 
 
 def defect(record: Any, name: str) -> str | None:
@@ -117,12 +117,26 @@ def _falsified(record: Record, name: str) -> str | None:
     if "surroundings" in record and run_id(identity_of(record)) != name:
         return "its configuration is not the one that its run_id was made of"
     try:
-        found = _digest_of_parsed(record)
+        is_whole = is_sealed(record)
     except (ValueError, RecursionError, OverflowError) as error:
         return f"not all of it is JSON that can be written ({error})"
-    if (record.get("schema", 1) > 2 or "digest" in record) and record.get("digest") != found:
+    if (record.get("schema", 1) > 2 or "digest" in record) and not is_whole:
         return "its values are not those that its digest was made of"
     return None
+
+
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with their digest, as they are written: whoever reads them sees that none has changed."""
+    return values | {"digest": digest(values)}
+
+
+def is_sealed(parsed_values: dict[str, Any]) -> bool:
+    """Whether values that were read are those that their digest was made of.
+
+    Raises:
+        ValueError, RecursionError, OverflowError: for what is no JSON that can be written.
+    """
+    return parsed_values.get("digest") == _digest_of_parsed(parsed_values)
 
 
 def digest(record: Record) -> str:
@@ -160,9 +174,29 @@ def read_all(results: Path) -> Iterator[Record]:
 
 def write(folder: Path, record: Record) -> Record:
     """Put the record in its folder, whole or not at all; as it was written, with its digest."""
-    sealed = record | {"digest": digest(record)}
-    write_atomically(folder / "record.json", dump(sealed) + "\n")
-    return sealed
+    found = sealed(record)
+    write_atomically(folder / "record.json", dump(found) + "\n")
+    return found
+
+
+def put_file(folder: Path, name: str, text: str) -> dict[str, str]:
+    """Write a file that is to stand beside a record; its digest by its name, for the record's `file_digests`."""
+    write_atomically(folder / name, text)
+    return {name: _digest_of_text(text)}
+
+
+def kept_file(folder: Path, record: Record, name: str) -> str | None:
+    """The text of a file beside a record; None where it is not there, or not what the record was written with."""
+    try:
+        text = read_text(folder / name, _MOST_BYTES)
+    except (OSError, ValueError):
+        return None
+    digests = record.get("file_digests")
+    return text if isinstance(digests, dict) and digests.get(name) == _digest_of_text(text) else None
+
+
+def _digest_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def dump(record: Record) -> str:
