@@ -47,7 +47,7 @@ def _named() -> list[Path]:
     named = [(VARIABLE, Path(name)) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     named += [(FILE, folder) for folder in _of_file(Path.cwd() / FILE)]
     for said, folder in named:
-        if not os.path.isdir(folder):  # which, unlike Path's, answers for names that cannot be
+        if not os.path.isdir(folder):  # which, as isfile and unlike Path's, answers for names that cannot be
             raise ValueError(f"{said}: {str(folder)[:200]} is no folder; make it, or name one that is there")
     return [folder.resolve() for _, folder in named]
 
@@ -63,7 +63,7 @@ def file_of(group: str, name: str) -> Path | None:
     Raises:
         ValueError: if two places have one.
     """
-    found = [path for folder in (CONF, *places()) if (path := folder / group / f"{name}.yaml").is_file()]
+    found = [path for folder in (CONF, *places()) if os.path.isfile(path := folder / group / f"{name}.yaml")]
     if len(found) > 1:
         raise ValueError(
             f"{group}={name}: two files have this name, {' and '.join(map(str, found[:2]))}; rename yours, so that a "

@@ -1,7 +1,8 @@
 """Own files: the YAML of the user's folders is data, whoever wrote it; what Hydra would run for it is refused.
 
-Hydra builds what `_target_` under `hydra.callbacks` names, logging what `()` names, and launchers take commands. On the
-command line these are the user's own words; a file of models, machines or experiments may only say what is swept.
+Hydra builds what `_target_` names under its own keys, logging what `()` names, and launchers take commands. On the
+command line a launcher is chosen by its name, and its options are the user's own words; a file of models, machines or
+experiments may only say what is swept.
 A resolver, such as `${oc.env:HOME}`, would put the environment into what is written and shown; `${key}` alone is data.
 """
 
@@ -31,6 +32,19 @@ def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
             path = file_of(group, name.strip())
             if path is not None and CONF not in path.parents:
                 read_keys(path)
+
+
+def refuse_targets(overrides: Sequence[str]) -> None:
+    """Refuse a command line that names what Hydra would build.
+
+    Raises:
+        ConfigError: naming the word.
+    """
+    for item in overrides:
+        if "_target_" in item and item.lstrip("+~").startswith("hydra"):
+            raise ConfigError(
+                f"{item[:120]}: what Hydra runs is chosen by its name, as in hydra/launcher=joblib; leave _target_ out"
+            )
 
 
 def refuse_what_runs() -> None:
