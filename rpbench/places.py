@@ -23,6 +23,7 @@ VARIABLE = "RPBENCH_PATH"
 FILE = "rpbench.yaml"
 FLAG = "--config-dir"
 GROUP = "rpbench.conf"
+MOST_FILES = 20_000  # beneath a folder; more are none of ours
 
 _HERE = Path(__file__).resolve().parent
 # An installed wheel has conf/ inside the package; in a clone that is a link to the folder beside it.
@@ -55,6 +56,24 @@ def _named() -> list[Path]:
 def files_of(group: str, ending: str = ".yaml") -> list[Path]:
     """The files of a group's options: the project's own by name, then those of each place."""
     return [path for folder in (CONF, *places()) for path in sorted((folder / group).glob(f"*{ending}"))]
+
+
+def own_yaml() -> Iterator[Path]:
+    """Every YAML file of the user's folders.
+
+    Raises:
+        ValueError: for a folder that holds too much to be one of models and clusters.
+    """
+    for place in places():
+        num_files = 0
+        for folder, _, names in os.walk(place, followlinks=True):
+            num_files += len(names) + 1
+            if num_files > MOST_FILES:
+                raise ValueError(
+                    f"{place} holds more than {MOST_FILES:,} files; name the folder in which model/, cluster/, "
+                    "experiment/ or schedule/ lie"
+                )
+            yield from (path for name in names if name.endswith(".yaml") and (path := Path(folder) / name).is_file())
 
 
 def file_of(group: str, name: str) -> Path | None:

@@ -4,14 +4,16 @@ A device may never end, a pipe may have no writer, and some files of the system 
 nothing here waits for them. Every reader of files that others wrote reads them by this module.
 """
 
+import hashlib
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 2**26  # 64 MiB: a thousand times what this program writes of one run
-UNWRITTEN_S = 0.5  # for somebody to open a pipe's other end
-SILENT_S = 2.0  # between two pieces
+UNWRITTEN_S = 0.5  # for somebody to open a pipe's other end, and for a file of the system
+SILENT_S = 2.0  # between two pieces of a pipe
 ENDLESS_S = 10.0  # for all of what is no file on a disk
 
 _PIECE = 2**20
@@ -24,16 +26,6 @@ _KINDS = (
 )
 
 
-def check_readable(path: Path) -> None:
-    """Refuse what is no regular file and no pipe.
-
-    Raises:
-        ValueError: saying what it is.
-        OSError: if it is not there.
-    """
-    _check_kind(path.stat())
-
-
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a regular file or a pipe.
 
@@ -42,19 +34,22 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
             `most` bytes.
         OSError: if it is not there or cannot be read.
     """
-    _check_kind(path.stat())  # before it is opened, which some devices take for a command
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(file)
-        _check_kind(found)
-        if found.st_size > most:
-            raise ValueError(f"{found.st_size:,} bytes; at most {most:,} are read")
-        return _read(file, most, is_pipe=stat.S_ISFIFO(found.st_mode))
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-    finally:
-        os.close(file)
+    return b"".join(_content(path, most))
+
+
+def sha256(path: Path) -> str:
+    """The digest of a regular file of any size, which is not held in memory.
+
+    Raises:
+        ValueError: as of `read_bytes`, and for a pipe, whose content is gone when it has been read.
+        OSError: as of `read_bytes`.
+    """
+    digest = hashlib.sha256()
+    if stat.S_ISFIFO(path.stat().st_mode):
+        raise ValueError("it is a pipe, which can be read once; write it into a file and name that")
+    for piece in _content(path, None):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
@@ -69,25 +64,42 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
         raise ValueError(f"it is no UTF-8 text (byte {error.start})") from None
 
 
+def _content(path: Path, most: int | None) -> Iterator[bytes]:
+    """The pieces of a file; without a limit, of a regular one as long as it says it is."""
+    _check_kind(path.stat())  # before it is opened, which some devices take for a command
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        _check_kind(found)
+        limit = max(found.st_size, MOST_BYTES) if most is None else most
+        if found.st_size > limit:
+            raise ValueError(f"{found.st_size:,} bytes; at most {limit:,} are read")
+        yield from _pieces(file, limit, is_pipe=stat.S_ISFIFO(found.st_mode))
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    finally:
+        os.close(file)
+
+
 def _check_kind(found: os.stat_result) -> None:
     for is_kind, words in _KINDS:
         if is_kind(found.st_mode):
             raise ValueError(f"it is {words}, no regular file and no pipe; name a file")
 
 
-def _read(file: int, most: int, *, is_pipe: bool) -> bytes:
+def _pieces(file: int, most: int, *, is_pipe: bool) -> Iterator[bytes]:
     """All there is, piece by piece; what is not there yet is waited for, but not for long."""
-    pieces: list[bytes] = []
     left = most + 1
     began = last = time.monotonic()
     while left > 0:
         piece = _piece(file, left)
         now = time.monotonic()
         if piece:
-            pieces.append(piece)
+            yield piece
             left, last = left - len(piece), now
-        elif piece == b"" and (pieces or not is_pipe):
-            return b"".join(pieces)
+        elif piece == b"" and (left <= most or not is_pipe):
+            return
         else:
             if piece == b"" and now - began > UNWRITTEN_S:
                 raise ValueError("it is a pipe that nobody writes to; name a file")
@@ -105,8 +117,8 @@ def _piece(file: int, left: int) -> bytes | None:
 
 
 def _check_patience(is_pipe: bool, silent_s: float, all_s: float) -> None:
-    what = "it is a pipe" if is_pipe else "it is a file of the system"
-    if silent_s > SILENT_S:
-        raise ValueError(f"{what} that has given nothing for {SILENT_S:g} s; write it into a file and name that")
+    what, most_s = ("it is a pipe", SILENT_S) if is_pipe else ("it is a file of the system", UNWRITTEN_S)
+    if silent_s > most_s:
+        raise ValueError(f"{what} that has given nothing for {most_s:g} s; write it into a file and name that")
     if all_s > ENDLESS_S:
         raise ValueError(f"{what} that has not ended for {ENDLESS_S:g} s; write it into a file and name that")

@@ -36,8 +36,8 @@ def read_text(path: Path) -> str:
     try:
         return whole_file.read_text(path, MOST_BYTES)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"import {path}: {reason}; name a file of JSON or CSV") from None
+        reason = f"{error.strerror}; name a file of JSON or CSV" if isinstance(error, OSError) else error
+        raise ConfigError(f"import {path}: {reason}") from None
 
 
 def records_of_csv(text: str) -> list[Record]:

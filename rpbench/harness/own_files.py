@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.harness.choices import ConfigError
-from rpbench.places import CONF, file_of, places
+from rpbench.places import CONF, file_of, own_yaml, places
 from rpbench.whole_file import read_bytes
 from rpbench.yaml_file import read_keys
 
@@ -53,7 +53,7 @@ def refuse_what_runs() -> None:
     Raises:
         ConfigError: naming the file and the key.
     """
-    for path in (path for place in places() for path in place.rglob("*.yaml") if path.is_file()):
+    for path in own_yaml():
         try:
             content = read_bytes(path)
         except ValueError as error:

@@ -4,12 +4,15 @@
 again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
 """
 
+import errno
 import glob
 import hashlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -215,8 +218,17 @@ def check_writable(folder: Path, key: str) -> None:
         ValueError: with the key of the request that named it.
     """
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    if not existing.is_dir() or not _takes_a_folder(existing):
         raise ValueError(f"{key}={folder}: {existing} is no folder that can be written; name another")
+
+
+def _takes_a_folder(existing: Path) -> bool:
+    """Whether a folder can be made in it: tried, because /proc says yes and does not. A full disk is told later."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".rpbench-", dir=existing))
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return True
 
 
 def check_target(path: Path) -> None:
@@ -237,19 +249,31 @@ def write_atomically(path: Path, text: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{provenance.host_word()}-{os.getpid()}")
     content = text if isinstance(text, bytes) else text.encode()
     try:
-        boundary()
-        with temporary.open("wb") as target:
-            target.write(content[: len(content) // 2])
-            target.flush()
+        with _naming(path):
             boundary()
-            target.write(content[len(content) // 2 :])
-            target.flush()
-            os.fsync(target.fileno())
-        boundary()
-        os.replace(temporary, path)
-        boundary()
+            with temporary.open("wb") as target:
+                target.write(content[: len(content) // 2])
+                target.flush()
+                boundary()
+                target.write(content[len(content) // 2 :])
+                target.flush()
+                os.fsync(target.fileno())
+            boundary()
+            os.replace(temporary, path)
+            boundary()
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Writes inside are of this file: what the system refuses says so, which by itself names none for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        raise
 
 
 def _remove_left(path: Path) -> None:
@@ -268,12 +292,13 @@ def boundary() -> None:
 def create(path: Path, text: str) -> bool:
     """Make a file that is not there; False where somebody else has made it. Of several processes one alone does."""
     try:
-        boundary()
-        file = path.open("x", encoding="utf-8")
+        with _naming(path):
+            boundary()
+            file = path.open("x", encoding="utf-8")
     except FileExistsError:
         return False
     try:
-        with file:
+        with _naming(path), file:
             boundary()
             file.write(text)
         boundary()
@@ -286,7 +311,7 @@ def create(path: Path, text: str) -> bool:
 def append_line(path: Path, line: str) -> None:
     """Append a line to a journal; a line before it that a kill has torn ends there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as journal:
+    with _naming(path), path.open("a+b") as journal:
         if journal.tell() and not _ends_a_line(journal):
             line = "\n" + line
         boundary()

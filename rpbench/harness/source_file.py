@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpbench.harness.choices import ConfigError
-from rpbench.whole_file import check_readable, read_bytes
+from rpbench.whole_file import read_bytes, sha256
 
 MOST_BYTES = 2**28  # of a file that is read whole; a checkpoint is not
 
@@ -55,11 +55,7 @@ def read_source(key: str, name: str | None, *, whole: bool = True) -> SourceFile
     try:
         if whole:
             return source_of(path, read_bytes(path, MOST_BYTES))
-        if not path.is_file():  # it is opened again, as no pipe can be
-            check_readable(path)
-            raise ValueError("it is a pipe, which can be read once; write it into a file and name that")
-        with path.open("rb") as file:
-            return SourceFile(path, b"", hashlib.file_digest(file, "sha256").hexdigest())
+        return SourceFile(path, b"", sha256(path))
     except ValueError as error:
         raise ConfigError(f"{key}={name}: {error}") from None
     except OSError as error:
