@@ -23,6 +23,7 @@ VARIABLE = "RPBENCH_PATH"
 FILE = "rpbench.yaml"
 FLAG = "--config-dir"
 GROUP = "rpbench.conf"
+MOST_FILES = 20_000  # beneath a folder; more are none of ours
 
 _HERE = Path(__file__).resolve().parent
 # An installed wheel has conf/ inside the package; in a clone that is a link to the folder beside it.
@@ -47,7 +48,7 @@ def _named() -> list[Path]:
     named = [(VARIABLE, Path(name)) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     named += [(FILE, folder) for folder in _of_file(Path.cwd() / FILE)]
     for said, folder in named:
-        if not os.path.isdir(folder):  # which, unlike Path's, answers for names that cannot be
+        if not os.path.isdir(folder):  # which, as isfile and unlike Path's, answers for names that cannot be
             raise ValueError(f"{said}: {str(folder)[:200]} is no folder; make it, or name one that is there")
     return [folder.resolve() for _, folder in named]
 
@@ -57,13 +58,31 @@ def files_of(group: str, ending: str = ".yaml") -> list[Path]:
     return [path for folder in (CONF, *places()) for path in sorted((folder / group).glob(f"*{ending}"))]
 
 
+def own_yaml() -> Iterator[Path]:
+    """Every YAML file of the user's folders.
+
+    Raises:
+        ValueError: for a folder that holds too much to be one of models and clusters.
+    """
+    for place in places():
+        num_files = 0
+        for folder, _, names in os.walk(place, followlinks=True):
+            num_files += len(names) + 1
+            if num_files > MOST_FILES:
+                raise ValueError(
+                    f"{place} holds more than {MOST_FILES:,} files; name the folder in which model/, cluster/, "
+                    "experiment/ or schedule/ lie"
+                )
+            yield from (path for name in names if name.endswith(".yaml") and (path := Path(folder) / name).is_file())
+
+
 def file_of(group: str, name: str) -> Path | None:
     """The file of an option; None if there is none.
 
     Raises:
         ValueError: if two places have one.
     """
-    found = [path for folder in (CONF, *places()) if (path := folder / group / f"{name}.yaml").is_file()]
+    found = [path for folder in (CONF, *places()) if os.path.isfile(path := folder / group / f"{name}.yaml")]
     if len(found) > 1:
         raise ValueError(
             f"{group}={name}: two files have this name, {' and '.join(map(str, found[:2]))}; rename yours, so that a "

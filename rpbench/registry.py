@@ -22,11 +22,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from rpbench.ir.action import Action
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.places import places
 
 PACKAGES = ("rpbench.schedules", "baselines")
+_PROJECT = tuple(f"{package}." for package in PACKAGES)
 # What a schedule was called before -> its name now, and why.
 RENAMED = {
     "harp": ("adaptive_1f1b", "the rule is ours, and HARP's planner is no part of it"),
@@ -154,9 +156,29 @@ class Entry:
         if unknown:
             known = ", ".join(self.options) or "none"
             raise ValueError(f"schedule {self.name} has no option {sorted(unknown)[0]!r}; its options: {known}")
-        if self.needs_costs:
-            return self.generate(shape, costs or unit_costs(shape), **options)
-        return self.generate(shape, **options)
+        given = (shape, costs or unit_costs(shape)) if self.needs_costs else (shape,)
+        if self.generate.__module__.startswith(_PROJECT):
+            return self.generate(*given, **options)
+        return self._of_others(*given, **options)
+
+    def _of_others(self, *given: Any, **options: Any) -> Schedule:
+        """What a generator that is not the project's own returns; its errors name its file."""
+        file = inspect.getfile(self.generate)
+        try:
+            found = self.generate(*given, **options)
+            is_one = isinstance(found, Schedule) and all(
+                isinstance(a, Action) for _, _, row in found.items() for a in row
+            )
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(_said_of(file, error)) from None
+        if not is_one:
+            raise ValueError(
+                f"{file}: {self.generate.__name__} of schedule {self.name} returned {found!r:.60}; a generator returns "
+                "a Schedule of actions, as in return Schedule(shape, rows)"
+            )
+        return found
 
 
 _entries: dict[str, Entry] = {}
@@ -257,16 +279,20 @@ def _checked(what: str, load: Callable[[], str]) -> str:
     try:
         return load()
     except Exception as error:
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
-        line = getattr(error, "lineno", None) or (lines[-1].lineno if lines else None)
-        where = f"{what}, line {line}" if line else what
-        raise ValueError(f"{where}: {type(error).__name__}: {error}; mend the file or move it away") from None
+        raise ValueError(_said_of(what, error)) from None
+
+
+def _said_of(what: str, error: Exception) -> str:
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
+    line = getattr(error, "lineno", None) or (lines[-1].lineno if lines else None)
+    where = f"{what}, line {line}" if line else what
+    return f"{where}: {type(error).__name__}: {error}; mend the file or move it away"
 
 
 def sources(found: Entry) -> list[Path]:
     """The files of a generator that is not the project's own: its module, of a package all modules; else none."""
     module = found.generate.__module__
-    if module.startswith(tuple(f"{package}." for package in PACKAGES)):
+    if module.startswith(_PROJECT):
         return []
     file = Path(inspect.getfile(found.generate))
     root = sys.modules[module.partition(".")[0]]

@@ -1,23 +1,55 @@
-"""Whole files: what is read at once, if it is a regular file and no larger than such a file can be."""
+"""Whole files: what a person names is read at once, if it is a regular file or a pipe, ends soon, and is not too large.
 
+A device may never end, a pipe may have no writer, and some files of the system (`/proc/kmsg`) give nothing for hours:
+nothing here waits for them. Every reader of files that others wrote reads them by this module.
+"""
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 2**26  # 64 MiB: a thousand times what this program writes of one run
+UNWRITTEN_S = 0.5  # for somebody to open a pipe's other end, and for a file of the system
+SILENT_S = 2.0  # between two pieces of a pipe
+ENDLESS_S = 10.0  # for all of what is no file on a disk
+
+_PIECE = 2**20
+_POLL_S = 0.02
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a block device"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file.
+    """The content of a regular file or a pipe.
 
     Raises:
-        ValueError: for a folder, a pipe or a device, which may never end, and for a file of more than `most` bytes.
+        ValueError: for a folder, a device or a socket, for what nobody writes or what does not end, and for more than
+            `most` bytes.
         OSError: if it is not there or cannot be read.
     """
-    stat = path.stat()
-    if not path.is_file():
-        raise ValueError("it is no regular file; name one")
-    if stat.st_size > most:
-        raise ValueError(f"{stat.st_size:,} bytes; at most {most:,} are read")
-    return path.read_bytes()
+    return b"".join(_content(path, most))
+
+
+def sha256(path: Path) -> str:
+    """The digest of a regular file of any size, which is not held in memory.
+
+    Raises:
+        ValueError: as of `read_bytes`, and for a pipe, whose content is gone when it has been read.
+        OSError: as of `read_bytes`.
+    """
+    digest = hashlib.sha256()
+    if stat.S_ISFIFO(path.stat().st_mode):
+        raise ValueError("it is a pipe, which can be read once; write it into a file and name that")
+    for piece in _content(path, None):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
@@ -30,3 +62,63 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"it is no UTF-8 text (byte {error.start})") from None
+
+
+def _content(path: Path, most: int | None) -> Iterator[bytes]:
+    """The pieces of a file; without a limit, of a regular one as long as it says it is."""
+    _check_kind(path.stat())  # before it is opened, which some devices take for a command
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        _check_kind(found)
+        limit = max(found.st_size, MOST_BYTES) if most is None else most
+        if found.st_size > limit:
+            raise ValueError(f"{found.st_size:,} bytes; at most {limit:,} are read")
+        yield from _pieces(file, limit, is_pipe=stat.S_ISFIFO(found.st_mode))
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    finally:
+        os.close(file)
+
+
+def _check_kind(found: os.stat_result) -> None:
+    for is_kind, words in _KINDS:
+        if is_kind(found.st_mode):
+            raise ValueError(f"it is {words}, no regular file and no pipe; name a file")
+
+
+def _pieces(file: int, most: int, *, is_pipe: bool) -> Iterator[bytes]:
+    """All there is, piece by piece; what is not there yet is waited for, but not for long."""
+    left = most + 1
+    began = last = time.monotonic()
+    while left > 0:
+        piece = _piece(file, left)
+        now = time.monotonic()
+        if piece:
+            yield piece
+            left, last = left - len(piece), now
+        elif piece == b"" and (left <= most or not is_pipe):
+            return
+        else:
+            if piece == b"" and now - began > UNWRITTEN_S:
+                raise ValueError("it is a pipe that nobody writes to; name a file")
+            _check_patience(is_pipe, now - last, now - began)
+            time.sleep(_POLL_S)
+    raise ValueError(f"more than {most:,} bytes; no more are read")
+
+
+def _piece(file: int, left: int) -> bytes | None:
+    """What can be read now: nothing at the end, or where nobody has opened a pipe's other end; None to wait for it."""
+    try:
+        return os.read(file, min(left, _PIECE))
+    except BlockingIOError:
+        return None
+
+
+def _check_patience(is_pipe: bool, silent_s: float, all_s: float) -> None:
+    what, most_s = ("it is a pipe", SILENT_S) if is_pipe else ("it is a file of the system", UNWRITTEN_S)
+    if silent_s > most_s:
+        raise ValueError(f"{what} that has given nothing for {most_s:g} s; write it into a file and name that")
+    if all_s > ENDLESS_S:
+        raise ValueError(f"{what} that has not ended for {ENDLESS_S:g} s; write it into a file and name that")

@@ -39,6 +39,7 @@ _BESIDES = (
     "overrides",
     "config",
     "files",
+    "file_digests",
     "code_version",
     "git_commit",
     "versions",

@@ -1,7 +1,9 @@
 """Rows: the records of a folder as the page takes them, read again only where a file changed."""
 
 import csv
+import io
 import re
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -63,17 +65,17 @@ class Rows:
         return [row for _, row in found.values() if row is not None]
 
     def timeline(self, run_id: str) -> list[list[Any]] | None:
-        """Device, lane, action, start and end in seconds of each action; None where no timeline was kept."""
+        """Device, lane, action, start and end in seconds of each action; None where none was kept, or another."""
         if not _RUN_ID.fullmatch(run_id):
             return None
+        folder = self._results / run_id
+        found = record.read(folder)
+        text = None if found is None else record.kept_file(folder, found, TIMELINE)
+        if text is None:
+            return None
         try:
-            path = self._results / run_id / TIMELINE
-            if not path.is_file():
-                return None
-            with path.open(encoding="utf-8", newline="") as source:
-                rows = [row for _, row in zip(range(_MOST_SPANS), csv.DictReader(source), strict=False)]
-            return [_span(row) for row in rows]
-        except (OSError, ValueError, KeyError, TypeError, csv.Error):
+            return [_span(row) for row in islice(csv.DictReader(io.StringIO(text)), _MOST_SPANS)]
+        except (ValueError, KeyError, TypeError, csv.Error):
             return None
 
 

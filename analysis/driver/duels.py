@@ -17,6 +17,7 @@ verdicts are given by today's rules. `analysis/kept/` holds five duels and an A/
 
 import argparse
 import csv
+import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.harness import record
 from rpbench.harness.modes.duel.findings import findings, findings_over, timed
 from rpbench.harness.record import Record, write_atomically
+from rpbench.whole_file import read_text
 
 LEAST_MEETING = 0.95
 NO_VERDICT = "no verdict"
@@ -38,6 +40,7 @@ EARLIER = tuple(KEPT / f"cpu_duel_{number}.csv" for number in (1, 2, 3))
 # Of one commit: who is faster beyond doubt in a run-off takes the place of who simulates best.
 DUELS = tuple(KEPT / f"cpu_duel_{number}.csv" for number in (4, 5))
 SAME = KEPT / "aa_duel.csv"
+_SEAL = "# digest of the lines above: "
 
 Key = tuple[str, str]  # model, contender
 
@@ -165,11 +168,35 @@ def read(source: Path, experiment: str = "cpu_duel") -> dict[Key, Kept]:
     if source.is_dir():
         kept = kept_of(records_of(source, experiment))
     else:
-        with source.open(newline="", encoding="utf-8") as lines:
-            kept = [_parsed(source, number, row) for number, row in enumerate(csv.DictReader(lines), start=2)]
+        lines = StringIO(_unsealed(source), newline="")
+        kept = [_parsed(source, number, row) for number, row in enumerate(csv.DictReader(lines), start=2)]
     if not kept:
         raise MissingRuns(f"{source}: no contender of a duel; run python -m rpbench -m experiment={experiment}")
     return {each.key: each for each in kept}
+
+
+def sealed(table: str) -> str:
+    """A table with a last line that follows from all others."""
+    return f"{table}{_SEAL}{hashlib.sha256(table.encode()).hexdigest()[:16]}\n"
+
+
+def _unsealed(source: Path) -> str:
+    """The table in a file, without its last line.
+
+    Raises:
+        ValueError: if a line is not the one that was written.
+    """
+    try:
+        text = read_text(source)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    table = text[: text.rfind(_SEAL)] if _SEAL in text else ""
+    if text != sealed(table):
+        raise ValueError(
+            f"{source}: no duel as it was kept: its last line is not the digest of the others; take it from the "
+            "commit it is of, or keep the duel again"
+        )
+    return table
 
 
 def _parsed(source: Path, number: int, row: Mapping[str, str | None]) -> Kept:
@@ -208,14 +235,14 @@ def _shown(kept: Kept) -> str:
 
 
 def table_of(kept: Iterable[Kept]) -> str:
-    """The table that `read` reads."""
+    """The table that `read` reads; its last line is a digest of the others."""
     text = StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Kept)], lineterminator="\n")
     writer.writeheader()
     for each in kept:
         row = asdict(each)
         writer.writerow({name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()})
-    return text.getvalue()
+    return sealed(text.getvalue())
 
 
 def markdown(*tables: Path) -> str:

@@ -199,7 +199,7 @@ def _is_alone(sweep: Sweep) -> bool:
 def _stands(folder: Path) -> bool:
     """Whether a record is there, with every file that it names."""
     row = record.read(folder)
-    return row is not None and all((folder / name).exists() for name in row.get("files", ()))
+    return row is not None and all(record.kept_file(folder, row, name) is not None for name in row.get("files") or ())
 
 
 def _start(sweep: Sweep, results: Path) -> _Running:

@@ -31,6 +31,7 @@ _NOT_METRICS = (
     "choices",
     "overrides",
     "files",
+    "file_digests",
 )
 
 

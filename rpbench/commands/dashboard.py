@@ -24,6 +24,8 @@ def dashboard(arguments: Sequence[str]) -> int:
     results = Path(options.pop("results_dir", "results"))
     port = _port(options.pop("port", "0"))
     _refuse(options)
+    if results.exists() and not results.is_dir():
+        raise ConfigError(f"results_dir={results}: it is no folder; name the one that holds records, or will")
     with serve(results, port) as server:
         print(json.dumps({"dashboard": server.url}), flush=True)
         print("rpbench: the page follows the folder; Ctrl-C ends it", file=sys.stderr)

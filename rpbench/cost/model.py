@@ -22,6 +22,7 @@ Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 BYTES_PER_VALUE = 2  # fp16 and bf16
+MOST_LAYERS = 1000  # of DeepNet, the deepest transformer that was trained (Wang et al., arXiv 2203.00555)
 
 _SIZES = ("num_layers", "hidden", "heads", "vocab", "experts_total", "experts_active", "seq_len")
 _OPTIONAL_SIZES = ("kv_heads", "head_dim", "intermediate", "sliding_window", "lora_rank", "context", "batch_sequences")
@@ -234,7 +235,9 @@ def _check_sizes(model: Model) -> None:
             continue
         if type(value) is not int or value < 1:
             way_out = ", or null to leave it out" if name in _OPTIONAL_SIZES else ""
-            raise ValueError(f"model.{name}={value!r}: a size is a whole number of at least 1{way_out}")
+            raise ValueError(f"model.{name}={value!r:.60}: a size is a whole number of at least 1{way_out}")
+    if model.num_layers > MOST_LAYERS:
+        raise ValueError(f"model.num_layers={model.num_layers}: at most {MOST_LAYERS:,}; the deepest that was trained")
 
 
 def _check_numbers(model: Model) -> None:

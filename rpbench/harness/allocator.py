@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rpbench.places import CONF, places, split_dirs
+from rpbench.whole_file import read_text
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES = (
@@ -55,14 +56,22 @@ def measures(arguments: Sequence[str]) -> bool:
     names = re.findall(r"\w+", chosen.get("experiment", ""))
     homes = (CONF, *map(Path, folders), *_places()) if names else ()
     files = (home / "experiment" / f"{name}.yaml" for home in homes for name in names)
-    return any(_is_real(found) for file in files if file.is_file() for found in _CHOICE.findall(file.read_text()))
+    return any(_is_real(found) for file in files for found in _CHOICE.findall(_text(file)))
 
 
+# What cannot be read is said once the command is.
 def _places() -> tuple[Path, ...]:
     try:
         return places()
-    except ValueError:  # said once the command is read
+    except (OSError, ValueError):
         return ()
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_text(file)
+    except (OSError, ValueError):
+        return ""
 
 
 def _is_real(choice: str) -> bool:

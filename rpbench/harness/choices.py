@@ -154,6 +154,9 @@ class BackendConfig:
             raise ConfigError(f"backend.time_scale={self.time_scale}: a factor above 0; 1 is real time")
         if not self.stall_s > 0:
             raise ConfigError(f"backend.stall_s={self.stall_s}: seconds above 0")
+        if not 0 <= self.num_warmup_runs <= 1000:
+            raise ConfigError(f"backend.num_warmup_runs={self.num_warmup_runs}: a whole number from 0 to 1,000")
+        at_least_one(self, "backend.", "device_memory_bytes", "data_parallel", "tensor_parallel")
 
 
 @dataclass
@@ -173,6 +176,14 @@ class OptimizerConfig:
         for name in ("learning_rate", "weight_decay", "momentum", "loss_scale"):
             if not math.isfinite(getattr(self, name)):
                 raise ConfigError(f"optimizer.{name}={getattr(self, name)}: a finite number")
+        for name in ("learning_rate", "weight_decay", "momentum", "num_warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)}: a number of at least 0")
+        for name in ("clip_norm", "loss_scale"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"optimizer.{name}={value}: a number above 0")
+        at_least_one(self, "optimizer.", "loss_scale_growth_steps")
 
 
 @dataclass

@@ -34,7 +34,7 @@ from rpbench.harness.config import (
     refuse_old_spellings,
     register,
 )
-from rpbench.places import places
+from rpbench.places import own_yaml
 from rpbench.registry import offered
 
 _KEYS = tuple(f.name for f in fields(RunConfig))
@@ -209,7 +209,7 @@ recalling = Recalling()
 
 def _state_of_files() -> tuple[object, ...]:
     """What a configuration is composed of, by name and time of change."""
-    files = sorted(path for folder in (CONF, *places()) for path in folder.rglob("*.yaml"))
+    files = sorted([*CONF.rglob("*.yaml"), *own_yaml()])
     stats = ((path, path.stat()) for path in files)
     return (tuple(offered().items()), *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 

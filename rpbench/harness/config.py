@@ -27,7 +27,7 @@ from rpbench import registry
 from rpbench.harness.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
 from rpbench.harness.hydra_words import reworded
 from rpbench.harness.mesh_config import MeshConfig, nodes_named, with_folders
-from rpbench.harness.own_files import check_own_files, refuse_what_runs
+from rpbench.harness.own_files import check_own_files, refuse_targets, refuse_what_runs
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
 
@@ -115,6 +115,7 @@ def register(overrides: Sequence[str] = ()) -> None:
     Args:
         overrides: may name machines and architectures, which runs under a mesh take.
     """
+    refuse_targets(overrides)
     check_own_files(GROUPS, overrides)
     refuse_what_runs()
     Plugins.instance().register(Places)

@@ -5,7 +5,6 @@ learned: making the schedule has just been timed, simulating takes so long an ac
 training so long a microbatch and step as runs of the same model and backend did here.
 """
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -20,6 +19,8 @@ from rpbench.harness.choices import Simulate, Train
 from rpbench.harness.record import Record
 from rpbench.harness.request import Request
 from rpbench.harness.scheduled import assembled_of, memory_of
+from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
 
 FITS, DOES_NOT_FIT, NOT_KNOWN = "fits", "does not fit", "not known"
 SECONDS_PER_ACTION = 5e-6  # of a simulation, where no run tells
@@ -122,8 +123,7 @@ def _why_not_made(request: Request) -> str:
 def _seconds_of(results: Path, row: Record) -> float | None:
     """Seconds that a run took by its events; None where they do not say."""
     try:
-        lines = (results / row["run_id"] / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        last: Any = json.loads(lines[-1])
+        last: Any = parsed(read_text(results / row["run_id"] / "events.jsonl").splitlines()[-1])
         seconds = last["seconds"]
     except (OSError, ValueError, LookupError, TypeError):
         return None

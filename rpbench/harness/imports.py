@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rpbench import whole_file
 from rpbench.harness import provenance, record
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.record import Record
@@ -30,16 +31,13 @@ def read_text(path: Path) -> str:
     """A stranger's file.
 
     Raises:
-        ConfigError: for what is no file, is too large, or is not UTF-8.
+        ConfigError: for what is not there, is no file, is too large, or is not UTF-8.
     """
-    if not path.is_file():
-        raise ConfigError(f"import {path}: no such file")
-    if path.stat().st_size > MOST_BYTES:
-        raise ConfigError(f"import {path}: {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"import {path}: not UTF-8 text; export it as JSON or CSV") from None
+        return whole_file.read_text(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        reason = f"{error.strerror}; name a file of JSON or CSV" if isinstance(error, OSError) else error
+        raise ConfigError(f"import {path}: {reason}") from None
 
 
 def records_of_csv(text: str) -> list[Record]:
@@ -48,9 +46,21 @@ def records_of_csv(text: str) -> list[Record]:
     Raises:
         ConfigError: naming the first line that does not fit.
     """
-    rows = csv.DictReader(io.StringIO(text))
-    if "schedule" not in (rows.fieldnames or ()):
+    if "\0" in text:
+        number = text[: text.index("\0")].count("\n") + 1
+        raise ConfigError(f"import csv: line {number} holds a NUL; export it as text")
+    try:
+        return _records_of_rows(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ConfigError(f"import csv: {error}; write a row a line, with fields of at most 128 KiB") from None
+
+
+def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
+    names = list(rows.fieldnames or ())
+    if "schedule" not in names:
         raise ConfigError("import csv: a header with at least `schedule`, and records' names such as tokens_per_s")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"import csv: column {twice!r:.60} stands twice in the header; leave one")
     found = []
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():

@@ -20,6 +20,7 @@ from rpbench.harness import provenance
 from rpbench.harness.processes import began, boot
 from rpbench.harness.record import create
 from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
 
 FOLDER = ".leases"
 BEAT_S = 5.0  # an owner touches its leases this often
@@ -163,7 +164,7 @@ def _generation(path: Path) -> int:
 def _owner(path: Path) -> Owner | None:
     """Who took a lease; None while its file is being written, or was torn."""
     try:
-        found = Owner(**parsed(path.read_text(encoding="utf-8")))
+        found = Owner(**parsed(read_text(path)))
     except (ValueError, TypeError):
         return None
     texts = (found.host, found.boot, found.began)

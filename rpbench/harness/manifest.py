@@ -3,8 +3,9 @@
     <results>/manifests/<name>/plan.json        experiment, code, configuration and the cells, written before the first
     <results>/manifests/<name>/<worker>.jsonl   a line for each cell that ended, appended by the process that ran it
 
-A worker appends to a file of its own, so that workers on several machines need no lock. A line that was torn by a kill
-is as if it had not been written: its cell is still to be run, and finds its record if there is one.
+A worker appends to a file of its own, so that workers on several machines need no lock. The plan and every line hold a
+digest of all their values. A line that was torn by a kill, or changed, is as if it had not been written: its cell is
+still to be run, and finds its record if there is one.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from rpbench.harness import provenance, record
 from rpbench.harness.record import Record, append_line, write_atomically
 from rpbench.places import file_of
 from rpbench.strict_json import parsed
-from rpbench.whole_file import read_text
+from rpbench.whole_file import read_bytes, read_text
 
 FOLDER = "manifests"
 PLAN = "plan.json"
@@ -29,6 +30,7 @@ PLAN = "plan.json"
 PLANNED, DONE, INFEASIBLE, OOM = "planned", "done", "infeasible", "oom"
 NOT_APPLICABLE, FAILED = "not applicable", "failed"
 STATES = (PLANNED, DONE, INFEASIBLE, OOM, NOT_APPLICABLE, FAILED)
+_MOST_BYTES = 2**29  # of a plan or a worker's lines; a million cells take less
 _NAME = re.compile(r"\w[\w.-]{0,99}")  # of a record or an experiment
 ENDED = (DONE, INFEASIBLE, OOM)  # of a cell with a verdict
 _STATE_OF = {"ok": DONE, "infeasible": INFEASIBLE, "oom": OOM, "failed": FAILED}
@@ -156,12 +158,19 @@ def is_settled(results: Path, cell: Cell, overrides: Sequence[str]) -> list[Reco
         file = file_of("experiment", name) if _NAME.fullmatch(name) else None
         if file is None:
             return None
-        text += file.read_text(encoding="utf-8")
+        text += read_text(file)
     if any(word in text for word in _LOOKED_INTO):
         return None
     rows = [record.read(results / run_id) for run_id in cell.run_ids]
     sound = [row for row in rows if row is not None]
-    return sound if len(sound) == len(rows) and _worst(sound) == cell.state else None
+    if len(sound) < len(rows) or _worst(sound) != cell.state or not all(_answers(row, cell) for row in sound):
+        return None
+    return sound
+
+
+def _answers(row: Record, cell: Cell) -> bool:
+    """Whether a record says that it was asked for what the cell asks for."""
+    return {f"{key}={value}" for key, value in cell.overrides.items()} <= set(row.get("overrides") or ())
 
 
 def machine_word() -> str:
@@ -184,7 +193,7 @@ def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], 
         "cells": [_by_key(cell) for cell in cells],
     }
     plan_id = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:12]
-    text = json.dumps({"plan": plan_id, "planned_at": provenance.now(), **plan}, indent=1)
+    text = json.dumps(record.sealed({"plan": plan_id, "planned_at": provenance.now(), **plan}), indent=1)
     write_atomically(results / FOLDER / name / PLAN, text + "\n")
     return f"{name}@{plan_id}"
 
@@ -241,7 +250,7 @@ class Journal:
         line = {"plan": self._plan_id, "cell": self._number, "state": state, "run_ids": run_ids, "reason": reason}
         if self._machine:
             line["machine"] = self._machine
-        append_line(self._folder / f"{_host()}-{os.getpid()}.jsonl", json.dumps(line))
+        append_line(self._folder / f"{_host()}-{os.getpid()}.jsonl", json.dumps(record.sealed(line)))
 
 
 def _host() -> str:
@@ -258,7 +267,7 @@ def read_manifest(results: Path, name: str) -> Manifest | None:
     folder = results / FOLDER / name
     path = folder / PLAN
     try:
-        plan = parsed(read_text(path))
+        plan = parsed(read_text(path, _MOST_BYTES))
         if problem := _defect(plan):
             raise ValueError(problem)
     except FileNotFoundError:
@@ -290,7 +299,7 @@ def _defect(plan: Any) -> str | None:
         isinstance(cell, dict) and _is_list_of_texts([*cell.values()]) for cell in cells
     ):
         return "its cells are no list of objects with texts"
-    return None
+    return None if record.is_sealed(plan) else "its values are not those that its digest was made of"
 
 
 def _is_list_of_texts(found: Any) -> bool:
@@ -302,7 +311,7 @@ def _is_told(line: Any, plan_id: str) -> bool:
     if not isinstance(line, dict) or line.get("plan") != plan_id or line.get("state") not in STATES:
         return False
     run_ids = line.get("run_ids") or []
-    return _is_list_of_texts(run_ids) and all(map(_NAME.fullmatch, run_ids))
+    return _is_list_of_texts(run_ids) and all(map(_NAME.fullmatch, run_ids)) and record.is_sealed(line)
 
 
 def manifest_names(results: Path) -> list[str]:
@@ -311,11 +320,11 @@ def manifest_names(results: Path) -> list[str]:
 
 
 def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
-    """What workers of this plan have written, the oldest file first; torn lines are left out."""
+    """What workers of this plan have written, the oldest file first; torn and changed lines are left out."""
     lines = []
     files = [path for path in folder.glob("*.jsonl") if path.is_file()]
     for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name)):
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for text in read_bytes(path, _MOST_BYTES).decode("utf-8", "replace").split("\n"):
             try:
                 line = parsed(text)
             except ValueError:

@@ -1,5 +1,6 @@
 """Mesh configuration: the keys under `mesh`, and what Hydra is offered for runs that have one."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +76,7 @@ def nodes_named(overrides: Sequence[str]) -> list[tuple[str, str, dict[str, Any]
         folder = FOLDERS.get(group)
         for name in value.split(",") if folder else ():
             path = CONF / str(folder) / f"{name}.yaml"
-            if path.is_file() and file_of(group, name) is None:
+            if os.path.isfile(path) and file_of(group, name) is None:
                 more = {"seq_len": SEQ_LEN} if group == "model" else {}
                 found.append((group, name, {**read(path), "name": name, **more}))
     return found

@@ -1,7 +1,8 @@
 """Own files: the YAML of the user's folders is data, whoever wrote it; what Hydra would run for it is refused.
 
-Hydra builds what `_target_` under `hydra.callbacks` names, logging what `()` names, and launchers take commands. On the
-command line these are the user's own words; a file of models, machines or experiments may only say what is swept.
+Hydra builds what `_target_` names under its own keys, logging what `()` names, and launchers take commands. On the
+command line a launcher is chosen by its name, and its options are the user's own words; a file of models, machines or
+experiments may only say what is swept.
 A resolver, such as `${oc.env:HOME}`, would put the environment into what is written and shown; `${key}` alone is data.
 """
 
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.harness.choices import ConfigError
-from rpbench.places import CONF, file_of, places
+from rpbench.places import CONF, file_of, own_yaml, places
+from rpbench.whole_file import read_bytes
 from rpbench.yaml_file import read_keys
 
 _RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
@@ -32,14 +34,30 @@ def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
                 read_keys(path)
 
 
+def refuse_targets(overrides: Sequence[str]) -> None:
+    """Refuse a command line that names what Hydra would build.
+
+    Raises:
+        ConfigError: naming the word.
+    """
+    for item in overrides:
+        if "_target_" in item and item.lstrip("+~").startswith("hydra"):
+            raise ConfigError(
+                f"{item[:120]}: what Hydra runs is chosen by its name, as in hydra/launcher=joblib; leave _target_ out"
+            )
+
+
 def refuse_what_runs() -> None:
     """Refuse folders with a file that says more to Hydra than what a sweep varies, or calls a resolver.
 
     Raises:
         ConfigError: naming the file and the key.
     """
-    for path in (path for place in places() for path in place.rglob("*.yaml") if path.is_file()):
-        content = path.read_bytes()
+    for path in own_yaml():
+        try:
+            content = read_bytes(path)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}; move it out of the folder") from None
         if not any(mark in content for mark in (b"hydra", b"${", b"\\")):  # what is quoted may be spelled by escapes
             continue
         for text in _resolving(path):
@@ -74,7 +92,7 @@ def _said_to_hydra(path: Path) -> Iterator[str]:
     """What a file says to Hydra and may not."""
     if any(part == "hydra" for place in places() if place in path.parents for part in path.relative_to(place).parts):
         yield "a file of hydra's own groups"
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_bytes(path).decode("utf-8", "replace").splitlines():
         if line.startswith("#") and "@package" in line and "hydra" in line:
             yield line[:80]
     try:

@@ -4,17 +4,21 @@
 again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
 """
 
+import errno
 import glob
 import hashlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rpbench.harness import provenance
 from rpbench.harness.processes import began
+from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 from rpbench.words import plain
 
@@ -48,12 +52,15 @@ _NEVER_NEGATIVE = ("makespan_s", "step_time_s", "tokens_per_s")
 METRICS = (*_NEVER_NEGATIVE, "bubble_makespan", "bubble_span", "bubble_over_ideal")
 _TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
 _LARGEST = 2**63
+_MOST_BYTES = 2**28  # of a file beside a record
 # What readers rely on: the types of values, and in which words one is refused.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(METRICS, (int | float | None, "no number")),
     **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int | None, "no whole number")),
     **dict.fromkeys((*_TEXTS, "started_at", "code_version", "contender"), (str | None, "no text")),
-    **dict.fromkeys(("choices", "config", "surroundings", "versions", "hardware"), (dict | None, "no object")),
+    **dict.fromkeys(
+        ("choices", "config", "surroundings", "versions", "hardware", "file_digests"), (dict | None, "no object")
+    ),
     **dict.fromkeys(("overrides", "notes", "files"), (list | None, "no list")),
 }
 
@@ -68,10 +75,10 @@ def read(folder: Path) -> Record | None:
     """The record of a run folder; None if there is none or it is torn, which is said on stderr."""
     path = folder / "record.json"
     try:
-        record = json.loads(read_text(path), parse_constant=_refuse_constant)
+        record = parsed(read_text(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         print(plain(f"rpbench: skipping {path}: not a readable record ({error})"), file=sys.stderr)
         return None
     problem = defect(record, folder.name)
@@ -79,10 +86,6 @@ def read(folder: Path) -> Record | None:
         print(plain(f"rpbench: skipping {path}: {problem}"), file=sys.stderr)
         return None
     return dict(record)
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
 
 
 def defect(record: Any, name: str) -> str | None:
@@ -117,12 +120,26 @@ def _falsified(record: Record, name: str) -> str | None:
     if "surroundings" in record and run_id(identity_of(record)) != name:
         return "its configuration is not the one that its run_id was made of"
     try:
-        found = _digest_of_parsed(record)
+        is_whole = is_sealed(record)
     except (ValueError, RecursionError, OverflowError) as error:
         return f"not all of it is JSON that can be written ({error})"
-    if (record.get("schema", 1) > 2 or "digest" in record) and record.get("digest") != found:
+    if (record.get("schema", 1) > 2 or "digest" in record) and not is_whole:
         return "its values are not those that its digest was made of"
     return None
+
+
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with their digest, as they are written: whoever reads them sees that none has changed."""
+    return values | {"digest": digest(values)}
+
+
+def is_sealed(parsed_values: dict[str, Any]) -> bool:
+    """Whether values that were read are those that their digest was made of.
+
+    Raises:
+        ValueError, RecursionError, OverflowError: for what is no JSON that can be written.
+    """
+    return parsed_values.get("digest") == _digest_of_parsed(parsed_values)
 
 
 def digest(record: Record) -> str:
@@ -160,9 +177,29 @@ def read_all(results: Path) -> Iterator[Record]:
 
 def write(folder: Path, record: Record) -> Record:
     """Put the record in its folder, whole or not at all; as it was written, with its digest."""
-    sealed = record | {"digest": digest(record)}
-    write_atomically(folder / "record.json", dump(sealed) + "\n")
-    return sealed
+    found = sealed(record)
+    write_atomically(folder / "record.json", dump(found) + "\n")
+    return found
+
+
+def put_file(folder: Path, name: str, text: str) -> dict[str, str]:
+    """Write a file that is to stand beside a record; its digest by its name, for the record's `file_digests`."""
+    write_atomically(folder / name, text)
+    return {name: _digest_of_text(text)}
+
+
+def kept_file(folder: Path, record: Record, name: str) -> str | None:
+    """The text of a file beside a record; None where it is not there, or not what the record was written with."""
+    try:
+        text = read_text(folder / name, _MOST_BYTES)
+    except (OSError, ValueError):
+        return None
+    digests = record.get("file_digests")
+    return text if isinstance(digests, dict) and digests.get(name) == _digest_of_text(text) else None
+
+
+def _digest_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def dump(record: Record) -> str:
@@ -181,8 +218,17 @@ def check_writable(folder: Path, key: str) -> None:
         ValueError: with the key of the request that named it.
     """
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    if not existing.is_dir() or not _takes_a_folder(existing):
         raise ValueError(f"{key}={folder}: {existing} is no folder that can be written; name another")
+
+
+def _takes_a_folder(existing: Path) -> bool:
+    """Whether a folder can be made in it: tried, because /proc says yes and does not. A full disk is told later."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".rpbench-", dir=existing))
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return True
 
 
 def check_target(path: Path) -> None:
@@ -203,19 +249,31 @@ def write_atomically(path: Path, text: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{provenance.host_word()}-{os.getpid()}")
     content = text if isinstance(text, bytes) else text.encode()
     try:
-        boundary()
-        with temporary.open("wb") as target:
-            target.write(content[: len(content) // 2])
-            target.flush()
+        with _naming(path):
             boundary()
-            target.write(content[len(content) // 2 :])
-            target.flush()
-            os.fsync(target.fileno())
-        boundary()
-        os.replace(temporary, path)
-        boundary()
+            with temporary.open("wb") as target:
+                target.write(content[: len(content) // 2])
+                target.flush()
+                boundary()
+                target.write(content[len(content) // 2 :])
+                target.flush()
+                os.fsync(target.fileno())
+            boundary()
+            os.replace(temporary, path)
+            boundary()
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Writes inside are of this file: what the system refuses says so, which by itself names none for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        raise
 
 
 def _remove_left(path: Path) -> None:
@@ -234,12 +292,13 @@ def boundary() -> None:
 def create(path: Path, text: str) -> bool:
     """Make a file that is not there; False where somebody else has made it. Of several processes one alone does."""
     try:
-        boundary()
-        file = path.open("x", encoding="utf-8")
+        with _naming(path):
+            boundary()
+            file = path.open("x", encoding="utf-8")
     except FileExistsError:
         return False
     try:
-        with file:
+        with _naming(path), file:
             boundary()
             file.write(text)
         boundary()
@@ -252,7 +311,7 @@ def create(path: Path, text: str) -> bool:
 def append_line(path: Path, line: str) -> None:
     """Append a line to a journal; a line before it that a kill has torn ends there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as journal:
+    with _naming(path), path.open("a+b") as journal:
         if journal.tell() and not _ends_a_line(journal):
             line = "\n" + line
         boundary()

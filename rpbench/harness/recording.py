@@ -65,18 +65,18 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
     events = Events(folder, opening["started_at"])
     mirror = tracking.begun(request, opening)
     try:
+        files: dict[str, str] = {}
         for file, text in work.files.items():
-            record.write_atomically(folder / file, text)
+            files |= record.put_file(folder, file, text)
         with work.steps.heard_by(mirror.step):
             outcome = _carried_out(work, events)
-        files = list(work.files)
         if outcome.timeline is not None and request.save_timeline:
-            record.write_atomically(folder / TIMELINE, outcome.timeline.to_csv())
-            files.append(TIMELINE)
+            files |= record.put_file(folder, TIMELINE, outcome.timeline.to_csv())
     except BaseException:
         mirror.abandon()
         raise
-    row = record.write(folder, opening | {"files": files, "status": "ok", "reason": None} | outcome.fields)
+    opening |= {"files": list(files), "file_digests": files}
+    row = record.write(folder, opening | {"status": "ok", "reason": None} | outcome.fields)
     mirror.end(row, outcome.timeline)
     return row
 
@@ -108,7 +108,7 @@ def _finished(request: Request, name: str) -> Record | None:
     known = record.read(folder)
     if known is None or known["status"] == "failed":
         return None
-    if request.save_timeline and known["status"] == "ok" and not (folder / TIMELINE).exists():
+    if request.save_timeline and known["status"] == "ok" and record.kept_file(folder, known, TIMELINE) is None:
         return None
     return known
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
 
+MOST_LAYERS_TO_CUT = 10**6  # of the model without a shape, which has as many layers as a schedule has stages
 DEVICES = 8  # of a run whose cluster does not say how many it has
 T = TypeVar("T")
 
@@ -198,7 +199,7 @@ def request_of(found: Composed) -> Request:
     cluster, model = _cluster(config), _model(config, shape)
     config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model)
     config = replace(config, num_devices=_num_devices(config, cluster))
-    check_sizes(config)
+    check_sizes(config, mesh.mesh.pipeline if mesh else config.num_devices or 1)
     mode = _mode(config)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
     schedule = _schedule(config, found.choices)
@@ -397,8 +398,8 @@ def _own_generator(entry: Entry) -> SourceFile | None:
 
 def _num_layers(config: RunConfig) -> int | None:
     given = config.model.get("num_layers")
-    if given is not None and (type(given) is not int or given < 1):
-        raise ConfigError(f"model.num_layers={given!r}: a whole number of at least 1")
+    if given is not None and (type(given) is not int or not 1 <= given <= MOST_LAYERS_TO_CUT):
+        raise ConfigError(f"model.num_layers={given!r:.60}: a whole number from 1 to {MOST_LAYERS_TO_CUT:,}")
     return given
 
 
@@ -417,6 +418,11 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
         raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
     if not isinstance(values["name"], str):
         raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
+    name = values["name"]
+    if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
+        raise ConfigError(
+            f"{group}.name={name!r:.80}: a name is no path and has at most 100 characters, as in tiny_gpt"
+        )
     if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
         raise ConfigError(missing_text(group, str(values["name"]), missing))
     return kind(**values)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpbench.harness.choices import ConfigError
-from rpbench.whole_file import read_bytes
+from rpbench.whole_file import read_bytes, sha256
 
 MOST_BYTES = 2**28  # of a file that is read whole; a checkpoint is not
 
@@ -53,13 +53,11 @@ def read_source(key: str, name: str | None, *, whole: bool = True) -> SourceFile
         return None
     path = Path(name)
     try:
-        if not path.is_file():
-            raise FileNotFoundError(2, "there is no such file" if not path.exists() else "it is no regular file")
         if whole:
             return source_of(path, read_bytes(path, MOST_BYTES))
-        with path.open("rb") as file:
-            return SourceFile(path, b"", hashlib.file_digest(file, "sha256").hexdigest())
+        return SourceFile(path, b"", sha256(path))
     except ValueError as error:
         raise ConfigError(f"{key}={name}: {error}") from None
     except OSError as error:
-        raise ConfigError(f"{key}={name}: cannot be read ({error.strerror}); name a file that is there") from None
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigError(f"{key}={name}: cannot be read ({reason}); name a file that is there") from None

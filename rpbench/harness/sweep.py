@@ -21,7 +21,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rpbench.harness.choices import ConfigError
+from rpbench.harness.choices import ConfigError, first_line
 from rpbench.harness.config import (
     CONF,
     GROUPS,
@@ -127,15 +127,28 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
             with in_our_words(overrides):
                 config = hydra.compose_config("config", [*overrides], RunMode.MULTIRUN, with_log_configuration=False)
             if config.hydra.callbacks and not any("callbacks" in item for item in overrides):
-                raise ConfigError("hydra.callbacks: they run code; name them on the command line, and in no file")
+                raise ConfigError("hydra.callbacks: they run code; name them by hydra/callbacks=NAME, and in no file")
             context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
             _sweep_with(config, context, terms, is_dry=is_dry)
     except (HydraException, OmegaConfBaseException) as error:
         raise explained(error, overrides) from None
+    except (ValueError, OSError, RunFailed):
+        raise
+    except Exception as error:
+        raise RunFailed(_of_launcher(error)) from error
+
+
+def _of_launcher(error: Exception) -> str:
+    """What broke outside of any run, such as a worker that was killed."""
+    what = f"{type(error).__name__}: {first_line(error)}"
+    if "Terminated" in what or "BrokenProcess" in what:
+        return f"a worker of the launcher was killed ({what}); what had ended is kept, the same command goes on"
+    return f"the sweep broke ({what}); what had ended is kept, the same command goes on"
 
 
 def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_dry: bool) -> None:
     """Our own sweeper in the place of Hydra's default; any other as it was asked for."""
+    _check_hydra(config)
     asked, arguments, plugins = config.hydra.sweeper, list(config.hydra.overrides.task), Plugins.instance()
     if asked.get("_target_") != _DEFAULT_SWEEPER:
         plugins.instantiate_sweeper(hydra_context=context, task_function=_job, config=config).sweep(arguments)
@@ -157,6 +170,16 @@ def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_d
         if slurm is not None:
             slurm.executor_here()
         sweeper.sweep(arguments, _work if slurm is None else partial(_work_by_jobs, slurm))
+
+
+def _check_hydra(config: DictConfig) -> None:
+    """Refuse what leaves Hydra without a launcher or a sweeper, or records without their folder."""
+    for name in ("launcher", "sweeper"):
+        found = config.hydra[name]
+        if not OmegaConf.is_dict(found) or not found.get("_target_"):
+            raise ConfigError(f"hydra.{name}={found}: it is chosen by its name, as in hydra/{name}=basic")
+    if config.hydra.job.chdir:
+        raise ConfigError("hydra.job.chdir=true: cells write beside where the command was given; leave it out")
 
 
 class _Here:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rpbench.cost.model import MOST_LAYERS
 from rpbench.mesh.architecture import Architecture, Experts, Latent
 
 MODEL_TYPES = (
@@ -150,7 +151,7 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
     experts = _experts(values)
     return Architecture(
         str(values.get("_name_or_path") or values["model_type"]),
-        _size(values, "num_hidden_layers", "n_layer"),
+        _num_layers(values),
         hidden,
         heads,
         _size(values, "vocab_size"),
@@ -190,6 +191,13 @@ def _size(values: Mapping[str, Any], *names: str) -> int:
     found = _known(values, *names)
     if not found:
         raise ValueError(f"config.json has no {names[0]}")
+    return found
+
+
+def _num_layers(values: Mapping[str, Any]) -> int:
+    found = _size(values, "num_hidden_layers", "n_layer")
+    if found > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers={found}: at most {MOST_LAYERS:,}; the deepest that was trained")
     return found
 
 
@@ -235,7 +243,7 @@ def _windows(values: Mapping[str, Any]) -> tuple[int | None, ...]:
     window, kind = _known(values, "sliding_window", least=0), values["model_type"]
     if not window or values.get("use_sliding_window") is False:
         return ()
-    kinds, num_layers = values.get("layer_types"), _size(values, "num_hidden_layers", "n_layer")
+    kinds, num_layers = values.get("layer_types"), _num_layers(values)
     if kinds is None:
         if kind == "gpt_oss":
             return (window, None)

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from analysis.dashboard.server import serve
-from rpbench.harness.record import REQUIRED
+from rpbench.harness.record import REQUIRED, put_file
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
@@ -35,18 +35,18 @@ def results(tmp_path):
     rows = [record_of(number, tokens_per_s=100.0 + number, **fields) for number in range(3)]
     rows.append(record_of(3, schedule=HOSTILE, model=HOSTILE, tokens_per_s=50.0, overrides=[HOSTILE]))
     rows.append(record_of(4, schedule="gpipe", model="m", status="infeasible", reason="too large"))
+    timeline = "device,lane,action,start_s,main_s,end_s,exposed_s\n0,compute,0F0,0,0,1,0\n1,compute,1F0,1,1,2,0\n"
+    rows[0]["file_digests"] = put_file(tmp_path / rows[0]["run_id"], "timeline.csv", timeline)
     for row in rows:
         write(tmp_path, row)
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "record.json").write_text("{")
-    timeline = "device,lane,action,start_s,main_s,end_s,exposed_s\n0,compute,0F0,0,0,1,0\n1,compute,1F0,1,1,2,0\n"
-    (tmp_path / f"{0:016x}" / "timeline.csv").write_text(timeline)
     return tmp_path
 
 
 def write(results, row):
     folder = results / row["run_id"]
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "record.json").write_text(json.dumps(row))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_duel_exhibit import table_of as duel_of
 
-from analysis.driver.duels import Kept, compare, kept_of, main, markdown, over, ratios, read, table_of
+from analysis.driver.duels import Kept, compare, kept_of, main, markdown, over, ratios, read, sealed, table_of
 from analysis.exhibits.figures.duel import MODELS, NAMES
 from analysis.records.experiments import Experiments
 from rpbench.harness import provenance
@@ -71,6 +71,18 @@ def test_a_kept_table_is_read_back_and_compared(kept, tmp_path, capsys):
     assert main(["compare", str(one), str(one)]) == 0
     assert main(["compare", str(one), str(other)]) == 1
     assert "0 of 28 intervals meet" in capsys.readouterr().out
+
+
+def test_a_kept_table_that_was_changed_anywhere_is_refused(kept, tmp_path, capsys):
+    path, text = tmp_path / "one.csv", table_of(kept.values())
+    lines = text.splitlines(keepends=True)
+    changed = [text.replace(old, new, 1) for old, new in (("faster", "slower"), ("1", "2"), ("\n", "\r\n"), ("d", "D"))]
+    for other in (*changed, "".join(lines[:-1]), "".join([*lines[:2], *lines[3:]]), text + lines[1], ""):
+        path.write_text(other, encoding="utf-8", newline="")
+        assert main(["compare", str(path), str(path)]) == 2
+        assert "no duel as it was kept" in capsys.readouterr().err
+    assert main(["compare", "/dev/zero", "/dev/zero"]) == 2
+    assert "it is a device" in capsys.readouterr().err
 
 
 def test_a_duel_of_an_earlier_version_is_kept_with_its_commit(
@@ -144,7 +156,7 @@ def test_whoever_has_run_can_be_the_base(kept):
 )
 def test_what_is_no_kept_duel_is_refused(text, words, tmp_path, capsys):
     path = tmp_path / "duel.csv"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(sealed(text), encoding="utf-8")
     assert main(["compare", str(path), str(path)]) == 2
     assert words in capsys.readouterr().err
     assert main(["keep", str(tmp_path), str(tmp_path / "kept.csv")]) == 2

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from rpbench import registry
+from rpbench import places, registry
 from rpbench.cli import dispatch
 from rpbench.commands.completion import completion
 from rpbench.harness.describe import label
@@ -132,6 +132,24 @@ def test_a_broken_schedule_file_is_named_with_its_line(text, expected, rpbench, 
 
 
 @pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("return None", "own of schedule mine_own returned None; a generator returns a Schedule of actions"),
+        ("return Schedule(shape, ((('compute', ('0F0',)),),) * 2)", "a generator returns a Schedule of actions"),
+        ("return 1 / 0", "broken.py, line 7: ZeroDivisionError: division by zero; mend the file"),
+    ],
+)
+def test_a_generator_that_returns_no_schedule_is_named(line, expected, rpbench, place):
+    text = SCHEDULE.replace("NAME", "mine_own").replace("return gpipe(shape)", line)
+    path = place / "schedule" / "broken.py"
+    path.write_text(text.replace("import gpipe", "import gpipe; from rpbench.ir.schedule import Schedule"))
+    status, rows, err = rpbench("--config-dir", "place", "schedule=mine_own", *SMALL)
+    assert (status, rows) == (2, [])
+    assert str(path) in err
+    assert expected in err
+
+
+@pytest.mark.parametrize(
     "text, expected",
     [("path: [nowhere]\n", "is no folder"), ("folders: [x]\n", "unknown key 'folders'"), ("path: [", "no YAML")],
 )
@@ -139,6 +157,12 @@ def test_a_wrong_rpbench_yaml_is_answered(text, expected, rpbench, tmp_path):
     (tmp_path / "rpbench.yaml").write_text(text)
     status, _, err = rpbench(*SMALL)
     assert (status, expected in err) == (2, True)
+
+
+def test_a_folder_that_holds_too_much_is_refused(rpbench, place, monkeypatch):
+    monkeypatch.setattr(places, "MOST_FILES", 3)
+    status, _, err = rpbench("--config-dir", "place", *SMALL)
+    assert (status, "place holds more than 3 files; name the folder in which model/" in err) == (2, True)
 
 
 def test_a_name_of_two_files_is_refused(rpbench, place):

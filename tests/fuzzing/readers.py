@@ -19,7 +19,7 @@ from rpbench.cli import _dispatch
 from rpbench.commands.record_table import canonical, pack, table, table_of
 from rpbench.harness import record
 from rpbench.harness.lease import Leases
-from rpbench.harness.manifest import PLAN, STATES, Plan, is_settled, read_manifest
+from rpbench.harness.manifest import PLAN, PLANNED, STATES, Manifest, Plan, is_settled, read_manifest
 from rpbench.harness.record import Record
 from rpbench.harness.request import cluster_file
 from rpbench.places import places
@@ -188,7 +188,7 @@ class Bound:
         command("-m", "--dry-run", "schedule=gpipe", "num_devices=2", f"results_dir={results}")
         canonical(results)
 
-    def _manifest(self, folder: Path, plan: bytes, journal: bytes) -> None:
+    def _manifest(self, folder: Path, plan: bytes, journal: bytes) -> Manifest:
         place = folder / "manifests" / "sweep"
         place.mkdir(parents=True)
         (place / PLAN).write_bytes(plan)
@@ -203,24 +203,33 @@ class Bound:
         Plan("sweep", "x").folder(folder)
         sum(found.counts.values())
         found.command.encode()
+        return found
 
     def plan(self, folder: Path, document: bytes) -> None:
+        """What is accepted is what was written, to the last value."""
         self._manifest(folder, document, self._seeds["journal"][0])
+        if json.loads(document) not in map(json.loads, self._seeds["plan"]):
+            raise Wrong("accepted with other values")
 
     def journal(self, folder: Path, document: bytes) -> None:
-        self._manifest(folder, self._seeds["plan"][0], document)
+        """A cell is as it was told, or planned."""
+        told = self._manifest(folder / "sound", self._seeds["plan"][0], b"\n".join(self._seeds["journal"]))
+        found = self._manifest(folder, self._seeds["plan"][0], document)
+        for cell, sound in zip(found.cells, told.cells, strict=True):
+            if cell != sound and cell.state != PLANNED:
+                raise Wrong(f"accepted with other values: {cell!r}")
 
     def timeline(self, folder: Path, document: bytes) -> None:
-        """As the page reads it, beside a sound record."""
-        row = self._sound[0]
-        place = folder / row["run_id"]
-        place.mkdir()
-        (place / "record.json").write_text(json.dumps(row))
-        (place / "timeline.csv").write_bytes(document)
-        found = Rows(folder).timeline(row["run_id"])
-        strict(json.dumps(found))
-        if found is not None and not all(isfinite(each[3]) and isfinite(each[4]) for each in found):
-            raise Wrong("times that are no numbers")
+        """As the page reads it, beside every sound record: it is the one that was kept, or none."""
+        for row in self._sound:
+            place = folder / row["run_id"]
+            place.mkdir()
+            (place / "record.json").write_text(json.dumps(row))
+            (place / "timeline.csv").write_bytes(document)
+            found = Rows(folder).timeline(row["run_id"])
+            strict(json.dumps(found))
+            if found is not None and document not in self._seeds["timeline"]:
+                raise Wrong("a timeline that nobody kept")
 
     def checkpoint(self, folder: Path, document: bytes) -> None:
         path = folder / "state.pt"

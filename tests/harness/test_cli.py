@@ -153,6 +153,19 @@ WRONG = [
     (["-m", "schedule=glob(zzz*)"], "nothing to sweep"),
     (["--cfg", "job"], "unknown option --cfg"),
     (["results_dir=/dev/null/results"], "no folder that can be written"),
+    (["results_dir=/proc/x"], "results_dir=/proc/x: /proc is no folder that can be written"),
+    (["dashboard", "results_dir=/dev/zero"], "results_dir=/dev/zero: it is no folder"),
+    (["num_devices=4", "num_steps=1000000"], "64,000,000 forwards; at most 4,194,304 fit"),
+    (["num_devices=1000000", "num_microbatches=1"], "1,000,000 ranks; a table has at most 16,384"),
+    (["model.num_layers=1000000000"], "a whole number from 1 to 1,000,000"),
+    (["model=tiny_gpt", "model.num_layers=1000000000"], "at most 1,000"),
+    (["model=tiny_gpt", "model.name=../../escaped"], "a name is no path"),
+    (["profile", "model=tiny_gpt", "model.name=../../escaped", "cost=constant"], "a name is no path"),
+    (["backend=cpu", "model=tiny_gpt", "backend.num_warmup_runs=-1"], "backend.num_warmup_runs=-1"),
+    (["backend=virtual", "model=tiny_gpt", "optimizer.weight_decay=-1"], "optimizer.weight_decay=-1.0: a number of"),
+    (["schedule_file=/dev/zero"], "schedule_file=/dev/zero: it is a device, no regular file"),
+    (["checkpoint.resume_from=/dev/zero"], "checkpoint.resume_from=/dev/zero: it is a device"),
+    (["import", "csv", "/dev/zero"], "import /dev/zero: it is a device"),
 ]
 
 
@@ -168,6 +181,13 @@ def test_a_wrong_request_is_answered_in_a_few_lines(arguments, expected, rpbench
     assert "Traceback" not in err
     assert not list(tmp_path.rglob("record.json"))
     assert not list(tmp_path.rglob("events.jsonl"))
+
+
+def test_a_table_that_the_free_memory_does_not_hold_is_refused(rpbench, monkeypatch):
+    monkeypatch.setattr("rpbench.harness.size_checks.os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 50_000}.get)
+    status, _, err = rpbench("num_devices=8", "num_microbatches=16", "num_steps=1000")
+    assert status == 2
+    assert "128,000 forwards, a table of some 0.3 GB; 0.2 GB are free here" in err
 
 
 SCHEDULE = """\

@@ -1,8 +1,12 @@
 """A stranger's configuration is data: whatever Hydra would run for it is refused before anything is composed."""
 
+import os
 from pathlib import Path
 
 import pytest
+from hydra.core.plugins import Plugins
+
+from rpbench.harness.allocator import measures
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +37,68 @@ def test_a_file_cannot_make_hydra_run_anything(name, text, rpbench, tmp_path):
     assert (status, rows) == (2, [])
     assert str(path) in err
     assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m"]])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "hydra.launcher._target_=os.system",
+        "hydra.sweeper._target_=subprocess.Popen",
+        "+hydra.callbacks.x._target_=os.system",
+        "hydra.callbacks={x:{_target_:os.system}}",
+        "++hydra.launcher={_target_:os.system}",
+    ],
+)
+def test_a_command_line_chooses_what_hydra_runs_by_its_name(word, sweep, rpbench):
+    status, rows, err = rpbench(*sweep, "schedule=gpipe,1f1b" if sweep else "schedule=gpipe", "num_devices=2", word)
+    assert (status, rows) == (2, [])
+    assert f"{word}: what Hydra runs is chosen by its name" in err
+
+
+@pytest.mark.parametrize(
+    "word, said",
+    [
+        ("hydra.launcher=null", "hydra.launcher=None: it is chosen by its name"),
+        ("hydra.sweeper=5", "hydra.sweeper=5: it is chosen by its name"),
+        ("hydra.job.chdir=true", "leave it out"),
+        (f"experiment={'a' * 3000}", "unknown experiment"),
+        (f"cluster={'a' * 3000}", "unknown cluster"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_one_line(word, said, rpbench, tmp_path):
+    status, rows, err = rpbench("-m", "schedule=gpipe,1f1b", "num_devices=2", word)
+    assert (status, rows) == (2, [])
+    assert said in err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_worker_that_is_killed_is_told_in_a_sentence(rpbench, monkeypatch):
+    class TerminatedWorkerError(RuntimeError):
+        pass
+
+    def launch(*_: object, **__: object) -> None:
+        raise TerminatedWorkerError("A worker process was unexpectedly terminated.\nmore")
+
+    monkeypatch.setattr(Plugins, "instantiate_launcher", launch)
+    status, rows, err = rpbench("-m", "schedule=gpipe,1f1b", "num_devices=2")
+    assert (status, rows) == (1, [])
+    assert "rpbench: a worker of the launcher was killed (TerminatedWorkerError: A worker process was unexp" in err
+    assert "Traceback" not in err
+
+
+def test_what_is_no_text_in_a_folder_of_ones_own_is_one_line(rpbench, tmp_path):
+    path = tmp_path / "mine" / "experiment" / "bad.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"hydra: \xff\xfe")
+    os.environ["RPBENCH_PATH"] = str(tmp_path / "mine")
+    try:
+        assert not measures(["experiment=bad"])
+    finally:
+        del os.environ["RPBENCH_PATH"]
+    status, _, err = rpbench("--config-dir", "mine", "experiment=bad")
+    assert status == 2
+    assert "bad.yaml: it is no UTF-8 text (byte 7)" in err
 
 
 def test_what_a_file_sweeps_is_swept(rpbench, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from plugging import compose_once, forked, in_a_child, rests, starts, swept, table, tear, warm
 from spared import spared
 
+from rpbench import whole_file
 from rpbench.engine.state import checkpoint
 from rpbench.harness import record
 from rpbench.harness.source_file import read_source
@@ -75,11 +76,39 @@ def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_what_never_ends_or_is_huge_is_not_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
+def test_what_never_ends_or_is_huge_is_not_read(tmp_path, monkeypatch):
+    for name in ("UNWRITTEN_S", "SILENT_S"):
+        monkeypatch.setattr(whole_file, name, 0.05)
+    for name in ("unwritten", "silent", "endless"):
+        os.mkfifo(tmp_path / name)
+    silent = os.open(tmp_path / "silent", os.O_RDWR)
+    endless = os.open(tmp_path / "endless", os.O_RDWR)
+    os.write(endless, b"x" * 40_000)
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(5 * 2**30)
-    for name, said in (("pipe", "no regular file"), ("sparse", "at most")):
-        for read in (read_bytes, lambda path: read_source("schedule_file", str(path))):
-            with pytest.raises(ValueError, match=said):
-                read(tmp_path / name)
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    refused = {
+        "unwritten": "a pipe that nobody writes to",
+        "silent": "a pipe that has given nothing for 0.05 s",
+        "endless": "more than 10,000 bytes",
+        "sparse": "at most",
+        "zero": "it is a device, no regular file",
+        ".": "it is a folder, no regular file",
+    }
+    for name, said in refused.items():
+        with pytest.raises(ValueError, match=said):
+            read_bytes(tmp_path / name, 10_000)
+        with pytest.raises(ValueError, match=said if name != "endless" else "given nothing"):
+            read_source("schedule_file", str(tmp_path / name))
+    os.close(silent)
+    os.close(endless)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, b"1F0 1B0")
+    os.close(writing)
+    assert read_source("schedule_file", f"/dev/fd/{reading}").content == b"1F0 1B0"
+    with pytest.raises(ValueError, match="a pipe, which can be read once"):
+        read_source("checkpoint.resume_from", f"/dev/fd/{reading}", whole=False)
+    os.close(reading)

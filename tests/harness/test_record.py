@@ -1,5 +1,6 @@
 """Records: identity, atomic writing, what is not a record."""
 
+import errno
 import json
 import os
 
@@ -81,9 +82,17 @@ def test_a_record_keeps_what_was_chosen(tmp_path):
 def test_a_write_that_fails_leaves_the_old_record_and_no_rubbish(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     record.write(folder, {"run_id": "run", "value": 1})
-    monkeypatch.setattr(record.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        record.write(folder, {"run_id": "run", "value": 2})
+    full = OSError(errno.ENOSPC, "disk full")  # the system names no file
+    monkeypatch.setattr(record, "boundary", lambda: (_ for _ in ()).throw(full))
+    for write in (
+        lambda: record.write(folder, {"run_id": "run", "value": 2}),
+        lambda: record.append_line(folder / "record.json", "line"),
+        lambda: record.create(folder / "other", "text"),
+    ):
+        full.filename = None
+        with pytest.raises(OSError, match="disk full") as told:
+            write()
+        assert str(folder) in str(told.value)
     assert json.loads((folder / "record.json").read_text())["value"] == 1
     assert [path.name for path in folder.iterdir()] == ["record.json"]
 

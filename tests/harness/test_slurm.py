@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
 from rpbench.harness import slurm
 from rpbench.harness.choices import ConfigError
@@ -165,19 +166,23 @@ def test_two_processes_stand_for_two_hosts(tmp_path):
     assert (tmp_path / row["run_id"] / "record.json").exists()
 
 
-HANDING_IN = "hydra.launcher._target_=hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
+HANDING_IN = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 
 
 @pytest.mark.parametrize(
     "asked, said",
     [
-        (HANDING_IN, r"this host has no srun, .* give the command on a login node, or take hydra/launcher=submitit_lo"),
+        (
+            "hydra/launcher=handing_in",
+            r"this host has no srun, .* give the command on a login node, or take hydra/launcher=submitit_lo",
+        ),
         ("hydra/launcher=foo", r"hydra/launcher=foo: none of this name is installed; leave it out, or install"),
     ],
     ids=["submitit_slurm", "foo"],
 )
 def test_a_launcher_that_cannot_serve_here_is_one_line_before_anything_is_written(asked, said, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    ConfigStore.instance().store(group="hydra/launcher", name="handing_in", node={"_target_": HANDING_IN})
     with pytest.raises(ConfigError, match=said) as refused:
         sweep(["-m", asked, "schedule=gpipe,1f1b", f"results_dir={tmp_path / 'results'}"])
     assert "\n" not in str(refused.value)
@@ -188,4 +193,4 @@ def test_a_host_with_srun_is_taken_for_a_cluster(monkeypatch, tmp_path):
     (tmp_path / "srun").write_text("#!/bin/sh\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    refuse_without_slurm({"_target_": HANDING_IN.partition("=")[2]})
+    refuse_without_slurm({"_target_": HANDING_IN})

@@ -15,7 +15,9 @@ from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, index
+from rpbench.harness import record
 from rpbench.harness.drawing import Bars, bars_of, draw_timeline, handles, put_bars
+from rpbench.harness.recording import TIMELINE
 from rpbench.ir.action import Action, parse
 from rpbench.ir.partition import parse as parse_partition
 from rpbench.ir.schedule import Schedule, Shape
@@ -73,7 +75,7 @@ def lacking_timelines(rows: pd.DataFrame, results: Path, experiment: str) -> Non
 
 
 def _path(results: Path, run_id: str) -> Path:
-    return results / run_id / "timeline.csv"
+    return results / run_id / TIMELINE
 
 
 def read_timeline(row: dict, results: Path) -> Timeline:
@@ -82,7 +84,11 @@ def read_timeline(row: dict, results: Path) -> Timeline:
     Raises:
         ValueError: naming the row, if the file is torn or does not fit its record.
     """
-    source = _path(results, row["run_id"]).read_text(encoding="utf-8")
+    source = record.kept_file(results / row["run_id"], row, TIMELINE)
+    if source is None:
+        raise ValueError(
+            f"{_path(results, row['run_id'])} is not the one that its record was written with; run it again"
+        )
     # A column that some records lack holds floats.
     num_devices, stages, microbatches, backward_stages, steps = (
         int(row[key]) for key in ("num_devices", "num_stages", "num_microbatches", "num_backward_stages", "num_steps")

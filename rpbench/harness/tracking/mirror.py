@@ -17,6 +17,7 @@ from rpbench.harness.tracking.feed import Listener, Row
 from rpbench.harness.tracking.metrics import in_slots
 from rpbench.ir.timeline import Timeline
 from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
 
 MARK = "mirror.json"
 
@@ -88,7 +89,7 @@ def mirror(request: Request, row: Record, timeline: Timeline | None) -> None:
 
 def _mark(folder: Path) -> dict[str, Any]:
     try:
-        found = parsed((folder / MARK).read_text(encoding="utf-8"))
+        found = parsed(read_text(folder / MARK))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
