@@ -90,6 +90,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
     problems += [line for sweep in scope.sweeps for line in open_cells(results, sweep)]
     try:
         experiments = scope.experiments(results)
+        problems += experiments.refusals()
         content = gather(experiments, partial(scope.plans, experiments=experiments), scope.name)
     except ValueError as error:  # no record at all
         problems.append(str(error))
