@@ -78,6 +78,7 @@ class Experiments:
     results: Path
     narrowed: Sequence[Sweep] = ()
     _frames: dict[str, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
+    _checked: dict[str, list[Record]] = field(default_factory=dict, compare=False, repr=False)
     _rows: dict[str, dict[tuple[int | None, str | None], Record]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -92,8 +93,18 @@ class Experiments:
             WrongRecord: if a record does not answer its cell.
         """
         if experiment not in self._frames:
-            self._frames[experiment] = pd.DataFrame(self._once(experiment, self._all_records))
+            self._frames[experiment] = pd.DataFrame(self.checked(experiment))
         return self._frames[experiment]
+
+    def checked(self, experiment: str) -> list[Record]:
+        """The same as they stand in their files: what a record does not hold is not there.
+
+        Raises:
+            MissingRuns, WrongRecord: as of `cells`.
+        """
+        if experiment not in self._checked:
+            self._checked[experiment] = self._once(experiment, self._all_records)
+        return self._checked[experiment]
 
     def _once(self, experiment: str, find: Callable[[str], _Found]) -> _Found:
         """What is found of an experiment; why there is none is found out once."""
@@ -106,14 +117,12 @@ class Experiments:
             raise self._lacking[experiment] from None
 
     def refusals(self) -> Iterator[str]:
-        """Why an experiment is not read, of each that holds a record which does not answer its cell."""
+        """Why an experiment that was run is not read, of each that lost a record or holds one of another cell."""
         for name in self.names():
             try:
-                self.cells(name)
-            except WrongRecord as error:
+                self.checked(name)
+            except MissingRuns as error:
                 yield str(error)
-            except MissingRuns:
-                continue
 
     def replaced(self, experiment: str, rows: pd.DataFrame) -> "Experiments":
         """The same experiments with other rows for one of them, as if its records said so."""
@@ -182,6 +191,14 @@ class Experiments:
             MissingRuns: as of `cells`.
         """
         return list(self._by_cell(experiment).values())
+
+    def cells_of(self, experiment: str) -> list[Cell]:
+        """The cells of an experiment's manifest that came to a verdict.
+
+        Raises:
+            MissingRuns: as of `cells`.
+        """
+        return [cell for cell in self._sound(experiment).cells if cell.state in ENDED]
 
     def plans(self, experiment: str, choices: Mapping[str, str]) -> bool:
         """Whether a cell belongs to the sweep that stands for its experiment; True where there is none."""

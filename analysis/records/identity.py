@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness import provenance
+from rpbench.harness import provenance, record
 from rpbench.harness.choices import Duel, Predict, TorchDuel
 from rpbench.harness.composing import Composer
 from rpbench.harness.manifest import Cell
@@ -135,6 +135,8 @@ def _made_elsewhere(row: Record) -> str | None:
     around = row.get("surroundings")
     if around is None:
         return None if row.get("contender") else "it has no surroundings, which its run_id follows from"
+    if row.get("schema") != record.SCHEMA:
+        return f"its schema is {row.get('schema')!r:.80}, this code writes {record.SCHEMA}"
     for name, version in around["versions"].items():
         if row["versions"].get(name) != version:
             return f"its versions.{name} is {row['versions'].get(name)!r:.80}, its surroundings say {version!r:.80}"
