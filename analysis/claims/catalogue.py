@@ -5,6 +5,8 @@ from functools import cache
 
 from analysis.claims import (
     causal,
+    consistency,
+    derived,
     discrepancies,
     figure2,
     figure3,
@@ -40,6 +42,8 @@ _SECTIONS = (
     figure10,
     torch_duel,
     turning,
+    derived,
+    consistency,
     regression,
     statements,
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import Need
-from analysis.claims.expected import CONTRADICTIONS, FOLDER, STATEMENTS, read_table
+from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.printed import Printed
 
 SECTION = "Every cell as it was accepted"
@@ -107,15 +107,9 @@ _OF_A_PLAN = (
 
 def claims() -> Iterator[Claim]:
     """A claim for each row of each expected table."""
-    for path in sorted(FOLDER.glob("*.csv")):
-        if path.stem not in (CONTRADICTIONS, STATEMENTS):
-            for row in read_table(path.stem):
-                yield _claim(path.stem, row)
-
-
-def is_held(experiment: str) -> bool:
-    """Whether an experiment has an expected table."""
-    return (FOLDER / f"{experiment}.csv").exists()
+    for experiment in held_experiments():
+        for row in read_table(experiment):
+            yield claim_of(experiment, row)
 
 
 def need_of(experiment: str, row: Mapping[str, str]) -> Need:
@@ -124,7 +118,8 @@ def need_of(experiment: str, row: Mapping[str, str]) -> Need:
     return Need(experiment, choices, row.get(CONTENDER) or None)
 
 
-def _claim(experiment: str, row: Mapping[str, str]) -> Claim:
+def claim_of(experiment: str, row: Mapping[str, str]) -> Claim:
+    """The claim of a row of an experiment's table."""
     need = need_of(experiment, row)
     declared = {key: value for key, value in row.items() if not key.startswith(_CELL) and key != CONTENDER and value}
     words = " ".join(filter(None, (*need.choices.values(), need.contender))) or experiment
@@ -151,39 +146,7 @@ def compared(run: Record, declared: Mapping[str, str]) -> str:
         for name, text in declared.items()
         if not _same(run.get(name), text, _TRAINED if name in _LOSSES else REL_TOLERANCE)
     ]
-    if run.get("evidence") == "measured" and run["mode"] == "train":
-        differing += broken_identities(run)
     return "; ".join(differing) or AS_ACCEPTED
-
-
-def broken_identities(run: Record) -> list[str]:
-    """What in a measured run does not follow from the rest of it, as it must whatever the machine's pace."""
-    devices, idle, busy = run["num_devices"], run["idle_s"], sum(run["busy_s"])
-    tokens = run["tokens_per_step"] / run["step_time_s"]
-    must = {
-        "idle_s": (idle, devices * run["makespan_s"] - busy),
-        "bubble_makespan": (run["bubble_makespan"], idle / (devices * run["makespan_s"])),
-        "bubble_over_ideal": (run["bubble_over_ideal"], idle / busy),
-        "bubble_span": (run["bubble_span"], 1 - busy / devices / run["span_s"]),
-        "fill_s + switch_s + drain_s + intra_s": (sum(run[f"{part}_s"] for part in _PARTS), idle),
-        "tokens_per_s": (run["tokens_per_s"], tokens),
-        "replay_bubble_makespan": (
-            run["replay_bubble_makespan"],
-            1 - sum(run["replay_busy_s"]) / (devices * run["replay_makespan_s"]),
-        ),
-    }
-    wrong = [f"{name} {found:g} for {due:g}" for name, (found, due) in must.items() if not _near(found, due)]
-    if not 0 < run["replay_makespan_s"] <= run["makespan_s"] * _REPLAYED:
-        wrong.append(f"replay_makespan_s {run['replay_makespan_s']:g} beside makespan_s {run['makespan_s']:g}")
-    return wrong
-
-
-_PARTS = ("fill", "switch", "drain", "intra")
-_REPLAYED = 1.05  # a replay leaves waiting out; what a processor's clock counts in ticks may be a little more
-
-
-def _near(found: float, due: float) -> bool:
-    return isclose(found, due, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:

@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.claims.catalogue import all_claims
-from analysis.claims.regression import is_held
+from analysis.claims.expected import held_experiments
 from analysis.claims.summary import red_text, summary_text
 from analysis.driver.forked import can_fork
 from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, PAPER, QUICK, ROOT, Scope, run_sweeps
 from analysis.exhibits.figures.files import OUT
 from analysis.exhibits.tables.files import save_table
-from analysis.mutate.check import LEAST_SCALED, check
-from analysis.mutate.mutants import mutants, sampled
+from analysis.mutate import check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
 from analysis.report.images import draw_all, drawings_of
@@ -36,7 +36,7 @@ from analysis.report.page import gather, write
 from rpbench.cli import COLLECT_AFTER
 from rpbench.side_processes import side_processes
 
-MUTANTS = 500  # falsified records, of all that could be, that a reproduction looks at
+MUTANTS = 200  # falsehoods of each kind, of all that could be, that a reproduction looks at
 
 _SCOPES = {scope.name: scope for scope in (PAPER, ALL, QUICK)}
 
@@ -90,6 +90,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
     problems += [line for sweep in scope.sweeps for line in open_cells(results, sweep)]
     try:
         experiments = scope.experiments(results)
+        problems += experiments.refusals()
         content = gather(experiments, partial(scope.plans, experiments=experiments), scope.name)
     except ValueError as error:  # no record at all
         problems.append(str(error))
@@ -105,29 +106,31 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
     for exhibit in content.shown:
         if exhibit.table is not None:
             save_table(exhibit.table, exhibit.id, folder)
-    problems += _mutation_sample(experiments, progress)
+    falsified, survivors = _mutation_sample(experiments, progress)
+    problems += survivors
     report = write(content, (out or ROOT) / "report.html")
     progress.say(f"figures and tables in {folder}")
     print(summary_text(content.verdicts))
-    print(f"\nreport: {report}")
+    print(f"\n{falsified}\n\nreport: {report}")
     return _say_what_is_red(problems, red_text(content.verdicts))
 
 
-def _mutation_sample(experiments: Experiments, progress: "_Progress") -> list[str]:
-    """Falsify some of the records, and say if the claims did not see it; what nothing was accepted of is named."""
+def _mutation_sample(experiments: Experiments, progress: "_Progress") -> tuple[str, list[str]]:
+    """Falsify some of the records, manifests and tables: what share is noticed, and what is not as it should be."""
     names = list(experiments.names())
-    held, free = [name for name in names if is_held(name)], [name for name in names if not is_held(name)]
     try:
-        made = [mutant for name in held for mutant in mutants(experiments, name)]
+        drawn = [*chain.from_iterable(mutants(experiments, name) for name in names), *of_statements()]
     except MissingRuns as error:
-        return [f"mutation sample: {error}"]
-    outcome = check(experiments, all_claims(), sampled(made, MUTANTS, seed=0))
-    progress.say(f"mutation sample: {outcome.seen:.1%} of {outcome.num_mutants} falsified records are seen")
+        return "", [f"falsified evidence: {error}"]
+    outcome = check(experiments, all_claims(), sampled(drawn, MUTANTS, seed=0))
+    free = sorted(set(names) - set(held_experiments()))
+    said = f"Falsified and noticed: {outcome}"
     if free:
-        progress.say(f"mutation sample: nothing was accepted of {', '.join(free)}, which it leaves out")
-    if outcome.seen >= LEAST_SCALED:
-        return []
-    return [f"mutation sample: {len(outcome.survivors)} survive, such as {outcome.survivors[0]}"]
+        said += f"; nothing was accepted of {', '.join(free)}"
+    progress.say(said)
+    if outcome.is_enough:
+        return said, []
+    return said, [f"falsified evidence: {len(outcome.survivors)} survive, such as {outcome.survivors[0]}"]
 
 
 def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
+from analysis.records import identity
 from rpbench.harness import provenance, record
 from rpbench.harness.manifest import (
     ENDED,
@@ -27,10 +28,15 @@ from rpbench.harness.manifest import (
 _SHOWN = 3  # missing cells that a message names
 
 Record = dict[str, Any]
+_Found = TypeVar("_Found")
 
 
 class MissingRuns(LookupError):
     """Runs that an exhibit needs and that are not there."""
+
+
+class WrongRecord(MissingRuns):
+    """A record that is there and does not answer the cell that names it."""
 
 
 @dataclass(frozen=True)
@@ -72,28 +78,51 @@ class Experiments:
     results: Path
     narrowed: Sequence[Sweep] = ()
     _frames: dict[str, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
+    _checked: dict[str, list[Record]] = field(default_factory=dict, compare=False, repr=False)
     _rows: dict[str, dict[tuple[int | None, str | None], Record]] = field(
         default_factory=dict, compare=False, repr=False
     )
     _manifests: dict[str, Manifest] = field(default_factory=dict, compare=False, repr=False)
-    _lacking: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    _lacking: dict[str, MissingRuns] = field(default_factory=dict, compare=False, repr=False)
 
     def cells(self, experiment: str) -> pd.DataFrame:
         """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`.
 
         Raises:
             MissingRuns: if its sweep was not run by this code and configuration, or has no record or lost one.
+            WrongRecord: if a record does not answer its cell.
         """
         if experiment not in self._frames:
-            manifest = self._sound(experiment)
-            rows = [row for cell in manifest.cells for row in self._records(manifest, cell)]
-            if not rows:
-                counts = ", ".join(f"{number} {state}" for state, number in manifest.counts.items())
-                raise MissingRuns(
-                    f"no cell of experiment={experiment} came to a verdict ({counts}): {manifest.command}"
-                )
-            self._frames[experiment] = pd.DataFrame(rows)
+            self._frames[experiment] = pd.DataFrame(self.checked(experiment))
         return self._frames[experiment]
+
+    def checked(self, experiment: str) -> list[Record]:
+        """The same as they stand in their files: what a record does not hold is not there.
+
+        Raises:
+            MissingRuns, WrongRecord: as of `cells`.
+        """
+        if experiment not in self._checked:
+            self._checked[experiment] = self._once(experiment, self._all_records)
+        return self._checked[experiment]
+
+    def _once(self, experiment: str, find: Callable[[str], _Found]) -> _Found:
+        """What is found of an experiment; why there is none is found out once."""
+        if experiment in self._lacking:
+            raise self._lacking[experiment]
+        try:
+            return find(experiment)
+        except (ManifestError, MissingRuns) as error:
+            self._lacking[experiment] = error if isinstance(error, MissingRuns) else MissingRuns(str(error))
+            raise self._lacking[experiment] from None
+
+    def refusals(self) -> Iterator[str]:
+        """Why an experiment that was run is not read, of each that lost a record or holds one of another cell."""
+        for name in self.names():
+            try:
+                self.checked(name)
+            except MissingRuns as error:
+                yield str(error)
 
     def replaced(self, experiment: str, rows: pd.DataFrame) -> "Experiments":
         """The same experiments with other rows for one of them, as if its records said so."""
@@ -163,6 +192,14 @@ class Experiments:
         """
         return list(self._by_cell(experiment).values())
 
+    def cells_of(self, experiment: str) -> list[Cell]:
+        """The cells of an experiment's manifest that came to a verdict.
+
+        Raises:
+            MissingRuns: as of `cells`.
+        """
+        return [cell for cell in self._sound(experiment).cells if cell.state in ENDED]
+
     def plans(self, experiment: str, choices: Mapping[str, str]) -> bool:
         """Whether a cell belongs to the sweep that stands for its experiment; True where there is none."""
         try:
@@ -172,18 +209,13 @@ class Experiments:
         return manifest is None or any(choices.items() <= cell.overrides.items() for cell in manifest.cells)
 
     def _sound(self, experiment: str) -> Manifest:
-        """The manifest of an experiment that was run by this code; what it is, or why there is none, is found out once.
+        """The manifest of an experiment that was run by this code.
 
         Raises:
             MissingRuns: as of `cells`.
         """
-        if experiment not in self._manifests and experiment not in self._lacking:
-            try:
-                self._manifests[experiment] = self._current(experiment)
-            except (ManifestError, MissingRuns) as error:
-                self._lacking[experiment] = str(error)
-        if experiment in self._lacking:
-            raise MissingRuns(self._lacking[experiment])
+        if experiment not in self._manifests:
+            self._manifests[experiment] = self._once(experiment, self._current)
         return self._manifests[experiment]
 
     def _current(self, experiment: str) -> Manifest:
@@ -196,15 +228,42 @@ class Experiments:
             raise MissingRuns(f"experiment={experiment} was run with another configuration: {manifest.command}")
         return manifest
 
-    def _records(self, manifest: Manifest, cell: Cell) -> Iterator[dict[str, Any]]:
+    def _all_records(self, experiment: str) -> list[Record]:
+        manifest = self._sound(experiment)
+        rows = [row for cell in manifest.cells for row in self._records(manifest, cell)]
+        if not rows:
+            counts = ", ".join(f"{number} {state}" for state, number in manifest.counts.items())
+            raise MissingRuns(f"no cell of experiment={experiment} came to a verdict ({counts}): {manifest.command}")
+        return rows
+
+    def _records(self, manifest: Manifest, cell: Cell) -> Iterator[Record]:
         if cell.state not in ENDED:
             return
         for run_id in cell.run_ids:
             row = record.read(self.results / run_id)
             if row is None:
+                why = identity.problem_of_unreadable(self.results / run_id / "record.json", manifest.experiment, cell)
+            else:
+                why = identity.problem(row, manifest.experiment, cell, self._digests.get(run_id, ()))
+            if why:
+                raise WrongRecord(
+                    f"the record {run_id} is not that of cell {cell} of experiment={manifest.experiment}: {why}; "
+                    f"remove {self.results / run_id} and run the sweep again: {manifest.command}"
+                )
+            if row is None:
                 raise MissingRuns(f"the record {run_id} of cell {cell} is gone: {manifest.command}")
             if row["status"] != "failed":  # as a run that was forced again may have
                 yield row | {"cell": cell.number}
+
+    @cached_property
+    def _digests(self) -> dict[str, list[str]]:
+        """The digests that the manifests of the folder keep of each record."""
+        found: dict[str, list[str]] = {}
+        for manifest in self.manifests:
+            for cell in manifest.cells:
+                for run_id, digest in zip(cell.run_ids, cell.digests, strict=False):
+                    found.setdefault(run_id, []).append(digest)
+        return found
 
 
 def is_current(manifest: Manifest) -> bool:
@@ -291,6 +350,7 @@ __all__ = [
     "Experiments",
     "MissingRuns",
     "Sweep",
+    "WrongRecord",
     "index",
     "is_complete",
     "is_current",

@@ -54,6 +54,7 @@ class Cell:
         run_ids: the records it left; a duel leaves one for each contender.
         reason: why it did not end well.
         machine: a word for the machine, where a record depends on its pace.
+        digests: of its records, as they were when it ended.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Cell:
     run_ids: tuple[str, ...] = ()
     reason: str = ""
     machine: str | None = None
+    digests: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.overrides.items())
@@ -232,7 +234,7 @@ class Journal:
         measured = any(row.get("evidence") in ("measured", "emulated") for row in rows)
         self._machine = machine_word() if measured else None
         told = next((row for row in rows if state_of(row) == _worst(rows)), rows[0])
-        self._write(_worst(rows), told.get("reason") or "", [row["run_id"] for row in rows])
+        self._write(_worst(rows), told.get("reason") or "", rows)
 
     def refused(self, reason: str) -> None:
         """The cell cannot be asked for."""
@@ -243,11 +245,12 @@ class Journal:
         if not self._told:
             self._write(FAILED, reason)
 
-    def _write(self, state: str, reason: str, run_ids: Sequence[str] = ()) -> None:
+    def _write(self, state: str, reason: str, rows: Sequence[Record] = ()) -> None:
         self._told = True
         if self._folder is None:
             return
-        line = {"plan": self._plan_id, "cell": self._number, "state": state, "run_ids": run_ids, "reason": reason}
+        line: dict[str, Any] = {"plan": self._plan_id, "cell": self._number, "state": state, "reason": reason}
+        line |= {"run_ids": [row["run_id"] for row in rows], "digests": [row.get("digest", "") for row in rows]}
         if self._machine:
             line["machine"] = self._machine
         append_line(self._folder / f"{_host()}-{os.getpid()}.jsonl", json.dumps(record.sealed(line)))
@@ -311,7 +314,8 @@ def _is_told(line: Any, plan_id: str) -> bool:
     if not isinstance(line, dict) or line.get("plan") != plan_id or line.get("state") not in STATES:
         return False
     run_ids = line.get("run_ids") or []
-    return _is_list_of_texts(run_ids) and all(map(_NAME.fullmatch, run_ids)) and record.is_sealed(line)
+    texts = _is_list_of_texts(run_ids) and _is_list_of_texts(line.get("digests") or [])
+    return texts and all(map(_NAME.fullmatch, run_ids)) and record.is_sealed(line)
 
 
 def manifest_names(results: Path) -> list[str]:
@@ -340,5 +344,6 @@ def _settled(cell: Cell, line: Mapping[str, Any]) -> Cell:
         return cell
     if cell.state in ENDED and line["state"] not in ENDED:
         return cell
-    run_ids = tuple(map(str, line.get("run_ids") or ()))
-    return Cell(cell.number, cell.overrides, line["state"], run_ids, str(line.get("reason") or ""), line.get("machine"))
+    run_ids, digests = (tuple(line.get(key) or ()) for key in ("run_ids", "digests"))
+    reason, machine = str(line.get("reason") or ""), line.get("machine")
+    return Cell(cell.number, cell.overrides, line["state"], run_ids, reason, machine, digests)

@@ -10,7 +10,7 @@ from spared import slow
 
 from analysis.claims import all_claims, evaluate
 from analysis.exhibits import catalogue
-from analysis.records.experiments import Experiments, MissingRuns, Sweep, index, is_complete, succeeded
+from analysis.records.experiments import Experiments, MissingRuns, Sweep, WrongRecord, index, is_complete, succeeded
 from analysis.records.published import published
 from rpbench.harness import provenance, record
 from rpbench.harness.config import swept
@@ -64,13 +64,14 @@ def test_a_record_that_no_manifest_names_reaches_no_table_and_no_claim(full_resu
     assert _told(seen) == before
     assert not {row["run_id"] for row in seen.rows} & set(impostors.values())
 
-    # A manifest that names them shows that the tables would have told.
-    path, makespans = journal_of(folder, "figure17"), seen.cells("figure17")["makespan_s"]
+    # A manifest that names them is refused: they do not follow from what its cells ask for.
+    path = journal_of(folder, "figure17")
     text = path.read_text()
     for run_id, other in impostors.items():
         text = text.replace(run_id, other)
     path.write_text(text)
-    assert (Experiments(folder).cells("figure17")["makespan_s"] == 3 * makespans).all()
+    with pytest.raises(WrongRecord, match="it has no surroundings, which its run_id follows from"):
+        Experiments(folder).cells("figure17")
 
 
 def _impostor(folder: Path, row: Record) -> str:
@@ -186,7 +187,7 @@ def test_a_sweep_without_a_verdict_is_no_empty_table(copied: Path) -> None:
 
 
 def _row(name: str, **fields: object) -> Record:
-    plain = dict.fromkeys(record.REQUIRED) | {"run_id": name, "status": "ok"}
+    plain = dict.fromkeys(record.REQUIRED) | {"run_id": name, "status": "ok", "made_up": True}
     return plain | fields
 
 

@@ -284,7 +284,7 @@ def unwritten(still: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """As `still`, and without pages, tables and falsified records."""
     still.setattr(driver, "write", lambda content, page: page)
     still.setattr(driver, "save_table", lambda *_: None)
-    still.setattr(driver, "_mutation_sample", lambda *_: [])
+    still.setattr(driver, "_mutation_sample", lambda *_: ("", []))
     return still
 
 

@@ -55,6 +55,11 @@ def _statements() -> Mapping[str, Expected]:
     return {row["claim"]: Expected(row["value"], float(row["tolerance"] or 0)) for row in read_table(STATEMENTS)}
 
 
+def held_experiments() -> list[str]:
+    """The experiments that have a table, by name."""
+    return sorted({path.stem for path in FOLDER.glob("*.csv")} - {CONTRADICTIONS, STATEMENTS})
+
+
 def read_table(name: str) -> tuple[dict[str, str], ...]:
     """The rows of an expected table, every cell as text; none where there is no such table."""
     path = FOLDER / f"{name}.csv"

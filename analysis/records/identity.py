@@ -1,0 +1,145 @@
+"""Identity: whether a record answers the cell whose manifest names it.
+
+A cell is asked again, as its sweep asked it: its overrides and its experiment are composed into a request. A record
+answers it if it says the same of every name and in all of its configuration, was made by this code, and holds the
+values that its sweep wrote down.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rpbench.harness import provenance, record
+from rpbench.harness.choices import Duel, Predict, TorchDuel
+from rpbench.harness.composing import Composer
+from rpbench.harness.manifest import Cell
+from rpbench.harness.modes.duel.contenders import contenders
+from rpbench.harness.modes.torch_duel.entrants import entrants
+from rpbench.harness.record import Record
+from rpbench.harness.recording import names
+from rpbench.harness.request import Request, request_of
+from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
+
+_OPTIONAL = ("mesh", "contender")  # names that most records do not have
+# In which words it was asked, which may be others of the same meaning; and who listened.
+_FREE = ("overrides", "choices.tracker")
+
+
+def problem(row: Record, experiment: str | None, cell: Cell, digests: Collection[str]) -> str | None:
+    """What keeps a record from being the answer to a cell: the first field that differs; None where nothing does.
+
+    Args:
+        digests: those that the manifests which name the record keep of it; sweeps that share one may each make it anew.
+    """
+    if unlike := _unlike(row, experiment, cell):
+        return unlike
+    if row.get("digest") in digests:
+        return None
+    return "a value of it is not the one that its sweep wrote down" if digests else "its manifest keeps no digest of it"
+
+
+def problem_of_unreadable(path: Path, experiment: str | None, cell: Cell) -> str | None:
+    """The same of a record that is refused as it is read; None where it says too little to tell, or is not there."""
+    try:
+        return _unlike(parsed(read_text(path)), experiment, cell)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever stands in the file
+        return None
+
+
+def _unlike(row: Record, experiment: str | None, cell: Cell) -> str | None:
+    named = () if experiment is None else (f"experiment={experiment}",)
+    try:
+        request = _asked((*(f"{key}={value}" for key, value in cell.overrides.items()), *named))
+    except ValueError as error:
+        return f"the cell cannot be asked again: {error}"
+    due = {key: value for key, value in _stated_by(request, row).items() if key not in _found_out(request)}
+    found, wanted = (dict(_flat({key: said.get(key) for key in (*due, *_OPTIONAL)})) for said in (row, due))
+    for name in dict.fromkeys((*wanted, *found)):
+        if found.get(name) != wanted.get(name) and name not in _FREE:
+            return f"its {name} is {found.get(name)!r:.80}, the cell asks for {wanted.get(name)!r:.80}"
+    return _asked_otherwise(row, request) or _made_elsewhere(row)
+
+
+def _asked(overrides: tuple[str, ...]) -> Request:
+    return _request(overrides, provenance.code_version(), provenance.conf_version())
+
+
+@cache
+def _request(overrides: tuple[str, ...], code_version: str, conf_version: str) -> Request:
+    return request_of(_composer().compose(overrides))
+
+
+@cache
+def _composer() -> Composer:
+    return Composer()
+
+
+def _stated_by(request: Request, row: Record) -> Record:
+    """What a record of a request states, as it is read back; of a duel, what the record of its contender does."""
+    said = names(request) | {"config": dict(request.subject), "code_version": provenance.code_version()}
+    if isinstance(request.mode, Duel | TorchDuel):
+        said |= _stated_of(request.mode, row.get("contender"))
+    return dict(json.loads(json.dumps(said)))
+
+
+def _stated_of(mode: Duel | TorchDuel, contender: str | None) -> Record:
+    """What is a contender's own."""
+    if isinstance(mode, Duel):
+        known = {
+            each.name: {"schedule": each.schedule, "dispatch": each.dispatch} for each in contenders(mode.contenders)
+        }
+    else:
+        known = {
+            each.name: dict.fromkeys(("schedule", "generator"), each.schedule) for each in entrants(mode.schedules)
+        }
+    return {"contender": contender, **known[contender]} if contender in known else {"contender": " or ".join(known)}
+
+
+def _found_out(request: Request) -> frozenset[str]:
+    """Names under which the record of a request has what the run found out; its configuration says what was asked."""
+    if request.tuning_budget is not None:
+        return frozenset({"partition", "num_microbatches"})
+    if isinstance(request.mode, Predict) and request.mode.by_action:
+        return frozenset({"generator", "num_microbatches"})
+    if request.schedule.file is not None:
+        return frozenset({"schedule", "generator", "num_devices", "num_microbatches", "num_steps"})
+    return frozenset() if request.mesh is None else frozenset({"notes"})
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by their dotted names."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _asked_otherwise(row: Record, request: Request) -> str | None:
+    """A record may have been made for another sweep; then its own words have to ask for the same."""
+    words = tuple(row.get("overrides") or ())
+    if sorted(words) == sorted(request.overrides):
+        return None
+    try:
+        same = _asked(words).subject == request.subject
+    except ValueError:
+        same = False
+    return None if same else f"its overrides, {' '.join(words)!r:.200}, ask for something else"
+
+
+def _made_elsewhere(row: Record) -> str | None:
+    """What a record says of versions and machine twice; its run_id, which is verified, follows from one of them."""
+    around = row.get("surroundings")
+    if around is None:
+        return None if row.get("contender") else "it has no surroundings, which its run_id follows from"
+    if row.get("schema") != record.SCHEMA:
+        return f"its schema is {row.get('schema')!r:.80}, this code writes {record.SCHEMA}"
+    for name, version in around["versions"].items():
+        if row["versions"].get(name) != version:
+            return f"its versions.{name} is {row['versions'].get(name)!r:.80}, its surroundings say {version!r:.80}"
+    if row["hardware"] != around.get("hardware", row["hardware"]):
+        return "its hardware is not that of its surroundings"
+    return None
