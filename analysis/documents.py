@@ -3,10 +3,11 @@
     python -m analysis.documents            write every number anew, and the README's figure
     python -m analysis.documents --check    exit 1 if a number differs from what its claim declares
 
-In a text, `<!--=ID-->1.24<!--/-->` is the number of the claim ID: of one of our own statements
-(`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the marks. The numbers that are
-written are the declared ones; a reproduction holds them to the records. What stands between `<!--table=NAME-->` and
-`<!--/table-->` is a table that is kept in `analysis/kept/`.
+In a text, `1.24<!--=ID-->` is the number of the claim ID: of one of our own statements
+(`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the mark; it stands behind its
+number, because a line that begins with one would end the list or paragraph it is in. A new number is written as `?`
+before its mark. The numbers that are written are the declared ones; a reproduction holds them to the records. What
+stands between `<!--table=NAME-->` and `<!--/table-->` is a table that is kept in `analysis/kept/`.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from analysis.driver import convergence_study, duels
 from rpbench.harness.record import write_atomically
 
 ROOT = Path(__file__).parents[1]
-_MARK = re.compile(r"<!--=(?P<claim>[^>]*?)-->(?P<text>.*?)<!--/-->", re.DOTALL)
+_MARK = re.compile(r"(?P<text>[-+\d.,?]*)<!--=(?P<claim>[^>]*?)-->")
 _TABLE = re.compile(r"<!--table=(?P<name>[^>]*?)-->\n(?P<text>.*?)<!--/table-->", re.DOTALL)
 TABLES: Mapping[str, Callable[[], str]] = {
     "convergence_study": convergence_study.markdown,
@@ -47,7 +48,7 @@ def written(text: str, number_of: Callable[[str], str]) -> str:
         LookupError: for a mark whose claim or table is not known.
     """
     text = _TABLE.sub(lambda found: f"<!--table={found['name']}-->\n{table_of(found['name'])}<!--/table-->", text)
-    return _MARK.sub(lambda found: f"<!--={found['claim']}-->{number_of(found['claim'])}<!--/-->", text)
+    return _MARK.sub(lambda found: f"{number_of(found['claim'])}<!--={found['claim']}-->", text)
 
 
 def number_of(claim_id: str) -> str:
@@ -90,7 +91,8 @@ def stale(paths: Sequence[Path]) -> Iterator[str]:
             due = number_of(found["claim"])
             if found["text"] != due:
                 line = text.count("\n", 0, found.start()) + 1
-                yield f"{path.relative_to(ROOT)}:{line}: {found['claim']} says {found['text']}, the claim {due}"
+                says = found["text"] or "nothing"
+                yield f"{path.relative_to(ROOT)}:{line}: {found['claim']} says {says}, the claim {due}"
 
 
 def draw_figure(results: Path) -> bool:
