@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis.claims import Verdict, tally
 from analysis.exhibits.exhibit import Exhibit
+from analysis.exhibits.style import BUBBLES
 from analysis.report import findings, views
 from analysis.report.answers import FIRST, affordable, answer, judgement, question
 from analysis.report.content import Content
@@ -60,7 +61,7 @@ class _Pages:
             yield self._page("findings", "findings.html", findings=findings.findings(self._content.verdicts))
             found = views.discrepancies(self._content.verdicts, self._sources)
             yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
-        yield self._page("method", "method.html", paper=self._content.reproduces, **self._machines())
+        yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())
         yield self._page("sources", "sources.html", sources=self._sources)
 
     def _contents(self) -> list[tuple[str, str]]:
