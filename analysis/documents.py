@@ -7,7 +7,8 @@ In a text, `1.24<!--=ID-->` is the number of the claim ID: of one of our own sta
 (`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the mark; it stands behind its
 number, because a line that begins with one would end the list or paragraph it is in. A new number is written as `?`
 before its mark. The numbers that are written are the declared ones; a reproduction holds them to the records. What
-stands between `<!--table=NAME-->` and `<!--/table-->` is a table that is kept in `analysis/kept/`.
+stands between `<!--table=NAME-->` and `<!--/table-->` is a table that is kept in `analysis/kept/`, or the README's
+headline.
 """
 
 import argparse
@@ -27,11 +28,13 @@ ROOT = Path(__file__).parents[1]
 _MARK = re.compile(r"(?P<text>[-+\d.,?]*)<!--=(?P<claim>[^>]*?)-->")
 _TABLE = re.compile(r"<!--table=(?P<name>[^>]*?)-->\n(?P<text>.*?)<!--/table-->", re.DOTALL)
 TABLES: Mapping[str, Callable[[], str]] = {
+    "headline": lambda: headline((ROOT / "README.md").read_text(encoding="utf-8")),
     "convergence_study": convergence_study.markdown,
     "cpu_duel": lambda: duels.markdown(*duels.DUELS),
     "five_duels": lambda: duels.ratios(*duels.EARLIER, *duels.DUELS),
     "aa_duel": lambda: duels.markdown(duels.SAME),
 }
+_HEADLINE = re.compile(r"^- \*\*Claimed\*\*.*?\n\n", re.DOTALL | re.MULTILINE)
 FIGURE = ROOT / "docs" / "figures" / "readme.png"
 
 
@@ -77,6 +80,18 @@ def table_of(name: str) -> str:
     if name not in TABLES:
         raise LookupError(f"no table {name!r}; there are {', '.join(TABLES)}")
     return TABLES[name]()
+
+
+def headline(readme: str) -> str:
+    """What the paper claims, the verdict and how it is known, as the README says it, for a page of `docs/`.
+
+    Raises:
+        LookupError: if the README does not say it.
+    """
+    found = _HEADLINE.search(readme)
+    if found is None:
+        raise LookupError("README.md has no list that begins with **Claimed**; the pages take their headline from it")
+    return found[0].replace("](docs/", "](")
 
 
 def stale(paths: Sequence[Path]) -> Iterator[str]:
