@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote, urlencode
 
 from analysis.claims.claim import Verdict
 from analysis.records.experiments import Record
@@ -52,6 +53,10 @@ class Site:
     def claim(self, name: str) -> str:
         """The line of a claim."""
         return f"{self.claims(self.section_of[name])}#claim-{name}" if name in self.section_of else self.page("claims")
+
+    def statements(self, **chosen: str) -> str:
+        """The list of statements, narrowed down as its form does it."""
+        return f"{self.page('claims')}#{urlencode(chosen, quote_via=quote)}"
 
     def records(self, sweep: str) -> str:
         """The page with the records of a sweep."""

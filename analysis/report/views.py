@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.claims.claim import CONTRADICTED, EVALUATED, KINDS, MISSED, Verdict
+from analysis.claims.claim import Verdict
 from analysis.claims.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
 from analysis.exhibits.exhibit import Cell, Exhibit
@@ -81,31 +81,20 @@ def _place(name: Any, order: Sequence[str]) -> int:
     return order.index(name) if name in order else len(order)
 
 
-# --- headline ------------------------------------------------------------------------------------------------
+# --- facts of the runs ---------------------------------------------------------------------------------------
 
 
-def headline(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> View:
-    """What was run, when and with which code, and how the claims came out."""
-    counts = Counter(verdict.kind for verdict in verdicts)
+def facts(rows: Sequence[Row]) -> View:
+    """What was run, when and with which code."""
     times = sorted(row.get("started_at") or "" for row in rows)
     return {
         "num_records": len(rows),
-        "num_claims": len(verdicts),
-        "num_evaluated": sum(counts[kind] for kind in EVALUATED),
-        "num_declared": sum(verdict.kind in (CONTRADICTED, MISSED) and not verdict.red for verdict in verdicts),
-        "counts": counts,
         "first": times[0] if times else "",
         "last": times[-1] if times else "",
         "commits": sorted({row.get("git_commit") or "not a git checkout" for row in rows}),
         "code_versions": sorted({row.get("code_version") or "" for row in rows}),
         "evidence": sorted({row["evidence"] for row in rows if row["evidence"]}),  # what failed has none
     }
-
-
-def kinds_present(verdicts: Iterable[Verdict]) -> list[str]:
-    """Kinds of verdict that something came out as, in their order."""
-    found = {verdict.kind for verdict in verdicts}
-    return [kind for kind in KINDS if kind in found]
 
 
 # --- exhibits ------------------------------------------------------------------------------------------------
@@ -169,41 +158,6 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         "experiments": sorted({need.experiment for need in claim.needs}),
         "search": _searched(verdict),
     }
-
-
-def by_statement(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
-    """Verdicts of one section, those that are cells of one statement together."""
-    found: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        found.setdefault(verdict.claim.statement_id or verdict.claim.id, []).append(verdict)
-    return list(found.values())
-
-
-def statements(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
-    """Statements of a section, each with the lines of its claims."""
-    return [
-        {
-            "id": group[0].claim.statement_id or group[0].claim.id,
-            "statement": common_words([verdict.claim.statement for verdict in group]),
-            "claims": [claim(verdict, sources) for verdict in group],
-        }
-        for group in by_statement(verdicts)
-    ]
-
-
-def common_words(texts: Sequence[str]) -> str:
-    """What texts begin with, in whole words; the first of them where that is nothing."""
-    split = [text.split() for text in texts]
-    same = 0
-    while all(len(words) > same for words in split) and len({words[same] for words in split}) == 1:
-        same += 1
-    return " ".join(split[0][:same]).rstrip(":,") or texts[0]
-
-
-def outcome(group: Sequence[Verdict]) -> str:
-    """How the claims of a statement came out, such as `12 reproduced, 1 contradicted`."""
-    counts = Counter(verdict.kind for verdict in group)
-    return ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
 
 
 def _searched(verdict: Verdict) -> str:

@@ -15,6 +15,7 @@ from analysis.report import build
 from analysis.report.answers import MOST_FIGURE_BYTES, affordable, answer, question
 from analysis.report.content import Content
 from analysis.report.images import LARGEST_SVG_BYTES, draw_all
+from analysis.report.opening import PAPER
 from analysis.report.page import gather, write
 from analysis.report.pages import render_all
 from analysis.report.views import command_of
@@ -66,7 +67,8 @@ def test_the_pages_load_nothing_from_elsewhere(pages: dict[str, Page], texts: di
         assert page.fetched == [], name
         assert all(image.startswith("data:image/") for image in page.images if image), name
         assert "default-src 'none'" in page.policy
-        assert re.search(r"@import|url\(|https?://(?!www\.w3\.org)", texts[name].replace("arxiv.org", "")) is None, name
+        assert re.search(r"@import|url\(|https?://(?!www\.w3\.org)", texts[name].replace(PAPER, "")) is None, name
+        assert set(page.outside) <= {PAPER}, name
 
 
 def test_every_link_has_its_target_and_every_target_one_name(
@@ -76,7 +78,7 @@ def test_every_link_has_its_target_and_every_target_one_name(
         assert len(page.ids) == len(set(page.ids)), name
     for path, anchor in links:
         assert path in pages, path
-        assert not anchor or anchor in pages[path].ids, (path, anchor)
+        assert not anchor or "=" in anchor or anchor in pages[path].ids, (path, anchor)  # or what a list is narrowed by
 
 
 def test_links_say_in_which_folder_a_page_lies(pages: dict[str, Page]) -> None:
@@ -146,7 +148,7 @@ def test_what_could_not_be_made_is_listed(scant: Content) -> None:
 def test_red_verdicts_stand_at_the_top(content: Content, texts: dict[str, str]) -> None:
     num_red = sum(verdict.red for verdict in content.verdicts)
     assert num_red > 0  # the values are made up
-    assert f"{num_red} verdicts nobody planned for" in texts["report.html"]
+    assert f"{num_red} cells nobody planned for" in texts["report.html"]
     calm = [replace(each, kind="not testable here") if each.red else each for each in content.verdicts]
     few = replace(content, verdicts=calm, exhibits=content.exhibits[:3])
     assert "nobody planned for" not in _rendered(few)["report.html"]
@@ -155,6 +157,29 @@ def test_red_verdicts_stand_at_the_top(content: Content, texts: dict[str, str]) 
 def test_findings_quote_their_claims(texts: dict[str, str]) -> None:
     assert "375 of 375 printed numbers" in texts["findings.html"]
     assert "The baselines were not tuned" in texts["findings.html"]
+
+
+def test_the_first_screen_says_claim_verdict_and_evidence(texts: dict[str, str], content: Content) -> None:
+    text = texts["report.html"]
+    screen = text[text.index("<h1>") : text.index('id="answers"')]
+    claimed, verdict, known, tiles, found, ways = (
+        screen.index(words)
+        for words in ("Claimed", "Verdict", "How we know", 'class="tiles"', "What we found", "Ways in")
+    )
+    assert claimed < verdict < known < tiles < found < ways
+    for words in (
+        ">1.48</a> to <",
+        ">2.16</a>",
+        "235B",
+        PAPER,
+        "blind",
+        "Never run on a GPU by us",
+    ):
+        assert words in screen[claimed:tiles], words
+    assert screen[found:ways].count("<li>") == 3
+    assert "advise" in screen[ways:]
+    calm = _rendered(replace(content, verdicts=[replace(v, kind="not in this scope") for v in content.verdicts]))
+    assert calm["report.html"].count("as declared; its runs are not in this scope") == 5
 
 
 def test_discrepancies_are_all_there(texts: dict[str, str]) -> None:

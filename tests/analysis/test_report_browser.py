@@ -7,6 +7,7 @@ import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -15,6 +16,7 @@ from analysis.report.content import Content
 from analysis.report.images import draw_all
 from analysis.report.page import gather
 from analysis.report.pages import render_all
+from analysis.report.statements import statements
 from analysis.report.views import Sources, claim
 
 CHROMIUM = next(
@@ -88,12 +90,12 @@ def folder(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def browse(page: Path, profile: Path, *options: str) -> dict[str, Any]:
+def browse(page: Path, profile: Path, *options: str, anchor: str = "") -> dict[str, Any]:
     """What a headless browser saw on a page."""
     command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     command += ["--disable-sync", "--no-first-run", "--disable-component-update", f"--user-data-dir={profile}"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", *options, "--virtual-time-budget=20000", "--dump-dom"]
-    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*command, page.as_uri() + anchor], capture_output=True, text=True, timeout=120, check=True)
     body = re.search(r"<body[^>]*>", done.stdout)
     assert body is not None
     assert "data-error" not in body[0], body[0]
@@ -154,8 +156,42 @@ def test_a_reader_can_search_the_claims(content: Content, folder: Path, tmp_path
         name for name, text in searched.items() if all(word in text for word in WORDS.lower().split())
     }
     assert 1 <= len(seen["found"]) <= 10
-    assert seen["count"] == f"{len(seen['found'])} of {len(claims)} claims"
+    assert seen["count"] == f"{len(seen['found'])} of {len(claims)} cells"
     assert seen["hidden_left"] == len(claims)  # a link into what is filtered away shows it
+
+
+# What an address makes of the list of statements: what is shown, what is chosen, and what is said.
+ADDRESS = """
+<script>
+addEventListener("load", () => setTimeout(() => {
+  const form = document.querySelector("form[data-filters]");
+  const shown = [...document.querySelectorAll("#statement-list tbody tr")].filter((row) => !row.hidden);
+  const seen = { verdicts: [...new Set(shown.map((row) => row.dataset.verdict))], number: shown.length };
+  seen.count = form.elements.count.value;
+  form.elements.whose.value = "the paper's";
+  form.dispatchEvent(new Event("input", { bubbles: true }));
+  seen.address = location.hash;
+  document.body.dataset.seen = JSON.stringify(seen);
+}, 200));
+addEventListener("error", (event) => { document.body.dataset.error = event.message; });
+</script>
+"""
+
+
+@pytest.mark.parametrize("asked", ["contradicted", "<img src=x onerror=alert(1)>"])
+def test_an_address_narrows_the_statements_or_says_that_it_cannot(content: Content, tmp_path: Path, asked: str) -> None:
+    page = tmp_path / "claims.html"
+    page.write_text(render_all(content, "report.html", "report_pages")["claims.html"].replace("</body>", ADDRESS))
+    found = statements(content.verdicts)
+    seen = browse(page, tmp_path / "profile", anchor=f"#{urlencode({'verdict': asked})}")
+    if asked == "contradicted":
+        number = sum(each.verdict == asked for each in found)
+        assert (seen["verdicts"], seen["number"]) == ([asked], number)
+        assert seen["count"] == f"{number} of {len(found)} statements"
+        assert seen["address"] == "#verdict=contradicted&whose=the+paper%27s"
+    else:
+        assert seen["number"] == len(found)
+        assert seen["count"] == f"{len(found)} statements; there is no verdict “{asked}”, so all are shown"
 
 
 def test_a_printed_page_holds_its_tables(folder: Path, tmp_path: Path) -> None:
