@@ -1,7 +1,7 @@
 """What every exhibit asks and answers, which of them the first page shows, and what became of the claims behind it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.claims.claim import CONTRADICTED, MISSED, NOT_TESTABLE, REPRODUCED, Verdict
@@ -24,8 +24,6 @@ FIRST = (
     "thousand_devices",
     "duel",
 )
-# What the figures of the first page may weigh together, in bytes; one that does not fit is left to its own page.
-MOST_FIGURE_BYTES = 1_150_000
 
 _QUESTIONS = {
     "figure17": "Does the published simulation of every schedule come out the same?",
@@ -132,15 +130,3 @@ def _about(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> list[Verdict]:
     named = [verdict for verdict in verdicts if verdict.claim.id.startswith(own)]
     runs = set(exhibit.records)
     return named or [verdict for verdict in verdicts if runs.intersection(verdict.run_ids)]
-
-
-def affordable(stems: Sequence[str], images: Mapping[str, str]) -> dict[str, str]:
-    """Those figures that the first page can hold, in the order they are asked for."""
-    found: dict[str, str] = {}
-    left = MOST_FIGURE_BYTES
-    for stem in stems:
-        image = images.get(stem, "")
-        if image and len(image) <= left:
-            found[stem] = image
-            left -= len(image)
-    return found

@@ -7,6 +7,7 @@ const asks = () => FIELDS.some((name) => new RegExp(`(^|[#&])${name}=`).test(loc
 
 function narrowing(form) {
   const items = [...document.querySelectorAll(form.dataset.filters)];
+  const words_of = new Map(items.map((item) => [item, `${item.dataset.search ?? ""} ${item.textContent}`.toLowerCase()]));
   const fields = FIELDS.map((name) => form.elements[name]).filter(Boolean);
   let unknown = [];
   const update = () => {
@@ -14,7 +15,7 @@ function narrowing(form) {
     const lists = fields.filter((field) => field.name !== "text" && field.value);
     let shown = 0;
     for (const item of items) {
-      const fits = words.every((word) => item.dataset.search.includes(word))
+      const fits = words.every((word) => words_of.get(item).includes(word))
         && lists.every((field) => item.dataset[field.name] === field.value);
       item.hidden = !fits;
       shown += fits ? 1 : 0;
@@ -72,9 +73,9 @@ document.addEventListener("click", (event) => {
   if (!figure) return;
   const image = figure.querySelector("img");
   const shown = large.querySelector("img");
-  shown.src = image.src;
+  shown.src = (matchMedia("(prefers-color-scheme: dark)").matches && figure.dataset.dark) || image.src;
   shown.alt = image.alt;
-  shown.style.width = `${Math.max(1.6 * image.naturalWidth, innerWidth - 80)}px`;
+  shown.style.width = `${Math.max(1.6 * image.getAttribute("width"), innerWidth - 80)}px`;
   large.showModal();
 });
 

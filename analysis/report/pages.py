@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.style import BUBBLES
 from analysis.report import findings, opening, views
-from analysis.report.answers import FIRST, affordable, answer, judgement, question
+from analysis.report.answers import FIRST, answer, judgement, question
 from analysis.report.content import Content
 from analysis.report.site import Site, by_sweep, sections_of, slug
 from analysis.report.statements import Statement, choices, counted, grouped_by, judged, statements
@@ -24,17 +24,17 @@ OWN = "Runs, compared"
 View = dict[str, Any]
 
 
-def render_all(content: Content, front: str, folder: str) -> dict[str, str]:
-    """Every page by its file name; `front` stands beside the folder of the others."""
-    return dict(_Pages(content, front, folder).each())
+def render_all(content: Content, front: str, folder: str, figures: str = "figures") -> dict[str, str]:
+    """Pages, their style and script by file name; `front` stands beside `folder`, `figures` is a path from there."""
+    return dict(_Pages(content, front, folder, figures).each())
 
 
 class _Pages:
     """Renders the pages of one report; the sources are gathered on the way, so their page comes last."""
 
-    def __init__(self, content: Content, front: str, folder: str) -> None:
+    def __init__(self, content: Content, front: str, folder: str, figures: str) -> None:
         self._content, self._front = content, front
-        self._site = Site(front, folder, sections_of(content.verdicts), content.sweep_of)
+        self._site = Site(front, folder, sections_of(content.verdicts), content.sweep_of, figures=figures)
         self._sources = views.Sources()
         self._statements = statements(content.verdicts)
         self._templates = Environment(
@@ -55,6 +55,7 @@ class _Pages:
     def each(self) -> Iterator[tuple[str, str]]:
         """File name and text of every page."""
         yield self._front, self._first()
+        yield from ((name, (_HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
         yield from map(self._exhibit, self._content.shown)
         yield from self._records()
         if self._content.reproduces:
@@ -82,14 +83,13 @@ class _Pages:
         content = self._content
         front = [each.id for each in content.own] + list(FIRST)
         cards = sorted((each for each in content.shown if each.id in front), key=lambda each: front.index(each.id))
-        images = affordable([each.id for each in cards], content.images)
         red = [verdict for verdict in content.verdicts if verdict.red]
         return self._render(
             "front.html",
             replace(self._site, on_front=True),
             title=PAPER if content.reproduces else OWN,
             claims=content.reproduces,
-            cards=[self._card(each) | {"image": images.get(each.id, "")} for each in cards],
+            cards=[self._card(each) for each in cards],
             others=[self._card(each) for each in content.shown if each not in cards],
             facts=views.facts(content.rows),
             **self._verdicts(),
@@ -122,6 +122,9 @@ class _Pages:
             "answer": answer(each),
             "judgement": judgement(each, self._content.verdicts),
             "evidence": each.evidence,
+            "image": self._content.images.get(each.id),
+            "has_table": each.table is not None,
+            "commands": views.commands(each),
         }
 
     # --- a page for each part ---
@@ -151,7 +154,9 @@ class _Pages:
         entries = []
         for sweep, rows in by_sweep(self._content.rows, self._content.sweep_of).items():
             records = [views_of[row["run_id"]] for row in rows]
-            yield self._page(f"records-{slug(sweep)}", "records.html", sweep=sweep, records=records)
+            yield self._page(
+                f"records-{slug(sweep)}", "records.html", sweep=sweep, records=records, common=views.common(rows)
+            )
             counts = Counter(row["status"] for row in rows)
             outcome = ", ".join(f"{number} {status}" for status, number in counts.most_common())
             entries.append({"href": self._site.records(sweep), "text": sweep, "outcome": outcome})

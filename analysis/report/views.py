@@ -12,6 +12,7 @@ from analysis.claims.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records.runs import MODELS, SCHEDULES
+from analysis.report.images import Image
 from rpbench.harness.describe import describe
 
 Row = dict[str, Any]
@@ -100,15 +101,18 @@ def facts(rows: Sequence[Row]) -> View:
 # --- exhibits ------------------------------------------------------------------------------------------------
 
 
-def exhibit(each: Exhibit, images: Mapping[str, str], sources: Sources) -> View:
+def commands(each: Exhibit) -> list[str]:
+    """The command lines that make an exhibit's records again."""
+    return [command.strip() for command in each.command.split(";") if command.strip()]
+
+
+def exhibit(each: Exhibit, images: Mapping[str, Image], sources: Sources) -> View:
     """An exhibit with the links of its cells."""
     return {
         "id": each.id,
         "title": each.title,
         "caption": each.caption,
         "evidence": each.evidence,
-        "commands": [command.strip() for command in each.command.split(";") if command.strip()],
-        "image": images.get(each.id, ""),
         "gallery": [(stem, images[stem]) for stem in each.drawings if stem in images],
         "columns": each.table.columns if each.table else (),
         "rows": [[_cell(cell, sources) for cell in row] for row in each.table.rows] if each.table else [],
@@ -156,15 +160,7 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         "run_ids": verdict.run_ids,
         "made_from": claim.made_from,
         "experiments": sorted({need.experiment for need in claim.needs}),
-        "search": _searched(verdict),
     }
-
-
-def _searched(verdict: Verdict) -> str:
-    """What the search field looks through; nearly every source begins with the name of the paper."""
-    claim = verdict.claim
-    words = (claim.id, claim.statement, claim.metric, claim.source.removeprefix("RoundPipe, "), verdict.kind)
-    return " ".join(words).lower()
 
 
 def _difference(verdict: Verdict) -> str:
@@ -211,7 +207,7 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
             "reason": row.get("reason") or "",
             "command": command_of(row),
             "metrics": [(key, readable(value)) for key, value in row.items() if _is_metric(key, value)],
-            "config": json.dumps(_chosen(row["config"]), indent=1),
+            "config": _flat(row["config"]),
             "started_at": row["started_at"],
             "code_version": row.get("code_version") or "",
             "git_commit": row.get("git_commit") or "not a git checkout",
@@ -231,10 +227,22 @@ def _summary(row: Row) -> str:
         return f"{row.get('schedule') or row.get('mode')} {row.get('model') or ''}: {row['status']}"
 
 
-def _chosen(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what is unset, and without the sources of constants, which their files tell."""
-    kept = {key: _chosen(value) if isinstance(value, dict) else value for key, value in config.items()}
-    return {key: value for key, value in kept.items() if value is not None and key != "declared"}
+def common(rows: Sequence[Row]) -> View:
+    """What the configurations of records have in common, as they are shown; nothing of a single one."""
+    first, *others = ((_flat(row["config"])) for row in rows)
+    same = [each.items() for each in others]
+    return {key: value for key, value in first.items() if others and all((key, value) in items for items in same)}
+
+
+def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, str]:
+    """A configuration as `cost.hop_ms: 0.1`, without what is unset and without the sources of constants."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{path}{key}.") if key != "declared" else {}
+        elif value is not None:
+            found[f"{path}{key}"] = json.dumps(value)
+    return found
 
 
 def command_of(row: Row) -> str:

@@ -17,7 +17,6 @@ from analysis.report.images import draw_all
 from analysis.report.page import gather
 from analysis.report.pages import render_all
 from analysis.report.statements import statements
-from analysis.report.views import Sources, claim
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -60,7 +59,7 @@ addEventListener("load", async () => {
   seen.broken = images.filter((image) => image.naturalWidth === 0).length;
   seen.wide = document.documentElement.scrollWidth > innerWidth;
   seen.dark = getComputedStyle(document.body).backgroundColor;
-  seen.requested = performance.getEntriesByType("resource").map((e) => e.name).filter((n) => !n.startsWith("data:"));
+  seen.requested = performance.getEntriesByType("resource").map((e) => e.name).filter((n) => !n.startsWith("file:"));
   document.body.dataset.seen = JSON.stringify(seen);
 });
 addEventListener("error", (event) => { document.body.dataset.error = event.message; });
@@ -72,10 +71,11 @@ PAGES = ("report.html", "exhibit-figure17.html", "claims-figure-17-the-simulated
 
 
 @pytest.fixture(scope="module")
-def content(full_experiments: Experiments) -> Content:
+def content(full_experiments: Experiments, tmp_path_factory: pytest.TempPathFactory) -> Content:
     """The report with two of its figures."""
     found = gather(full_experiments)
-    found.images = draw_all([each for each in found.exhibits if each.id in ("figure17", "figure3")])
+    found.figures = tmp_path_factory.mktemp("figures")
+    found.images = draw_all([each for each in found.exhibits if each.id in ("figure17", "figure3")], found.figures)
     return found
 
 
@@ -84,6 +84,7 @@ def folder(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages, each with what reads it; no link to a page of the folder leaves it."""
     folder = tmp_path_factory.mktemp("report")
     (folder / "report_pages").mkdir()
+    shutil.copytree(content.figures, folder / "figures")
     for name, text in render_all(content, "report.html", "report_pages").items():
         watched = text.replace("</body>", LOOK.replace("WORDS", WORDS) + "</body>")
         (folder if name == "report.html" else folder / "report_pages").joinpath(name).write_text(watched)
@@ -151,10 +152,12 @@ def test_a_dark_screen_gets_a_dark_page(folder: Path, tmp_path: Path) -> None:
 def test_a_reader_can_search_the_claims(content: Content, folder: Path, tmp_path: Path) -> None:
     seen = browse(_path(folder, PAGES[2]), tmp_path / "profile")
     claims = [each for each in content.verdicts if each.claim.section == "Figure 17: the simulated bubbles"]
-    searched = {f"claim-{each.claim.id}": claim(each, Sources())["search"] for each in claims}
-    assert set(seen["found"]) == {
-        name for name, text in searched.items() if all(word in text for word in WORDS.lower().split())
+    words = WORDS.lower().split()
+    searched = {
+        f"claim-{each.claim.id}": f"{each.claim.statement} {each.claim.id} {each.claim.metric}".lower()
+        for each in claims
     }
+    assert set(seen["found"]) == {name for name, text in searched.items() if all(word in text for word in words)}
     assert 1 <= len(seen["found"]) <= 10
     assert seen["count"] == f"{len(seen['found'])} of {len(claims)} cells"
     assert seen["hidden_left"] == len(claims)  # a link into what is filtered away shows it
@@ -198,9 +201,11 @@ def test_a_printed_page_holds_its_tables(folder: Path, tmp_path: Path) -> None:
     """On A4 the tables are as wide as the text: nothing stands beyond the page's edge."""
     path = _path(folder, PAGES[1])
     printed = tmp_path / "printed.html"
-    style = re.search(r"@media print \{(.*)\n\}\n", path.read_text(), re.DOTALL)
+    style = re.search(r"@media print \{(.*)\n\}\n", (path.parent / "page.css").read_text(), re.DOTALL)
     assert style is not None
-    printed.write_text(path.read_text().replace("</style>", style[1] + "\nhtml { width: 186mm; }</style>"))
+    sheet = f"<style>{style[1]}\nhtml {{ width: 186mm; }}</style></head>"
+    printed.write_text(path.read_text().replace("page.css", (path.parent / "page.css").as_uri()))
+    printed.write_text(printed.read_text().replace("</head>", sheet))
     printed.write_text(printed.read_text().replace("</body>", LOOK_WIDE + "</body>"))
     seen = browse(printed, tmp_path / "profile", "--window-size=720,1000")
     assert seen["beyond"] == []
