@@ -3,10 +3,12 @@
     python -m analysis.documents            write every number anew, and the README's figure
     python -m analysis.documents --check    exit 1 if a number differs from what its claim declares
 
-In a text, `<!--=ID-->1.24<!--/-->` is the number of the claim ID: of one of our own statements
-(`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the marks. The numbers that are
-written are the declared ones; a reproduction holds them to the records. What stands between `<!--table=NAME-->` and
-`<!--/table-->` is a table that is kept in `analysis/kept/`.
+In a text, `1.24<!--=ID-->` is the number of the claim ID: of one of our own statements
+(`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the mark; it stands behind its
+number, because a line that begins with one would end the list or paragraph it is in. A new number is written as `?`
+before its mark. The numbers that are written are the declared ones; a reproduction holds them to the records. What
+stands between `<!--table=NAME-->` and `<!--/table-->` is a table that is kept in `analysis/kept/`, or the README's
+headline.
 """
 
 import argparse
@@ -23,14 +25,16 @@ from analysis.driver import convergence_study, duels
 from rpbench.harness.record import write_atomically
 
 ROOT = Path(__file__).parents[1]
-_MARK = re.compile(r"<!--=(?P<claim>[^>]*?)-->(?P<text>.*?)<!--/-->", re.DOTALL)
+_MARK = re.compile(r"(?P<text>[-+\d.,?]*)<!--=(?P<claim>[^>]*?)-->")
 _TABLE = re.compile(r"<!--table=(?P<name>[^>]*?)-->\n(?P<text>.*?)<!--/table-->", re.DOTALL)
 TABLES: Mapping[str, Callable[[], str]] = {
+    "headline": lambda: headline((ROOT / "README.md").read_text(encoding="utf-8")),
     "convergence_study": convergence_study.markdown,
     "cpu_duel": lambda: duels.markdown(*duels.DUELS),
     "five_duels": lambda: duels.ratios(*duels.EARLIER, *duels.DUELS),
     "aa_duel": lambda: duels.markdown(duels.SAME),
 }
+_HEADLINE = re.compile(r"^- \*\*Claimed\*\*.*?\n\n", re.DOTALL | re.MULTILINE)
 FIGURE = ROOT / "docs" / "figures" / "readme.png"
 
 
@@ -47,7 +51,7 @@ def written(text: str, number_of: Callable[[str], str]) -> str:
         LookupError: for a mark whose claim or table is not known.
     """
     text = _TABLE.sub(lambda found: f"<!--table={found['name']}-->\n{table_of(found['name'])}<!--/table-->", text)
-    return _MARK.sub(lambda found: f"<!--={found['claim']}-->{number_of(found['claim'])}<!--/-->", text)
+    return _MARK.sub(lambda found: f"{number_of(found['claim'])}<!--={found['claim']}-->", text)
 
 
 def number_of(claim_id: str) -> str:
@@ -78,6 +82,18 @@ def table_of(name: str) -> str:
     return TABLES[name]()
 
 
+def headline(readme: str) -> str:
+    """What the paper claims, the verdict and how it is known, as the README says it, for a page of `docs/`.
+
+    Raises:
+        LookupError: if the README does not say it.
+    """
+    found = _HEADLINE.search(readme)
+    if found is None:
+        raise LookupError("README.md has no list that begins with **Claimed**; the pages take their headline from it")
+    return found[0].replace("](docs/", "](")
+
+
 def stale(paths: Sequence[Path]) -> Iterator[str]:
     """A line for each number that is not what its claim declares, and for each table that is not what is kept."""
     for path in paths:
@@ -90,7 +106,8 @@ def stale(paths: Sequence[Path]) -> Iterator[str]:
             due = number_of(found["claim"])
             if found["text"] != due:
                 line = text.count("\n", 0, found.start()) + 1
-                yield f"{path.relative_to(ROOT)}:{line}: {found['claim']} says {found['text']}, the claim {due}"
+                says = found["text"] or "nothing"
+                yield f"{path.relative_to(ROOT)}:{line}: {found['claim']} says {says}, the claim {due}"
 
 
 def draw_figure(results: Path) -> bool:

@@ -141,7 +141,7 @@ def _verbs() -> dict[str, Verb]:
             "A B [metric=pace|tflops|mfu] [results_dir=DIR], each a RUN or table=NAME:ROW; B may be tokens_per_s=N "
             "key=value ...",
         ),
-        "export": Verb(export, "records as one table", "[--format csv|jsonl|latex|parquet] [out=FILE]"),
+        "export": Verb(export, "records as one table", "[--format csv|jsonl|latex|parquet] [columns=A,B] [out=FILE]"),
         "query": Verb(query, "rows that an SQL query finds in the table `runs`", '"select ..." [results_dir=DIR]'),
         "pivot": Verb(
             pivot,

@@ -31,7 +31,7 @@ from analysis.exhibits.tables.files import save_table
 from analysis.mutate import check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
-from analysis.report.images import draw_all, drawings_of
+from analysis.report.images import Image, draw_all, drawings_of
 from analysis.report.page import gather, write
 from rpbench.cli import COLLECT_AFTER
 from rpbench.side_processes import side_processes
@@ -99,6 +99,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         problems += [f"exhibit {name} was not made: {why}" for name, why in content.missing]
     progress.tick("notebooks")
     with _beside(_run_notebooks, scope, results, folder / "notebooks") as ran:
+        content.figures = folder
         content.images = _draw(scope, content, folder, progress)
         outcome = ran()
     progress.say(f"notebooks: {outcome.num_executed} of {len(notebooks())} executed")
@@ -144,7 +145,7 @@ def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:
     return 0
 
 
-def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -> dict[str, str]:
+def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -> dict[str, Image]:
     """Figures of all exhibits; quick leaves out an exhibit's further ones, such as a timeline of each cell."""
     shown = [replace(exhibit, drawings={}) for exhibit in content.shown] if scope is QUICK else content.shown
     total = sum(len(drawings_of(exhibit)) for exhibit in shown)

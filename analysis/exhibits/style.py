@@ -212,6 +212,19 @@ def applied() -> Iterator[None]:
         yield
 
 
+# What each bubble of a record is; captions, the page of the method and docs/bubbles.md say it in these words.
+BUBBLES = {
+    "bubble_makespan": "1 − work / (devices × makespan)",
+    "bubble_span": "1 − work / (devices × longest device-local span)",
+    "bubble_over_ideal": "idle / work",
+    "bubble_steady": (
+        "idle share of every device, in the middle of a long run, from the end of its own work for one step to that "
+        "for a later one"
+    ),
+    "bubble_between_ends": "1 − work / (devices × interval) between the ends of two steps, on any devices",
+}
+
+
 def model_name(model: str) -> str:
     """A model's name for people; one that is not in the paper keeps its own."""
     return MODELS[model].name if model in MODELS else model

@@ -1,11 +1,12 @@
 """What every exhibit asks and answers, which of them the first page shows, and what became of the claims behind it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, NOT_TESTABLE, REPRODUCED, Verdict
+from analysis.claims.claim import CONTRADICTED, MISSED, NOT_TESTABLE, REPRODUCED, Verdict
 from analysis.exhibits.exhibit import Exhibit
+from analysis.report.statements import judged, statements
 
 # The answers of the first page, in their order; the figures of the rest stand on their own pages.
 FIRST = (
@@ -23,8 +24,6 @@ FIRST = (
     "thousand_devices",
     "duel",
 )
-# What the figures of the first page may weigh together, in bytes; one that does not fit is left to its own page.
-MOST_FIGURE_BYTES = 1_150_000
 
 _QUESTIONS = {
     "figure17": "Does the published simulation of every schedule come out the same?",
@@ -110,19 +109,19 @@ def _sentences(text: str) -> list[str]:
 
 
 def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:
-    """The verdict on what an exhibit shows: contradicted as soon as one of its claims is."""
-    about = _about(exhibit, verdicts)
-    counts = Counter(verdict.kind for verdict in about)
-    evaluated = sum(counts[kind] for kind in EVALUATED)
+    """The verdict on what an exhibit shows: contradicted as soon as one of the statements about it is."""
+    about = statements(_about(exhibit, verdicts))
+    evaluated = judged(about)
     if not about:
-        return Judgement("", "no published claim")
+        return Judgement("", "no published statement")
     if not evaluated:
-        return Judgement(NOT_TESTABLE, f"none of {len(about)} claims testable here")
+        return Judgement(NOT_TESTABLE, f"none of {len(about)} statements testable here")
+    counts = Counter(each.verdict for each in evaluated)
     against = counts[CONTRADICTED] + counts[MISSED]
     if against:
         kind = CONTRADICTED if counts[CONTRADICTED] else MISSED
-        return Judgement(kind, f"{against} of {evaluated} claims {kind}")
-    return Judgement(REPRODUCED, f"all {evaluated} claims hold")
+        return Judgement(kind, f"{against} of {len(evaluated)} statements {kind}")
+    return Judgement(REPRODUCED, f"all {len(evaluated)} statements hold")
 
 
 def _about(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -131,15 +130,3 @@ def _about(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> list[Verdict]:
     named = [verdict for verdict in verdicts if verdict.claim.id.startswith(own)]
     runs = set(exhibit.records)
     return named or [verdict for verdict in verdicts if runs.intersection(verdict.run_ids)]
-
-
-def affordable(stems: Sequence[str], images: Mapping[str, str]) -> dict[str, str]:
-    """Those figures that the first page can hold, in the order they are asked for."""
-    found: dict[str, str] = {}
-    left = MOST_FIGURE_BYTES
-    for stem in stems:
-        image = images.get(stem, "")
-        if image and len(image) <= left:
-            found[stem] = image
-            left -= len(image)
-    return found

@@ -1,17 +1,18 @@
-"""Figures as data that a page can hold, each drawn once."""
+"""Figures as files beside the pages: for a wide page, for a phone, for the dark, and to take away."""
 
-import base64
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from analysis.exhibits.exhibit import Exhibit
-from analysis.exhibits.figures.files import png_bytes, save_figure, svg_text
+from analysis.exhibits.figures.files import save_dark, save_figure, save_png, svg_text
+from analysis.exhibits.figures.narrow import stacked
 from rpbench.side_processes import side_processes
 
 # Above this many bytes a vector drawing is a burden to scroll, and pixels are shown instead.
@@ -20,15 +21,41 @@ LARGEST_SVG_BYTES = 250_000
 _CROWDED = "timeline_"
 # Takes as long as five others, and would otherwise be drawn alone at the end.
 _MANY_AXES = "timelines"
-_DOTS_PER_INCH = 130
+_PIXELS_PER_INCH = 96
 
 Drawing = tuple[str, Callable[[], Figure]]
 
 
-def draw_all(
-    exhibits: Sequence[Exhibit], folder: Path | None = None, done: Callable[[str], object] = str
-) -> dict[str, str]:
-    """Data URI of every figure by its file stem; with a folder, PDF and PNG files of them as well.
+@dataclass(frozen=True)
+class Shown:
+    """A file that a page shows, and its size there in pixels.
+
+    Args:
+        dark: the file for a dark page; empty for a vector drawing, which knows both.
+    """
+
+    name: str
+    width: int
+    height: int
+    dark: str = ""
+
+
+@dataclass(frozen=True)
+class Image:
+    """The files of a figure, in one folder.
+
+    Args:
+        narrow: for a phone, its panels below one another; None where it has one panel.
+        files: to take away.
+    """
+
+    wide: Shown
+    narrow: Shown | None
+    files: tuple[str, ...]
+
+
+def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], object] = str) -> dict[str, Image]:
+    """Draw every figure into files of a folder; what there is of each, by its file stem.
 
     Two processes draw where there are two cores and a process can fork.
 
@@ -36,7 +63,7 @@ def draw_all(
         done: told the stem of each figure that is ready.
     """
     drawings = [item for exhibit in exhibits for item in drawings_of(exhibit).items()]
-    images: dict[str, str] = {}
+    images: dict[str, Image] = {}
     drawn = _in_parallel(drawings, folder) if _can_fork(len(drawings)) else _one_by_one(drawings, folder)
     for stem, image in drawn:
         images[stem] = image
@@ -55,42 +82,48 @@ def _can_fork(num_figures: int) -> bool:
     return num_figures > 1 and forks and (os.cpu_count() or 1) > 1
 
 
-def _one_by_one(drawings: list[Drawing], folder: Path | None) -> Iterator[tuple[str, str]]:
+def _one_by_one(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, Image]]:
     return ((stem, _draw(stem, draw, folder)) for stem, draw in drawings)
 
 
-def _in_parallel(drawings: list[Drawing], folder: Path | None) -> Iterator[tuple[str, str]]:
+def _in_parallel(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, Image]]:
     longest_first = sorted(range(len(drawings)), key=lambda number: not drawings[number][0].startswith(_MANY_AXES))
     with side_processes(2, "fork", _inherit, drawings, folder) as pool:
         yield from pool.map(_draw_inherited, longest_first)
 
 
 # What a forked process gets from its parent's memory: what draws a figure need not be sent that way.
-_inherited: list[tuple[list[Drawing], Path | None]] = []
+_inherited: list[tuple[list[Drawing], Path]] = []
 
 
-def _inherit(drawings: list[Drawing], folder: Path | None) -> None:
+def _inherit(drawings: list[Drawing], folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interruption is the parent's to report
     _inherited.append((drawings, folder))
 
 
-def _draw_inherited(number: int) -> tuple[str, str]:
+def _draw_inherited(number: int) -> tuple[str, Image]:
     drawings, folder = _inherited[-1]
     stem, draw = drawings[number]
     return stem, _draw(stem, draw, folder)
 
 
-def _draw(stem: str, draw: Callable[[], Figure], folder: Path | None) -> str:
+def _draw(stem: str, draw: Callable[[], Figure], folder: Path) -> Image:
     figure = draw()
-    if folder is not None:
-        save_figure(figure, stem, folder)
+    pdf, png = (path.name for path in save_figure(figure, stem, folder))
+    wide = _shown(figure, stem, folder)
+    narrow = None
+    if not stem.startswith(_CROWDED) and stacked(again := draw()):
+        narrow = _shown(again, f"{stem}.narrow", folder)
+    return Image(wide, narrow, (png, pdf, wide.name) if wide.name.endswith(".svg") else (png, pdf))
+
+
+def _shown(figure: Figure, stem: str, folder: Path) -> Shown:
+    """The drawing in lines, or in pixels where that would be a burden."""
+    width, height = (round(_PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
     if not stem.startswith(_CROWDED):
-        drawing = svg_text(figure).encode()
+        drawing = svg_text(figure)
         if len(drawing) <= LARGEST_SVG_BYTES:
-            return _data_uri("svg+xml", drawing)
-    saved = folder / f"{stem}.png" if folder is not None else None
-    return _data_uri("png", saved.read_bytes() if saved else png_bytes(figure, _DOTS_PER_INCH))
-
-
-def _data_uri(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+            (folder / f"{stem}.svg").write_text(drawing, encoding="utf-8")
+            return Shown(f"{stem}.svg", width, height)
+    path = save_png(figure, folder / f"{stem}.png")
+    return Shown(path.name, width, height, save_dark(path).name)

@@ -1,28 +1,59 @@
 "use strict";
 
-// A form with a search field narrows a list down to the items that hold every word of it.
-function filtered(form, items, noun) {
+// A form with a search field and lists narrows a list down to the items that hold every word of it and have what is
+// chosen. The choice stands in the address, as in #verdict=contradicted&section=Convergence.
+const FIELDS = ["text", "verdict", "kind", "whose", "section"];
+const asks = () => FIELDS.some((name) => new RegExp(`(^|[#&])${name}=`).test(location.hash));
+
+function narrowing(form) {
+  const items = [...document.querySelectorAll(form.dataset.filters)];
+  const words_of = new Map(items.map((item) => [item, `${item.dataset.search ?? ""} ${item.textContent}`.toLowerCase()]));
+  const fields = FIELDS.map((name) => form.elements[name]).filter(Boolean);
+  let unknown = [];
   const update = () => {
     const words = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const kind = form.elements.kind ? form.elements.kind.value : "";
+    const lists = fields.filter((field) => field.name !== "text" && field.value);
     let shown = 0;
     for (const item of items) {
-      const fits = words.every((word) => item.dataset.search.includes(word))
-        && (!kind || item.dataset.kind === kind);
+      const fits = words.every((word) => words_of.get(item).includes(word))
+        && lists.every((field) => item.dataset[field.name] === field.value);
       item.hidden = !fits;
       shown += fits ? 1 : 0;
     }
-    form.elements.count.value = shown === items.length ? `${shown} ${noun}` : `${shown} of ${items.length} ${noun}`;
+    for (const head of document.querySelectorAll("tr.statement")) {
+      let next = head.nextElementSibling;
+      while (next && next.hidden && !next.matches(".statement")) next = next.nextElementSibling;
+      head.hidden = !next || next.matches(".statement");
+    }
+    const count = shown === items.length ? `${shown}` : `${shown} of ${items.length}`;
+    form.elements.count.value = [`${count} ${form.dataset.noun}`, ...unknown].join("; ");
   };
-  form.addEventListener("input", update);
+  const write = () => {
+    const chosen = new URLSearchParams(fields.filter((field) => field.value).map((field) => [field.name, field.value]));
+    unknown = [];
+    history.replaceState(null, "", chosen.size ? `#${chosen}` : location.pathname + location.search);
+    update();
+  };
+  const read = () => {
+    const chosen = new URLSearchParams(location.hash.slice(1));
+    unknown = [];
+    for (const field of fields) {
+      const asked = chosen.get(field.name) ?? "";
+      field.value = asked;
+      if (asked && field.value !== asked) {
+        field.value = "";
+        unknown.push(`there is no ${field.name} “${asked}”, so all are shown`);
+      }
+    }
+    update();
+  };
+  form.addEventListener("input", write);
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(update));
-  return update;
+  form.addEventListener("reset", () => setTimeout(write));
+  if (asks()) read();
+  window.addEventListener("hashchange", () => { if (asks()) read(); });
 }
-
-for (const form of document.querySelectorAll("form[data-filters]")) {
-  filtered(form, [...document.querySelectorAll(form.dataset.filters)], form.dataset.noun);
-}
+for (const form of document.querySelectorAll("form[data-filters]")) narrowing(form);
 
 // A link into something folded or filtered away shows it first.
 function reveal() {
@@ -42,9 +73,9 @@ document.addEventListener("click", (event) => {
   if (!figure) return;
   const image = figure.querySelector("img");
   const shown = large.querySelector("img");
-  shown.src = image.src;
+  shown.src = (matchMedia("(prefers-color-scheme: dark)").matches && figure.dataset.dark) || image.src;
   shown.alt = image.alt;
-  shown.style.width = `${Math.max(1.6 * image.naturalWidth, innerWidth - 80)}px`;
+  shown.style.width = `${Math.max(1.6 * image.getAttribute("width"), innerWidth - 80)}px`;
   large.showModal();
 });
 

@@ -1,11 +1,13 @@
 """From records to pages: gather what there is, judge the claims, render, write."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from analysis.claims import Need, all_claims, evaluate
 from analysis.exhibits.catalogue import exhibits as make_exhibits
 from analysis.exhibits.own_sweep import exhibit as compare
+from analysis.exhibits.tables.files import save_table
 from analysis.records.experiments import Experiments, is_current
 from analysis.report import views
 from analysis.report.content import Content
@@ -27,7 +29,11 @@ def build(results: Path, out: Path) -> Path:
     experiments = Experiments(results)
     judged = {each.experiment for each in experiments.manifests if is_ours(experiments, each)}
     content = gather(experiments, lambda need: need.experiment in judged, "these runs")
-    content.images = draw_all(content.shown)
+    content.figures = out.parent / folder_of(out) / "figures"
+    content.images = draw_all(content.shown, content.figures)
+    for each in content.shown:
+        if each.table is not None:
+            save_table(each.table, each.id, content.figures)
     return write(content, out)
 
 
@@ -78,7 +84,8 @@ def _sweeps(experiments: Experiments) -> dict[str, str]:
 
 def write(content: Content, out: Path) -> Path:
     """Render all pages, then put them in their places: those of the folder first, each whole or not at all."""
-    pages = render_all(content, out.name, folder_of(out))
+    figures = Path(os.path.relpath(content.figures, out.parent)).as_posix()
+    pages = render_all(content, out.name, folder_of(out), figures)
     folder = out.parent / folder_of(out)
     for old in folder.glob("*.html"):
         if old.name not in pages:

@@ -1,19 +1,20 @@
 """The pages of a report as text: the first with the answers, and one for each exhibit, section of claims and sweep."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from analysis.claims import Verdict, tally
 from analysis.exhibits.exhibit import Exhibit
-from analysis.report import findings, views
-from analysis.report.answers import FIRST, affordable, answer, judgement, question
+from analysis.exhibits.style import BUBBLES
+from analysis.report import findings, opening, views
+from analysis.report.answers import FIRST, answer, judgement, question
 from analysis.report.content import Content
 from analysis.report.site import Site, by_sweep, sections_of, slug
+from analysis.report.statements import Statement, choices, counted, grouped_by, judged, statements
 from rpbench.harness.provenance import now
 
 _HERE = Path(__file__).parent
@@ -23,18 +24,19 @@ OWN = "Runs, compared"
 View = dict[str, Any]
 
 
-def render_all(content: Content, front: str, folder: str) -> dict[str, str]:
-    """Every page by its file name; `front` stands beside the folder of the others."""
-    return dict(_Pages(content, front, folder).each())
+def render_all(content: Content, front: str, folder: str, figures: str = "figures") -> dict[str, str]:
+    """Pages, their style and script by file name; `front` stands beside `folder`, `figures` is a path from there."""
+    return dict(_Pages(content, front, folder, figures).each())
 
 
 class _Pages:
     """Renders the pages of one report; the sources are gathered on the way, so their page comes last."""
 
-    def __init__(self, content: Content, front: str, folder: str) -> None:
+    def __init__(self, content: Content, front: str, folder: str, figures: str) -> None:
         self._content, self._front = content, front
-        self._site = Site(front, folder, sections_of(content.verdicts), content.sweep_of)
+        self._site = Site(front, folder, sections_of(content.verdicts), content.sweep_of, figures=figures)
         self._sources = views.Sources()
+        self._statements = statements(content.verdicts)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -53,6 +55,7 @@ class _Pages:
     def each(self) -> Iterator[tuple[str, str]]:
         """File name and text of every page."""
         yield self._front, self._first()
+        yield from ((name, (_HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
         yield from map(self._exhibit, self._content.shown)
         yield from self._records()
         if self._content.reproduces:
@@ -60,11 +63,11 @@ class _Pages:
             yield self._page("findings", "findings.html", findings=findings.findings(self._content.verdicts))
             found = views.discrepancies(self._content.verdicts, self._sources)
             yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
-        yield self._page("method", "method.html", paper=self._content.reproduces, **self._machines())
+        yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())
         yield self._page("sources", "sources.html", sources=self._sources)
 
     def _contents(self) -> list[tuple[str, str]]:
-        paper = [("findings", "Findings"), ("claims", "Claims"), ("discrepancies", "Discrepancies")]
+        paper = [("findings", "Findings"), ("claims", "Statements"), ("discrepancies", "Discrepancies")]
         always = [("records", "Records"), ("method", "Method and machine"), ("sources", "Sources")]
         return [*paper, *always] if self._content.reproduces else always
 
@@ -80,24 +83,36 @@ class _Pages:
         content = self._content
         front = [each.id for each in content.own] + list(FIRST)
         cards = sorted((each for each in content.shown if each.id in front), key=lambda each: front.index(each.id))
-        images = affordable([each.id for each in cards], content.images)
         red = [verdict for verdict in content.verdicts if verdict.red]
         return self._render(
             "front.html",
             replace(self._site, on_front=True),
             title=PAPER if content.reproduces else OWN,
             claims=content.reproduces,
-            cards=[self._card(each) | {"image": images.get(each.id, "")} for each in cards],
+            cards=[self._card(each) for each in cards],
             others=[self._card(each) for each in content.shown if each not in cards],
-            headline=views.headline(content.rows, content.verdicts),
-            tallies=tally(content.verdicts) if content.reproduces else [],
-            kinds=views.kinds_present(content.verdicts),
+            facts=views.facts(content.rows),
+            **self._verdicts(),
             red=red,
             red_sections=Counter(verdict.claim.section for verdict in red).most_common(),
             missing=content.missing if content.reproduces else [],
             made_at=now(),
             scope=content.scope,
         )
+
+    def _verdicts(self) -> View:
+        """The first screen and the counts; nothing where no claim has a word."""
+        verdicts, found = self._content.verdicts, self._statements
+        if not verdicts:
+            return {"opening": [], "own": [], "tiles": {}, "sections": {}, "num_judged": 0, "paper": ""}
+        return {
+            "paper": opening.PAPER,
+            "opening": opening.opening(verdicts, found),
+            "own": opening.own_findings(verdicts),
+            "num_judged": len(judged(found)),
+            "tiles": counted("verdict", found),
+            "sections": {name: counted("verdict", those) for name, those in grouped_by("section", found).items()},
+        }
 
     def _card(self, each: Exhibit) -> View:
         return {
@@ -107,6 +122,9 @@ class _Pages:
             "answer": answer(each),
             "judgement": judgement(each, self._content.verdicts),
             "evidence": each.evidence,
+            "image": self._content.images.get(each.id),
+            "has_table": each.table is not None,
+            "commands": views.commands(each),
         }
 
     # --- a page for each part ---
@@ -116,23 +134,19 @@ class _Pages:
         return self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
 
     def _claims(self) -> Iterator[tuple[str, str]]:
-        sections: dict[str, list[Verdict]] = {}
-        for verdict in self._content.verdicts:
-            sections.setdefault(verdict.claim.section, []).append(verdict)
-        for section, verdicts in sections.items():
-            values = {"section": section, "num_claims": len(verdicts), "kinds": views.kinds_present(verdicts)}
-            groups = views.statements(verdicts, self._sources)
-            yield self._page(f"claims-{slug(section)}", "claims.html", groups=groups, **values)
-        entries = [
-            {
-                "href": f"{self._site.claim(group[0].claim.id)}",
-                "text": _statement(group),
-                "outcome": views.outcome(group),
+        for section, found in grouped_by("section", self._statements).items():
+            cells = [cell for each in found for cell in each.cells]
+            values = {
+                "groups": [self._group(each) for each in found],
+                "num_cells": len(cells),
+                "verdicts": Counter(cell.kind for cell in cells),
             }
-            for verdicts in sections.values()
-            for group in views.by_statement(verdicts)
-        ]
-        yield self._page("claims", "index.html", title="Claims, by statement", noun="statements", entries=entries)
+            yield self._page(f"claims-{slug(section)}", "claims.html", section=section, **values)
+        yield self._page("claims", "statements.html", choices=choices(self._statements), statements=self._statements)
+
+    def _group(self, each: Statement) -> View:
+        claims = [views.claim(cell, self._sources) for cell in each.cells]
+        return {"id": each.id, "statement": each.words, "claims": claims}
 
     def _records(self) -> Iterator[tuple[str, str]]:
         shown = views.records(self._content.rows, self._content.shown, self._content.verdicts)
@@ -140,7 +154,9 @@ class _Pages:
         entries = []
         for sweep, rows in by_sweep(self._content.rows, self._content.sweep_of).items():
             records = [views_of[row["run_id"]] for row in rows]
-            yield self._page(f"records-{slug(sweep)}", "records.html", sweep=sweep, records=records)
+            yield self._page(
+                f"records-{slug(sweep)}", "records.html", sweep=sweep, records=records, common=views.common(rows)
+            )
             counts = Counter(row["status"] for row in rows)
             outcome = ", ".join(f"{number} {status}" for status, number in counts.most_common())
             entries.append({"href": self._site.records(sweep), "text": sweep, "outcome": outcome})
@@ -149,8 +165,3 @@ class _Pages:
     def _machines(self) -> View:
         rows = self._content.rows
         return {"machines": views.distinct(rows, "hardware"), "versions": views.distinct(rows, "versions")}
-
-
-def _statement(group: Sequence[Verdict]) -> str:
-    claim = group[0].claim
-    return f"{claim.section}: {views.common_words([verdict.claim.statement for verdict in group])}"

@@ -1,8 +1,10 @@
 """Where everything of a report stands: the first page, and beside it a folder with a page for each part."""
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote, urlencode
 
 from analysis.claims.claim import Verdict
 from analysis.records.experiments import Record
@@ -25,6 +27,7 @@ class Site:
         section_of: heading by the id of a claim.
         sweep_of: name of the sweep by the id of a record.
         on_front: whether the links are written on the first page.
+        figures: path of the folder of the figures, from where the first page is.
     """
 
     front: str
@@ -32,6 +35,7 @@ class Site:
     section_of: Mapping[str, str] = field(default_factory=dict)
     sweep_of: Mapping[str, str] = field(default_factory=dict)
     on_front: bool = False
+    figures: str = "figures"
 
     def page(self, name: str) -> str:
         """A page of the folder, by its name without `.html`."""
@@ -40,6 +44,11 @@ class Site:
     def home(self) -> str:
         """The first page."""
         return self.front if self.on_front else f"../{self.front}"
+
+    def figure(self, name: str) -> str:
+        """A file of a figure."""
+        path = f"{self.figures}/{name}"
+        return quote(path if self.on_front else posixpath.relpath(path, self.folder))
 
     def exhibit(self, name: str) -> str:
         """The page of an exhibit."""
@@ -52,6 +61,10 @@ class Site:
     def claim(self, name: str) -> str:
         """The line of a claim."""
         return f"{self.claims(self.section_of[name])}#claim-{name}" if name in self.section_of else self.page("claims")
+
+    def statements(self, **chosen: str) -> str:
+        """The list of statements, narrowed down as its form does it."""
+        return f"{self.page('claims')}#{urlencode(chosen, quote_via=quote)}"
 
     def records(self, sweep: str) -> str:
         """The page with the records of a sweep."""

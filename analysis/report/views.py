@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.claims.claim import CONTRADICTED, EVALUATED, KINDS, MISSED, Verdict
+from analysis.claims.claim import Verdict
 from analysis.claims.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records.runs import MODELS, SCHEDULES
+from analysis.report.images import Image
 from rpbench.harness.describe import describe
 
 Row = dict[str, Any]
@@ -82,19 +83,14 @@ def _place(name: Any, order: Sequence[str]) -> int:
     return order.index(name) if name in order else len(order)
 
 
-# --- headline ------------------------------------------------------------------------------------------------
+# --- facts of the runs ---------------------------------------------------------------------------------------
 
 
-def headline(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> View:
-    """What was run, when and with which code, and how the claims came out."""
-    counts = Counter(verdict.kind for verdict in verdicts)
+def facts(rows: Sequence[Row]) -> View:
+    """What was run, when and with which code."""
     times = sorted(row.get("started_at") or "" for row in rows)
     return {
         "num_records": len(rows),
-        "num_claims": len(verdicts),
-        "num_evaluated": sum(counts[kind] for kind in EVALUATED),
-        "num_declared": sum(verdict.kind in (CONTRADICTED, MISSED) and not verdict.red for verdict in verdicts),
-        "counts": counts,
         "first": times[0] if times else "",
         "last": times[-1] if times else "",
         "commits": sorted({row.get("git_commit") or "not a git checkout" for row in rows}),
@@ -103,24 +99,21 @@ def headline(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> View:
     }
 
 
-def kinds_present(verdicts: Iterable[Verdict]) -> list[str]:
-    """Kinds of verdict that something came out as, in their order."""
-    found = {verdict.kind for verdict in verdicts}
-    return [kind for kind in KINDS if kind in found]
-
-
 # --- exhibits ------------------------------------------------------------------------------------------------
 
 
-def exhibit(each: Exhibit, images: Mapping[str, str], sources: Sources) -> View:
+def commands(each: Exhibit) -> list[str]:
+    """The command lines that make an exhibit's records again."""
+    return [command.strip() for command in each.command.split(";") if command.strip()]
+
+
+def exhibit(each: Exhibit, images: Mapping[str, Image], sources: Sources) -> View:
     """An exhibit with the links of its cells."""
     return {
         "id": each.id,
         "title": each.title,
         "caption": each.caption,
         "evidence": each.evidence,
-        "commands": [command.strip() for command in each.command.split(";") if command.strip()],
-        "image": images.get(each.id, ""),
         "gallery": [(stem, images[stem]) for stem in each.drawings if stem in images],
         "columns": each.table.columns if each.table else (),
         "rows": [[_cell(cell, sources) for cell in row] for row in each.table.rows] if each.table else [],
@@ -168,50 +161,7 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         "run_ids": verdict.run_ids,
         "made_from": claim.made_from,
         "experiments": sorted({need.experiment for need in claim.needs}),
-        "search": _searched(verdict),
     }
-
-
-def by_statement(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
-    """Verdicts of one section, those that are cells of one statement together."""
-    found: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        found.setdefault(verdict.claim.statement_id or verdict.claim.id, []).append(verdict)
-    return list(found.values())
-
-
-def statements(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
-    """Statements of a section, each with the lines of its claims."""
-    return [
-        {
-            "id": group[0].claim.statement_id or group[0].claim.id,
-            "statement": common_words([verdict.claim.statement for verdict in group]),
-            "claims": [claim(verdict, sources) for verdict in group],
-        }
-        for group in by_statement(verdicts)
-    ]
-
-
-def common_words(texts: Sequence[str]) -> str:
-    """What texts begin with, in whole words; the first of them where that is nothing."""
-    split = [text.split() for text in texts]
-    same = 0
-    while all(len(words) > same for words in split) and len({words[same] for words in split}) == 1:
-        same += 1
-    return " ".join(split[0][:same]).rstrip(":,") or texts[0]
-
-
-def outcome(group: Sequence[Verdict]) -> str:
-    """How the claims of a statement came out, such as `12 reproduced, 1 contradicted`."""
-    counts = Counter(verdict.kind for verdict in group)
-    return ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
-
-
-def _searched(verdict: Verdict) -> str:
-    """What the search field looks through; nearly every source begins with the name of the paper."""
-    claim = verdict.claim
-    words = (claim.id, claim.statement, claim.metric, claim.source.removeprefix("RoundPipe, "), verdict.kind)
-    return " ".join(words).lower()
 
 
 def _difference(verdict: Verdict) -> str:
@@ -258,7 +208,7 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
             "reason": row.get("reason") or "",
             "command": command_of(row),
             "metrics": [(key, readable(value)) for key, value in row.items() if _is_metric(key, value)],
-            "config": json.dumps(_chosen(row["config"]), indent=1),
+            "config": _flat(row["config"]),
             "started_at": row["started_at"],
             "code_version": row.get("code_version") or "",
             "git_commit": row.get("git_commit") or "not a git checkout",
@@ -278,10 +228,22 @@ def _summary(row: Row) -> str:
         return f"{row.get('schedule') or row.get('mode')} {row.get('model') or ''}: {row['status']}"
 
 
-def _chosen(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what is unset, and without the sources of constants, which their files tell."""
-    kept = {key: _chosen(value) if isinstance(value, dict) else value for key, value in config.items()}
-    return {key: value for key, value in kept.items() if value is not None and key != "declared"}
+def common(rows: Sequence[Row]) -> View:
+    """What the configurations of records have in common, as they are shown; nothing of a single one."""
+    first, *others = ((_flat(row["config"])) for row in rows)
+    same = [each.items() for each in others]
+    return {key: value for key, value in first.items() if others and all((key, value) in items for items in same)}
+
+
+def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, str]:
+    """A configuration as `cost.hop_ms: 0.1`, without what is unset and without the sources of constants."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{path}{key}.") if key != "declared" else {}
+        elif value is not None:
+            found[f"{path}{key}"] = json.dumps(value)
+    return found
 
 
 def command_of(row: Row) -> str:

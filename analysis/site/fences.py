@@ -17,6 +17,7 @@ GROUNDS = (
     "needs SLURM",
     "needs a W&B account",
     "needs several hosts",
+    "needs the history of the clone",
     "needs a person",
     "needs a package that is not installed by default",
     "takes",

@@ -1,7 +1,7 @@
 """Hooks of mkdocs: pages from outside docs/, links, marks of fences, and the methods' facts and drawings."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,8 +41,12 @@ def _drawings() -> Iterator[tuple[str, bytes]]:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """A page as the site has it."""
-    uri = page.file.src_uri
+    return as_shown(markdown, page.file.src_uri, _LOG.warning)
+
+
+def as_shown(markdown: str, uri: str, missing: Callable[[str], None]) -> str:
+    """The text of a page, by its place on the site; `missing` is told of a link that leads nowhere."""
     name = uri.removeprefix("methods/").removesuffix(".md")
     if uri.startswith("methods/") and name in methods.pages():
         markdown = methods.with_facts(markdown, name)
-    return fences.shown(generated.filled(links.relinked(markdown, uri, _LOG.warning)))
+    return fences.shown(generated.filled(links.relinked(markdown, uri, missing)))

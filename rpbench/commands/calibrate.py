@@ -42,6 +42,10 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     """
     options = _options(arguments)
     name, folder = options.get("name", DEFAULT_NAME), Path(options.get("out", (home() or CONF) / "cluster"))
+    if folder.suffix in (".yaml", ".yml"):
+        raise ConfigError(
+            f"calibrate out={folder}: it takes a folder, where it writes {name}.yaml; name the file by name="
+        )
     device, path = options.get("device", "cpu"), folder / f"{name}.yaml"
     _check_name(name, path)
     from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device  # torch

@@ -21,14 +21,22 @@ _LATEX = str.maketrans(
 )
 
 
+# What LaTeX prints where no columns are chosen: as much as a page is wide.
+_PRINTED = (
+    *("schedule", "model", "num_devices", "num_microbatches"),
+    *("step_time_s", "tokens_per_s", "bubble_makespan", "staleness_steps"),
+)
+
+
 def export(arguments: Sequence[str], out: TextIO) -> None:
-    """The canonical table on `out`, or in the file that `out=FILE` names.
+    """The canonical table on `out`, or in the file that `out=FILE` names; `columns=A,B` chooses and orders its columns.
 
     Raises:
-        ValueError: for an unknown option or format, or Parquet without a file.
+        ValueError: for an unknown option, format or column, or Parquet without a file.
     """
-    options = options_of(arguments, {"format": "csv", "results_dir": "results", "out": ""})
+    options = options_of(arguments, {"format": "csv", "columns": "", "results_dir": "results", "out": ""})
     form, target = options["format"], options["out"]
+    chosen = [name.strip() for name in options["columns"].split(",") if name.strip()]
     if form not in FORMATS:
         raise ValueError(unknown_name("format", form, list(FORMATS)))
     results = Path(options["results_dir"])
@@ -37,31 +45,47 @@ def export(arguments: Sequence[str], out: TextIO) -> None:
             raise ValueError("format=parquet is no text: name a file, as in out=records.parquet")
         check_target(Path(target))
         content = io.BytesIO()
-        pyarrow.parquet.write_table(table(results), content)
+        whole = table(results)
+        pyarrow.parquet.write_table(whole.select(_checked(chosen, whole.column_names) or whole.column_names), content)
         record.write_atomically(Path(target), content.getvalue())
         return
-    text = {"csv": _csv, "jsonl": _jsonl, "latex": _latex}[form](canonical(results))
+    rows = canonical(results)
+    names = _checked(chosen, columns_of(rows))
+    text = {"csv": _csv, "jsonl": _jsonl, "latex": _latex}[form](rows, names)
     if target:
         record.write_atomically(Path(target), text)
     else:
         out.write(text)
 
 
-def _csv(rows: Sequence[Record]) -> str:
+def _checked(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
+    for name in chosen:
+        if name not in known:
+            raise ValueError(unknown_name("column", name, list(known)))
+    return list(chosen)
+
+
+def _csv(rows: Sequence[Record], names: Sequence[str]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns_of(rows), lineterminator="\n")
+    writer = csv.DictWriter(text, names or columns_of(rows), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _jsonl(rows: Sequence[Record]) -> str:
-    return "".join(json.dumps(row, sort_keys=True, allow_nan=False) + "\n" for row in rows)
+def _jsonl(rows: Sequence[Record], names: Sequence[str]) -> str:
+    kept = [{name: row.get(name) for name in names} for row in rows] if names else rows
+    return "".join(json.dumps(row, sort_keys=not names, allow_nan=False) + "\n" for row in kept)
 
 
-def _latex(rows: Sequence[Record]) -> str:
-    names = columns_of(rows)
-    return latex_table([names, *([row.get(name) for name in names] for row in rows)])
+def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:
+    """The columns that were asked for, or as many of the usual ones as hold something."""
+    shown = names or [name for name in _PRINTED if any(row.get(name) is not None for row in rows)]
+    return latex_table([shown, *([_short(row.get(name)) for name in shown] for row in rows)])
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.5g}" if isinstance(value, float) else value
 
 
 def latex_table(lines: Sequence[Sequence[Any]]) -> str:

@@ -10,6 +10,7 @@ class Page(HTMLParser):
         super().__init__()
         self.ids: list[str] = []
         self.links: list[str] = []
+        self.outside: list[str] = []  # links that leave the report, for a reader to follow
         self.images: list[str] = []
         self.fetched: list[str] = []  # what a browser would load from elsewhere
         self.policy = ""
@@ -20,7 +21,7 @@ class Page(HTMLParser):
         if "id" in given:
             self.ids.append(given["id"])
         if tag == "a":
-            self.links.append(given["href"])
+            (self.outside if "://" in given["href"] else self.links).append(given["href"])
         elif tag == "img":
             self.images.append(given.get("src", ""))
         elif given.get("http-equiv") == "Content-Security-Policy":

@@ -62,17 +62,17 @@ def test_steady_state_shows_what_was_run(full_experiments: Experiments) -> None:
     assert data["bubble"].to_list() == pytest.approx([40 / count for count in data["num_microbatches"]])
     assert data["bubble_causal"].isna().all()
     columns = steady_state.tabulate(data).columns
-    assert not any("causal" in column for column in columns)
+    assert not any("waits" in column for column in columns)
 
 
 def test_steady_state_adds_causal_runs_where_they_are(full_experiments: Experiments) -> None:
     steady = full_experiments.cells("steady_state")
     chosen = steady[(steady["model"] == "gpt_oss_20b") & (steady["num_microbatches"] == 9)]
-    waits = chosen.assign(run_id="waits", bubble_between_ends=0.25)
+    waits = chosen.assign(run_id="waits", bubble_steady=0.25)
     data = steady_state.numbers(full_experiments.replaced("steady_causal", waits))
     assert data["bubble_causal"].count() == 1
     table = steady_state.tabulate(data)
     row = next(row for row in table.rows if row[0].text == "GPT-OSS-20B")
-    assert row[table.columns.index("N = 9, causal (%)")].text == "25.00"
-    assert row[table.columns.index("N = 9, causal (%)")].run_ids == ("waits",)
+    assert row[table.columns.index("N = 9, the head waits (%)")].text == "25.00"
+    assert row[table.columns.index("N = 9, the head waits (%)")].run_ids == ("waits",)
     check_texts(steady_state.draw(data))

@@ -18,6 +18,7 @@ from analysis.exhibits.figures import (
     figure17,
 )
 from analysis.exhibits.figures.files import save_figure, svg_text
+from analysis.exhibits.figures.narrow import WIDTH_INCHES, stacked
 from analysis.exhibits.tables.files import save_table
 from analysis.records import runs
 from analysis.records.experiments import Experiments
@@ -132,6 +133,22 @@ def test_texts_stay_on_the_page_and_apart(made: dict[str, Exhibit], name: str) -
     draw = made[name].draw
     assert draw is not None
     check_texts(draw())
+
+
+@pytest.mark.parametrize("name", spared([*DRAWN, *JUDGED], lambda name: name not in CROWDED))
+def test_a_phone_gets_the_panels_below_one_another(made: dict[str, Exhibit], name: str) -> None:
+    draw = made[name].draw
+    assert draw is not None
+    figure, wide = draw(), draw()
+    if not stacked(figure):
+        columns = {axes.get_subplotspec().colspan.start for axes in wide.axes if axes.get_subplotspec()}
+        assert len(columns) == 1 or len(wide.axes) > 12
+        return
+    assert len(figure.axes) == len(wide.axes)
+    assert figure.get_size_inches()[0] == WIDTH_INCHES < wide.get_size_inches()[0]
+    check_texts(figure)
+    tops = [axes.get_window_extent().y1 for axes in figure.axes]
+    assert len(set(tops)) == len(tops)
 
 
 def test_axes_carry_units(made: dict[str, Exhibit]) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -15,7 +16,7 @@ from analysis.report.content import Content
 from analysis.report.images import draw_all
 from analysis.report.page import gather
 from analysis.report.pages import render_all
-from analysis.report.views import Sources, claim
+from analysis.report.statements import statements
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -58,7 +59,7 @@ addEventListener("load", async () => {
   seen.broken = images.filter((image) => image.naturalWidth === 0).length;
   seen.wide = document.documentElement.scrollWidth > innerWidth;
   seen.dark = getComputedStyle(document.body).backgroundColor;
-  seen.requested = performance.getEntriesByType("resource").map((e) => e.name).filter((n) => !n.startsWith("data:"));
+  seen.requested = performance.getEntriesByType("resource").map((e) => e.name).filter((n) => !n.startsWith("file:"));
   document.body.dataset.seen = JSON.stringify(seen);
 });
 addEventListener("error", (event) => { document.body.dataset.error = event.message; });
@@ -70,10 +71,11 @@ PAGES = ("report.html", "exhibit-figure17.html", "claims-figure-17-the-simulated
 
 
 @pytest.fixture(scope="module")
-def content(full_experiments: Experiments) -> Content:
+def content(full_experiments: Experiments, tmp_path_factory: pytest.TempPathFactory) -> Content:
     """The report with two of its figures."""
     found = gather(full_experiments)
-    found.images = draw_all([each for each in found.exhibits if each.id in ("figure17", "figure3")])
+    found.figures = tmp_path_factory.mktemp("figures")
+    found.images = draw_all([each for each in found.exhibits if each.id in ("figure17", "figure3")], found.figures)
     return found
 
 
@@ -82,18 +84,19 @@ def folder(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages, each with what reads it; no link to a page of the folder leaves it."""
     folder = tmp_path_factory.mktemp("report")
     (folder / "report_pages").mkdir()
+    shutil.copytree(content.figures, folder / "figures")
     for name, text in render_all(content, "report.html", "report_pages").items():
         watched = text.replace("</body>", LOOK.replace("WORDS", WORDS) + "</body>")
         (folder if name == "report.html" else folder / "report_pages").joinpath(name).write_text(watched)
     return folder
 
 
-def browse(page: Path, profile: Path, *options: str) -> dict[str, Any]:
+def browse(page: Path, profile: Path, *options: str, anchor: str = "") -> dict[str, Any]:
     """What a headless browser saw on a page."""
     command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     command += ["--disable-sync", "--no-first-run", "--disable-component-update", f"--user-data-dir={profile}"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", *options, "--virtual-time-budget=20000", "--dump-dom"]
-    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*command, page.as_uri() + anchor], capture_output=True, text=True, timeout=120, check=True)
     body = re.search(r"<body[^>]*>", done.stdout)
     assert body is not None
     assert "data-error" not in body[0], body[0]
@@ -149,22 +152,60 @@ def test_a_dark_screen_gets_a_dark_page(folder: Path, tmp_path: Path) -> None:
 def test_a_reader_can_search_the_claims(content: Content, folder: Path, tmp_path: Path) -> None:
     seen = browse(_path(folder, PAGES[2]), tmp_path / "profile")
     claims = [each for each in content.verdicts if each.claim.section == "Figure 17: the simulated bubbles"]
-    searched = {f"claim-{each.claim.id}": claim(each, Sources())["search"] for each in claims}
-    assert set(seen["found"]) == {
-        name for name, text in searched.items() if all(word in text for word in WORDS.lower().split())
+    words = WORDS.lower().split()
+    searched = {
+        f"claim-{each.claim.id}": f"{each.claim.statement} {each.claim.id} {each.claim.metric}".lower()
+        for each in claims
     }
+    assert set(seen["found"]) == {name for name, text in searched.items() if all(word in text for word in words)}
     assert 1 <= len(seen["found"]) <= 10
-    assert seen["count"] == f"{len(seen['found'])} of {len(claims)} claims"
+    assert seen["count"] == f"{len(seen['found'])} of {len(claims)} cells"
     assert seen["hidden_left"] == len(claims)  # a link into what is filtered away shows it
+
+
+# What an address makes of the list of statements: what is shown, what is chosen, and what is said.
+ADDRESS = """
+<script>
+addEventListener("load", () => setTimeout(() => {
+  const form = document.querySelector("form[data-filters]");
+  const shown = [...document.querySelectorAll("#statement-list tbody tr")].filter((row) => !row.hidden);
+  const seen = { verdicts: [...new Set(shown.map((row) => row.dataset.verdict))], number: shown.length };
+  seen.count = form.elements.count.value;
+  form.elements.whose.value = "the paper's";
+  form.dispatchEvent(new Event("input", { bubbles: true }));
+  seen.address = location.hash;
+  document.body.dataset.seen = JSON.stringify(seen);
+}, 200));
+addEventListener("error", (event) => { document.body.dataset.error = event.message; });
+</script>
+"""
+
+
+@pytest.mark.parametrize("asked", ["contradicted", "<img src=x onerror=alert(1)>"])
+def test_an_address_narrows_the_statements_or_says_that_it_cannot(content: Content, tmp_path: Path, asked: str) -> None:
+    page = tmp_path / "claims.html"
+    page.write_text(render_all(content, "report.html", "report_pages")["claims.html"].replace("</body>", ADDRESS))
+    found = statements(content.verdicts)
+    seen = browse(page, tmp_path / "profile", anchor=f"#{urlencode({'verdict': asked})}")
+    if asked == "contradicted":
+        number = sum(each.verdict == asked for each in found)
+        assert (seen["verdicts"], seen["number"]) == ([asked], number)
+        assert seen["count"] == f"{number} of {len(found)} statements"
+        assert seen["address"] == "#verdict=contradicted&whose=the+paper%27s"
+    else:
+        assert seen["number"] == len(found)
+        assert seen["count"] == f"{len(found)} statements; there is no verdict “{asked}”, so all are shown"
 
 
 def test_a_printed_page_holds_its_tables(folder: Path, tmp_path: Path) -> None:
     """On A4 the tables are as wide as the text: nothing stands beyond the page's edge."""
     path = _path(folder, PAGES[1])
     printed = tmp_path / "printed.html"
-    style = re.search(r"@media print \{(.*)\n\}\n", path.read_text(), re.DOTALL)
+    style = re.search(r"@media print \{(.*)\n\}\n", (path.parent / "page.css").read_text(), re.DOTALL)
     assert style is not None
-    printed.write_text(path.read_text().replace("</style>", style[1] + "\nhtml { width: 186mm; }</style>"))
+    sheet = f"<style>{style[1]}\nhtml {{ width: 186mm; }}</style></head>"
+    printed.write_text(path.read_text().replace("page.css", (path.parent / "page.css").as_uri()))
+    printed.write_text(printed.read_text().replace("</head>", sheet))
     printed.write_text(printed.read_text().replace("</body>", LOOK_WIDE + "</body>"))
     seen = browse(printed, tmp_path / "profile", "--window-size=720,1000")
     assert seen["beyond"] == []

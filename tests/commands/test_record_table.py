@@ -1,5 +1,6 @@
 """Packs of records: whatever was packed when, the table is that of the records' files."""
 
+import io
 import json
 import random
 import shutil
@@ -9,6 +10,7 @@ import pytest
 
 from rpbench.commands import record_table
 from rpbench.commands.record_table import pack, table
+from rpbench.commands.store import export
 from rpbench.harness import record
 from rpbench.harness.request import load
 from rpbench.harness.run import run
@@ -98,3 +100,27 @@ def test_compact_is_a_command(rpbench):
     status, _, err = rpbench("compact", "results_dir=nothing")
     assert status == 2
     assert "no record in it" in err
+
+
+def exported(results, *words):
+    out = io.StringIO()
+    export([*words, f"results_dir={results}"], out)
+    return out.getvalue().splitlines()
+
+
+def test_export_takes_the_columns_that_are_asked_for_in_their_order(row, tmp_path):
+    put(tmp_path, row, 0)
+    assert exported(tmp_path, "columns=num_devices,schedule") == ["num_devices,schedule", "2,1f1b"]
+    assert exported(tmp_path, "--format", "jsonl", "--columns", "schedule, seed") == ['{"schedule": "1f1b", "seed": 0}']
+    exported(tmp_path, "format=parquet", "columns=seed", f"out={tmp_path / 'runs.parquet'}")
+    assert pyarrow.parquet.read_table(tmp_path / "runs.parquet").to_pylist() == [{"seed": 0}]
+    with pytest.raises(ValueError, match="did you mean 'schedule'"):
+        exported(tmp_path, "columns=shedule")
+
+
+def test_latex_fits_a_page_where_no_columns_are_chosen(row, tmp_path):
+    put(tmp_path, row, 0)
+    _, heads, cells, _ = exported(tmp_path, "--format", "latex")
+    assert heads.count("&") <= 7
+    assert heads.startswith(r"schedule & model & num\_devices")
+    assert max(map(len, cells.split("&"))) < 20  # no number with seventeen digits

@@ -258,3 +258,9 @@ def test_without_measured_collectives_a_mesh_says_how_to_get_them(tmp_path, caps
     assert dispatch(["calibrate", "name=mine", "num_devices=2", f"out={tmp_path}"]) == 0
     assert dispatch(["plan", "mesh=search", f"cluster={tmp_path / 'mine.yaml'}", "model=mid_gpt"]) == 2
     assert "rpbench calibrate ranks=2" in capsys.readouterr().err
+
+
+def test_a_file_is_no_folder_to_write_into(tmp_path):
+    with pytest.raises(ConfigError, match=r"here.yaml: it takes a folder"):
+        calibrate.calibrate([f"out={tmp_path / 'here.yaml'}"])
+    assert not list(tmp_path.iterdir())

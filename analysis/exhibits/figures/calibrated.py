@@ -33,7 +33,7 @@ def exhibit(experiments: Experiments) -> Exhibit:
         "model",
         "contender",
         "plan",
-        "predicted (s)",
+        "predicted from the calibration (s)",
         "measured: processor time on the graph (s)",
         "measured: clock (s)",
         "processor time over predicted (range of the starts)",

@@ -51,7 +51,7 @@ COLUMNS = (
     "by processor time (95 % interval)",
     "share of the limit by processor time",
     "devices busy (% of devices × time)",
-    "predicted (s)",
+    "predicted from the profiled layer times (s)",
     "emulated (s)",
     "measured: processor time on the graph (s)",
     "measured: clock (s)",

@@ -48,8 +48,8 @@ def exhibit(experiments: Experiments) -> Exhibit:
             "Idle share of devices × makespan on 8 devices, split into fill, switch, drain and intra; a "
             "tick is the published value. The published bars called RoundPipe are not a simulation of "
             "asynchronous steps: they are the synchronous record with fill and drain set to 0 (hatched). "
-            "Below them stands what 60 calls back to back really leave idle, N microbatches a call; "
-            f"nothing is published for those. {answer(data)}"
+            "Below them stands what 60 calls back to back really leave idle, N microbatches a call "
+            f"(bubble_steady: {style.BUBBLES['bubble_steady']}); nothing is published for those. {answer(data)}"
         ),
         evidence=("simulated", "published"),
         command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=steady_state",

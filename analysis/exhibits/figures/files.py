@@ -10,6 +10,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
+from PIL import Image
 
 from analysis.exhibits import style
 
@@ -20,26 +21,73 @@ _NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"D
 # Substitution, kerning and classes of glyphs: nothing in a PDF reads them, for it places every glyph by its number.
 _LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB", "MATH"]
 _DEFAULT = "_drop_tables_default"  # what fontTools leaves out of every font
+_COLOURS = 128
+# The page of the report in the dark and its ink, and how far the parts of a grey may be apart.
+_PAGE, _INK, _GREY = (20, 24, 29), (227, 231, 236), 24
+# matplotlib writes each colour into the style of its element; words have none, and are black by default.
+_DARK = (
+    '@media (prefers-color-scheme: dark) {svg{fill:#e3e7ec}rect[fill="#ffffff"]{fill:#14181d}'
+    + "".join(
+        f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
+        for part in ("fill", "stroke")
+        for light, dark in (
+            ("#ffffff", "#14181d"),
+            ("#000000", "#e3e7ec"),
+            ("#dddddd", "#3a434f"),
+            ("#d0d0d0", "#3a434f"),
+            ("#fafafa", "#1d232b"),
+        )
+    )
+    + "}"
+)
 
 
 def save_figure(figure: Figure, stem: str, folder: Path = OUT) -> list[Path]:
-    """Write `stem.pdf` and `stem.png` (200 dots per inch) into a folder, and say where."""
+    """Write `stem.pdf` and `stem.png` into a folder, and say where."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{stem}.{ending}" for ending in ("pdf", "png")]
+    pdf, png = (folder / f"{stem}.{ending}" for ending in ("pdf", "png"))
     with style.applied(), _lean_fonts():
         _settle(figure)
-        for path in paths:
-            figure.savefig(path, metadata=_NO_DATE[path.suffix[1:]])
-    return paths
+        figure.savefig(pdf, metadata=_NO_DATE["pdf"])
+    return [pdf, save_png(figure, png)]
+
+
+def save_png(figure: Figure, path: Path) -> Path:
+    """Write a picture of 200 dots per inch and 128 colours, and say where."""
+    with style.applied():
+        _settle(figure)
+        figure.savefig(path, metadata=_NO_DATE["png"])
+    with Image.open(path) as picture:
+        few = picture.convert("RGB").quantize(_COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
+    return path
+
+
+def save_dark(path: Path) -> Path:
+    """Write the picture for a dark page beside it, `stem.dark.png`: greys change places, colours stay."""
+    with Image.open(path) as picture:
+        entries = picture.getpalette() or []
+        picture.putpalette([value for at in range(0, len(entries), 3) for value in _darkened(*entries[at : at + 3])])
+        target = path.with_suffix(".dark.png")
+        picture.save(target, optimize=True)
+    return target
+
+
+def _darkened(*colour: int) -> tuple[int, ...]:
+    """A grey from the page's dark to its ink, as far as it was from white; a colour as it is."""
+    if max(colour) - min(colour) > _GREY:
+        return colour
+    share = sum(colour) / 3 / 255
+    return tuple(round(ink + share * (page - ink)) for ink, page in zip(_INK, _PAGE, strict=True))
 
 
 def svg_text(figure: Figure) -> str:
-    """The figure as an SVG document."""
+    """The figure as an SVG document that is dark where its reader's page is."""
     out = io.StringIO()
     with style.applied():
         _settle(figure)
         figure.savefig(out, format="svg", metadata=_NO_DATE["svg"])
-    return out.getvalue()
+    return out.getvalue().replace("</style>", f"{_DARK}</style>", 1)
 
 
 def png_bytes(figure: Figure, dots_per_inch: int = 100) -> bytes:

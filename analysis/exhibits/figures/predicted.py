@@ -168,15 +168,15 @@ def draw(data: pd.DataFrame, quantity: str) -> Figure:
             axes.set_title(style.model_name(model))
         panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])
         panels[0].set_ylim(len(systems) - 0.4, -0.6)
-        bars = "bar: predicted, with its interval"
+        bars = "bar and number: predicted, with its interval"
         if data["known"].notna().any():
-            bars = "hatched upper bar: published, lower bar: predicted, with its interval"
+            bars = "hatched upper bar: published; lower bar and number: predicted, (×) over published"
         figure.supxlabel(f"{quantity}; {bars}", fontsize=8.5)
         return figure
 
 
 def _draw_model(axes: Axes, rows: pd.DataFrame, systems: list[str]) -> None:
-    room = 1.45 * max(
+    room = 1.75 * max(
         rows["high"].max(skipna=True), rows["known"].max(skipna=True) if rows["known"].notna().any() else 0
     )
     room = room if room == room and room > 0 else 1.0
@@ -194,13 +194,13 @@ def _draw_model(axes: Axes, rows: pd.DataFrame, systems: list[str]) -> None:
             continue
         axes.barh(height + 0.2, row["predicted"], 0.36, color=colour, edgecolor="black", alpha=0.75)
         axes.hlines(height + 0.2, row["low"], row["high"], color="black", linewidth=1)
-        ratio = f"{row['ratio']:.2f}" if pd.notna(row["ratio"]) else f"{row['predicted']:,.0f}"
+        over = f" ({row['ratio']:.2f}×)" if pd.notna(row["ratio"]) else ""
         axes.text(
             max(row["high"], row["known"] if pd.notna(row["known"]) else 0) + 0.02 * room,
             height,
-            ratio,
+            f"{row['predicted']:,.0f}{over}",
             va="center",
-            fontsize=7,
+            fontsize=6.5,
         )
     axes.set_xlim(0, room)
     axes.grid(visible=True, axis="x")

@@ -53,7 +53,8 @@ def exhibit(experiments: Experiments) -> Exhibit:
             "baselines recompute before the gradient arrives, as RoundPipe does, and pentagons let RoundPipe deal all "
             "16 microbatches in one round, as its library does. Right: time of the best "
             "baseline over RoundPipe's for the same work; back to back is RoundPipe's asynchronous mode "
-            f"with the published cut, at the price of one stale step. {answer(data)}"
+            "with the published cut, at the price of one stale step; its bubble is bubble_steady, "
+            f"the {style.BUBBLES['bubble_steady']}. {answer(data)}"
         ),
         evidence=("simulated",),
         command=_COMMAND,

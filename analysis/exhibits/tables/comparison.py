@@ -18,11 +18,12 @@ from analysis.exhibits.time_to_loss import SHARE, Spread, token_multiples
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from analysis.records.runs import MODELS
 
+BUBBLE = "bubble back to back (%)"
 _COLUMNS = (
     "tokens/s",
     "tokens for the same loss",
     "tokens/s of equal progress",
-    "bubble (%)",
+    BUBBLE,
     "device memory (GB)",
     "host memory (GB)",
     "host links (GB a step)",
@@ -49,7 +50,12 @@ def simulated(experiments: Experiments) -> Exhibit:
     rows, multiples, behind = contest.numbers(experiments), *_multiples(experiments)
     columns = ("model", "system", *_COLUMNS, *contest.OPTIONS, "why it cannot run")
     cells = (
-        (label(style.model_name(row["model"])), *_system(row, multiples, behind), *contest.options(row), _why(row))
+        (
+            label(style.model_name(row["model"])),
+            *_system(row, "bubble_steady", multiples, behind),
+            *contest.options(row),
+            _why(row),
+        )
         for row in rows.to_dict("records")
     )
     return Exhibit(
@@ -67,9 +73,9 @@ def simulated(experiments: Experiments) -> Exhibit:
             "82 GB/s of its memory. Gathers and sums go at NCCL's pace on that machine, beside copies. Adam reads and "
             "writes 40 bytes a parameter on the host, 28 on a device. Halves of backward have the ratio of their "
             "FLOPs, and microbatches of other sizes than the timed one scale as the count of operations says: both are "
-            "derived. The bubble is that of a step among others, memory the fullest device's, bytes are sums over all "
-            "devices. "
-            f"{_LATE} {answer(rows)}"
+            "derived. The bubble is "
+            f"bubble_steady, the {style.BUBBLES['bubble_steady']}; memory is the fullest device's, bytes are sums "
+            f"over all devices. {_LATE} {answer(rows)}"
         ),
         evidence=("simulated", "derived"),
         command="python -m rpbench -m experiment=figure10",
@@ -103,8 +109,12 @@ def measured(experiments: Experiments) -> Exhibit:
         MissingRuns: if there is none.
     """
     rows, multiples, behind = _baselines_cpu(experiments), *_multiples(experiments)
-    columns = ("system", *_COLUMNS, "loss", "largest difference")
-    cells = ((*_system(_whole_run(row), multiples, behind), *_training(row)) for row in rows.to_dict("records"))
+    of_the_run = ("bubble of the run (%)" if column == BUBBLE else column for column in _COLUMNS)
+    columns = ("system", *of_the_run, "loss", "largest difference")
+    cells = (
+        (*_system(_whole_run(row), "bubble_makespan", multiples, behind), *_training(row))
+        for row in rows.to_dict("records")
+    )
     exact = int((rows["grad_max_abs_diff"] == 0).sum())
     return Exhibit(
         id="baselines_cpu",
@@ -112,7 +122,8 @@ def measured(experiments: Experiments) -> Exhibit:
         caption=(
             "A thread for each of two devices that share the host's memory: memory and bytes are what the actions say, "
             "and only what comes from the host is copied. The same 12 microbatches in float64 for all; pace and bubble "
-            "are of the whole run, the loss that of its last step: too few to tell how fast a system learns. "
+            "(bubble_makespan) are of the whole run, the loss that of its last step: too few to tell how fast a system "
+            "learns. "
             f"{_LATE} "
             "Difference: gradients against a plain loop over the same weights. "
             f"{exact} of {len(rows)} systems agree in every bit."
@@ -158,15 +169,13 @@ def _baselines_cpu(experiments: Experiments) -> pd.DataFrame:
 
 
 def _whole_run(row: dict) -> dict:
-    """A measured row whose pace and bubble are those of its whole run: a few steps say little of an interval."""
-    tokens = row["tokens_per_step"] * row["num_updates"]
-    return row | {"tokens_per_s": tokens / row["makespan_s"], "bubble_steady": row["bubble_makespan"]}
+    """A measured row whose pace is that of its whole run: a few steps say little of an interval."""
+    return row | {"tokens_per_s": row["tokens_per_step"] * row["num_updates"] / row["makespan_s"]}
 
 
-def _system(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:
-    """Name, pace and what a system needs; both tables have these."""
-    run = row["run_id"]
-    bubble = row.get("bubble_steady")
+def _system(row: dict, field: str, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:
+    """Name, pace, the bubble in a field, and what a system needs; both tables have these."""
+    run, bubble = row["run_id"], row.get(field)
     host = _moved(row, "h2d_bytes") + _moved(row, "d2h_bytes")
     return (
         label(_name(row)),

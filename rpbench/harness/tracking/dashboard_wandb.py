@@ -119,7 +119,9 @@ def _modules() -> tuple[Any, Any]:
         import wandb_workspaces.reports.v2 as wr
         import wandb_workspaces.workspaces as ws
     except ImportError:
-        raise ConfigError("dashboard wandb: wandb-workspaces is not installed; pip install 'rpbench[dash]'") from None
+        raise ConfigError(
+            "dashboard wandb: wandb-workspaces is not installed; in the clone: pip install -e '.[dash]'"
+        ) from None
     return ws, wr
 
 

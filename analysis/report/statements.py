@@ -1,0 +1,128 @@
+"""Statements: what claims say, each with its cells; one verdict each, counted over sections and kinds of evidence."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from analysis.claims.claim import (
+    CONTRADICTED,
+    EVALUATED,
+    FAILED,
+    KINDS,
+    MISSED,
+    MISSING,
+    NOT_IN_QUICK,
+    NOT_TESTABLE,
+    PREDICTED,
+    REPRODUCED,
+    WITHIN_TOLERANCE,
+    Verdict,
+)
+
+# A statement is what the first of these is that one of its cells came out as: one cell against it is against it.
+_DECIDES = (
+    FAILED,
+    MISSING,
+    CONTRADICTED,
+    MISSED,
+    WITHIN_TOLERANCE,
+    PREDICTED,
+    REPRODUCED,
+    NOT_IN_QUICK,
+    NOT_TESTABLE,
+)
+# What a list of statements can be narrowed down by, in the order of the fields.
+FILTERS = ("verdict", "kind", "whose", "section")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What somebody says, and what became of it: a cell is one number of it."""
+
+    cells: tuple[Verdict, ...]
+
+    @property
+    def verdict(self) -> str:
+        kinds = {cell.kind for cell in self.cells}
+        return next(kind for kind in _DECIDES if kind in kinds)
+
+    @property
+    def section(self) -> str:
+        return self.cells[0].claim.section
+
+    @property
+    def whose(self) -> str:
+        return self.cells[0].claim.whose
+
+    @property
+    def kind(self) -> str:
+        """The kind of evidence that our values are."""
+        return self.cells[0].claim.evidence
+
+    @property
+    def id(self) -> str:
+        return self.cells[0].claim.statement_id or self.cells[0].claim.id
+
+    @property
+    def words(self) -> str:
+        return common_words([cell.claim.statement for cell in self.cells])
+
+    @property
+    def outcome(self) -> str:
+        """How its cells came out, such as `12 reproduced, 1 contradicted`."""
+        counts = Counter(cell.kind for cell in self.cells)
+        return ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many statements, and how many cells."""
+
+    statements: int
+    cells: int
+
+
+def statements(verdicts: Iterable[Verdict]) -> list[Statement]:
+    """The statements that verdicts are cells of, in the order of their first cells."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        found.setdefault(verdict.claim.statement_id or verdict.claim.id, []).append(verdict)
+    return [Statement(tuple(cells)) for cells in found.values()]
+
+
+def grouped_by(name: str, found: Iterable[Statement]) -> dict[str, list[Statement]]:
+    """Statements by one of `FILTERS`, in the order of their first ones."""
+    grouped: dict[str, list[Statement]] = {}
+    for each in found:
+        grouped.setdefault(getattr(each, name), []).append(each)
+    return grouped
+
+
+def counted(name: str, found: Iterable[Statement]) -> dict[str, Count]:
+    """Statements by one of `FILTERS`, verdicts in the order in which they are told, and cells: of a verdict those that
+    came out so, wherever they stand, else all of the statements.
+    """
+    grouped = grouped_by(name, found)
+    if name == "verdict":
+        cells = Counter(cell.kind for those in grouped.values() for each in those for cell in each.cells)
+        return {kind: Count(len(grouped.get(kind, ())), cells[kind]) for kind in KINDS if cells[kind]}
+    return {each: Count(len(those), sum(len(one.cells) for one in those)) for each, those in grouped.items()}
+
+
+def choices(found: Sequence[Statement]) -> dict[str, dict[str, Count]]:
+    """What each filter offers, with counts."""
+    return {name: counted(name, found) for name in FILTERS}
+
+
+def judged(found: Sequence[Statement]) -> list[Statement]:
+    """Those that something was compared for."""
+    return [each for each in found if each.verdict in EVALUATED]
+
+
+def common_words(texts: Sequence[str]) -> str:
+    """What texts begin with, in whole words; the first of them where that is nothing."""
+    split = [text.split() for text in texts]
+    same = 0
+    while all(len(words) > same for words in split) and len({words[same] for words in split}) == 1:
+        same += 1
+    return " ".join(split[0][:same]).rstrip(":,") or texts[0]
