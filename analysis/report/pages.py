@@ -78,7 +78,7 @@ class _Pages:
 
     def _first(self) -> str:
         content = self._content
-        front = [each.id for each in content.own] + list(FIRST)
+        front = [*FIRST, *(each.id for each in content.own)]
         cards = sorted((each for each in content.shown if each.id in front), key=lambda each: front.index(each.id))
         images = affordable([each.id for each in cards], content.images)
         red = [verdict for verdict in content.verdicts if verdict.red]
