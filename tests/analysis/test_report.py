@@ -186,13 +186,18 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_build_draws_and_writes(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("analysis.report.page.draw_all", lambda exhibits: {each.id: PIXEL for each in exhibits})
+def test_build_draws_and_writes(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("analysis.report.page.draw_all", lambda exhibits, done: {each.id: PIXEL for each in exhibits})
     path = build(results, tmp_path / "sub" / "report.html")
     assert path == tmp_path / "sub" / "report.html"
     assert PIXEL in path.read_text(encoding="utf-8")
     others = list((tmp_path / "sub" / "report_pages").glob("exhibit-*.html"))
     assert any(PIXEL in other.read_text(encoding="utf-8") for other in others)
+    told = capsys.readouterr().err.splitlines()
+    assert any("records; drawing" in line for line in told)
+    assert told[-1].endswith("writing the pages")
 
 
 def test_a_failed_build_leaves_the_old_page(content: Content, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
