@@ -160,13 +160,15 @@ def test_a_browser_shows_charts_with_units_and_links(results, tmp_path_factory, 
     seen = json.loads(unescape(re.search(r'data-seen="([^"]*)"', whole)[1]))
     assert not seen["wide"], seen["width"]
     assert (seen["paper"] == "rgb(22, 24, 28)") is dark
-    assert {"throughput (tokens/s)", "what ran", "schedule", "1f1b", "5,000"} <= set(seen["bars"])
+    assert {"throughput (tokens/s)", "what ran", "schedule", "1f1b"} <= set(seen["bars"])
     assert {"bubble (%)", "peak memory of the fullest device (GB)", "schedule"} <= set(seen["scatter"])
     assert {"loss (nat)", "step", "schedule"} <= set(seen["curves"])
     for place in (0, 1):
         assert {"time (s)", "device", "F forward"} <= set(seen[f"timeline-{place}"])
-    for tick in (text for text in seen["bars"] if re.fullmatch(r"[\d,.]+", text)):
-        assert float(tick.replace(",", "")) % 500 == 0, f"{tick} is no round number"
+    ticks = [float(text.replace(",", "")) for text in seen["bars"] if re.fullmatch(r"[\d,.]+", text)]
+    assert len(ticks) >= 3
+    assert all(tick % 500 == 0 for tick in ticks), f"{ticks}: these are no round numbers"
+    assert seen["width"] <= max(width, 500)  # some builds open no narrower window
     assert all(each.startswith((served.url, "data:")) for each in seen["requested"])
     assert "5 of 5 runs shown" in whole
     assert "too large" in whole
