@@ -1,4 +1,4 @@
-// Search of the site read from disk: there a browser starts no workers, so a hidden frame runs the worker's script.
+// Search of the site read from disk: there a browser starts no workers from files, so a hidden frame runs the worker's script.
 if (location.protocol === "file:") {
   window.IFrameWorker = class extends EventTarget {
     constructor(address) {
@@ -37,5 +37,8 @@ if (location.protocol === "file:") {
       })
     }
   }
-  window.Worker = window.IFrameWorker
+  const ofBrowser = window.Worker // starts from what a page has made itself, also there
+  window.Worker = function (address) {
+    return new (String(address).startsWith("blob:") ? ofBrowser : window.IFrameWorker)(address)
+  }
 }

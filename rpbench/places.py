@@ -17,8 +17,6 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from rpbench.yaml_file import read_keys
-
 VARIABLE = "RPBENCH_PATH"
 FILE = "rpbench.yaml"
 FLAG = "--config-dir"
@@ -139,6 +137,8 @@ def _of_file(path: Path) -> list[Path]:
 @cache
 def _read(path: Path, changed_ns: int, size: int) -> list[Path]:
     """The folders of a `rpbench.yaml`; read again when it has changed."""
+    from rpbench.yaml_file import read_keys  # who has no such file needs no PyYAML
+
     example = f"write folders, as in path: [mine], in {path.name}"
     found = read_keys(path)
     names = found.get("path", [])

@@ -1,221 +1,252 @@
 "use strict";
-// The page over rows.json. Text of records goes in as text nodes only, so that a name is never markup.
+// The page over rows.json and sweeps.json. Text of records goes in as text nodes or as text of a chart, so that a name is
+// never markup. The choice of what is shown stands in the address.
 
-const KEYS = ["schedule", "model", "num_devices"];
-const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#666666"];
-const KINDS = { F: "#0072B2", B: "#E69F00", I: "#56B4E9", W: "#009E73", R: "#CFCFCF", S: "#CC79A7" };
-const FOLLOW_MS = 2000;
-const SVG = "http://www.w3.org/2000/svg";
+const KEYS = ["schedule", "model", "num_devices", "num_microbatches"];
+const FOLLOW_MS = 2000, MOST_BARS = 40, MOST_POINTS = 3000, MOST_CURVES = 12;
+const KEPT = ["metric", "along", "sweep", "run", "beside"]; // of the address, beside the filters
+const FIRST = ["status", "reason", "evidence", "schedule", "model", "num_devices", "num_microbatches", "num_steps",
+  "tokens_per_s", "step_time_s", "makespan_s", "bubble_makespan", "bubble_steady", "comm_exposed_s", "peak_memory_bytes",
+  "peak_in_flight", "weight_versions", "staleness_steps", "loss", "started_at", "git_commit"];
 const at = (id) => document.getElementById(id);
-let rows = [];
-let seen = "";
+let rows = [], sweeps = [], seen = "", drawn = "", turn = 0;
 
-function node(name, attributes = {}, text = "") {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== "") made.textContent = text;
-  return made;
-}
-
-// --- the selection: kept in the link ---
+// --- the selection: kept in the address ---
 
 function selection() {
   const asked = new URLSearchParams(location.hash.slice(1));
-  return { run: asked.get("run"), metric: asked.get("metric") || "tokens_per_s",
+  return { ...Object.fromEntries(KEPT.map((key) => [key, asked.get(key) || ""])),
     picked: Object.fromEntries(KEYS.map((key) => [key, new Set(asked.getAll(key))])) };
 }
 
-function keep({ run, metric, picked }) {
-  const asked = new URLSearchParams();
-  for (const key of KEYS) for (const value of picked[key]) asked.append(key, value);
-  asked.set("metric", metric);
-  if (run) asked.set("run", run);
+function keep(change) {
+  const now = { ...selection(), ...change }, asked = new URLSearchParams();
+  for (const key of KEYS) for (const value of now.picked[key]) asked.append(key, value);
+  for (const key of KEPT) if (now[key]) asked.set(key, now[key]);
   location.hash = asked.toString();
 }
 
-const chosen = (row, picked) => KEYS.every((key) => !picked[key].size || picked[key].has(String(row[key])));
+function chosen({ picked, sweep }) {
+  const runs = sweep && new Set(sweeps.find((each) => each.name === sweep)?.runs);
+  return rows.filter((row) => (!runs || runs.has(row.run_id)) &&
+    KEYS.every((key) => !picked[key].size || picked[key].has(String(row[key]))));
+}
 
-function drawFilters({ picked, metric }) {
-  at("metric").value = metric;
+const element = (name, properties = {}, ...inside) => {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...inside);
+  return made;
+};
+
+const inOrder = (values) => [...new Set(values)].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+const schedules = () => inOrder(rows.map((row) => String(row.schedule)));
+
+function drawFilters({ picked, metric, along, sweep }) {
+  at("metric").value = metric || usual();
+  at("along").value = along || "step";
+  at("sweep").replaceChildren(new Option("every record", ""), ...sweeps.map(({ name }) => new Option(name, name)));
+  at("sweep").value = sweep;
   for (const key of KEYS) {
-    const values = [...new Set([...rows.map((row) => String(row[key])), ...picked[key]])];
-    values.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+    const values = inOrder([...rows.map((row) => String(row[key])), ...picked[key]]);
     at(`pick-${key}`).replaceChildren(...values.map((value) => {
-      const label = document.createElement("label"), box = document.createElement("input");
-      Object.assign(box, { type: "checkbox", checked: picked[key].has(value) });
+      const box = element("input", { type: "checkbox", checked: picked[key].has(value) });
       box.addEventListener("change", () => {
-        const now = selection();
-        now.picked[key][box.checked ? "add" : "delete"](value);
-        keep(now);
+        const now = selection().picked;
+        now[key][box.checked ? "add" : "delete"](value);
+        keep({ picked: now });
       });
-      label.append(box, ` ${value}`);
-      return label;
+      return element("label", {}, box, ` ${value}`);
     }));
   }
 }
 
-// --- the charts ---
+// --- what charts are given ---
 
 const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
-const short = (value) => (value === null ? "none" : Number(value.toPrecision(4)).toLocaleString("en"));
+const usual = () => ["tokens_per_s", "makespan_s", "makespan_slots"].find((key) => rows.some((row) => number(row[key]) !== null))
+  || "tokens_per_s";
 const where = (row) => row.contender || row.backend || row.mode;
+
+function parts(row) {
+  return [String(row.schedule), row.model, `${row.num_devices} devices x ${row.num_microbatches}`, row.cluster, row.workload,
+    row.cost, where(row), row.evidence].map((part) => String(part ?? "–"));
+}
+
+// Words in lines of a length that a label has room for.
+function wrapped(words, length) {
+  const lines = [""];
+  for (const word of words) {
+    const text = lines.at(-1) + (lines.at(-1) ? ", " : "") + word;
+    if (lines.at(-1) && text.length > length) lines.push(word);
+    else lines[lines.length - 1] = text;
+  }
+  return lines.map((line) => (line.length > length ? `${line.slice(0, length - 1)}…` : line)).join("\n");
+}
+
+// The schedule, and below it the other parts that are not the same in all that is shown; the size always.
+function labels(found) {
+  const all = found.map(parts), differ = (place) => place === 2 || new Set(all.map((each) => each[place])).size > 1;
+  const shown = (all[0] || []).map((_, place) => place).filter((place) => place && differ(place));
+  const length = at("bars").clientWidth < 700 ? 22 : 44;
+  return new Map(found.map((row, at) => [row.run_id,
+    `${wrapped([all[at][0]], length)}\n${wrapped(shown.map((place) => all[at][place]), length)}`]));
+}
 
 function median(sorted) {
   const middle = sorted.length >> 1;
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-function grouped(found, metric) {
-  const groups = new Map();
+function grouped(found, metric, label) {
+  const groups = new Map(), factor = metric.startsWith("bubble") ? 100 : 1;
   for (const row of found) {
-    const value = number(row[metric]);
-    if (value === null) continue;
-    const parts = [row.schedule, row.model, `${row.num_devices} devices x ${row.num_microbatches}`, row.cluster,
-      row.workload, row.cost, where(row), row.evidence];
-    const key = JSON.stringify(parts);
-    if (!groups.has(key)) groups.set(key, { label: parts.join(", "), rows: [], values: [] });
-    groups.get(key).rows.push(row);
-    groups.get(key).values.push(value);
+    if (number(row[metric]) === null) continue;
+    const key = JSON.stringify(parts(row));
+    if (!groups.has(key)) groups.set(key, { row, values: [] });
+    groups.get(key).values.push(row[metric] * factor);
   }
-  for (const group of groups.values()) {
-    group.values.sort((a, b) => a - b);
-    group.median = median(group.values);
+  return [...groups.values()].map(({ row, values }) => {
+    values.sort((a, b) => a - b);
+    return { label: label.get(row.run_id), schedule: String(row.schedule), evidence: row.evidence, run_id: row.run_id,
+      median: median(values), low: values[0], high: values.at(-1), runs: values.length };
+  }).sort((a, b) => (metric === "tokens_per_s" ? b.median - a.median : a.median - b.median));
+}
+
+function choose(run) {
+  const now = selection();
+  if (now.run && now.run !== run) keep({ run, beside: now.run }); // the one before stays to compare with
+  else keep({ run });
+}
+
+async function drawCharts(now, found) {
+  const mine = ++turn, names = schedules(), label = labels(found);
+  const metric = at("metric").value, title = at("metric").selectedOptions[0].textContent;
+  const groups = grouped(found, metric, label);
+  if (groups.length) await charts.bars("bars", groups.slice(0, MOST_BARS), names, title, choose);
+  else at("bars").textContent = "No run of the selection has this number.";
+  if (groups.length > MOST_BARS) at("bars").append(`${groups.length - MOST_BARS} more are not drawn; choose fewer above.`);
+
+  const held = found.some((row) => number(row.peak_memory_bytes) !== null) ? "peak_memory_bytes" : "peak_in_flight";
+  const inGb = held === "peak_memory_bytes", across = inGb ? "peak memory of the fullest device (GB)"
+    : "stage activations held at most by a device";
+  const points = found.filter((row) => number(row.bubble_makespan) !== null && number(row[held]) !== null).map((row) => ({
+    run_id: row.run_id, label: label.get(row.run_id), schedule: String(row.schedule), evidence: row.evidence,
+    bubble: 100 * row.bubble_makespan, memory: inGb ? row[held] / 1e9 : row[held] }));
+  if (points.length) await charts.scatter("scatter", points.slice(0, MOST_POINTS), names, across, choose);
+  else at("scatter").textContent = "No run of the selection has both.";
+
+  const trained = found.filter((row) => row.has_curve);
+  const lines = await Promise.all(trained.slice(0, MOST_CURVES).map(async (row) => (await asked(`curve/${row.run_id}`)).map(
+    ([step, loss, seconds]) => ({ step, loss, seconds, run_id: row.run_id, label: label.get(row.run_id),
+      schedule: String(row.schedule) }))));
+  if (mine !== turn) return; // something newer is being drawn
+  if (lines.flat().length) await charts.curves("curves", lines.flat(), names, at("along").value, choose);
+  else at("curves").textContent = "No run of the selection trained with a loss.";
+  await drawRuns(now);
+}
+
+// --- one run, or two beside each other ---
+
+const link = (run) => element("a", { href: `record/${encodeURIComponent(run)}`, textContent: "record" });
+
+async function drawRuns({ run, beside }) {
+  const runs = [run, beside].filter((each, place, all) => rows.some((row) => row.run_id === each) && all.indexOf(each) === place);
+  const name = labels(rows);
+  for (const [id, value] of [["chosen", run], ["beside", beside]]) {
+    at(id).replaceChildren(new Option(id === "chosen" ? "none" : "nothing", ""),
+      ...rows.map((row) => new Option(`${name.get(row.run_id).replaceAll("\n", ", ")} [${row.run_id.slice(0, 8)}]`, row.run_id)));
+    at(id).value = value;
   }
-  return [...groups.values()].sort((a, b) => b.median - a.median).slice(0, 60);
+  const records = await Promise.all(runs.map((each) => asked(`record/${each}`)));
+  const spans = await Promise.all(runs.map((each) => asked(`timeline/${each}`)));
+  drawDetails(runs, records.map((each) => each || {}));
+  await drawTimelines(runs, spans.map((each) => (each || []).filter((span) => span[1] === "compute" && span[4] > span[3])));
 }
 
-function clickable(mark, words, row) {
-  mark.classList.add("mark");
-  mark.setAttribute("tabindex", "0");
-  mark.setAttribute("data-run", row.run_id);
-  const show = () => { at("tip").textContent = words; at("tip").hidden = false; };
-  mark.addEventListener("mouseenter", show);
-  mark.addEventListener("focus", show);
-  mark.addEventListener("mouseleave", () => { at("tip").hidden = true; });
-  const open = () => keep({ ...selection(), run: row.run_id });
-  mark.addEventListener("click", open);
-  mark.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
-  return mark;
-}
-
-function colour(schedule) {
-  const names = [...new Set(rows.map((row) => row.schedule))].sort();
-  return COLOURS[names.indexOf(schedule) % COLOURS.length];
-}
-
-function drawBars(found, metric) {
-  const groups = grouped(found, metric), top = Math.max(...groups.map((group) => group.values.at(-1)), 1e-300);
-  const picture = node("svg", { viewBox: `0 0 1000 ${groups.length * 22 + 4}`, role: "img", "aria-label": metric });
-  groups.forEach((group, place) => {
-    const y = place * 22 + 2, to = (value) => 520 + Math.max(0, value / top) * 390;
-    const low = group.values[0], high = group.values.at(-1), count = group.values.length;
-    const range = count > 1 ? `, ${count} runs from ${short(low)} to ${short(high)}` : ", one run";
-    const words = `${group.label}: ${short(group.median)}${range}`;
-    const label = group.label.length > 84 ? `${group.label.slice(0, 83)}...` : group.label;
-    picture.append(node("text", { x: 0, y: y + 13, "font-size": 11 }, label));
-    const bar = node("rect", { x: 520, y, width: Math.max(1, to(group.median) - 520), height: 17, class: "bar",
-      fill: colour(group.rows[0].schedule), "fill-opacity": group.rows[0].evidence === "measured" ? 1 : 0.55 });
-    picture.append(clickable(bar, words, group.rows[0]));
-    if (count > 1) {
-      const middle = y + 8.5;
-      picture.append(node("path", { class: "interval", stroke: "black", fill: "none",
-        d: `M${to(low)} ${middle - 4}v8M${to(low)} ${middle}H${to(high)}M${to(high)} ${middle - 4}v8` }));
-    }
-    picture.append(node("text", { x: to(high) + 6, y: y + 13, "font-size": 11 }, short(group.median)));
-  });
-  at("bars").replaceChildren(groups.length ? picture : "No run of the selection has this number.");
-}
-
-function drawScatter(found) {
-  const points = found.filter((row) => number(row.bubble_makespan) !== null && number(row.peak_memory_bytes) !== null);
-  const top = Math.max(...points.map((row) => row.peak_memory_bytes), 1) / 2 ** 30;
-  const picture = node("svg", { viewBox: "0 0 1000 330", role: "img", "aria-label": "bubble against memory" });
-  picture.append(node("path", { d: "M60 10V290H980", stroke: "black", fill: "none" }));
-  for (const part of [0, 0.25, 0.5, 0.75, 1]) {
-    picture.append(node("text", { x: 55 + part * 900, y: 304, "font-size": 11 }, short(part * top)));
-    picture.append(node("text", { x: 25, y: 294 - part * 270, "font-size": 11 }, String(part)));
+async function drawTimelines(runs, spans) {
+  const begins = spans.map((each) => each.reduce((least, span) => Math.min(least, span[3]), Infinity));
+  const moved = spans.map((each, place) => each.map(([device, lane, action, start, end]) =>
+    [device, lane, action, start - begins[place], end - begins[place]]));
+  const last = moved.flat().reduce((most, span) => Math.max(most, span[4]), 0); // one scale for both
+  at("timelines").replaceChildren(...runs.map((_, place) => element("div", { id: `timeline-${place}`, className: "chart" })));
+  for (const [place, run] of runs.entries()) {
+    const row = rows.find((each) => each.run_id === run);
+    if (moved[place].length) await charts.timeline(`timeline-${place}`, moved[place], parts(row).slice(0, 3).join(", "), last, row.times_in);
+    else at(`timeline-${place}`).textContent = `${row.schedule}: no timeline was kept; run it again with save_timeline=true.`;
   }
-  picture.append(node("text", { x: 430, y: 324, "font-size": 11 }, "peak memory of a device, GiB"));
-  for (const row of points.slice(0, 5000)) {
-    const gib = row.peak_memory_bytes / 2 ** 30;
-    const words = `${row.schedule}, ${row.model}, ${row.num_devices} devices, ${where(row)}, ${row.evidence}: ` +
-      `bubble ${short(row.bubble_makespan)}, ${short(gib)} GiB`;
-    const dot = node("circle", { cx: 60 + (gib / top) * 900, cy: 290 - row.bubble_makespan * 270, r: 5, class: "dot",
-      fill: colour(row.schedule), "fill-opacity": 0.7 });
-    picture.append(clickable(dot, words, row));
-  }
-  at("scatter").replaceChildren(points.length ? picture : "No run of the selection has both.");
 }
 
-function drawVerdicts(found) {
-  at("verdicts").tBodies[0].replaceChildren(...found.filter((row) => row.status !== "ok").slice(0, 500).map((row) => {
-    const line = document.createElement("tr");
-    for (const key of ["schedule", "model", "num_devices", "status", "reason"]) {
-      line.insertCell().textContent = row[key] ?? "";
-    }
-    return line;
+const readable = (value) => (Array.isArray(value) ? value.map(readable).join(", ")
+  : typeof value === "number" ? Number(value.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 12 })
+    : value === null || value === undefined ? "–" : String(value));
+
+function drawDetails(runs, records) {
+  const table = at("details"), head = element("tr", {}, element("th", { textContent: "field" }));
+  for (const run of runs) head.append(element("th", {}, `${run.slice(0, 8)} `, link(run)));
+  const flat = (value) => value === null || typeof value !== "object" || (Array.isArray(value) && value.every(flat));
+  const others = [...new Set(records.flatMap(Object.keys))].filter((key) => !FIRST.includes(key) && key !== "overrides");
+  const same = (key) => new Set(records.map((each) => readable(each[key]))).size < 2;
+  const keys = [...FIRST, ...others.filter((key) => records.every((each) => flat(each[key] ?? null)) && !same(key))];
+  const lines = runs.length ? keys.filter((key) => records.some((each) => each[key] !== null && each[key] !== undefined)) : [];
+  table.tHead.replaceChildren(...(runs.length ? [head] : []));
+  table.tBodies[0].replaceChildren(...lines.map((key) => element("tr", { className: same(key) ? "" : "differs" },
+    element("td", { textContent: key }), ...records.map((each) => element("td", { textContent: readable(each[key]) })))),
+  ...(runs.length ? [element("tr", {}, element("td", { textContent: "command" }), ...runs.map((run) =>
+    element("td", {}, element("code", { textContent: rows.find((row) => row.run_id === run).command }))))] : []));
+}
+
+// --- states and verdicts ---
+
+function drawSweeps() {
+  at("sweeps").replaceChildren(...sweeps.map((each) => {
+    const states = Object.entries(each.states).map(([state, count]) => `${count} ${state}`).join(", ");
+    const pace = each.runs_per_minute === null ? "" : `; ${readable(Number(each.runs_per_minute.toPrecision(2)))} runs a minute`;
+    const left = each.left_s === null ? "" : `, ${Math.ceil(each.left_s / 60)} min left at this pace`;
+    return element("li", {}, element("code", { textContent: each.command }), ` ${each.cells} cells: ${states}${pace}${left}`);
   }));
 }
 
-// --- one run ---
-
-async function drawRun(run) {
-  const row = rows.find((each) => each.run_id === run);
-  at("run").hidden = !row;
-  if (!row) return;
-  at("command").textContent = row.command;
-  at("verdict").textContent = `${row.status}${row.reason ? `: ${row.reason}` : ""}; evidence: ${row.evidence}`;
-  const spans = row.has_timeline ? await (await fetch(`timeline/${encodeURIComponent(run)}`)).json() : null;
-  at("timeline").replaceChildren(spans && spans.length ? timeline(spans)
-    : "No timeline was kept: run the command again with save_timeline=true.");
-}
-
-function timeline(spans) {
-  const work = spans.filter((span) => span[1] === "compute" && span[4] > span[3]);
-  const devices = Math.max(...work.map((span) => span[0])) + 1;
-  const begin = Math.min(...work.map((span) => span[3])), end = Math.max(...work.map((span) => span[4]));
-  const picture = node("svg", { viewBox: `0 0 1000 ${devices * 20 + 18}`, role: "img", "aria-label": "timeline" });
-  for (const [device, , action, start, stop] of work) {
-    const kind = (action.match(/[A-Z]/) || ["?"])[0];
-    const bar = node("rect", { x: 30 + ((start - begin) / (end - begin)) * 960, y: device * 20 + 2, height: 16,
-      width: Math.max(0.4, ((stop - start) / (end - begin)) * 960), fill: KINDS[kind] || "#999999", class: "action" });
-    bar.append(node("title", {}, `${action}: ${start} s to ${stop} s`));
-    picture.append(bar);
-  }
-  for (let device = 0; device < devices; device++) {
-    picture.append(node("text", { x: 2, y: device * 20 + 14, "font-size": 11 }, String(device)));
-  }
-  picture.append(node("text", { x: 30, y: devices * 20 + 14, "font-size": 11 },
-    `device by row; ${short(begin)} s to ${short(end)} s`));
-  return picture;
+function drawVerdicts(found) {
+  at("verdicts").tBodies[0].replaceChildren(...found.filter((row) => row.status !== "ok").slice(0, 500).map((row) =>
+    element("tr", {}, ...["schedule", "model", "num_devices", "status", "reason"].map((key) =>
+      element("td", { textContent: readable(row[key]) })), element("td", {}, link(row.run_id)))));
 }
 
 // --- following the folder ---
 
-function draw() {
-  const now = selection(), found = rows.filter((row) => chosen(row, now.picked));
+async function asked(path) {
+  return (await fetch(path)).json();
+}
+
+async function draw() {
+  const now = selection(), found = chosen(now);
   drawFilters(now);
-  drawBars(found, now.metric);
-  drawScatter(found);
+  drawSweeps();
   drawVerdicts(found);
-  drawRun(now.run);
   at("state").textContent = `${found.length} of ${rows.length} runs shown; the page follows the folder.`;
+  await drawCharts(now, found);
+  document.body.dataset.drawn = location.hash;
 }
 
 async function follow() {
   try {
-    const text = await (await fetch("rows.json")).text();
-    if (text !== seen) {
-      seen = text;
-      rows = JSON.parse(text);
-      draw();
+    const [runs, states] = await Promise.all(["rows.json", "sweeps.json"].map(async (path) => (await fetch(path)).text()));
+    if (runs + states !== seen) {
+      [rows, sweeps] = [JSON.parse(runs), JSON.parse(states)];
+      if (runs !== drawn) await draw();
+      else drawSweeps();
+      [seen, drawn] = [runs + states, runs];
     }
-  } catch {
-    at("state").textContent = "The dashboard has ended; start it again to go on.";
+  } catch (error) {
+    at("state").textContent = `The dashboard has ended, start it again to go on (${error.message}).`;
   }
   setTimeout(follow, FOLLOW_MS);
 }
 
-at("metric").addEventListener("change", () => keep({ ...selection(), metric: at("metric").value }));
+for (const id of ["metric", "along", "sweep"]) at(id).addEventListener("change", () => keep({ [id]: at(id).value }));
+at("chosen").addEventListener("change", () => keep({ run: at("chosen").value }));
+at("beside").addEventListener("change", () => keep({ beside: at("beside").value }));
 addEventListener("hashchange", draw);
+addEventListener("resize", () => { clearTimeout(draw.later); draw.later = setTimeout(draw, 200); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 follow();

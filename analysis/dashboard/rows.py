@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.harness import record
-from rpbench.harness.clock import under_unit
+from rpbench.harness.clock import under_unit, unit
 from rpbench.harness.recording import TIMELINE
 
 SHOWN = (
@@ -64,6 +64,29 @@ class Rows:
         self._known = found
         return [row for _, row in found.values() if row is not None]
 
+    @property
+    def stamps(self) -> dict[str, float]:
+        """When each record was written, in seconds of the system's clock, by its name."""
+        return {name: stamp / 1e9 for name, (stamp, _) in self._known.items()}
+
+    def record(self, run_id: str) -> dict[str, Any] | None:
+        """A record as it stands in its file; None where there is no sound one."""
+        if not _RUN_ID.fullmatch(run_id):
+            return None
+        try:
+            return record.read(self._results / run_id)
+        except RecursionError:
+            return None
+
+    def curve(self, run_id: str) -> list[list[Any]]:
+        """Loss of each batch and the second when its last gradient was back; empty where the run kept none."""
+        found = self.record(run_id) or {}
+        losses, seconds = found.get("loss_curve"), found.get("loss_curve_s")
+        if not (isinstance(losses, list) and isinstance(seconds, list) and len(losses) == len(seconds)):
+            return []
+        points = [[step, loss, second] for step, (loss, second) in enumerate(zip(losses, seconds, strict=True))]
+        return [point for point in points if all(map(_is_number, point))]
+
     def timeline(self, run_id: str) -> list[list[Any]] | None:
         """Device, lane, action, start and end in seconds of each action; None where none was kept, or another."""
         if not _RUN_ID.fullmatch(run_id):
@@ -77,6 +100,10 @@ class Rows:
             return [_span(row) for row in islice(csv.DictReader(io.StringIO(text)), _MOST_SPANS)]
         except (ValueError, KeyError, TypeError, csv.Error):
             return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _span(row: dict[str, str]) -> list[Any]:
@@ -94,9 +121,11 @@ def _row(folder: Path) -> dict[str, Any] | None:
     if found is None:
         return None
     row = {under_unit(found, key): found.get(key) for key in SHOWN}
-    peak = found.get("peak_memory_bytes")
-    numbers = [item for item in peak if isinstance(item, (int, float))] if isinstance(peak, list) else []
-    row["peak_memory_bytes"] = max(numbers, default=None)
+    for key in ("peak_memory_bytes", "peak_in_flight"):  # of the fullest device
+        values = found.get(key)
+        row[key] = max(filter(_is_number, values), default=None) if isinstance(values, list) else None
+    row["times_in"] = unit(found)
+    row["has_curve"] = isinstance(found.get("loss_curve"), list)
     row["command"] = " ".join(["python -m rpbench", *map(str, found.get("overrides") or ())])
     row["has_timeline"] = (folder / TIMELINE).exists()
     return row

@@ -1,7 +1,14 @@
-"""Server: the page and what it shows, on loopback only. It answers reads; nothing here writes."""
+"""Server: the page and what it shows, on loopback only. It answers reads; nothing here writes.
+
+The charts are drawn by Vega-Lite. Its JavaScript comes out of the installed package vl-convert-python, so that the page
+asks nobody outside.
+"""
 
 import json
 import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,15 +17,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from analysis.dashboard.rows import Rows
+from analysis.dashboard.sweeps import read_sweeps
 
 _HERE = Path(__file__).parent
 _FILES = {
     "/": ("page.html", "text/html"),
     "/page.js": ("page.js", "text/javascript"),
+    "/charts.js": ("charts.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'",
+    # Vega writes style attributes; texts of records reach the page as text nodes and marks of a chart alone.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -35,7 +46,14 @@ class Dashboard:
 
     def __init__(self, results: Path, port: int = 0) -> None:
         rows = Rows(results)
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), lambda *given: _Answer(rows, *given))
+        asked: dict[str, Callable[[str], Any]] = {
+            "rows.json": lambda _: rows.read(),
+            "sweeps.json": lambda _: read_sweeps(results, rows.stamps, time.time()),
+            "record": rows.record,
+            "curve": rows.curve,
+            "timeline": rows.timeline,
+        }
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), lambda *given: _Answer(asked, *given))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -63,15 +81,34 @@ def serve(results: Path, port: int = 0) -> Dashboard:
 
     Raises:
         OSError: if the port is taken.
+        ValueError: if the chart library is not installed.
     """
+    charts_library()
     return Dashboard(results, port)
+
+
+@cache
+def charts_library() -> bytes:
+    """Vega, Vega-Lite and Vega-Embed in one script.
+
+    Raises:
+        ValueError: if the package that holds them is not installed.
+    """
+    try:
+        import vl_convert
+    except ImportError:
+        raise ValueError(
+            "dashboard: vl-convert-python, which holds the chart library, is not installed; "
+            "pip install vl-convert-python"
+        ) from None
+    return f"(() => {{\n{vl_convert.javascript_bundle()}\n}})()\n".encode()  # its names are its own
 
 
 class _Answer(BaseHTTPRequestHandler):
     """One request. Reads only: every other method is answered 501 by the base class."""
 
-    def __init__(self, rows: Rows, *given: Any) -> None:
-        self._rows = rows
+    def __init__(self, asked: Mapping[str, Callable[[str], Any]], *given: Any) -> None:
+        self._asked = asked
         super().__init__(*given)
 
     def do_GET(self) -> None:
@@ -83,15 +120,20 @@ class _Answer(BaseHTTPRequestHandler):
         if path in _FILES:
             name, kind = _FILES[path]
             self._send(HTTPStatus.OK, (_HERE / name).read_bytes(), kind)
-        elif path == "/rows.json":
-            self._send_json(self._rows.read())
-        elif path.startswith("/timeline/"):
-            self._send_json(self._rows.timeline(path.removeprefix("/timeline/")))
+            return
+        if path == "/vega.js":
+            self._send(HTTPStatus.OK, charts_library(), "text/javascript")
+            return
+        kind, _, name = path.removeprefix("/").partition("/")
+        if kind in self._asked and bool(name) != kind.endswith(".json"):
+            self._send_json(self._asked[kind](name))
         else:
             self._send(HTTPStatus.NOT_FOUND, b"not here\n", "text/plain")
 
     def _send_json(self, found: Any) -> None:
-        self._send(HTTPStatus.OK, json.dumps(found).encode(), "application/json")
+        self._send(
+            HTTPStatus.OK, json.dumps(found, indent=1 if isinstance(found, dict) else None).encode(), "application/json"
+        )
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)

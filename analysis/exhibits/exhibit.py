@@ -42,6 +42,7 @@ class Exhibit:
         drawings: further figures that are files of their own, by file stem.
         table: the numbers, of a figure as well.
         run_ids: records behind it; those of the table if left out.
+        question: what it asks, of one that the report knows no question of.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Exhibit:
     drawings: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
     table: Table | None = None
     run_ids: Sequence[str] = field(default=())
+    question: str = ""
 
     @property
     def records(self) -> tuple[str, ...]:

@@ -1,162 +1,151 @@
-"""A sweep of somebody's own as an exhibit: its runs side by side, the best of every column, and what differs."""
+"""A sweep of somebody's own as an exhibit: which choice is best at which size, among runs that do the same work."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from statistics import median
 
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, table
+from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
+from analysis.exhibits.equal_work import (
+    SIZES,
+    Contender,
+    Measure,
+    Row,
+    Work,
+    best_of,
+    contenders_of,
+    makespan_in,
+    number_of,
+    what_differs,
+    works_told,
+)
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
-from rpbench.harness.clock import Clock, clock
-from rpbench.harness.manifest import Cell as Planned
 from rpbench.harness.manifest import Manifest
 
-Row = Mapping[str, Any]
-
 _MOST_BARS = 60
-_BEST = " ★"  # stands behind the best number of a column
+_MOST_TOLD = 6  # works whose winner is named one by one
+_MOST_VALUES = 4  # of a choice that a title names
+_BEST = " ★"  # stands behind the best number of equal work
 
-
-@dataclass(frozen=True)
-class Measure:
-    """A column of the comparison: what it is called, how it is read off a record, and which end of it is better."""
-
-    name: str
-    read: Callable[[Row], float | None]
-    form: str
-    best: Callable[..., float] = min
-
-
-@dataclass(frozen=True)
-class Line:
-    """A run of the sweep, or a cell that left none.
-
-    Args:
-        names: what it chose, of what differs.
-        row: its record; None where there is none.
-        state: how it ended, in a word, and why.
-    """
-
-    names: tuple[str, ...]
-    row: Row | None
-    state: str
+_MEASURES = (
+    Measure("tokens/s", number_of("tokens_per_s"), ",.0f", max),
+    Measure("makespan (s)", makespan_in("seconds"), ".4g"),
+    Measure("makespan (slots)", makespan_in("slots"), ",.0f"),
+    Measure("bubble (%)", number_of("bubble_makespan", 100), ".2f"),
+    Measure("fullest device (GB)", number_of("peak_memory_bytes", 1e-9), ".3g"),
+    Measure("host memory (GB)", number_of("host_memory_bytes", 1e-9), ".3g"),
+    Measure("exposed hops (s)", number_of("comm_exposed_s"), ".3g"),
+    Measure("steps late", number_of("staleness_steps"), ".0f"),
+    Measure("loss", number_of("loss"), ".4f"),
+)
 
 
 def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
     """The runs of one sweep, compared; cells that failed or do not fit stand among them with their reason."""
     by_id = {row["run_id"]: row for row in rows}
-    keys, same = _what_differs(manifest.cells)
-    contended = any(len(cell.run_ids) > 1 for cell in manifest.cells)
-    lines = [line for cell in manifest.cells for line in _lines(cell, keys, by_id, contended)]
+    keys, same = what_differs(manifest.cells)
+    lines = contenders_of(manifest, by_id, keys)
+    contended = any(len(line.names) > len(keys) for line in lines)
     heads = (*keys, *(("contender",) if contended else ()))
-    running = [line for line in lines if _is_ok(line)]
-    measures = [each for each in _MEASURES if any(_read(each, line) is not None for line in running)]
+    running = [line for line in lines if line.is_ok]
+    measures = [each for each in _MEASURES if any(line.values(each) for line in running)]
+    works = works_told(running)
     return Exhibit(
         id=f"sweep_{manifest.name}",
-        title=f"Sweep {manifest.name}: {len(lines)} runs",
-        caption=_caption(manifest, same, lines, measures, heads),
-        evidence=tuple(sorted({str(line.row["evidence"]) for line in running if line.row and line.row["evidence"]})),
+        title=_title(manifest, keys),
+        caption=_caption(manifest, same, running, measures, heads, works),
+        evidence=tuple(sorted({str(row["evidence"]) for line in running for row in line.rows if row["evidence"]})),
         command=manifest.command,
         draw=partial(_draw, running, measures[0], heads) if measures and 0 < len(running) <= _MOST_BARS else None,
         drawings={},
         table=_tabulate(heads, measures, lines),
         run_ids=tuple(run for cell in manifest.cells for run in cell.run_ids if run in by_id),
+        question=_question(heads, works),
     )
 
 
-# --- what differs --------------------------------------------------------------------------------------------
+# --- what was swept --------------------------------------------------------------------------------------------
 
 
-def _what_differs(cells: Sequence[Planned]) -> tuple[list[str], dict[str, str]]:
-    """Choices that are not the same in all cells, and those that are with their values."""
-    keys = list(dict.fromkeys(key for cell in cells for key in cell.overrides))
-    values = {key: {cell.overrides.get(key, "") for cell in cells} for key in keys}
-    differ = [key for key in keys if len(values[key]) > 1]
-    same = {key: next(iter(values[key])) for key in keys if len(values[key]) == 1}
-    return differ or list(same)[:1], same
+def _title(manifest: Manifest, keys: Sequence[str]) -> str:
+    """What was swept: `gpipe, 1f1b and 2 more; num_microbatches 6, 12`."""
+    told = []
+    for key in keys:
+        values = list(dict.fromkeys(cell.overrides[key] for cell in manifest.cells if key in cell.overrides))
+        rest = len(values) - _MOST_VALUES
+        shown = ", ".join(values[:_MOST_VALUES]) + (f" and {rest} more" if rest > 0 else "")
+        told.append(shown if key == "schedule" else f"{key} {shown}")
+    swept = "; ".join(told) or "one run"
+    return f"{manifest.experiment}: {swept}" if manifest.experiment else swept
 
 
-def _lines(cell: Planned, keys: Sequence[str], by_id: Mapping[str, Row], contended: bool) -> list[Line]:
-    chosen = tuple(cell.overrides.get(key, "–") for key in keys)
-    found = [by_id[run] for run in cell.run_ids if run in by_id]
-    if not found:
-        return [Line((*chosen, "–") if contended else chosen, None, _ended(cell.state, cell.reason))]
-    return [
-        Line(
-            (*chosen, str(row.get("contender") or "–")) if contended else chosen,
-            row,
-            _ended(str(row["status"]), str(row.get("reason") or "")),
-        )
-        for row in found
-    ]
+def _question(heads: Sequence[str], works: Mapping[Work, str]) -> str:
+    chosen = [head for head in heads if head.partition(".")[0] not in SIZES] or list(heads[:1])
+    what = " and ".join(chosen)
+    return f"Which {what} is fastest at which size?" if len(works) > 1 else f"Which {what} is fastest?"
 
 
-def _ended(state: str, reason: str) -> str:
-    return f"{state}: {reason}" if reason else state
+def _caption(
+    manifest: Manifest,
+    same: Mapping[str, str],
+    running: Sequence[Contender],
+    measures: Sequence[Measure],
+    heads: Sequence[str],
+    works: Mapping[Work, str],
+) -> str:
+    counts = ", ".join(f"{number} {state}" for state, number in manifest.counts.items() if number)
+    held = ", ".join(f"{key}={value}" for key, value in same.items())
+    held = f" The same in all: {held}." if held else ""
+    text = (
+        f"What differs: {', '.join(heads)}.{held} Cells: {counts}. Runs of equal work (tokens, model, devices, costs) "
+    )
+    text += "are compared, and no others; the best of them bears a star."
+    if not measures:
+        return f"{text} No run of this sweep ended with numbers."
+    if any(len(line.rows) > 1 for line in running):
+        text += " Repeats are shown as median (least–most); those whose ranges meet are not told apart."
+    return f"{text} {_winners(measures[0], running, works)}"
 
 
-def _is_ok(line: Line) -> bool:
-    return line.row is not None and line.row["status"] == "ok"
+def _winners(measure: Measure, running: Sequence[Contender], works: Mapping[Work, str]) -> str:
+    """Who is best at each work; of many works how often each is."""
+    told, wins = [], Counter[str]()
+    for work, words in works.items():
+        best = best_of(measure, [line for line in running if line.work == work])
+        if not best:
+            continue
+        names = [" ".join(_of_choice(line, running)) for line in best]
+        wins[" and ".join(names)] += 1
+        value = f"{median(best[0].values(measure)):{measure.form}}"
+        who = f"{' and '.join(names)} tie with {value}" if len(names) > 1 else f"{names[0]} with {value}"
+        told.append(f"{words}: {who}" if words else who)
+    if not told:
+        return f"No two runs did the same work, so that none is best by {measure.name}."
+    if len(told) > _MOST_TOLD:
+        each = ", ".join(f"{names} at {number}" for names, number in wins.most_common(_MOST_TOLD))
+        return f"Best {measure.name} of {len(told)} sizes: {each}."
+    return f"Best {measure.name}: {'; '.join(told)}."
 
 
-# --- what is compared ----------------------------------------------------------------------------------------
+def _of_choice(line: Contender, running: Sequence[Contender]) -> tuple[str, ...]:
+    """The names of a contender that are not the same for all of its work."""
+    peers = [other for other in running if other.work == line.work]
+    differ = [name for place, name in enumerate(line.names) if len({other.names[place] for other in peers}) > 1]
+    return tuple(differ) or line.names
 
 
-def _number(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
-    """A field of a record in another unit; the largest of a list, None where it is no number."""
-
-    def read(row: Row) -> float | None:
-        value = row.get(key)
-        if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
-            value = max(value)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            return None
-        return factor * value
-
-    return read
+# --- table and drawing -----------------------------------------------------------------------------------------
 
 
-def _makespan(unit: Clock) -> Callable[[Row], float | None]:
-    """The makespan of runs whose times are slots, or of those whose times are seconds."""
-
-    def read(row: Row) -> float | None:
-        return _number("makespan_s")(row) if clock(row) == unit else None
-
-    return read
-
-
-_MEASURES = (
-    Measure("tokens/s", _number("tokens_per_s"), ",.0f", max),
-    Measure("makespan (s)", _makespan("seconds"), ".4g"),
-    Measure("makespan (slots)", _makespan("slots"), ",.0f"),
-    Measure("bubble (%)", _number("bubble_makespan", 100), ".2f"),
-    Measure("fullest device (GB)", _number("peak_memory_bytes", 1e-9), ".3g"),
-    Measure("host memory (GB)", _number("host_memory_bytes", 1e-9), ".3g"),
-    Measure("exposed hops (s)", _number("comm_exposed_s"), ".3g"),
-    Measure("steps late", _number("staleness_steps"), ".0f"),
-    Measure("loss", _number("loss"), ".4f"),
-)
-
-
-def _read(measure: Measure, line: Line) -> float | None:
-    return measure.read(line.row) if line.row is not None and _is_ok(line) else None
-
-
-def _best(measure: Measure, lines: Sequence[Line]) -> float | None:
-    """The best number of a column; None where all are the same, so that none is better."""
-    values = [value for line in lines if (value := _read(measure, line)) is not None]
-    return measure.best(values) if len(set(values)) > 1 else None
-
-
-def _tabulate(heads: Sequence[str], measures: Sequence[Measure], lines: Sequence[Line]) -> Table:
-    best = {each.name: _best(each, lines) for each in measures}
+def _tabulate(heads: Sequence[str], measures: Sequence[Measure], lines: Sequence[Contender]) -> Table:
+    starred = {(each.name, id(line)) for each in measures for line in _starred(each, lines)}
     rows = [
         (
             *map(label, line.names),
-            *(_cell(each, line, best[each.name]) for each in measures),
+            *(_cell(each, line, (each.name, id(line)) in starred) for each in measures),
             label(line.state),
         )
         for line in lines
@@ -164,58 +153,53 @@ def _tabulate(heads: Sequence[str], measures: Sequence[Measure], lines: Sequence
     return table((*heads, *(each.name for each in measures), "how it ended"), rows)
 
 
-def _cell(measure: Measure, line: Line, best: float | None) -> Cell:
-    value = _read(measure, line)
-    if value is None or line.row is None:
+def _starred(measure: Measure, lines: Sequence[Contender]) -> list[Contender]:
+    """The best of each work; none where all of it are as good."""
+    groups: dict[Work, list[Contender]] = {}
+    for line in lines:
+        if line.values(measure):
+            groups.setdefault(line.work, []).append(line)
+    found = [(best_of(measure, group), group) for group in groups.values()]
+    return [line for best, group in found if len(best) < len(group) for line in best]
+
+
+def _cell(measure: Measure, line: Contender, starred: bool) -> Cell:
+    values = line.values(measure)
+    if not values:
         return NOTHING
-    cell = ours(value, measure.form, line.row["run_id"])
-    return Cell(cell.value, cell.text + _BEST, cell.run_ids) if value == best else cell
+    runs = [row["run_id"] for row in line.rows]
+    if len(values) > 1:
+        cell = ranged((median(values), min(values), max(values)), measure.form, runs)
+    else:
+        cell = ours(values[0], measure.form, runs)
+    return Cell(cell.value, cell.text + _BEST, cell.run_ids) if starred else cell
 
 
-# --- words and drawing ---------------------------------------------------------------------------------------
-
-
-def _caption(
-    manifest: Manifest,
-    same: Mapping[str, str],
-    lines: Sequence[Line],
-    measures: Sequence[Measure],
-    heads: Sequence[str],
-) -> str:
-    counts = ", ".join(f"{number} {state}" for state, number in manifest.counts.items() if number)
-    held = ", ".join(f"{key}={value}" for key, value in same.items())
-    held = f" The same in all: {held}." if held else ""
-    text = f"What differs: {', '.join(heads)}.{held} Cells: {counts}. The best of a column bears a star."
-    if not measures:
-        return f"{text} No run of this sweep ended with numbers."
-    first = measures[0]
-    ranked = sorted(
-        (line for line in lines if _read(first, line) is not None), key=lambda line: _read(first, line) or 0
-    )
-    if first.best is max:
-        ranked.reverse()
-    winner, rest = ranked[0], ranked[1:]
-    said = f"Best {first.name}: {' '.join(winner.names)} with {_read(first, winner):{first.form}}"
-    if rest:
-        said += f", then {' '.join(rest[0].names)} with {_read(first, rest[0]):{first.form}}"
-    return f"{text} {said}."
-
-
-def _draw(lines: Sequence[Line], measure: Measure, heads: Sequence[str]) -> Figure:
-    """A bar a run, in the order of the sweep."""
-    shown = [line for line in lines if _read(measure, line) is not None]
+def _draw(lines: Sequence[Contender], measure: Measure, heads: Sequence[str]) -> Figure:
+    """A bar a contender, those of equal work beside each other; a line from the least to the most of its repeats."""
+    works = list(dict.fromkeys(line.work for line in lines))
+    shown = sorted((line for line in lines if line.values(measure)), key=lambda line: works.index(line.work))
+    places = [number + 0.6 * works.index(line.work) for number, line in enumerate(shown)]
     with style.applied():
-        figure = Figure(figsize=(8, 0.9 + 0.24 * len(shown)), layout="constrained")
+        figure = Figure(figsize=(8, 0.9 + 0.24 * (places[-1] + 1)), layout="constrained")
         axes = figure.add_subplot()
-        values = [_read(measure, line) or 0.0 for line in shown]
-        bars = axes.barh(range(len(shown)), values, color=style.BLUE, height=0.7)
-        axes.bar_label(bars, [f"{value:{measure.form}}" for value in values], padding=3, fontsize=7.5)
-        axes.set_yticks(range(len(shown)), [" · ".join(line.names) for line in shown])
+        values = [line.values(measure) for line in shown]
+        middle = [median(each) for each in values]
+        spread = [[m - min(each) for m, each in zip(middle, values, strict=True)]]
+        spread.append([max(each) - m for m, each in zip(middle, values, strict=True)])
+        repeated = any(len(each) > 1 for each in values)
+        bars = axes.barh(
+            places, middle, color=style.BLUE, height=0.7, xerr=spread if repeated else None, ecolor="black"
+        )
+        axes.bar_label(bars, [f"{value:{measure.form}}" for value in middle], padding=3, fontsize=7.5)
+        axes.set_yticks(places, [" · ".join(line.names) for line in shown])
         axes.invert_yaxis()
         axes.margins(x=0.12)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(measure.name)
-        axes.set_title(f"by {', '.join(heads)}", fontweight="normal", fontsize=8.5)
+        axes.set_title(
+            f"by {', '.join(heads)}; bars beside each other did the same work", fontweight="normal", fontsize=8.5
+        )
     return figure
 
 

@@ -88,7 +88,7 @@ class Judgement:
 
 def question(exhibit: Exhibit) -> str:
     """What an exhibit asks; its title where no question was put."""
-    return _QUESTIONS.get(exhibit.id, exhibit.title)
+    return exhibit.question or _QUESTIONS.get(exhibit.id, exhibit.title)
 
 
 def answer(exhibit: Exhibit) -> str:

@@ -41,4 +41,4 @@ class Content:
     @property
     def shown(self) -> list[Exhibit]:
         """Every exhibit that gets a page."""
-        return [*self.own, *self.exhibits]
+        return [*self.exhibits, *self.own]

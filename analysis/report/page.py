@@ -1,8 +1,10 @@
 """From records to pages: gather what there is, judge the claims, render, write."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from analysis.claims import Need, all_claims, evaluate
 from analysis.exhibits.catalogue import exhibits as make_exhibits
@@ -11,11 +13,13 @@ from analysis.exhibits.tables.files import save_table
 from analysis.records.experiments import Experiments, is_current
 from analysis.report import views
 from analysis.report.content import Content
-from analysis.report.images import draw_all
+from analysis.report.images import draw_all, drawings_of
 from analysis.report.pages import render_all
 from rpbench.harness.config import options_of
 from rpbench.harness.manifest import Manifest
 from rpbench.harness.record import write_atomically
+
+_EVERY_S = 3.0
 
 
 def build(results: Path, out: Path) -> Path:
@@ -27,14 +31,35 @@ def build(results: Path, out: Path) -> Path:
         ValueError: if the folder holds no record.
     """
     experiments = Experiments(results)
+    _say(f"reading the records of {results}")
     judged = {each.experiment for each in experiments.manifests if is_ours(experiments, each)}
     content = gather(experiments, lambda need: need.experiment in judged, "these runs")
     content.figures = out.parent / folder_of(out) / "figures"
-    content.images = draw_all(content.shown, content.figures)
+    drawings = sum(len(drawings_of(each)) for each in content.shown)
+    _say(f"{len(content.rows):,} records; drawing {drawings} figures")
+    content.images = draw_all(content.shown, content.figures, done=_Drawn(drawings).tell)
     for each in content.shown:
         if each.table is not None:
             save_table(each.table, each.id, content.figures)
+    _say("writing the pages")
     return write(content, out)
+
+
+class _Drawn:
+    """Says how many figures are drawn, every few seconds."""
+
+    def __init__(self, number: int) -> None:
+        self._number, self._done, self._said = number, 0, monotonic()
+
+    def tell(self, stem: str) -> None:
+        self._done += 1
+        if monotonic() - self._said > _EVERY_S:
+            self._said = monotonic()
+            _say(f"{self._done} of {self._number} figures drawn")
+
+
+def _say(words: str) -> None:
+    print(f"rpbench: report: {words}", file=sys.stderr, flush=True)
 
 
 def gather(

@@ -81,7 +81,7 @@ class _Pages:
 
     def _first(self) -> str:
         content = self._content
-        front = [each.id for each in content.own] + list(FIRST)
+        front = [*FIRST, *(each.id for each in content.own)]
         cards = sorted((each for each in content.shown if each.id in front), key=lambda each: front.index(each.id))
         red = [verdict for verdict in content.verdicts if verdict.red]
         return self._render(

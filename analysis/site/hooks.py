@@ -8,7 +8,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from analysis.site import fences, generated, links, methods
+from analysis.site import fences, generated, links, methods, runtime
 
 _LOG = logging.getLogger("mkdocs.plugins.rpbench")
 
@@ -23,11 +23,14 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add documents of the repository, and the drawings."""
+    """Add documents of the repository, the drawings, and what the page of schedules runs."""
     for path, uri in links.PROJECT.items():
         files.append(File.generated(config, uri, abs_src_path=str(links.ROOT / path)))
     for name, drawing in _drawings():
         files.append(File.generated(config, f"methods/{name}.svg", content=drawing))
+    if not runtime.is_there():
+        _LOG.info("schedules.md works nothing out: there is no Pyodide; npm ci --prefix analysis/site fetches it")
+    files.append(File.generated(config, runtime.NAME, content=runtime.script()))
     return files
 
 

@@ -6,14 +6,15 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from rpbench.cost.model import BYTES_PER_VALUE, Model
 
-Ints = npt.NDArray[np.int64]
+if TYPE_CHECKING:  # planning by rule runs where there is no numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Ints = npt.NDArray[np.int64]
 
 # Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
 OPTIMIZER_BYTES = 12
@@ -35,10 +36,10 @@ class LayerSize(NamedTuple):
 class StageSizes(NamedTuple):
     """The same of the stages of many cuts, (plans, stages)."""
 
-    weights: Ints
-    gradients: Ints
-    optimizer: Ints
-    activations: Ints
+    weights: "Ints"
+    gradients: "Ints"
+    optimizer: "Ints"
+    activations: "Ints"
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ optimizer                                 nothing; or its traffic over the memor
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, ModelBytes
 from rpbench.cost.table import CostTable, Work
 from rpbench.cost.transfers import StageBytes, TransferTimes
@@ -18,6 +18,9 @@ from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
+
+if TYPE_CHECKING:
+    from rpbench.cost.hardware import Cluster
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Traffic:
     """
 
     sizes: ModelBytes
-    cluster: Cluster
+    cluster: "Cluster"
     boundaries: bool | None = None
     optimizer: OptimizerTraffic | None = None
 

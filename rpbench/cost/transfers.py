@@ -9,14 +9,17 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
 from rpbench.cost.table import Number
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from rpbench.cost.hardware import Cluster
 
 
 class StageBytes:
@@ -92,7 +95,7 @@ class TransferTimes:
     """
 
     stages: StageBytes
-    cluster: Cluster
+    cluster: "Cluster"
     units_per_second: int = 1
     optimizer_bytes: float | None = None
 

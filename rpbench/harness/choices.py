@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rpbench.harness.config_error import ConfigError
 from rpbench.harness.hydra_words import reworded
 
 T = TypeVar("T")
@@ -22,10 +23,6 @@ _PREFIXES = {
     "TrackerConfig": "tracker.",
     **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel", "Failures"), "mode."),
 }
-
-
-class ConfigError(ValueError):
-    """A request that cannot be understood: unknown names, misspelt keys, values of the wrong type."""
 
 
 def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:

@@ -14,38 +14,13 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from rpbench.harness.colours import COLOURS, NAMES, OTHER
 from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe-Ito: forward blue, backward vermilion, the halves of a backward apart, recomputation pale.
-COLOURS = {
-    Kind.F: "#56B4E9",
-    Kind.B: "#E69F00",
-    Kind.FB: "#D55E00",
-    Kind.I: "#F0C05A",
-    Kind.W: "#009E73",
-    Kind.R: "#CFCFCF",
-    Kind.STEP: "#CC79A7",
-    Kind.STEP_REST: "#CC79A7",
-    Kind.HF: "#8FD3F4",
-    Kind.HB: "#F7B267",
-}
-NAMES = {
-    Kind.F: "F forward",
-    Kind.B: "B backward",
-    Kind.FB: "FB fused forward and backward",
-    Kind.I: "I input gradient",
-    Kind.W: "W weight gradient",
-    Kind.R: "R recompute",
-    Kind.STEP: "STEP optimizer",
-    Kind.STEP_REST: "STEP_REST optimizer of the host",
-    Kind.HF: "HF shard of the head, forward",
-    Kind.HB: "HB shard of the head, backward",
-}
-_OTHER = "#999999"
 _PALE = 0.45  # of white in the head of a bar
 _FONT_PT = 5.5
 _LETTER_PT = 0.62 * _FONT_PT  # width of a digit or a capital; those of the font are a little less
@@ -112,7 +87,7 @@ def bars_of(timeline: Timeline, height: float = 0.84, per_second: float = 1.0) -
             low = span.device - height / 2 + height * number / len(parts)
             high = low + height / len(parts)
             kinds.add(part.kind)
-            colour = COLOURS.get(part.kind, _OTHER)
+            colour = COLOURS.get(part.kind, OTHER)
             boxes[colour].append(_box(main, end, low, high))
             if main > start:
                 heads.add(part.kind)
@@ -146,11 +121,11 @@ def put_bars(axes: "Axes", bars: Bars, points: float, *, rasterized: bool = Fals
 
 def handles(kinds: Iterable[Kind], heads: Iterable[Kind] = ()) -> list[Patch]:
     """The legend of what is drawn."""
-    found = [Patch(color=COLOURS.get(kind, _OTHER), label=NAMES.get(kind, kind.name)) for kind in sorted(kinds)]
+    found = [Patch(color=COLOURS.get(kind, OTHER), label=NAMES.get(kind, kind.name)) for kind in sorted(kinds)]
     pale = {Kind.FB: "pale: forward of FB"}
     for kind in sorted(heads):
         name = pale.get(kind, f"pale: recompute before {kind.name}")
-        found.append(Patch(color=paler(COLOURS.get(kind, _OTHER)), label=name))
+        found.append(Patch(color=paler(COLOURS.get(kind, OTHER)), label=name))
     return found
 
 

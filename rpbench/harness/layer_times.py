@@ -13,11 +13,11 @@ from rpbench.cost.engine_times import engine_times
 from rpbench.cost.halves import penalised, with_halves
 from rpbench.cost.measured import has_engine
 from rpbench.cost.model import Model
+from rpbench.cost.pieces import of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.harness.choices import ConfigError
-from rpbench.harness.halved_microbatches import of_piece
 from rpbench.harness.keys import LAYERS, check_figures
 from rpbench.harness.request import Request
 

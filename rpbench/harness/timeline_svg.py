@@ -2,12 +2,11 @@
 
 from html import escape
 
-from rpbench.harness.drawing import COLOURS, NAMES
+from rpbench.harness.colours import COLOURS, NAMES, OTHER
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.timeline import Timeline
 
 _WIDTH, _LEFT, _TOP, _ROW = 960.0, 60.0, 44.0, 22.0
-_OTHER = "#999999"
 _LETTERS_FROM = 14.0  # px; narrower bars hold no text
 
 
@@ -39,7 +38,7 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
 
 
 def _bar(x: float, y: float, width: float, kind: Kind, name: str, letters: str) -> str:
-    colour = COLOURS.get(kind, _OTHER)
+    colour = COLOURS.get(kind, OTHER)
     inner = _text(x + 2, y + 13, letters) if width >= _LETTERS_FROM else ""
     return (
         f'<g><title>{escape(name)}</title><rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{_ROW - 4:g}" '
@@ -54,7 +53,7 @@ def _text(x: float, y: float, words: str) -> str:
 def _legend(kinds: set[Kind]) -> str:
     marks, x = [], _LEFT
     for kind in sorted(kinds):
-        marks.append(f'<rect x="{x:g}" y="22" width="10" height="10" fill="{COLOURS.get(kind, _OTHER)}"/>')
+        marks.append(f'<rect x="{x:g}" y="22" width="10" height="10" fill="{COLOURS.get(kind, OTHER)}"/>')
         marks.append(_text(x + 14, 31, NAMES.get(kind, kind.name)))
         x += 26 + 6 * len(NAMES.get(kind, kind.name))
     return "".join(marks)

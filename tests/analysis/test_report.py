@@ -223,9 +223,11 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_build_draws_and_writes(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_draws_and_writes(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(
-        "analysis.report.page.draw_all", lambda exhibits, _: {each.id: _image(each.id) for each in exhibits}
+        "analysis.report.page.draw_all", lambda exhibits, _, done: {each.id: _image(each.id) for each in exhibits}
     )
     path = build(results, tmp_path / "sub" / "report.html")
     assert path == tmp_path / "sub" / "report.html"
@@ -234,6 +236,9 @@ def test_build_draws_and_writes(results: Path, tmp_path: Path, monkeypatch: pyte
     assert any('"figures/figure2.svg"' in other.read_text(encoding="utf-8") for other in others)
     assert (tmp_path / "sub" / "report_pages" / "figures" / "figure2.csv").exists()
     assert {"page.css", "page.js"} < {other.name for other in (tmp_path / "sub" / "report_pages").iterdir()}
+    told = capsys.readouterr().err.splitlines()
+    assert any("records; drawing" in line for line in told)
+    assert told[-1].endswith("writing the pages")
 
 
 def test_a_failed_build_leaves_the_old_page(content: Content, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,9 @@ def test_the_best_of_every_column_bears_a_star(own: Path) -> None:
     assert rows["1f1b"][1:3] == ["100", "10.00"]
     assert rows["gpipe"][1:] == ["–", "–", "failed: RuntimeError: no ink"]
     assert rows["pipemare"][-1] == "planned"
-    assert found.caption.endswith("Best makespan (slots): roundpipe with 90, then 1f1b with 100.")
+    assert found.caption.endswith("Best makespan (slots): roundpipe with 90.")
+    assert found.title == "1f1b, roundpipe, gpipe, mobius and 2 more"
+    assert found.question == "Which schedule is fastest?"
     assert "num_microbatches=8" in found.caption
 
 
@@ -100,3 +102,62 @@ def test_a_sweep_without_a_single_number_is_still_told(own: Path) -> None:
     content = gather(Experiments(own))
     assert content.own[0].draw is None
     assert "No run of this sweep ended with numbers." in content.own[0].caption
+
+
+def swept(results: Path, cells: list[tuple[str, ...]], rows: list[dict]):
+    """The exhibit of a sweep with these cells, each with one record."""
+    name, _, plan = write_plan(results, None, ["sweep"], cells).partition("@")
+    for number, row in enumerate(rows):
+        (results / row["run_id"]).mkdir()
+        (results / row["run_id"] / "record.json").write_text(json.dumps(row))
+        Journal(results / "manifests" / name, plan, number).ended([row])
+    experiments = Experiments(results)
+    return exhibit(experiments.manifests[0], experiments.rows)
+
+
+def test_only_runs_of_equal_work_are_compared_and_ties_are_told(tmp_path: Path) -> None:
+    times = {("gpipe", 6): 27.0, ("1f1b", 6): 27.0, ("zb_h1", 6): 30.0, ("gpipe", 12): 45.0, ("zb_h1", 12): 39.0}
+    cells = [(f"schedule={name}", f"num_microbatches={number}") for name, number in times]
+    rows = [
+        _record(f"{place:016x}", schedule=name, num_microbatches=number, makespan_s=time, bubble_makespan=0.1)
+        for place, ((name, number), time) in enumerate(times.items())
+    ]
+    found = swept(tmp_path / "results", cells, rows)
+    assert found.question == "Which schedule is fastest at which size?"
+    assert found.title == "gpipe, 1f1b, zb_h1; num_microbatches 6, 12"
+    assert found.caption.endswith(
+        "Best makespan (slots): 6 microbatches: gpipe and 1f1b tie with 27; 12 microbatches: zb_h1 with 39."
+    )
+    assert found.table is not None
+    stars = [[cell.text for cell in row[:2]] for row in found.table.rows if "★" in row[2].text]
+    assert stars == [["gpipe", "6"], ["1f1b", "6"], ["zb_h1", "12"]]
+    assert not any("★" in row[3].text for row in found.table.rows)  # all have one bubble: none is better
+
+
+def test_the_same_tokens_are_the_same_work_and_other_costs_are_not(tmp_path: Path) -> None:
+    cells = [("num_microbatches=8",), ("num_microbatches=16",), ("num_microbatches=8", "cost.forward_ms=2")]
+    whole, halves, slower = (_record(character * 16, tokens_per_step=4096) for character in "abc")
+    halves |= {"num_microbatches": 16, "makespan_s": 95.0}
+    slower |= {"config": {"cost": {"forward_ms": 2}}, "makespan_s": 50.0}
+    found = swept(tmp_path / "results", cells, [whole, halves, slower])
+    assert found.caption.endswith(": 16 with 95.")
+    assert found.table is not None
+    assert [("★" in row[2].text) for row in found.table.rows] == [False, True, False]
+
+
+def test_repeats_are_shown_as_a_range_and_ranges_that_meet_are_not_told_apart(tmp_path: Path) -> None:
+    measured = {"gpipe": (10.0, 11.0, 14.0), "1f1b": (12.0, 13.0, 13.5), "zb_h1": (15.0, 16.0, 17.0)}
+    cells = [(f"schedule={name}", f"seed={seed}") for name in measured for seed in range(3)]
+    rows = [
+        _record(f"{place:016x}", schedule=name, seed=seed, makespan_s=time, cost="measured", evidence="measured")
+        for place, (name, seed, time) in enumerate(
+            (name, seed, time) for name, times in measured.items() for seed, time in enumerate(times)
+        )
+    ]
+    found = swept(tmp_path / "results", cells, rows)
+    assert found.table is not None
+    assert [row[1].text for row in found.table.rows] == ["11 (10–14) ★", "13 (12–13.5) ★", "16 (15–17)"]
+    assert found.caption.endswith("Best makespan (s): gpipe and 1f1b tie with 11.")
+    assert found.draw is not None
+    assert found.draw().axes[0].get_xlabel() == "makespan (s)"
+    assert len(found.run_ids) == 9

@@ -60,6 +60,7 @@ def test_a_training_run_has_a_row_for_each_step_and_tells_nothing_secret(offline
     monkeypatch.setenv("WANDB_API_KEY", f"{CANARY}{'0' * 24}")
     choices = ["model=tiny_gpt", "model.num_layers=2", "model.hidden=16", "num_devices=2", "num_microbatches=2"]
     choices += ["backend=virtual", "num_steps=3", "optimizer.clip_norm=1.0", "schedule=1f1b"]
+    choices += ["backend.device_memory_bytes=1000000000"]
     (row,) = run(load([*choices, f"results_dir={tmp_path}", "tracker=wandb"]))
     assert row["status"] == "ok", row["reason"]
     folder = folder_of(tmp_path, row)
@@ -70,11 +71,15 @@ def test_a_training_run_has_a_row_for_each_step_and_tells_nothing_secret(offline
     assert [item["train/loss"] for item in steps] == pytest.approx(row["loss_curve"])
     assert [item["train/time_slots"] for item in steps] == pytest.approx(row["loss_curve_s"])
     assert all(item["train/gradient_norm"] > 0 for item in steps)
+    assert all(item[f"{metrics.MEMORY}{device}"] > 0 for item in steps for device in (0, 1))
     busy_s = sum((1 - item["train/bubble"]) * 2 * item["train/step_time_slots"] for item in steps)
     assert busy_s == pytest.approx(sum(row["busy_s"]))
     start = next(line["run"] for line in lines if line["type"] == "run")
     assert start["config"]["update"]["optimizer"]["clip_norm"] == 1.0
     assert start["config"]["update"]["choices"]["schedule"] == "1f1b"
+    work = start["config"]["update"]["work"]
+    assert work.startswith("tiny_gpt, 2 devices, ")
+    assert work.endswith(" tokens a step, 3 steps, local, cost unit, virtual")
     assert row["clock"] == "slots"
     assert not [name for item in steps for name in item if name in ("train/time_s", "train/tokens_per_s")]
     names = {name for item in history for name in item if not name.startswith("_")}

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.memory import device_bytes
+from rpbench.cost.pieces import of_piece
 from rpbench.cost.table import LayerTimes
 from rpbench.harness.assemble import assemble
-from rpbench.harness.halved_microbatches import of_piece
 from rpbench.harness.recording import names
 from rpbench.harness.request import load
 from rpbench.ir.action import parts_of

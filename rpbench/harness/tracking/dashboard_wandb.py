@@ -9,7 +9,8 @@ from typing import Any
 
 from rpbench.harness.choices import ConfigError
 
-BY_SCHEDULE, BY_DEVICES = "schedule.name", "num_devices"
+# Runs of one group did the same work by the same schedule; a bar is a group, so that bars of one work may be compared.
+GROUPS = ("work", "schedule.name")
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,12 @@ class Panel:
         kind: bar, scatter, line, parallel, media or comparer.
         metrics: what it draws up (y of a scatter or a line), by the names runs log.
         x: the metric along, of a scatter or a line.
-        groupby: the key of the configuration that bars are gathered by.
     """
 
     kind: str
     title: str
     metrics: tuple[str, ...] = ()
     x: str | None = None
-    groupby: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,10 +35,13 @@ class Panel:
 
 
 SECTIONS: Mapping[str, tuple[Panel, ...]] = {
-    "Throughput": (
-        Panel("bar", "Tokens/s by schedule", ("tokens_per_s",), groupby=BY_SCHEDULE),
-        Panel("bar", "Tokens/s by device count", ("tokens_per_s",), groupby=BY_DEVICES),
-        Panel("bar", "Step time by schedule (s)", ("step_time_s",), groupby=BY_SCHEDULE),
+    "Schedules at equal work": (
+        Panel("bar", "Pace (tokens/s)", ("tokens_per_s",)),
+        Panel("bar", "Step time (s)", ("step_time_s",)),
+        Panel("bar", "Bubble (fraction of the makespan)", ("bubble_makespan",)),
+        Panel("bar", "Peak memory of the fullest device (B)", ("peak_memory_bytes_max",)),
+        Panel("line", "Loss over tokens", ("train/loss",), x="train/tokens"),
+        Panel("media", "Timelines", ("timeline",)),
     ),
     "Bubble and memory": (
         Panel("scatter", "Bubble against memory", ("bubble_makespan",), x="peak_memory_bytes_max"),
@@ -47,19 +49,17 @@ SECTIONS: Mapping[str, tuple[Panel, ...]] = {
     ),
     "Predicted and measured": (
         Panel("scatter", "Replayed against measured makespan (s)", ("makespan_s",), x="replay_makespan_s"),
-        Panel("bar", "Makespan by backend, with the range (s)", ("makespan_s",), groupby="run.backend"),
+        Panel("bar", "Makespan, with the range (s)", ("makespan_s",)),
     ),
     "Training": (
-        Panel("line", "Loss against tokens", ("train/loss",), x="train/tokens"),
         Panel("line", "Loss against time (s)", ("train/loss",), x="train/time_s"),
         Panel("line", "Step time (s)", ("train/step_time_s",), x="train/step"),
         Panel("line", "Tokens/s", ("train/tokens_per_s",), x="train/step"),
         Panel("line", "Bubble", ("train/bubble",), x="train/step"),
-        Panel("line", "Gradient norm", ("train/gradient_norm",), x="train/step"),
+        Panel("line", "Gradient norm, of runs with optimizer.clip_norm", ("train/gradient_norm",), x="train/step"),
     ),
-    "Timelines": (Panel("media", "Timelines", ("timeline",)),),
     "Verdicts": (
-        Panel("bar", "Runs by verdict: staleness in steps", ("staleness_steps",), groupby="run.backend"),
+        Panel("bar", "Runs by verdict: staleness in steps", ("staleness_steps",)),
         Panel("comparer", "What differs between runs"),
     ),
 }
@@ -79,7 +79,10 @@ def workspace(project: str, entity: str = "") -> Any:
         ws.Section(name=name, panels=[_built(wr, panel) for panel in panels], is_open=True)
         for name, panels in SECTIONS.items()
     ]
-    settings = ws.RunsetSettings(order=[ws.Ordering(ws.Summary("tokens_per_s"), ascending=False)])
+    settings = ws.RunsetSettings(
+        groupby=[ws.Config(key) for key in GROUPS],
+        order=[ws.Ordering(ws.Summary("tokens_per_s"), ascending=False)],
+    )
     return ws.Workspace(
         name="rpbench: schedules", entity=entity, project=project, sections=sections, runset_settings=settings
     )
@@ -90,7 +93,7 @@ def report(project: str, entity: str = "") -> Any:
     _, wr = _modules()
     blocks: list[Any] = [wr.P("Every number says how it is known: see `evidence` of each run.")]
     for name, panels in SECTIONS.items():
-        runset = wr.Runset(entity=entity, project=project)
+        runset = wr.Runset(entity=entity, project=project, groupby=[wr.Config(key) for key in GROUPS])
         blocks += [wr.H2(name), wr.PanelGrid(runsets=[runset], panels=[_built(wr, panel) for panel in panels])]
     return wr.Report(project=project, entity=entity, title="Schedules compared", blocks=blocks)
 
@@ -129,8 +132,9 @@ def _built(wr: Any, panel: Panel) -> Any:
     """A panel in the words of wandb-workspaces."""
     title = panel.title
     if panel.kind == "bar":
-        group = wr.Config(panel.groupby)
-        return wr.BarPlot(title=title, metrics=list(panel.metrics), groupby=group, groupby_rangefunc="minmax")
+        return wr.BarPlot(
+            title=title, metrics=list(panel.metrics), groupby_aggfunc="median", groupby_rangefunc="minmax"
+        )
     if panel.kind == "scatter":
         return wr.ScatterPlot(title=title, x=wr.SummaryMetric(panel.x), y=wr.SummaryMetric(panel.metrics[0]))
     if panel.kind == "line":

@@ -36,9 +36,30 @@ def config_of(request: Request, row: Mapping[str, Any]) -> dict[str, Any]:
         **request.subject,
         "choices": dict(request.choices),
         "overrides": list(request.overrides),
+        "work": work_of(request),
         "run": {key: row.get(key) for key in _CONFIGURED},
         "units": units(),
     }
+
+
+def work_of(request: Request) -> str:
+    """What a run has to do, in a line: runs with the same line may be compared; schedules are no part of it."""
+    tokens = request.tokens_per_microbatch
+    amount = (
+        f"{request.num_microbatches * tokens:,} tokens a step"
+        if tokens
+        else f"{request.asked_microbatches} microbatches"
+    )
+    sizes = f"{request.num_devices} devices, {amount}, {request.num_steps} steps"
+    where = request.backend.name if request.backend is not None else "simulated"
+    return f"{request.model_name}, {sizes}, {request.cluster.name}, cost {_cost_of(request)}, {where}"
+
+
+def _cost_of(request: Request) -> str:
+    """The costs by name; with their times, where those are the request's own."""
+    given = {key: value for key, value in vars(request.cost).items() if key.endswith("_ms") and value}
+    times = ", ".join(f"{key} {value:g}" for key, value in given.items())
+    return f"{request.cost.name} ({times})" if times and request.cost.name == "constant" else request.cost.name
 
 
 def tags_of(row: Record) -> list[str]:

@@ -1,0 +1,104 @@
+"""Walk: the times of one small schedule with the standard library alone, for places without numpy such as a browser.
+
+The loop is that of the simulator (`rpbench.sim.kernels.relax`). Its columns are lists here, its edges those that the
+checks walk along.
+"""
+
+from typing import NamedTuple
+
+from rpbench.cost.table import CostTable, Number
+from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.deadlock import in_rounds
+from rpbench.ir.residency import peak_resident
+from rpbench.ir.schedule import Weights
+from rpbench.ir.timeline import Timeline
+from rpbench.sim.kernels import relax
+
+_BACKWARD = (Kind.B, Kind.I)
+_HOLDS = frozenset({Kind.F, Kind.B, Kind.FB, Kind.I})  # a streamed activation is on a device while one of these runs
+
+
+class _Edge(NamedTuple):
+    producer: int
+    delay: Number
+    late: bool  # holds back only the main phase of its action
+
+
+def walk(analysis: Analysis, costs: CostTable) -> Timeline:
+    """When each action runs, as `rpbench.sim.longest_path.simulate` says it.
+
+    Args:
+        costs: without times of transfers or of optimizer steps; those of constant costs have none.
+
+    Raises:
+        ScheduleError: if no lane can move, or the costs say nothing of an action.
+    """
+    index = analysis.index
+    order = in_rounds(analysis.rounds)
+    position = {number: place for place, number in enumerate(order)}
+    incoming = _edges(analysis, costs)
+    edges = [edge for number in order for edge in incoming[number]]
+    starts = [0]
+    for number in order:
+        starts.append(starts[-1] + len(incoming[number]))
+    first = {lane.start for lane in index.lanes}
+    costs, parts = costs.of_order(index.shape), index.shape.num_parts
+    works = [costs.of_action(index.actions[number], index.device(number), parts) for number in order]
+    times: list[list[Number]] = [[0] * len(order) for _ in range(4)]
+    relax(
+        [-1 if number in first else position[number - 1] for number in order],
+        starts,
+        [position[edge.producer] for edge in edges],
+        [edge.delay for edge in edges],
+        [edge.late for edge in edges],
+        range(len(order)),
+        [work.pre for work in works],
+        [work.main for work in works],
+        *times,
+    )
+    start, main, end, exposed = ([column[position[number]] for number in range(len(order))] for column in times)
+    hops = sum(edge.delay for edge in edges)
+    return Timeline(analysis.schedule, start, main, end, exposed, hops, costs.units_per_second)
+
+
+def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
+    """By action what it waits for, less what its lane puts before it."""
+    index = analysis.index
+    found: list[list[_Edge]] = [[] for _ in index.actions]
+    for number, action in enumerate(index.actions):
+        for part in action.sub or (action,):
+            for producer, moved in index.waits_for(part):
+                if index.lane_of[producer] == index.lane_of[number] and producer < number:
+                    continue
+                of_gradient = moved == "gradient" or index.shape.separate_cuts
+                late = (costs.recompute_ahead and action.kind in _BACKWARD and of_gradient) or (
+                    costs.fused_ahead and action.kind is Kind.FB
+                )
+                delay = costs.hop if index.device(producer) != index.device(number) else 0
+                found[number].append(_Edge(producer, delay, late))
+    for producer, number in analysis.transfer_edges:
+        if index.lane_of[producer] != index.lane_of[number] or producer >= number:
+            found[number].append(_Edge(producer, 0, False))
+    return found
+
+
+def makespan(timeline: Timeline) -> Number:
+    """The end of the last action of a compute lane that takes time."""
+    return max(span.end for span in timeline.spans() if span.lane == "compute" and span.end > span.start)
+
+
+def bubble(timeline: Timeline) -> Number:
+    """Idle fraction of the devices until the makespan: `bubble_makespan` of a record."""
+    ranks = timeline.schedule.shape.num_ranks
+    work = sum(timeline.busy(device) for device in range(ranks))
+    return 1 - work / (ranks * makespan(timeline))
+
+
+def held(analysis: Analysis) -> list[int]:
+    """Most stage activations that each device holds at once: `peak_in_flight` of a record."""
+    schedule = analysis.schedule
+    if schedule.weights is Weights.STREAMED:
+        rows = map(schedule.compute, range(schedule.shape.num_ranks))
+        return [int(any(action.kind in _HOLDS for action in row)) for row in rows]
+    return peak_resident(analysis)
