@@ -148,12 +148,17 @@ class BackendConfig:
     data_mode: str = "plain"
     tensor_parallel: int = 1
     stall_s: float = 40.0
+    dry_accelerators: int | None = None
 
     def __post_init__(self) -> None:
         if not self.time_scale > 0:
             raise ConfigError(f"backend.time_scale={self.time_scale}: a factor above 0; 1 is real time")
         if not self.stall_s > 0:
             raise ConfigError(f"backend.stall_s={self.stall_s}: seconds above 0")
+        if self.dry_accelerators is not None and self.dry_accelerators < 1:
+            raise ConfigError(
+                f"backend.dry_accelerators={self.dry_accelerators}: how many to make up, 1 or more; null for real ones"
+            )
 
 
 @dataclass
