@@ -135,6 +135,8 @@ _MEASURES = (
     Measure("makespan (slots)", _makespan("slots"), ",.0f"),
     Measure("bubble (%)", _number("bubble_makespan", 100), ".2f"),
     Measure("fullest device (GB)", _number("peak_memory_bytes", 1e-9), ".3g"),
+    Measure("its own peak (GB)", _number("accelerator_peak_memory_bytes", 1e-9), ".3g"),
+    Measure("gradients apart", _number("device_grad_max_rel_diff"), ".2g"),
     Measure("host memory (GB)", _number("host_memory_bytes", 1e-9), ".3g"),
     Measure("exposed hops (s)", _number("comm_exposed_s"), ".3g"),
     Measure("steps late", _number("staleness_steps"), ".0f"),

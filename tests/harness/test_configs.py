@@ -22,6 +22,7 @@ DEVICES = {
     "convergence_study": 4,
     "cpu_duel": 2,
     "equivalence": 4,
+    "gpu_gradients": 2,
     "gpu_single": 1,
     "torch_duel": 2,
 }

@@ -76,9 +76,9 @@ class Faces(TorchFunctionMode):
         if words and isinstance(words[0], str | int | torch.device):
             device = words.pop(0)
         if device is None:
-            return real(tensor, *words, **given)
+            return torch.Tensor.to(tensor, *words, **given)
         if torch.device(device).type == "meta":
-            return real(tensor, device, *words, **given)
+            return torch.Tensor.to(tensor, device, *words, **given)
         dtype = given.get("dtype", words[0] if words else None) or tensor.dtype
         non_blocking, copy = (
             bool(given.get(name, words[place] if len(words) > place else False))
@@ -86,7 +86,7 @@ class Faces(TorchFunctionMode):
         )
         index = self._machine.index_of(device)
         if index == self._index(tensor):
-            return real(tensor, dtype, non_blocking, copy)
+            return torch.Tensor.to(tensor, dtype, non_blocking, copy)
         moved = _Moved.apply(tensor, self._machine, index, non_blocking)
         assert isinstance(moved, torch.Tensor)
         return moved if moved.dtype == dtype else moved.to(dtype)

@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend
@@ -33,7 +35,7 @@ from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import BackendConfig, ConfigError
 from rpbench.harness.curve import loss_curve
 from rpbench.harness.device_request import check_device
-from rpbench.harness.on_accelerators import HandlersOf, Ran, run_on_accelerators
+from rpbench.harness.on_accelerators import HandlersOf, Ran, gated_on_device, run_on_accelerators
 from rpbench.harness.optimizer_settings import optimizer_settings
 from rpbench.harness.record import Record, check_target
 from rpbench.harness.recording import Fields, Outcome, Work, recorded
@@ -211,8 +213,15 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
         if request.checkpoint.save_to is not None:
             checkpoint.save(Path(request.checkpoint.save_to), training.state(), _subject(request, assembled))
         if request.verify:
-            fields |= gated(verified(training), DTYPES[request.dtype])
+            fields |= _verified(fields, training, DTYPES[request.dtype])
     return fields, timeline
+
+
+def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
+    """A run beside plain training: on the processor bit for bit, on accelerators within rounding."""
+    on_device = gated_on_device(fields, dtype) if "device_grad_max_rel_diff" in fields else None
+    is_real = on_device is not None and fields["evidence"] == "measured"  # and rounds as the processor does not
+    return ({} if is_real else gated(verified(training), dtype)) | (on_device or {})
 
 
 @dataclass(frozen=True)
@@ -334,6 +343,7 @@ def run_accelerated(
         assembled,
         _backend(request),
         handlers_of,
+        verify=request.verify,
     )
 
 
