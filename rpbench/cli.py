@@ -134,6 +134,11 @@ def _verbs() -> dict[str, Verb]:
         "calibrate": Verb(
             calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda] [ranks=N]"
         ),
+        "check-order": Verb(
+            check_order,
+            "may a wait be missing on an accelerator? on CPU tensors",
+            "key=value ... [accelerators=N] [mutants=yes]",
+        ),
         "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
         "explain": Verb(
             explain,
@@ -295,6 +300,15 @@ def calibrate(arguments: Sequence[str]) -> int:
         print(f"rpbench: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def check_order(arguments: Sequence[str]) -> int:
+    """What may go wrong in the order of a schedule's streams, as one JSON object; exit status 1 if anything may."""
+    from rpbench.commands.check_order import check_order as check
+
+    found, is_clean = check(arguments)
+    print(json.dumps(found))
+    return 0 if is_clean else 1
 
 
 def compare(arguments: Sequence[str]) -> int:

@@ -1,6 +1,8 @@
 """Everything that can be reproduced here: runs, figures, tables, notebooks, verdicts on the claims, the report.
 
-    python -m analysis.driver.reproduce [paper | all | quick] [--results DIR] [--out DIR]
+    python -m analysis.driver.reproduce [paper | all | quick | gpu] [--results DIR] [--out DIR] [--dry N]
+
+`gpu` is what a machine with accelerators can give, dry on any (`analysis.driver.accelerators`).
 
 Progress goes to stderr; the table of claims and the name of the report to stdout. Exit status 0; 1 if a claim's run is
 missing, a verdict came out otherwise than declared, or something could not be made; 130 after an interruption.
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 from analysis.claims.catalogue import all_claims
 from analysis.claims.expected import held_experiments
 from analysis.claims.summary import red_text, summary_text
+from analysis.driver.accelerators import NONE_HERE, has_accelerators, run_on_accelerators
 from analysis.driver.forked import can_fork
 from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, PAPER, QUICK, ROOT, Scope, run_sweeps
@@ -39,12 +42,15 @@ from rpbench.side_processes import side_processes
 MUTANTS = 200  # falsehoods of each kind, of all that could be, that a reproduction looks at
 
 _SCOPES = {scope.name: scope for scope in (PAPER, ALL, QUICK)}
+GPU = "gpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reproduce, and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
+        if options.scope == GPU:
+            return _on_accelerators(options.results.resolve(), options.out, options.dry)
         return reproduce(_SCOPES[options.scope], options.results.resolve(), options.out)
     except KeyboardInterrupt:
         print("\ninterrupted; finished runs are kept, the same command goes on from here", file=sys.stderr)
@@ -59,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m analysis.driver.reproduce", description="Make every figure, table and verdict."
     )
     parser.add_argument(
-        "scope", nargs="?", choices=list(_SCOPES), default=PAPER.name, help="what to run (default: paper)"
+        "scope", nargs="?", choices=[*_SCOPES, GPU], default=PAPER.name, help="what to run (default: paper)"
     )
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="folder of the records")
     parser.add_argument(
@@ -68,7 +74,25 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder for report.html and figures/ (default: the project's root and analysis/figures)",
     )
+    parser.add_argument(
+        "--dry", type=_number, metavar="N", help="of gpu: on N made-up accelerators, to check the order"
+    )
     return parser
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: how many accelerators to make up, 1 or more")
+    return int(text)
+
+
+def _on_accelerators(results: Path, out: Path | None, dry: int | None) -> int:
+    if dry is None and not has_accelerators():
+        print(NONE_HERE, file=sys.stderr)
+        return 2
+    folder, progress = out or ROOT, _Progress()
+    folder.mkdir(parents=True, exist_ok=True)
+    return _say_what_is_red(run_on_accelerators(results, folder, dry, progress.say), "")
 
 
 def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:

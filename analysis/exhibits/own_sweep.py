@@ -36,6 +36,8 @@ _MEASURES = (
     Measure("makespan (slots)", makespan_in("slots"), ",.0f"),
     Measure("bubble (%)", number_of("bubble_makespan", 100), ".2f"),
     Measure("fullest device (GB)", number_of("peak_memory_bytes", 1e-9), ".3g"),
+    Measure("its own peak (GB)", number_of("accelerator_peak_memory_bytes", 1e-9), ".3g"),
+    Measure("gradients apart", number_of("device_grad_max_rel_diff"), ".2g"),
     Measure("host memory (GB)", number_of("host_memory_bytes", 1e-9), ".3g"),
     Measure("exposed hops (s)", number_of("comm_exposed_s"), ".3g"),
     Measure("steps late", number_of("staleness_steps"), ".0f"),

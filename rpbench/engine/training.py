@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.compute.forward_backward import Passes
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.stage import GRAINS, Grain, Stages
 from rpbench.engine.executor import Gate, Handler
+from rpbench.engine.host_order import ToldLock
 from rpbench.engine.layout import layout_of
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.shards import cut_head, cut_layers
@@ -129,7 +129,7 @@ class Training:
         self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
         validated = Kind.VALIDATE in given.schedule.kinds
-        self._rewriting = Lock()
+        self._rewriting = ToldLock()
         self.step_groups: StepGroups = step_groups(
             self.workload, self.layout, self.settings.optimizer, validated=validated
         )

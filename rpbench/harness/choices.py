@@ -145,6 +145,7 @@ class BackendConfig:
     data_mode: str = "plain"
     tensor_parallel: int = 1
     stall_s: float = 40.0
+    dry_accelerators: int | None = None
 
     def __post_init__(self) -> None:
         if not self.time_scale > 0:
@@ -154,6 +155,10 @@ class BackendConfig:
         if not 0 <= self.num_warmup_runs <= 1000:
             raise ConfigError(f"backend.num_warmup_runs={self.num_warmup_runs}: a whole number from 0 to 1,000")
         at_least_one(self, "backend.", "device_memory_bytes", "data_parallel", "tensor_parallel")
+        if self.dry_accelerators is not None and self.dry_accelerators < 1:
+            raise ConfigError(
+                f"backend.dry_accelerators={self.dry_accelerators}: how many to make up, 1 or more; null for real ones"
+            )
 
 
 @dataclass

@@ -153,7 +153,9 @@ class Request:
     @property
     def measures(self) -> bool:
         """Whether what comes out depends on this machine's pace."""
-        on_clock = self.backend is not None and self.backend.name in ("cpu", "cuda", "emulated", "torch")
+        backend = self.backend
+        on_clock = backend is not None and backend.name in ("cpu", "device", "emulated", "torch")
+        on_clock = on_clock and (backend is None or backend.dry_accelerators is None)
         measured_costs = self.cost.name == "profiled" and self.cost.profile is None
         with_processes = isinstance(self.mode, Failures) and self.mode.run == "processes"
         return isinstance(self.mode, Duel | TorchDuel) or with_processes or on_clock or measured_costs
@@ -230,7 +232,7 @@ def request_of(found: Composed) -> Request:
         choices={**choices, "mode": mode.name},
         overrides=found.overrides,
         subject={**_subject(config, mode, schedule, files), **(mesh.figures() if mesh else {})},
-        notes=(*notes, *_frozen(cost), *without_effect(mode, found.overrides)),
+        notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides)),
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
@@ -301,6 +303,12 @@ def _frozen(cost: CostConfig) -> tuple[str, ...]:
         f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
         "other training than without; only its times are simulated",
     )
+
+
+def _renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
+    """What there is to tell of an old name."""
+    is_old = choices.get("backend") == "cuda"
+    return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()
 
 
 def _mode(config: RunConfig) -> Mode:

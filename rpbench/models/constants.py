@@ -14,12 +14,12 @@ def constant(device: torch.device) -> Iterator[None]:
     """Make tensors here that any later forward may read, on whatever stream, with or without gradients.
 
     Outside inference mode, because autograd refuses to save an inference tensor; and finished before the block
-    ends, because a reader on another CUDA stream would not wait for the stream they were made on.
+    ends, because a reader on another stream would not wait for the stream they were made on.
     """
     with torch.inference_mode(False), torch.no_grad():
         yield
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.current_stream(device).synchronize()
 
 
 def noted(tensor: torch.Tensor) -> torch.Tensor:
@@ -31,3 +31,8 @@ def noted(tensor: torch.Tensor) -> torch.Tensor:
 def is_constant(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one of these, or a view of one."""
     return tensor.untyped_storage().data_ptr() in _made
+
+
+def constants() -> list[torch.Tensor]:
+    """All of them that somebody keeps."""
+    return list(_made.values())

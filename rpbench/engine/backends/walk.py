@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from rpbench.engine.executor import Perform, failed
+from rpbench.engine.host_order import host_order
 from rpbench.engine.program import Edge, Program
 from rpbench.ir.excerpt import broken
 from rpbench.ir.timeline import Timeline
@@ -51,10 +52,13 @@ class Walk:
         self._gates = {place: _shut() for place in self.places}
         self._sleeping: dict[int, tuple[int, int]] = {}  # lane -> (its action, what that waits or has waited for)
         self._waiters: dict[int, list[int]] = {}  # action -> lanes whose gate is to be opened when it ends
+        self._order = host_order()
+        self._order.signal((self, "begins"))
 
     def run_lane(self, place: int) -> None:
         """Do the actions of a lane; never raises."""
         runner = _Lane(self, place)
+        self._order.wait((self, "begins"))
         try:
             runner.run()
         except Stopped:
@@ -62,6 +66,7 @@ class Walk:
         except BaseException as error:
             self.fail(_caused(failed(self.program, runner.number, error), error))
         finally:
+            self._order.signal((self, "lane", place))
             self._leave(place)
 
     def fail(self, error: BaseException) -> None:
@@ -71,12 +76,19 @@ class Walk:
 
     def timeline(self) -> Timeline:
         """When everything ran, from the first start on; in seconds."""
+        for place in self.places:
+            self._order.wait((self, "lane", place))
         origin = min(self.start, default=0.0)
         start, main, end = ([value - origin for value in column] for column in (self.start, self.main, self.end))
         hops = self.program.graph.num_hops * self.hop_s
         return Timeline(self.program.schedule, start, main, end, [0.0] * len(start), hops)
 
     # --- called by lanes ---
+
+    def begins(self, number: int) -> None:
+        """Say that a lane comes to an action."""
+        lane = self.program.lanes[self.program.index.lane_of[number]]
+        self._order.begins(f"{self.program.actions[number]} of device {lane.device}, {lane.name}")
 
     def wait_for(self, place: int, number: int, edges: Sequence[Edge]) -> None:
         """Return when everything at the other end of the edges has ended, and has come over."""
@@ -86,6 +98,7 @@ class Walk:
                 self._sleep(place, number, producer)
             if self._stop:
                 raise Stopped
+            self._order.wait((self, producer))
             if crosses and self.hop_s:
                 sleep_until(self.end[producer] + self.hop_s)
         if self._stop:
@@ -93,6 +106,7 @@ class Walk:
 
     def finish(self, number: int) -> None:
         """Say that an action has ended, and open the gates of those that sleep for it."""
+        self._order.signal((self, number))
         self._finished[number] = True
         waiters = self._waiters.get(number)
         while waiters:
@@ -170,6 +184,7 @@ class _Lane:
         lane = walk.program.lanes[self.place]
         for number in range(lane.start, lane.stop):
             self.number = number
+            walk.begins(number)
             edges = walk.program.waits[number]
             self.late = [edge for edge in edges if edge.late]
             walk.wait_for(self.place, number, [edge for edge in edges if not edge.late] if self.late else edges)

@@ -13,10 +13,10 @@ is the end of all parts for the STEP. A STORE:G takes a device's shard of the su
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from threading import Lock
 
 import torch
 
+from rpbench.engine.host_order import ToldLock
 from rpbench.engine.state.gradients import Place, Sum, Tensors
 from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.reductions import Reduction
@@ -58,7 +58,7 @@ class ReducedWindow:
         self._sharing, self._hold = sharing, hold
         # device -> owner -> what the device has of the owner's elements
         self._held = {device: {owner: Sum() for owner in sharing.owned} for device in sharing.owned}
-        self._lock = Lock()
+        self._lock = ToldLock()
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         found, device = self._of[microbatch]
@@ -144,7 +144,7 @@ class ReducedWindow:
 
 
 def _read_by_this_stream(tensors: Mapping[Place, torch.Tensor]) -> None:
-    """On a GPU, keep memory from being used again before the calling lane has read it."""
+    """On an accelerator, keep memory from being used again before the calling lane has read it."""
     for tensor in tensors.values():
-        if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        if tensor.device.type != "cpu":
+            tensor.record_stream(torch.accelerator.current_stream(tensor.device))

@@ -15,10 +15,10 @@ The order of a sum is that of the arrows, or of the microbatches, whatever the p
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from threading import Lock
 
 import torch
 
+from rpbench.engine.host_order import ToldLock
 from rpbench.engine.state.gradients import Place, Sum, Tensors, Window
 from rpbench.engine.state.reductions import microbatches_of
 from rpbench.ir.analysis import Analysis
@@ -121,7 +121,7 @@ class GroupedWindow:
         }
         self._made: set[int] = set()
         self._num_added = 0
-        self._sum, self._lock = Sum(), Lock()
+        self._sum, self._lock = Sum(), ToldLock()
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         found, first = self._of[microbatch]

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Protocol
 
 import torch
 
+from rpbench.engine.host_order import ToldLock
 from rpbench.engine.state.accumulation import Groups
 
 Place = tuple[int, str]  # module of the model, name of the parameter in it
@@ -75,7 +75,7 @@ class _Window:
         self.sums = [Sum() for _ in groups]
         self.sum = Sum()
         self.num_folded = 0
-        self.lock = Lock()
+        self.lock = ToldLock()
 
     @property
     def is_complete(self) -> bool:

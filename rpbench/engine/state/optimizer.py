@@ -19,11 +19,11 @@ given back from a copy, in the second case to step again. So every bit is that o
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import torch
 
+from rpbench.engine.host_order import ToldLock
 from rpbench.engine.layout import Layout
 from rpbench.engine.program import StepGroups
 from rpbench.engine.state.direction import direction
@@ -163,7 +163,7 @@ class HostOptimizer:
         self._policy, self._goes_ahead = policy, goes_ahead
         self._kept: dict[int, KeptState] = {}  # by identity of the part: what a step that may not last has changed
         self._to_publish: set[int] = set()  # stages that have not shown yet what a trial makes of shared parameters
-        self._lock = Lock()
+        self._lock = ToldLock()
 
     def step(self, stage: int, version: int) -> None:
         """Update the masters of a stage from the gradients of the step to `version`."""

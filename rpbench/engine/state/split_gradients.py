@@ -1,10 +1,10 @@
 """Split gradients: what of a step's gradient stays on a device, which steps it at once, and what goes to the host."""
 
 from collections.abc import Callable, Iterable, Mapping
-from threading import Lock
 
 import torch
 
+from rpbench.engine.host_order import ToldLock
 from rpbench.engine.state.gradients import Place, Tensors, Window
 from rpbench.engine.state.important_columns import of_pieces
 from rpbench.engine.state.ownership import Pieces
@@ -34,7 +34,7 @@ class SplitWindow:
         goes_home: bool,
     ) -> None:
         self._made, self._owners, self._device_of, self._chosen = made, owners, device_of, chosen
-        self._lock, self._waits_for = Lock(), {"step"} | ({"store"} if goes_home else set())
+        self._lock, self._waits_for = ToldLock(), {"step"} | ({"store"} if goes_home else set())
         self.rest: dict[int | None, Tensors] = {}
 
     @property

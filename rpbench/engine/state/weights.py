@@ -7,11 +7,11 @@ autograd leaves and never written while they can be read.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from threading import Lock
 from typing import Protocol
 
 import torch
 
+from rpbench.engine.host_order import ToldLock
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.workload import Workload
@@ -47,7 +47,7 @@ class Weights:
         self, workload: Workload, reads: Mapping[tuple[int, int], int], start: Mapping[int, Tensors] | None = None
     ) -> None:
         self._reads = Counter(reads)
-        self._lock = Lock()
+        self._lock = ToldLock()
         self._spare: dict[int, list[Named]] = {}
         self._frozen: list[Named] = []
         self._versions: dict[tuple[int, int], Named] = {}

@@ -11,7 +11,6 @@ import torch
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.backends.cuda import CudaBackend, OnCurrentGpu, make_repeatable
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, known_clock, replay_clock
 from rpbench.engine.executor import Handler
@@ -36,7 +35,8 @@ from rpbench.harness.allocator import is_tuned
 from rpbench.harness.assemble import Assembled
 from rpbench.harness.choices import BackendConfig, ConfigError
 from rpbench.harness.curve import loss_curve
-from rpbench.harness.gpu_request import check_cuda
+from rpbench.harness.device_request import check_device
+from rpbench.harness.on_accelerators import HandlersOf, Ran, gated_on_device, run_on_accelerators
 from rpbench.harness.optimizer_settings import optimizer_settings
 from rpbench.harness.record import Record, check_target
 from rpbench.harness.recording import Fields, Outcome, Work, recorded
@@ -142,8 +142,8 @@ def check_request(request: Request, assembled: Assembled) -> None:
             f"recompute={request.recompute}: what {assembled.schedule.name} does about late gradients changes weights; "
             "use recompute=all"
         )
-    if backend.name == "cuda":
-        check_cuda(request, assembled.schedule, backend.recompute_grain)
+    if backend.name == "device":
+        check_device(request, assembled.schedule, backend)
     if backend.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:
         raise ConfigError(
             f"backend.paced_links=true: the links of cluster {assembled.cluster.name} have no pace; set "
@@ -170,9 +170,9 @@ def check_request(request: Request, assembled: Assembled) -> None:
 
 def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
     """Refuse layers that have no equal shares, and a backend whose devices do not meet half-way."""
-    if backend == "cuda":
+    if backend == "device":
         raise ConfigError(
-            f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on GPUs; "
+            f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on accelerators; "
             "use backend=cpu, virtual or emulated"
         )
     if schedule.shape.sequence_parallel and model.dropout:
@@ -209,8 +209,8 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
         if backend.name == "virtual":
             validated = _validated(request, assembled)
             fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start, told, validated)
-        elif backend.name == "cuda":
-            fields, timeline, training = _on_gpus(workload, settings, assembled, start, backend.num_warmup_runs, told)
+        elif backend.name == "device":
+            fields, timeline, training = _on_accelerators(request, assembled, told)
         else:
             fields, timeline, training = _on_cpu(workload, settings, assembled, start, backend, told)
         fields |= _scales(training) | _copied(training) | _sums(training)
@@ -221,8 +221,15 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
         if request.checkpoint.save_to is not None:
             checkpoint.save(Path(request.checkpoint.save_to), training.state(), _subject(request, assembled))
         if request.verify:
-            fields |= gated(verified(training), DTYPES[request.dtype])
+            fields |= _verified(fields, training, DTYPES[request.dtype])
     return fields, timeline
+
+
+def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
+    """A run beside plain training: on the processor bit for bit, on accelerators within rounding."""
+    on_device = gated_on_device(fields, dtype) if "device_grad_max_rel_diff" in fields else None
+    is_real = on_device is not None and fields["evidence"] == "measured"  # and rounds as the processor does not
+    return ({} if is_real else gated(verified(training), dtype)) | (on_device or {})
 
 
 @dataclass(frozen=True)
@@ -332,33 +339,26 @@ def _on_cpu(
     return fields, timeline, training
 
 
-def _on_gpus(
-    workload: Workload,
-    settings: Settings,
-    assembled: Assembled,
-    start: State | None,
-    num_warmup_runs: int,
-    told: _Told,
-) -> tuple[Fields, Timeline, Training]:
-    make_repeatable()
-    workload = replace(workload, data=OnCurrentGpu(workload.data))
-    gpus = range(torch.cuda.device_count())
-    with CudaBackend() as backend:
-        for number in range(num_warmup_runs + 1):
-            for gpu in gpus:
-                torch.cuda.reset_peak_memory_stats(gpu)
-            training = Training(workload, assembled.schedule, settings, start, backend.copy, pin_memory=True)
-            program = training.program(assembled.costs, real_time=True)
-            handlers = told.handlers(training) if number == num_warmup_runs else training.handlers
-            timeline = run_program(program, handlers, backend)
-    costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
-    fields = {
-        "evidence": "measured",
-        **_metrics(program, timeline, costs, assembled),
-        "gpus": [torch.cuda.get_device_name(gpu) for gpu in gpus],
-        "gpu_peak_memory_bytes": [torch.cuda.max_memory_allocated(gpu) for gpu in gpus],
-    }
-    return fields, timeline, training
+def run_accelerated(
+    request: Request, assembled: Assembled, handlers_of: HandlersOf = lambda training: training.handlers
+) -> Ran:
+    """Run what is assembled on accelerators, without a record."""
+    workload, start = _workload(request, assembled), _start(request, assembled)
+    settings = settings_of(request, assembled.entry)
+    return run_on_accelerators(
+        lambda own, copy: Training(own, assembled.schedule, settings, start, copy, pin_memory=True),
+        workload,
+        assembled,
+        _backend(request),
+        handlers_of,
+        verify=request.verify,
+    )
+
+
+def _on_accelerators(request: Request, assembled: Assembled, told: _Told) -> tuple[Fields, Timeline, Training]:
+    ran = run_accelerated(request, assembled, told.handlers)
+    costs = measured_costs(ran.timeline, recompute_ahead=assembled.costs.recompute_ahead)
+    return _metrics(ran.program, ran.timeline, costs, assembled) | ran.fields, ran.timeline, ran.training
 
 
 def _emulate(asked: BackendConfig, assembled: Assembled) -> tuple[Fields, Timeline]:

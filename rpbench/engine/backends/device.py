@@ -1,6 +1,8 @@
-"""The cuda backend: a lane of a device is a stream of its GPU; what crosses lanes is an event that is waited for.
+"""The device backend: a lane of a device is a stream of an accelerator; what crosses lanes waits for an event.
 
-Threads issue work, as on the cpu backend one for each lane, and the GPUs do it in the order of the streams:
+Any accelerator that torch knows serves - CUDA, ROCm, XPU, Ascend: only `torch.accelerator`, `torch.Stream` and
+`torch.Event` are spoken here, and what is one kind's own stands in `accelerator.py`. Threads issue work, as on the cpu
+backend one for each lane, and the accelerators do it in the order of the streams:
 
     h2d       uploads of weights and activations, in the order of the lane: pieces of weights between activations
     compute   forward and backward; autograd is called in the lane's own thread
@@ -10,56 +12,52 @@ Threads issue work, as on the cpu backend one for each lane, and the GPUs do it 
 
 Memory is reused safely in two ways. What the lane h2d has brought belongs to that stream's pool, and a FREE makes the
 stream wait for the last reader before anything is brought again; the same holds for net and RESHARD. Every other
-tensor that a second stream reads is recorded on that stream. Several devices may share a GPU: device d runs on GPU d
-mod their number.
+tensor that a second stream reads is recorded on that stream. Several devices of a schedule may share an accelerator:
+device d runs on number d mod how many there are.
 
-Not run by us: no GPU was at hand. What can be tested without one is tested with a stand-in for `torch.cuda`.
+No accelerator was at hand: it has never run on one. Its order is checked on CPU tensors
+(`rpbench.engine.stream_order`).
 """
 
-import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from rpbench.engine.backends.accelerator import place
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.executor import Gate, Perform
 from rpbench.engine.program import Edge, Program
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch, Data
 
-ON_GPU = ("h2d", "compute", "d2h", "net")  # lanes with a stream; the others work on the processor
+ON_DEVICE = ("h2d", "compute", "d2h", "net")  # lanes with a stream; the others work on the processor
 
 
-class CudaBackend(ThreadBackend):
-    """Real work on GPUs, timed by their own events.
+class DeviceBackend(ThreadBackend):
+    """Real work on accelerators, timed by their own events."""
 
-    Args:
-        runtime: `torch.cuda`, or what stands in for it.
-    """
+    def __init__(self) -> None:
+        super().__init__(partial(torch.set_num_threads, 1))
+        self._num_accelerators = torch.accelerator.device_count()
+        self._streams: dict[tuple[int, str], torch.Stream] = {}
 
-    def __init__(self, runtime: Any = torch.cuda) -> None:
-        super().__init__(_prepare)
-        self._cuda = runtime
-        self._num_gpus = runtime.device_count()
-        self._streams: dict[tuple[int, str], Any] = {}
+    def accelerator_of(self, device: int) -> torch.device:
+        """The accelerator that a device of the schedule runs on."""
+        return place(device % self._num_accelerators)
 
-    def gpu_of(self, device: int) -> int:
-        """The GPU that a device of the schedule runs on."""
-        return device % self._num_gpus
-
-    def stream_of(self, device: int, lane: str) -> Any:
+    def stream_of(self, device: int, lane: str) -> torch.Stream:
         """The stream of a lane."""
-        place = device, lane
-        if place not in self._streams:
-            self._streams[place] = self._cuda.Stream(device=self.gpu_of(device))
-        return self._streams[place]
+        if (device, lane) not in self._streams:
+            self._streams[device, lane] = torch.Stream(device=self.accelerator_of(device))
+        return self._streams[device, lane]
 
     def copy(self, tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
         """The tensor at the other end of a lane; to be called by the thread of that lane."""
         if lane in ("h2d", "net"):
-            brought = tensor.detach().to(f"cuda:{self.gpu_of(device)}", non_blocking=True, copy=True)
+            brought = tensor.detach().to(self.accelerator_of(device), non_blocking=True, copy=True)
             brought.record_stream(self.stream_of(device, "compute"))
             return brought
         home = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
@@ -68,7 +66,7 @@ class CudaBackend(ThreadBackend):
         return home
 
     def run(self, program: Program, perform: Perform) -> Timeline:
-        """When each action ran on its GPU, in seconds; actions of host lanes by the clock of the processor.
+        """When each action ran on its accelerator, in seconds; actions of host lanes by the clock of the processor.
 
         Raises:
             ActionFailed: if one raised.
@@ -82,53 +80,47 @@ class CudaBackend(ThreadBackend):
         return issue.timeline()
 
     def _synchronize(self) -> None:
-        for gpu in range(self._num_gpus):
-            self._cuda.synchronize(gpu)
-
-    @property
-    def runtime(self) -> Any:
-        """`torch.cuda`."""
-        return self._cuda
+        for number in range(self._num_accelerators):
+            torch.accelerator.synchronize(number)
 
 
 class _Issue:
     """One run: what is issued to the streams, with the events around each action."""
 
-    def __init__(self, backend: CudaBackend, program: Program, perform: Perform) -> None:
+    def __init__(self, backend: DeviceBackend, program: Program, perform: Perform) -> None:
         self._backend, self._program, self._perform = backend, program, perform
-        num, cuda = len(program.waits), backend.runtime
-        self._on_gpu = [program.lanes[place].name in ON_GPU for place in program.index.lane_of]
+        num = len(program.waits)
+        self._on_device = [program.lanes[place].name in ON_DEVICE for place in program.index.lane_of]
         self._start: list[Any]
         self._main: list[Any]
         self._end: list[Any]
         self._start, self._main, self._end = (
-            [cuda.Event(enable_timing=True) if on_gpu else None for on_gpu in self._on_gpu] for _ in range(3)
+            [self._event(number) if on_device else None for number, on_device in enumerate(self._on_device)]
+            for _ in range(3)
         )
         self._host = [[0.0] * num for _ in range(3)]
-        self._origins: dict[int, Any] = {}
+        self._origins: dict[torch.device, Any] = {}
         self._began = 0.0
 
     def begin(self) -> None:
-        """Set all clocks to zero; nothing runs on any GPU at this moment."""
+        """Set all clocks to zero; nothing runs on any accelerator at this moment."""
         self._began = time.perf_counter()
-        cuda = self._backend.runtime
         for lane in self._program.lanes:
-            gpu = self._backend.gpu_of(lane.device)
-            if gpu not in self._origins:
-                self._origins[gpu] = cuda.Event(enable_timing=True)
-                with cuda.device(gpu):
-                    self._origins[gpu].record(cuda.current_stream(gpu))
+            found = self._backend.accelerator_of(lane.device)
+            if found not in self._origins:
+                self._origins[found] = torch.Event(found, enable_timing=True)
+                self._origins[found].record(torch.accelerator.current_stream(found))
 
     def perform(self, number: int, gate: Gate) -> None:
         """Issue an action behind the events of what it waits for."""
         lane = self._program.lanes[self._program.index.lane_of[number]]
         edges = self._program.waits[number]
-        if not self._on_gpu[number]:
+        if not self._on_device[number]:
             self._perform_on_host(number, gate, edges)
             return
-        cuda, stream = self._backend.runtime, self._backend.stream_of(lane.device, lane.name)
+        stream = self._backend.stream_of(lane.device, lane.name)
         start, main, end = self._start[number], self._main[number], self._end[number]
-        with cuda.device(self._backend.gpu_of(lane.device)), cuda.stream(stream):
+        with stream:
             self._wait(stream, [edge for edge in edges if not edge.late])
             start.record(stream)
             passed = False
@@ -146,20 +138,25 @@ class _Issue:
             end.record(stream)
 
     def timeline(self) -> Timeline:
-        """The times of all actions, when every GPU is done."""
+        """The times of all actions, when every accelerator is done."""
         start, main, end = (
             [
-                self._origins[self._gpu(number)].elapsed_time(event) / 1e3 if event is not None else host[number]
+                self._origins[self._accelerator(number)].elapsed_time(event) / 1e3
+                if event is not None
+                else host[number]
                 for number, event in enumerate(events)
             ]
             for events, host in zip((self._start, self._main, self._end), self._host, strict=True)
         )
         return Timeline(self._program.schedule, start, main, end, [0.0] * len(start), 0.0)
 
-    def _gpu(self, number: int) -> int:
-        return self._backend.gpu_of(self._program.lanes[self._program.index.lane_of[number]].device)
+    def _accelerator(self, number: int) -> torch.device:
+        return self._backend.accelerator_of(self._program.lanes[self._program.index.lane_of[number]].device)
 
-    def _wait(self, stream: Any, edges: list[Edge]) -> None:
+    def _event(self, number: int) -> Any:
+        return torch.Event(self._accelerator(number), enable_timing=True)
+
+    def _wait(self, stream: torch.Stream, edges: list[Edge]) -> None:
         for edge in edges:
             event = self._end[edge.producer]
             if event is not None:
@@ -177,23 +174,14 @@ class _Issue:
 
 
 @dataclass(frozen=True)
-class OnCurrentGpu:
-    """Microbatches of another source, on the GPU and in the stream of whoever asks."""
+class OnCurrentDevice:
+    """Microbatches of another source, on the accelerator and in the stream of whoever asks."""
 
     data: Data
 
     def microbatch(self, step: int, microbatch: int) -> Batch:
-        tokens, labels = self.data.microbatch(step, microbatch)
-        return Batch(tokens.cuda(), labels.cuda())
+        return Batch(*(_brought(each) for each in self.data.microbatch(step, microbatch)))
 
 
-def _prepare() -> None:
-    torch.set_num_threads(1)
-
-
-def make_repeatable() -> None:
-    """Ask cuBLAS and torch for kernels that give the same bits every time, and for full float32 products."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+def _brought(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory().to(place(torch.accelerator.current_device_index()), non_blocking=True)

@@ -1,0 +1,119 @@
+"""What a machine with accelerators can give in half an hour: gradients beside plain training, memory, pace, rates.
+
+Each part is a command of its own, run one after the other; what has ended is kept when a later one fails, when the time
+is over, or when the driver is killed, and the same command goes on from there. Dry, on made-up accelerators and at
+tiny sizes, every part runs on any machine: its records say so, and no figure takes them.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.driver.sweeps import LOGS, ROOT, run_sweeps
+from analysis.records.experiments import Sweep, open_cells
+from analysis.report import build
+
+LIMIT_S = 30 * 60.0
+NONE_HERE = (
+    "gpu: torch finds no accelerator on this machine; --dry N runs every part on N made-up ones, to check the order of "
+    "their streams"
+)
+_TINY = ("model=tiny_gpt", "model.num_layers=2", "model.hidden=16", "model.vocab=32", "model.seq_len=8")
+
+
+class TimeIsUp(Exception):
+    """The whole has taken as long as it may."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sweep, and what makes it small where accelerators are made up.
+
+    Args:
+        small: beside the model and the number of accelerators.
+    """
+
+    experiment: str
+    small: tuple[str, ...] = ()
+
+    def sweep(self, dry: int | None) -> Sweep:
+        """It, on real accelerators or on so many made-up ones."""
+        if dry is None:
+            return Sweep(self.experiment)
+        return Sweep(self.experiment, (f"backend.dry_accelerators={dry}", *_TINY, *self.small))
+
+
+PARTS = (
+    Part("gpu_gradients", ("num_steps=1", "num_microbatches=2", "dtype=float32")),
+    Part("gpu_single", ("num_steps=1", "num_microbatches=2", "chunks_per_device=2", "seed=0")),
+)
+
+
+def has_accelerators() -> bool:
+    """Whether torch finds any."""
+    import torch
+
+    return bool(torch.accelerator.is_available())
+
+
+def run_on_accelerators(results: Path, out: Path, dry: int | None, say: Callable[[str], None]) -> list[str]:
+    """Run every part and write the page.
+
+    Args:
+        results: folder of the records; what is in it already is not run again.
+        out: folder for `gpu.html`.
+        dry: how many accelerators are made up; None: the real ones.
+
+    Returns:
+        What went wrong, a line each.
+    """
+    end, problems = time.monotonic() + LIMIT_S, list[str]()
+
+    def tick(_: str) -> None:
+        if time.monotonic() > end:
+            raise TimeIsUp
+
+    for number, part in enumerate(PARTS):
+        sweep = part.sweep(dry)
+        try:
+            failures = run_sweeps([sweep], results, say, tick)
+        except TimeIsUp:
+            left = ", ".join(each.experiment for each in PARTS[number:])
+            problems.append(f"{LIMIT_S / 60:.0f} minutes are over: {left} did not end; the same command goes on there")
+            break
+        problems += [f"experiment={each.sweep.experiment}: {each.words} (log: {each.log})" for each in failures]
+        problems += open_cells(results, sweep)
+    if dry is None:
+        problems += _calibrated(results, max(0.0, end - time.monotonic()), say)
+    try:
+        say(f"page: {build(results, out / 'gpu.html')}")
+    except ValueError as error:  # no record at all
+        problems.append(str(error))
+    return problems
+
+
+def _calibrated(results: Path, limit_s: float, say: Callable[[str], None]) -> list[str]:
+    """Rates of the first accelerator, its link and its layers, as a cluster; nothing where a file is there."""
+    import torch
+
+    folder, found = results / "cluster", torch.accelerator.current_accelerator()
+    if found is None or found.type != "cuda":
+        return [f"calibrate: rates are measured on CUDA devices alone, and this is {found}"]
+    if (folder / "this_gpu.yaml").exists():
+        return []
+    command = [sys.executable, "-m", "rpbench", "calibrate", "device=cuda", "name=this_gpu", f"out={folder}"]
+    log = results / LOGS / "calibrate.log"
+    say("calibrate: rates of the first accelerator")
+    return _ended(command, log, limit_s)
+
+
+def _ended(command: Sequence[str], log: Path, limit_s: float) -> list[str]:
+    with log.open("wb") as words:
+        try:
+            done = subprocess.run(command, cwd=ROOT, stdout=words, stderr=words, timeout=limit_s, check=False)
+        except subprocess.TimeoutExpired:
+            return [f"calibrate did not end in time (log: {log})"]
+    return [f"calibrate ended with status {done.returncode} (log: {log})"] if done.returncode else []

@@ -1,0 +1,66 @@
+"""The accelerator of this machine: which it is, what its memory came to, and what is one kind's own.
+
+Everything else that the engine says to an accelerator is `torch.accelerator`, `torch.Stream` and `torch.Event`.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def kind() -> str:
+    """What torch calls it: cuda (ROCm as well), xpu, npu, ...
+
+    Raises:
+        RuntimeError: where there is none.
+    """
+    found = torch.accelerator.current_accelerator()
+    if found is None:
+        raise RuntimeError("torch finds no accelerator on this machine")
+    return found.type
+
+
+def place(number: int) -> torch.device:
+    """One of them."""
+    return torch.device(kind(), number)
+
+
+def name(number: int) -> str:
+    """The name its maker gave it, where torch can tell; else its place."""
+    module = getattr(torch, kind(), None)
+    ask = getattr(module, "get_device_name", None)
+    return str(place(number)) if ask is None else str(ask(number))
+
+
+def make_repeatable() -> None:
+    """Ask torch for kernels that give the same bits every time, and for full float32 products."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    own = _REPEATABLE.get(kind())
+    if own is not None:
+        own()
+
+
+def _repeatable_cuda() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def _repeatable_xpu() -> None:
+    torch.backends.mkldnn.allow_tf32 = False  # type: ignore[assignment]  # a property of a module
+
+
+def _repeatable_npu() -> None:
+    for part in ("matmul", "conv"):
+        own = getattr(torch.npu, part, None)  # type: ignore[attr-defined]  # torch_npu brings it
+        if own is not None:
+            own.allow_hf32 = False
+
+
+# What is one kind's own; nothing else in the project asks which kind it is.
+_REPEATABLE: Mapping[str, Callable[[], None]] = {
+    "cuda": _repeatable_cuda,  # NVIDIA, and AMD under ROCm
+    "xpu": _repeatable_xpu,  # Intel
+    "npu": _repeatable_npu,  # Ascend
+}

@@ -1,0 +1,225 @@
+"""Happens-before: the races in a trace, by vector clocks; they depend on what is issued, never on timing.
+
+A timeline's clock has, for every timeline, how much of its work is known to be done. What a stream is given knows what
+the thread knows that gives it; an event carries a stream's clock to a stream that waits or a thread that synchronises;
+a token carries a thread's clock to another thread. Two accesses of a storage, one of them a write, are a race unless
+the later one's clock has the earlier. Between two threads that is not asked: their locks are not in the trace.
+
+Memory of an allocator that serves streams goes back to its stream's pool when nobody has it any more, and any next
+allocation on that stream may be given it, whatever its size. Whoever else may still use it then must be known to be
+done to the stream, or to the thread that let go of it, or have been named by `record_stream`.
+
+Sources: Mattern, "Virtual time and global states of distributed systems", 1989; Flanagan and Freund, "FastTrack",
+PLDI'09, section 2; the rules of torch's allocator: "CUDA semantics", section memory management, and
+`torch.Tensor.record_stream` in torch's documentation.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from rpbench.engine.stream_order.trace import (
+    Awaited,
+    Born,
+    Entry,
+    Freed,
+    Kept,
+    Misplaced,
+    Pinned,
+    Recorded,
+    Signalled,
+    Storage,
+    Synchronised,
+    SynchronisedEvent,
+    Timed,
+    Timeline,
+    Trace,
+    Waits,
+    WaitsForStream,
+    Work,
+)
+
+Clock = list[int]
+
+
+class Finding(NamedTuple):
+    """Something that may go wrong on a device.
+
+    Args:
+        kind: RAW, WAR, WAW, REUSE (memory given away), EVENT (waited for, or timed, too early), BLOCKS (a copy that was
+            not to wait does), DEVICE (memory that cannot be reached).
+        what: in words, with the actions.
+    """
+
+    kind: str
+    what: str
+
+
+class _Use(NamedTuple):
+    timeline: Timeline
+    tick: int
+    entry: Entry
+
+
+class HappensBefore:
+    """One pass over a trace.
+
+    Attributes:
+        findings: each once.
+        clocks: by timeline, what it knows so far.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.clocks: list[Clock] = [[0] * len(trace.names) for _ in trace.names]
+        self.findings: dict[Finding, None] = {}
+        self._written: dict[Storage, _Use] = {}
+        self._read: dict[Storage, dict[Timeline, _Use]] = defaultdict(dict)
+        self._events: dict[int, tuple[Clock, Timeline, int]] = {}
+        self._tokens: dict[Hashable, Clock] = {}
+        self._owner: dict[Storage, Timeline] = {}
+        self._kept: dict[Storage, set[Timeline]] = defaultdict(set)
+        self._pinned: set[Storage] = set()
+        self._pool: dict[Timeline, list[_Use]] = defaultdict(list)  # freed, and maybe still used
+
+    def take(self, entry: Entry) -> None:
+        """Go on by an entry."""
+        match entry:
+            case Work():
+                self._work(entry)
+            case Recorded(thread=thread, stream=stream, event=event):
+                self._join(self.clocks[stream], self.clocks[thread])
+                self._tick(stream)
+                self._events[event] = list(self.clocks[stream]), thread, self._tick(thread)
+            case Waits(thread=thread, stream=stream, event=event):
+                self._join(self.clocks[stream], self.clocks[thread])
+                self._join(self.clocks[stream], self._event(entry, event))
+            case WaitsForStream(thread=thread, stream=stream, other=other):
+                self._join(self.clocks[stream], self.clocks[thread])
+                self._join(self.clocks[stream], self.clocks[other])
+            case Synchronised(thread=thread, streams=streams):
+                for stream in streams:
+                    self._join(self.clocks[thread], self.clocks[stream])
+            case SynchronisedEvent(thread=thread, event=event):
+                self._join(self.clocks[thread], self._event(entry, event))
+            case Signalled(thread=thread, token=token):
+                self._tick(thread)
+                self._tokens[token] = list(self.clocks[thread])
+            case Awaited(thread=thread, token=token):
+                self._join(self.clocks[thread], self._tokens.get(token, []))
+            case Timed(thread=thread, events=events):
+                for event in events:
+                    self._time(entry, event)
+            case _:
+                self._memory(entry)
+
+    def carried_by(self, entry: Entry) -> Clock:
+        """What an entry that waits brings word of, beside what its thread knows."""
+        clock = [0] * len(self.clocks)
+        match entry:
+            case Waits(event=event) | SynchronisedEvent(event=event):
+                self._join(clock, self._events[event][0] if event in self._events else [])
+            case WaitsForStream(other=other):
+                self._join(clock, self.clocks[other])
+            case Synchronised(streams=streams):
+                for stream in streams:
+                    self._join(clock, self.clocks[stream])
+            case _:
+                pass
+        return clock
+
+    def _memory(self, entry: Entry) -> None:
+        match entry:
+            case Born(thread=thread, stream=stream, storage=storage):
+                self._join(self.clocks[stream], self.clocks[thread])
+                self._owner[storage] = stream
+                for use in self._pool.pop(stream, ()):
+                    if not self._knows(stream, use):
+                        self._find("REUSE", f"{self._on(entry, stream)} may be given memory", use, "may still use")
+            case Freed(thread=thread, storage=storage):
+                self._free(thread, storage)
+            case Kept(storage=storage, stream=stream):
+                self._kept[storage].add(stream)
+            case Pinned(storage=storage):
+                self._pinned.add(storage)
+            case Misplaced(what=what):
+                self.findings[Finding("DEVICE", f"{what} ({entry.action}, {entry.place})")] = None
+
+    def _work(self, entry: Work) -> None:
+        who = entry.thread if entry.stream is None else entry.stream
+        if entry.stream is not None:
+            self._join(self.clocks[who], self.clocks[entry.thread])
+        use = _Use(who, self._tick(who), entry)
+        for storage in entry.reads | entry.writes:
+            written = self._written.get(storage)
+            if written is not None and not self._is_ordered(who, written):
+                kind = "RAW" if storage in entry.reads else "WAW"
+                self._find(kind, f"{self.trace.describe(entry)} takes memory", written, "writes")
+        for storage in entry.writes:
+            for read in self._read.pop(storage, {}).values():
+                if not self._is_ordered(who, read):
+                    self._find("WAR", f"{self.trace.describe(entry)} overwrites memory", read, "reads")
+            self._written[storage] = use
+        for storage in entry.reads - entry.writes:
+            self._read[storage][who] = use
+        if not entry.hosts <= self._pinned:
+            self.findings[Finding("BLOCKS", f"{self.trace.describe(entry)}: its host memory is not pinned")] = None
+            self._join(self.clocks[entry.thread], self.clocks[who])
+
+    def _free(self, thread: Timeline, storage: Storage) -> None:
+        owner, kept = self._owner.pop(storage, None), self._kept.pop(storage, ())
+        uses = [*self._read.pop(storage, {}).values()]
+        written = self._written.pop(storage, None)
+        if owner is None:  # of the host: torch keeps pinned memory until copies of it are done
+            return
+        for use in uses if written is None else [*uses, written]:
+            if use.timeline != owner and use.timeline not in kept and not self._knows(thread, use):
+                self._pool[owner].append(use)
+
+    def _event(self, entry: Entry, event: int) -> Clock:
+        found = self._events.get(event)
+        if found is None:
+            self.findings[Finding("EVENT", f"{self.trace.describe(entry)} is for an event not recorded yet")] = None
+            return []
+        clock, thread, tick = found
+        if self.clocks[entry.thread][thread] < tick:
+            told = f"{self.trace.describe(entry)} is for an event that {self.trace.names[thread]} may not have recorded"
+            self.findings[Finding("EVENT", told)] = None
+        return clock
+
+    def _time(self, entry: Entry, event: int) -> None:
+        clock = self._event(entry, event)
+        if any(tick > known for tick, known in zip(clock, self.clocks[entry.thread], strict=False)):
+            told = f"{self.trace.describe(entry)} asks for the time of an event that may not have happened"
+            self.findings[Finding("EVENT", told)] = None
+
+    def _tick(self, timeline: Timeline) -> int:
+        self.clocks[timeline][timeline] += 1
+        return self.clocks[timeline][timeline]
+
+    def _knows(self, timeline: Timeline, use: _Use) -> bool:
+        return self.clocks[timeline][use.timeline] >= use.tick
+
+    def _is_ordered(self, who: Timeline, use: _Use) -> bool:
+        threads = self.trace.threads
+        return self._knows(who, use) or (who in threads and use.timeline in threads)
+
+    def _on(self, entry: Entry, stream: Timeline) -> str:
+        return f"{self.trace.names[stream]} ({entry.action}, {entry.place})"
+
+    def _find(self, kind: str, what: str, other: _Use, does: str) -> None:
+        self.findings[Finding(kind, f"{what} that {self.trace.describe(other.entry)} {does}, not ordered")] = None
+
+    @staticmethod
+    def _join(mine: Clock, other: Clock) -> None:
+        for place, tick in enumerate(other):
+            if tick > mine[place]:
+                mine[place] = tick
+
+
+def findings(trace: Trace) -> list[Finding]:
+    """All that may go wrong in the run that a trace is of."""
+    order = HappensBefore(trace)
+    for entry in trace.entries:
+        order.take(entry)
+    return list(order.findings)

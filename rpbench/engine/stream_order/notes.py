@@ -1,0 +1,250 @@
+"""Notes: what the threads of a machine issue, and where its memory is; see `rpbench.engine.stream_order.machine`."""
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from sys import _getframe
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from rpbench.engine.stream_order.homes import Home, home_of, known_home
+from rpbench.engine.stream_order.trace import (
+    Awaited,
+    Born,
+    Call,
+    Entry,
+    Freed,
+    Pinned,
+    Signalled,
+    Storage,
+    Synchronised,
+    SynchronisedEvent,
+    Timeline,
+    Trace,
+    Work,
+)
+from rpbench.models.constants import constants
+
+_HERE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[2])
+_TORCH = str(Path(torch.__file__).parent)
+_identities = itertools.count(1)
+
+
+class _Local(threading.local):
+    """What a thread is at.
+
+    Attributes:
+        makes_on: the device that factories make tensors on; None: the host.
+    """
+
+    def __init__(self) -> None:
+        self.action = "outside of actions"
+        self.device = 0
+        self.streams: dict[int, torch.Stream] = {}
+        self.makes_on: int | None = None
+
+
+class Notes:
+    """What is noted of a machine with some devices.
+
+    Attributes:
+        trace: what has been issued.
+        calls: identity of an entry -> its operation, if they are kept.
+        begun_with: storage -> its bytes before the first operation, if they are kept.
+        storages: every storage as bytes, likewise.
+        held, peak: device -> bytes of its memory, now and at most.
+    """
+
+    def __init__(self, num_devices: int, kind: str, *, keeps_calls: bool) -> None:
+        self.num_devices, self.kind, self.trace = num_devices, kind, Trace()
+        self.identity, self.keeps_calls = next(_identities), keeps_calls
+        self.lock, self.local = threading.RLock(), _Local()
+        self.calls: dict[int, Call] = {}
+        self.begun_with: dict[Storage, torch.Tensor] = {}
+        self.storages: dict[Storage, torch.Tensor] = {}
+        self.held, self.peak = Counter[int](), Counter[int]()
+        self.defaults: dict[int, torch.Stream] = {}
+        self._num_storages = self._num_events = 0
+        self._timelines: dict[int, Timeline] = {}  # by the identity of a thread, also while it ends
+        self._unnamed: set[Timeline] = set()  # streams that no action of a lane has used
+        self._made_by: dict[Storage, Timeline] = {}  # storage of a device -> the thread that made it
+        self._constants: set[Storage] = set()  # whose making has been waited for
+        self._is_open = True
+
+    # --- what is noted ---
+
+    def note(self, kind: Callable[..., Entry], *fields: Any) -> Any:
+        """Add an entry by the calling thread."""
+        with self.lock:
+            entry = kind(self.thread(), self.local.action, _place(), *fields)
+            self.trace.entries.append(entry)
+            if isinstance(entry, Work) and entry.stream in self._unnamed and " of device" in entry.action:
+                self._unnamed.remove(entry.stream)
+                lane = entry.action.partition(" of ")[2]
+                self.trace.names[entry.stream] = f"{lane} (accelerator {self.trace.devices[entry.stream]})"
+            if isinstance(entry, Synchronised | SynchronisedEvent):
+                self._publish_constants()
+            return entry
+
+    def thread(self) -> Timeline:
+        """The timeline of the calling thread."""
+        own = threading.get_ident()
+        if own not in self._timelines:
+            self._timelines[own] = self.trace.timeline(f"thread {threading.current_thread().name}")
+        return self._timelines[own]
+
+    def starts_thread(self) -> None:
+        """The calling thread is a new one, whatever other thread has had its identity."""
+        with self.lock:
+            self._timelines.pop(threading.get_ident(), None)
+
+    def home(self, tensor: torch.Tensor) -> Home:
+        """Where a tensor's storage is, with its number in the trace."""
+        with self.lock:
+            home = home_of(tensor, self._freed)
+            if home.machine != self.identity:
+                home.machine, home.number = self.identity, self._num_storages
+                self._num_storages += 1
+                if home.pinned:
+                    self.note(Pinned, home.number)
+            if home.number in self._constants:
+                self.note(Awaited, ("constant", home.number))
+            return home
+
+    def is_born(self, home: Home, device: int, stream: Timeline) -> None:
+        """A new storage is on a device."""
+        home.device = device
+        self._made_by[home.number] = self.thread()
+        if home.num_bytes:
+            self.note(Born, stream, home.number)
+            self.held[device] += home.num_bytes
+            self.peak[device] = max(self.peak[device], self.held[device])
+
+    def keep_beginning(self, tensor: torch.Tensor) -> None:
+        """Keep the bytes of a storage that is used for the first time, and has been there before."""
+        home = self.home(tensor)
+        if home.number not in self.storages:
+            self.begun_with[home.number] = self.keep_storage(tensor).clone()
+
+    def keep_storage(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Keep a storage, so that nothing of it is freed; its bytes."""
+        number = self.home(tensor).number
+        if number not in self.storages:
+            with no_dispatch():
+                self.storages[number] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        return self.storages[number]
+
+    def close(self) -> None:
+        """Nothing more is noted."""
+        self._is_open = False
+
+    def _freed(self, home: Home) -> None:
+        notes = next((found for found in noting if found.identity == home.machine), None)
+        if notes is None or not notes._is_open:
+            return
+        with notes.lock:
+            notes.note(Freed, home.number)
+            if home.device is not None:
+                notes.held[home.device] -= home.num_bytes
+
+    def _publish_constants(self) -> None:
+        """Constants are handed from thread to thread without a word, once their maker has waited for them."""
+        for tensor in constants():
+            home = known_home(tensor)
+            if home is not None and home.machine == self.identity and self._made_by.get(home.number) == self.thread():
+                del self._made_by[home.number]
+                self._constants.add(home.number)
+                self.note(Signalled, ("constant", home.number))
+
+    # --- told by the engine's threads ---
+
+    def begins(self, what: str) -> None:
+        self.local.action = what
+
+    def signal(self, token: Hashable) -> None:
+        self.note(Signalled, token)
+
+    def wait(self, token: Hashable) -> None:
+        self.note(Awaited, token)
+
+    # --- devices and streams ---
+
+    def index_of(self, device: Any) -> int | None:
+        """Index of a device; None for the host, and for what has no memory."""
+        if device is None:
+            return None
+        found = torch.device(self.kind, device) if isinstance(device, int) else torch.device(device)
+        if found.type != self.kind:
+            return None
+        index = self.local.device if found.index is None else found.index
+        if index >= self.num_devices:
+            raise RuntimeError(f"{found}: invalid device ordinal, there are {self.num_devices}")
+        return index
+
+    def chosen(self, device: Any) -> int:
+        """Index of a device; that of the calling thread where none is named."""
+        index = self.index_of(device)
+        return self.local.device if index is None else index
+
+    def reset_peak(self, device: Any = None) -> None:
+        self.peak[self.chosen(device)] = self.held[self.chosen(device)]
+
+    @contextmanager
+    def making_on(self, index: int | None) -> Iterator[None]:
+        """Factories of this thread make tensors on a device."""
+        before, self.local.makes_on = self.local.makes_on, index
+        try:
+            yield
+        finally:
+            self.local.makes_on = before
+
+    def synchronize(self, device: Any = None) -> None:
+        index = self.chosen(device)
+        streams = tuple(stream for stream, found in self.trace.devices.items() if found == index)
+        self.note(Synchronised, streams)
+
+    @contextmanager
+    def device_index(self, index: int | None) -> Iterator[None]:
+        before = self.local.device
+        self.local.device = before if index is None else index
+        try:
+            yield
+        finally:
+            self.local.device = before
+
+    def new_stream(self, index: int, name: str | None = None) -> Timeline:
+        """The timeline of a new stream of a device; without a name it takes that of the first lane that uses it."""
+        with self.lock:
+            found = self.trace.timeline(name or f"stream {len(self.trace.names)} of accelerator {index}", index)
+            if name is None:
+                self._unnamed.add(found)
+            return found
+
+    def new_event(self) -> int:
+        with self.lock:
+            self._num_events += 1
+            return self._num_events
+
+
+noting: list[Notes] = []  # that are open; torch shows the machine of the last one
+
+
+def _place() -> str:
+    """The innermost line of the project, or of whoever uses it, that is at work."""
+    frame: FrameType | None = _getframe(2)
+    outer = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_PACKAGE) and not file.startswith(_HERE):
+            return f"{Path(file).name}:{frame.f_lineno}"
+        if outer is None and not file.startswith((_HERE, _TORCH)):
+            outer = f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return outer or "outside of Python"

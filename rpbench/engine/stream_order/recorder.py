@@ -1,0 +1,190 @@
+"""Recorder: sees every operation that torch does, and notes what it would read and write on which stream.
+
+An operation runs at once, on the processor. On a device it would be given to the current stream of the device that its
+tensors are on; what reads a value back waits for that stream. A copy between host and device waits as well, unless it
+is asked not to; one between devices runs on the source's current stream, which waits for the target's before, and the
+other way round after it (torch, `aten/src/ATen/native/cuda/Copy.cu`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rpbench.engine.stream_order.homes import Home
+from rpbench.engine.stream_order.notes import Notes
+from rpbench.engine.stream_order.streams import current_stream
+from rpbench.engine.stream_order.trace import Call, Misplaced, Synchronised, WaitsForStream, Work
+
+# Only the shape of what they are given counts.
+_READ_NOTHING = frozenset(
+    (
+        *("aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like"),
+        *("aten::randn_like", "aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full"),
+        *("aten::new_empty_strided", "aten::set_", "aten::is_same_size", "aten::_version"),
+    )
+)
+# The host has to know what comes out: a value, or a shape.
+_READ_BACK = frozenset(
+    (
+        *("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"),
+        *("aten::nonzero", "aten::masked_select", "aten::_unique2"),
+    )
+)
+# What was there before is not read.
+_OVERWRITE = frozenset(
+    (
+        *("aten::copy_", "aten::fill_", "aten::zero_", "aten::bernoulli_", "aten::uniform_", "aten::normal_"),
+        *("aten::random_", "aten::exponential_"),
+    )
+)
+_DRAWS = ("generator",)  # the arguments that random numbers come from
+_TAKE_HOST_INDICES = frozenset(("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"))
+
+
+class Recorder(TorchDispatchMode):
+    """Notes the operations of one thread."""
+
+    def __init__(self, machine: Notes) -> None:
+        super().__init__()
+        self._machine = machine
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given, machine = dict(kwargs or {}), self._machine
+        with machine.lock, torch._C.DisableTorchFunction():  # tensors as they are, without their faces
+            if machine.keeps_calls:
+                for tensor in _tensors_in((args, given)):
+                    machine.keep_beginning(tensor)
+            again = given | {key: value.clone_state() for key, value in given.items() if key in _DRAWS and value}
+            out = func(*args, **given)
+            noted = _Call(machine, func, args, given, out)
+            noted.again = func, args, again, out
+            if noted.is_copy:
+                noted.note_copy(bool(given.get("non_blocking", args[2] if len(args) > 2 else False)))
+            else:
+                noted.note()
+            return out
+
+
+class _Call:
+    """One operation that has run.
+
+    Attributes:
+        again: what it takes to run it again, with generators as they were before it.
+    """
+
+    def __init__(self, machine: Notes, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        self._machine = machine
+        self.again: Call = func, args, dict(kwargs), out
+        self.name = func._schema.name
+        self.is_copy = self.name == "aten::copy_"
+        self._tensors: list[torch.Tensor] = []
+        self._reads: dict[int, Home] = {}
+        self._writes: dict[int, Home] = {}
+        self._is_view = False
+        self._take_arguments(func._schema.arguments, args, kwargs)
+        self._outputs = _tensors_in(out)
+
+    def _take_arguments(self, schema: Iterable[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        for number, argument in enumerate(schema):
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            for tensor in _tensors_in(value):
+                self._tensors.append(tensor)
+                home = self._machine.home(tensor)
+                if self.name in _READ_NOTHING:
+                    continue
+                alias = argument.alias_info
+                if alias is None:
+                    self._reads[home.number] = home
+                elif alias.is_write:
+                    self._writes[home.number] = home
+                    if self.name not in _OVERWRITE and argument.name != "out":
+                        self._reads[home.number] = home
+                else:
+                    self._is_view = True
+
+    def note(self) -> None:
+        """Any operation but a copy."""
+        machine = self._machine
+        if self._is_view and not self._writes:  # a view is where the tensor is that it looks into; nothing is read
+            return
+        own = {machine.home(tensor).number for tensor in self._tensors}
+        device = self._device()
+        fresh = {}
+        for tensor in self._outputs:
+            home = machine.home(tensor)
+            if home.number not in own and home.number not in fresh:
+                fresh[home.number] = home
+        if device is None:
+            device = machine.local.makes_on
+        stream = None if device is None else current_stream(machine, device).timeline
+        if device is not None and stream is not None:
+            for home in fresh.values():
+                machine.is_born(home, device, stream)
+        self._work(stream, self._reads, self._writes | fresh)
+        if stream is not None and self.name in _READ_BACK:
+            machine.note(Synchronised, (stream,))
+
+    def note_copy(self, non_blocking: bool) -> None:
+        """A copy of one tensor into another."""
+        machine = self._machine
+        target, source = (machine.home(tensor) for tensor in self._tensors[:2])
+        devices = {home.device for home in (target, source)} - {None}
+        if not devices:
+            self._work(None, self._reads, self._writes)
+        elif len(devices) == 2:
+            there, here = (current_stream(machine, home.device).timeline for home in (target, source))
+            machine.note(WaitsForStream, here, there)
+            self._work(here, self._reads, self._writes)
+            machine.note(WaitsForStream, there, here)
+        else:
+            (device,) = devices
+            assert device is not None
+            stream = current_stream(machine, device).timeline
+            hosts = frozenset(home.number for home in (target, source) if home.device is None)
+            self._work(stream, self._reads, self._writes, hosts if non_blocking else frozenset())
+            if hosts and not non_blocking:
+                machine.note(Synchronised, (stream,))
+
+    def _work(
+        self,
+        stream: int | None,
+        reads: Mapping[int, Home],
+        writes: Mapping[int, Home],
+        hosts: frozenset[int] = frozenset(),
+    ) -> None:
+        name = self.name.removeprefix("aten::")
+        entry = self._machine.note(Work, stream, name, frozenset(reads), frozenset(writes), hosts)
+        if self._machine.keeps_calls:
+            for tensor in self._outputs:
+                self._machine.keep_storage(tensor)
+            self._machine.calls[id(entry)] = self.again
+
+    def _device(self) -> int | None:
+        """The device whose stream the operation is given to; None: the processor does it."""
+        homes = [(tensor, self._machine.home(tensor)) for tensor in self._tensors]
+        devices = sorted({home.device for _, home in homes if home.device is not None})
+        if not devices:
+            return None
+        if len(devices) > 1:
+            self._misplaced(f"tensors on devices {devices}")
+        hosts = [tensor for tensor, home in homes if home.device is None and tensor.dim() and tensor.numel()]
+        if hosts and self.name not in _TAKE_HOST_INDICES:
+            shapes = [tuple(tensor.shape) for tensor in hosts]
+            self._misplaced(f"tensors of device {devices[0]} and of the host, shaped {shapes}")
+        return devices[0]
+
+    def _misplaced(self, what: str) -> None:
+        self._machine.note(Misplaced, f"{self.name.removeprefix('aten::')} of {what}")
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value, but for those that have no memory."""
+    if isinstance(value, torch.Tensor):
+        return [] if value.is_meta else [value]
+    leaves = () if value is None else tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_meta]

@@ -1,0 +1,94 @@
+"""What torch shows of a machine: the names that are replaced while it is open."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+
+from rpbench.engine.stream_order.notes import Notes
+from rpbench.engine.stream_order.streams import MachineEvent, MachineStream, current_stream, now, set_stream
+
+Issuing = Callable[[], AbstractContextManager[None]]
+"""Inside, the calling thread sees the machine."""
+
+
+class _Generator(torch.Generator):
+    """A generator of the processor that says it is a device's."""
+
+    def __new__(cls, device: Any = "cpu") -> "_Generator":
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # the device, in C
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self._face = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # a property here, an attribute there
+        return self._face
+
+
+class _Autocast(torch.autocast):
+    """Autocast on a machine's devices is that of the processor, whose kernels run."""
+
+    def __init__(self, device_type: str, *args: Any, **given: Any) -> None:
+        super().__init__("cpu" if device_type == now().kind else device_type, *args, **given)
+
+
+def shown(machine: Notes, issuing: Issuing) -> Iterator[tuple[Any, str, Any]]:
+    """What torch shows of a machine: where, under which name, what."""
+    yield from ((torch, name, value) for name, value in (("Stream", MachineStream), ("Event", MachineEvent)))
+    yield torch, "Generator", _Generator
+    yield torch, "autocast", _Autocast
+    faces = {
+        "is_available": lambda: True,
+        "device_count": lambda: machine.num_devices,
+        "current_accelerator": lambda check_available=False: torch.device(machine.kind),
+        "current_stream": partial(current_stream, machine),
+        "set_stream": partial(set_stream, machine),
+        "synchronize": machine.synchronize,
+        "device_index": machine.device_index,
+        "current_device_index": lambda: machine.local.device,
+        "set_device_index": lambda device: setattr(machine.local, "device", machine.index_of(device)),
+        "empty_cache": lambda: None,
+        "memory_allocated": lambda device=None: machine.held[machine.chosen(device)],
+        "max_memory_allocated": lambda device=None: machine.peak[machine.chosen(device)],
+        "reset_peak_memory_stats": machine.reset_peak,
+    }
+    yield from ((torch.accelerator, name, value) for name, value in faces.items())
+    yield threading.Thread, "start", _started(machine, issuing, threading.Thread.start)
+    yield threading.Thread, "join", _joined(machine, threading.Thread.join)
+
+
+def _started(
+    machine: Notes, issuing: Issuing, start: Callable[[threading.Thread], None]
+) -> Callable[[threading.Thread], None]:
+    """`Thread.start` of threads that see the machine, and come after who starts them."""
+
+    def started(thread: threading.Thread) -> None:
+        body = thread.run
+
+        def run() -> None:
+            machine.starts_thread()
+            with issuing():
+                machine.wait(("begun", id(thread)))
+                try:
+                    body()
+                finally:
+                    machine.signal(("over", id(thread)))
+
+        thread.run = run  # type: ignore[method-assign]
+        machine.signal(("begun", id(thread)))
+        start(thread)
+
+    return started
+
+
+def _joined(machine: Notes, join: Callable[..., None]) -> Callable[..., None]:
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        join(thread, timeout)
+        if not thread.is_alive():
+            machine.wait(("over", id(thread)))
+
+    return joined

@@ -1,0 +1,294 @@
+"""The device backend: no wait is missing in what it issues, by the machine of streams; it trains on real ones."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import build
+from spared import slow
+from test_replicated_training import complete
+from training_cases import Run, assert_same, reference_of, train, uneven_costs, workload_of
+
+from rpbench.cli import dispatch
+from rpbench.engine.backends import device as backends
+from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice
+from rpbench.engine.executor import ActionFailed, execute
+from rpbench.engine.stream_order.happens_before import findings
+from rpbench.engine.stream_order.machine import Machine
+from rpbench.engine.stream_order.mutants import judged
+from rpbench.engine.training import Settings, Training
+from rpbench.harness.choices import BackendConfig, ConfigError
+from rpbench.harness.config import RunConfig
+from rpbench.harness.device_request import check_device
+from rpbench.ir.action import Kind
+from rpbench.passes.offload import stream
+
+needs_accelerator = pytest.mark.skipif(
+    not torch.accelerator.is_available(), reason="torch finds no accelerator on this machine"
+)
+
+
+def roundpipe(devices, microbatches, *, num_steps=2, **options):
+    return stream(build("roundpipe", devices, microbatches, num_steps=num_steps, steps=True, **options))
+
+
+def issued(schedule, num_accelerators, **machine):
+    """What a schedule issues to made-up accelerators, with the run; it has trained as plain training does."""
+    workload = workload_of(schedule)
+    with Machine(num_accelerators, **machine) as found:
+        training, timeline = on_accelerators(schedule, workload)
+    training.workload = workload
+    run = Run(training, timeline)
+    assert_same(run, reference_of(run))
+    return found
+
+
+def on_accelerators(schedule, workload):
+    with DeviceBackend() as backend:
+        on_device = replace(workload, data=OnCurrentDevice(workload.data))
+        training = Training(on_device, schedule, Settings(keep_gradients=True), None, backend.copy, pin_memory=True)
+        timeline = execute(training.program(uneven_costs(schedule), real_time=True), training.handlers, backend)
+    return training, timeline
+
+
+# --- its order -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices, accelerators, microbatches", [(3, 2, 3), slow((1, 1, 4)), slow((4, 3, 5))])
+def test_nothing_is_missing_in_what_roundpipe_issues(devices, accelerators, microbatches):
+    machine = issued(roundpipe(devices, microbatches), accelerators)
+    assert not findings(machine.trace)
+    assert set(machine.trace.devices.values()) == set(range(min(devices, accelerators)))
+    assert all(machine.peak[device] for device in range(min(devices, accelerators)))
+    assert machine.peak[0] > machine.held[0]
+
+
+ACCEPTED = [
+    ("roundpipe",),
+    ("roundpipe", "schedule.asynchronous=true"),
+    ("roundpipe", "prefetch=0"),
+    ("roundpipe", "prefetch=2"),
+    ("roundpipe", "optimizer=sgd"),
+    ("roundpipe", "optimizer.clip_norm=0.1"),
+    ("roundpipe", "dtype=float16"),
+    ("roundpipe", "dtype=bfloat16"),
+    ("roundpipe", "model.dropout=0.1"),
+    ("roundpipe", "model.tied_embedding=true"),
+    ("roundpipe", "dispatch=earliest_free"),
+    ("roundpipe", "chunks_per_device=4"),
+    ("greedysnake",),
+    ("greedysnake", "schedule.delayed=0.5"),
+    ("megatrain",),
+    ("mobius",),
+    ("superoffload", "schedule.speculate=false"),
+    ("zero_3", "schedule.offload=true"),
+    ("zero_3", "schedule.offload=true", "schedule.reduce_each_microbatch=false"),
+    ("zero_infinity",),
+    ("zero_infinity", "schedule.reduce_each_microbatch=false"),
+    ("zero_infinity", "dtype=float16"),
+    ("zero_offload",),
+    ("zero_offload", "schedule.delayed_update=true"),
+    ("zero_offload", "optimizer.clip_norm=0.1"),
+]
+SIZES = [(1, 1, 3), (1, 1, 4), (2, 1, 3), (2, 2, 4), (3, 1, 3), (3, 2, 4), (3, 3, 6), (4, 2, 5), (4, 3, 8)]
+TINY = ("model.num_layers=4", "model.hidden=16", "model.vocab=32", "model.seq_len=8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices, accelerators, microbatches", SIZES)
+@pytest.mark.parametrize("words", ACCEPTED, ids=" ".join)
+def test_nothing_is_missing_in_what_is_accepted(words, devices, accelerators, microbatches, rpbench):
+    size = f"num_devices={devices}", f"accelerators={accelerators}", f"num_microbatches={microbatches}"
+    status, found, err = rpbench("check-order", f"schedule={words[0]}", *words[1:], *TINY, *size)
+    if status == 2:  # a size that the schedule does not serve
+        assert f"{microbatches} microbatches" in err or "num_microbatches" in err or "num_devices" in err, err
+        return
+    assert (status, found[0]["findings"]) == (0, [])
+    assert found[0]["grad_max_abs_diff"] == found[0]["weight_max_abs_diff"] == 0
+
+
+@pytest.mark.parametrize(
+    "name, options", [slow(("zero_offload", {})), ("zero_3", {"offload": True}), slow(("zero_infinity", {}))]
+)
+def test_replicas_gather_and_reduce_in_order(name, options):
+    assert not findings(issued(complete(name, 3, 3, 1, 2, **options), 2).trace)
+
+
+# --- what is left out of it is seen --------------------------------------------------------------------------
+
+
+def without_waits(monkeypatch):
+    monkeypatch.setattr(backends._Issue, "_wait", lambda *_: None)
+
+
+def without_events_on_the_host(monkeypatch):
+    monkeypatch.setattr("rpbench.engine.stream_order.streams.MachineEvent.synchronize", lambda _: None)
+    without_synchronising(monkeypatch)
+
+
+def without_recorded_streams(monkeypatch):
+    monkeypatch.setattr("rpbench.engine.stream_order.faces.Faces._record_stream", lambda *_: None)
+
+
+def without_synchronising(monkeypatch):
+    monkeypatch.setattr("rpbench.engine.stream_order.streams.MachineStream.synchronize", lambda _: None)
+
+
+def without_pinning(monkeypatch):
+    monkeypatch.setattr("rpbench.engine.stream_order.faces.Faces._pinned", lambda _, tensor: tensor)
+
+
+BROKEN = [
+    (without_waits, {"RAW", "WAR"}),
+    (without_recorded_streams, {"REUSE"}),
+    (without_synchronising, {"REUSE"}),
+    (without_events_on_the_host, {"RAW"}),
+    (without_pinning, {"BLOCKS"}),
+]
+
+
+@pytest.mark.parametrize("left_out, kinds", BROKEN, ids=lambda found: getattr(found, "__name__", ""))
+def test_what_the_backend_leaves_out_is_seen(left_out, kinds, monkeypatch):
+    left_out(monkeypatch)
+    machine = issued(roundpipe(2, 3), 1)
+    assert kinds <= {found.kind for found in findings(machine.trace)}
+
+
+MUTATED = [
+    roundpipe(2, 2, num_steps=1),
+    roundpipe(1, 3, num_steps=1),
+    roundpipe(3, 2, num_steps=1, asynchronous=True),
+    complete("zero_3", 2, 2, 1, 1, offload=True),
+    complete("zero_offload", 2, 2, 1, 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerators", [1, 2])
+@pytest.mark.parametrize("schedule", MUTATED, ids=lambda schedule: schedule.name)
+def test_every_mutant_of_what_is_issued_is_seen_or_named(schedule, accelerators):
+    verdicts = list(judged(issued(schedule, accelerators).trace))
+    assert len(verdicts) > 200
+    assert {verdict.outcome for verdict in verdicts} <= {"seen", "known", "later", "idle"}
+    assert all(verdict.by for verdict in verdicts)
+    assert sum(verdict.outcome == "seen" for verdict in verdicts) > len(verdicts) / 5
+
+
+@pytest.mark.parametrize("num_orders", [3, slow(1000)])
+def test_any_order_that_the_waits_allow_gives_the_same_bits(num_orders):
+    replay = issued(roundpipe(2, 2, num_steps=1, num_layers=3), 2, keep_calls=True).replay()
+    assert replay.num_steps > 1000
+    assert not any(replay.differences(seed) for seed in range(num_orders))
+
+
+# --- what it refuses, and how it ends ------------------------------------------------------------------------
+
+
+def refused(schedule):
+    check_device(RunConfig(), schedule, BackendConfig("device", dry_accelerators=1))
+
+
+def test_the_replicas_whose_optimizer_is_on_the_device_are_refused():
+    for name, options in (("zero_2", {}), ("zero_3", {}), ("data_parallel", {}), ("zero_offload", {"share": 0.5})):
+        with pytest.raises(ConfigError, match="or steps on them, where the optimizer is not"):
+            refused(complete(name, 2, 4, 2, 2, **options))
+    for name in ("zero_offload", "zero_infinity"):
+        refused(complete(name, 2, 4, 2, 2))
+
+
+def test_stages_that_stay_on_devices_are_refused():
+    with pytest.raises(ConfigError, match="cyclic_dp keeps its stages on devices"):
+        refused(complete("cyclic_dp", 2, 2, 2, 2))
+
+
+def test_steps_that_are_taken_back_are_refused():
+    with pytest.raises(ConfigError, match=r"superoffload takes steps back, .* use schedule.speculate=false"):
+        refused(complete("superoffload", 2, 4, 2, 2))
+    refused(complete("superoffload", 2, 4, 2, 2, speculate=False))
+    with pytest.raises(ConfigError, match=r"zenflow steps columns on the devices, .* use schedule=zero_offload"):
+        refused(complete("zenflow", 2, 4, 2, 2))
+
+
+def test_an_action_that_fails_stops_the_run():
+    schedule = roundpipe(2, 3)
+    training = Training(workload_of(schedule), schedule, Settings())
+    handlers = dict(training.handlers) | {Kind.FB: lambda action, number, gate: 1 / 0}
+    with Machine(1), DeviceBackend() as backend, pytest.raises(ActionFailed, match="ZeroDivisionError"):
+        execute(training.program(uneven_costs(schedule), real_time=True), handlers, backend)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+@pytest.mark.parametrize("name", ["device", "cuda"])
+def test_without_an_accelerator_the_request_is_refused(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = ("schedule=roundpipe", f"backend={name}", "model=tiny_gpt", "offload=all", "num_devices=2")
+    assert dispatch(request) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert "backend=device: torch finds no accelerator on this machine; use backend=cpu" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "results").exists()
+
+
+DRY = ("schedule=roundpipe", "model=tiny_gpt", *TINY, "offload=all", "num_devices=2", "num_microbatches=3")
+
+
+def test_a_dry_run_says_so_and_has_no_pace(rpbench):
+    status, (row,), _ = rpbench(*DRY, "backend=cuda", "backend.dry_accelerators=2", "verify=true", "dtype=float64")
+    assert (status, row["status"], row["evidence"], row["clock"]) == (0, "ok", "dry", "slots")
+    assert row["tokens_per_s"] is None
+    assert row["order_findings"] == []
+    assert row["grad_max_abs_diff"] == row["weight_max_abs_diff"] == 0
+    assert len(row["accelerators"]) == len(row["accelerator_peak_memory_bytes"]) == 2
+    assert all(len(row[key]) == 2 for key in row if key.startswith("predicted_") and key.endswith("_bytes"))
+    assert any("backend=cuda is now called backend=device" in note for note in row["notes"])
+
+
+def test_check_order_is_a_verb(rpbench):
+    status, (found,), _ = rpbench("check-order", *DRY[:1], *TINY, "num_devices=1", "num_microbatches=2", "num_steps=1")
+    assert (status, found["num_findings"], found["num_accelerators"]) == (0, 0, 1)
+    assert found["num_entries"] > 1000
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["accelerators=0"], "accelerators=0: how many the devices share"),
+        (["mutants=perhaps"], "mutants=perhaps: yes or no"),
+        (["backend=cpu"], "leave backend= and mode= out"),
+    ],
+)
+def test_check_order_refuses_other_words(words, says, rpbench):
+    status, rows, err = rpbench("check-order", "schedule=roundpipe", *words)
+    assert (status, rows) == (2, [])
+    assert says in err
+
+
+# --- where there is an accelerator ---------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@needs_accelerator
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_accelerators_train_as_the_processor_does(devices, asynchronous):
+    schedule = roundpipe(devices, 4, num_steps=3, asynchronous=asynchronous)
+    training, timeline = on_accelerators(schedule, workload_of(schedule, dtype=torch.float64))
+    expected = train(schedule, workload_of(schedule)).training.optimizer.masters
+    for place, master in training.optimizer.masters.items():
+        torch.testing.assert_close(master, expected[place], rtol=1e-9, atol=1e-11)
+    assert training.passes.num_left == 0
+    assert training.weights.num_on_devices == 0
+    assert timeline.makespan > 0
+
+
+@pytest.mark.gpu
+@needs_accelerator
+def test_a_run_on_accelerators_gives_the_same_bits_twice():
+    schedule = roundpipe(3, 4)
+    first, second = (
+        on_accelerators(schedule, workload_of(schedule, dtype=torch.float32))[0].optimizer.masters for _ in range(2)
+    )
+    assert all(torch.equal(first[place], second[place]) for place in first)
