@@ -31,7 +31,7 @@ from rpbench.torch_runtime.communication.channels import Queues
 from rpbench.torch_runtime.communication.tokens import COMPUTE, Table, Token, check_table, read_table
 from rpbench.torch_runtime.communication.verdict import judge
 from rpbench.torch_runtime.lowering import lower
-from rpbench.torch_runtime.versions import load_runtime
+from rpbench.torch_runtime.versions import facts_of, load_runtime
 
 # What the simulator says -> what gloo does.
 EXPECTED = {"alive": "right", "mixed": "wrong", "broken": "raised", "dead": "hangs"}
@@ -194,7 +194,7 @@ MUTATIONS: tuple[Callable[[Rows, random.Random], None], ...] = (swap, move, drif
 @cache
 def lowered(name: str, num_ranks: int, num_microbatches: int) -> Table:
     """A table of ours."""
-    return read_table(lower(schedule_near(name, num_ranks, num_microbatches)).to_csv())
+    return read_table(lower(schedule_near(name, num_ranks, num_microbatches)).to_csv(waits=facts_of().has_waits))
 
 
 def mutated(draw: random.Random) -> Table:

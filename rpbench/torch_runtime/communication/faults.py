@@ -7,7 +7,6 @@ from rpbench.torch_runtime.communication.tokens import (
     COMPUTE,
     RECEIVES,
     SENDS,
-    WAITS,
     Table,
     Token,
     TokenRow,
@@ -25,9 +24,6 @@ def find_faults(table: Table) -> Faults:
             why = next(filter(None, map(walk.meet, token.parts)), "")
             if why:
                 found[rank, place] = why
-        if walk.unwaited and table.has_waits:
-            send = min(walk.unwaited, key=str)
-            found[rank, row.index(send)] = f"{send} has no WAIT_{send.kind}, where other sends of the table have one"
     return found
 
 
@@ -51,7 +47,6 @@ class _Walk:
         self._table, self._rank = table, rank
         self._received: set[Token] = set()
         self._computed: set[Token] = set()
-        self.unwaited: set[Token] = set()
 
     def meet(self, token: Token) -> str:
         """Go past an action; why it cannot be, or nothing."""
@@ -61,11 +56,6 @@ class _Walk:
             self._received.add(token)
         if token.kind in SENDS:
             return self._send(token)
-        if token.kind in WAITS:
-            send = token._replace(kind=WAITS[token.kind])
-            if send not in self.unwaited:
-                return f"{send} is not under way"
-            self.unwaited.discard(send)
         return ""
 
     def _compute(self, token: Token) -> str:
@@ -92,7 +82,6 @@ class _Walk:
             return f"what it sends has not been computed before it: {' or '.join(makes)} comes later"
         if token.kind == "SEND_F" and any(token._replace(kind=kind) in self._computed for kind in BACKWARD):
             return "the backward of its microbatch, which frees what it sends, stands before it"
-        self.unwaited.add(token)
         return ""
 
 

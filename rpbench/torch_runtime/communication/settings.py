@@ -18,6 +18,7 @@ from rpbench.ir.schedule import ScheduleError
 from rpbench.torch_runtime.communication.faults import needed
 from rpbench.torch_runtime.communication.send_budget import with_send_budget
 from rpbench.torch_runtime.communication.tokens import BACKWARD, SENDS, Table, Token
+from rpbench.torch_runtime.communication.waits import with_reduction_waits, with_send_waits
 
 RowOfTokens = list[Token]
 
@@ -91,7 +92,7 @@ def lower_as_torch(table: Table, settings: Settings) -> Table:
         for row, lookahead in zip(compute, ahead, strict=True)
     ]
     plain = Table(tuple(map(tuple, rows)), table.chain_length)
-    found = [_with_waits(row) for row in _with_messages(plain)]
+    found = [with_send_waits(row) for row in _with_messages(plain)]
     if settings.defer_pp_recv:
         found = [_with_late_receives(plain, rank, row) for rank, row in enumerate(found)]
     lowered = Table(tuple(map(tuple, found)), table.chain_length)
@@ -140,10 +141,9 @@ def _with_reductions(row: Sequence[Token], count: int, *, deferred: bool) -> Row
             made[part.stage] = made.get(part.stage, 0) + (part.kind in ("B", "W"))
             if part.kind not in ("B", "W") or made[part.stage] < count:
                 continue
-            wait = Token(part.stage, "WAIT_REDUCE_GRAD")
-            found += [*pending, Token(part.stage, "REDUCE_GRAD"), *([] if deferred else [wait])]
-            pending = [wait] if deferred else []
-    return found + pending
+            found += [*pending, Token(part.stage, "REDUCE_GRAD")]
+            pending = [Token(part.stage, "WAIT_REDUCE_GRAD")] if deferred else []
+    return found + pending if deferred else with_reduction_waits(found)
 
 
 # --- messages ------------------------------------------------------------------------------------------------------
@@ -207,22 +207,6 @@ def _send_of(table: Table, part: Token) -> Token | None:
     if target is None or table.rank_of[target] == table.rank_of[part.stage]:
         return None
     return part._replace(kind=kind)
-
-
-def _with_waits(row: RowOfTokens) -> RowOfTokens:
-    """A forward's send is waited for after its backward, which shows that it was received; the others at the end."""
-    found: RowOfTokens = []
-    pending: dict[Token, None] = {}
-    for token in row:
-        found.append(token)
-        if token.kind in SENDS:
-            pending[token] = None
-        for part in token.parts:
-            send = part._replace(kind="SEND_F")
-            if part.kind in BACKWARD and send in pending:
-                del pending[send]
-                found.append(part._replace(kind="WAIT_SEND_F"))
-    return found + [send._replace(kind=f"WAIT_{send.kind}") for send in pending]
 
 
 def _with_late_receives(table: Table, rank: int, row: Sequence[Token]) -> RowOfTokens:

@@ -135,7 +135,9 @@ def read_table(source: str, chain_length: int | None = None) -> Table:
         ScheduleError: naming the row and the token that cannot be.
     """
     lines = csv.reader(io.StringIO(source.strip("\r\n")))
-    rows = tuple(tuple(_read(cell.strip(), rank) for cell in line if cell.strip()) for rank, line in enumerate(lines))
+    rows = tuple(
+        tuple(read_token(cell.strip(), rank) for cell in line if cell.strip()) for rank, line in enumerate(lines)
+    )
     table = Table(rows, chain_length or 1 + max((part.stage for row in rows for part in _plain(row)), default=0))
     check_table(table)
     return table
@@ -145,10 +147,11 @@ def _plain(row: Sequence[Token]) -> Iterator[Token]:
     return (part for token in row for part in token.parts)
 
 
-def _read(cell: str, rank: int) -> Token:
+def read_token(cell: str, rank: int) -> Token:
+    """The action a cell stands for; the rank is for the error."""
     overlap = _OVERLAP.fullmatch(cell)
     if overlap:
-        members = tuple(_read(part.strip(), rank) for part in overlap[1].split(";"))
+        members = tuple(read_token(part.strip(), rank) for part in overlap[1].split(";"))
         if len(members) == 2 and all(member.kind in COMPUTE for member in members):
             return Token(members[0].stage, "OVERLAP_F_B", None, members)
     match = _PLAIN.fullmatch(cell) or _STAGE.fullmatch(cell)
@@ -175,6 +178,8 @@ def check_table(table: Table) -> None:
     count = 1 + max(part.microbatch or 0 for row in table.rows for part in _plain(row) if part.kind in COMPUTE)
     for rank, row in enumerate(table.rows):
         _check_places(table, rank, row)
+        if table.has_waits:
+            _check_waits(rank, row)
         beyond = next((token for token in row if (token.microbatch or 0) >= count), None)
         if beyond is not None:
             raise ScheduleError(f"row {rank + 1} (rank {rank}): {beyond}, but the last microbatch is {count - 1}")
@@ -197,6 +202,25 @@ def _check_places(table: Table, rank: int, row: TokenRow) -> None:
             raise ScheduleError(
                 f"row {rank + 1} (rank {rank}): {token} goes to a stage of the same rank, which needs no message"
             )
+
+
+def _check_waits(rank: int, row: TokenRow) -> None:
+    """torch 2.15 loads no row of which a send or a reduction has no wait, or a wait nothing to wait for."""
+    pending: dict[Token, None] = {}
+    for token in row:
+        if token.kind in SENDS or token.kind == "REDUCE_GRAD":
+            pending[token] = None
+        begun = token._replace(kind=token.kind.removeprefix("WAIT_"))
+        if begun != token and begun not in pending:
+            raise ScheduleError(f"row {rank + 1} (rank {rank}): {token}, but {begun} is not under way there")
+        if begun != token:
+            del pending[begun]
+    if pending:
+        first = next(iter(pending))
+        raise ScheduleError(
+            f"row {rank + 1} (rank {rank}): {first} has no wait, where others of the table have one; torch before 2.15 "
+            "has no waits, later ones want all of them"
+        )
 
 
 def _check_complete(row: TokenRow, count: int) -> None:
