@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -197,9 +198,12 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
     cells = {(row["schedule"], row["torch"], row["ranks"]): _cell(row) for row in rows}
     versions = ", ".join(dict.fromkeys(row["torch"] for row in rows))
     lines = [
-        f"{datetime.now(UTC):%d %B %Y}, torch {versions}, Python {platform.python_version()}, gloo on CPUs, "
-        f"{MICROBATCHES} microbatches, two steps in float64. The largest difference of any gradient of the second "
-        "step, or of any weight after it, from plain training; rows ran action for action as written.",
+        textwrap.fill(
+            f"{datetime.now(UTC):%d %B %Y}, torch {versions}, Python {platform.python_version()}, gloo on CPUs, "
+            f"{MICROBATCHES} microbatches, two steps in float64. The largest difference of any gradient of the second "
+            "step, or of any weight after it, from plain training; rows ran action for action as written.",
+            120,
+        ),
         "",
         "| schedule | " + " | ".join(f"{version}, {ranks} ranks" for version, ranks in columns) + " |",
         "| --- |" + " --- |" * len(columns),

@@ -134,7 +134,10 @@ def read_table(source: str, chain_length: int | None = None) -> Table:
     Raises:
         ScheduleError: naming the row and the token that cannot be.
     """
-    lines = csv.reader(io.StringIO(source.strip("\r\n")))
+    try:
+        lines = list(csv.reader(io.StringIO(source.strip("\r\n"))))
+    except csv.Error as error:
+        raise ScheduleError(f"no CSV ({error}): expected a line a rank, tokens parted by commas") from None
     rows = tuple(
         tuple(read_token(cell.strip(), rank) for cell in line if cell.strip()) for rank, line in enumerate(lines)
     )
