@@ -128,7 +128,11 @@ def _verbs() -> dict[str, Verb]:
     return {
         "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),
         "advise": Verb(advise, "which schedule trains a model fastest on a machine, and why", ADVISE[7:]),
-        "show": Verb(show, "print, draw or export a schedule, checked", "key=value ... [format=FORM] [draw=FILE.svg]"),
+        "show": Verb(
+            show,
+            "print, draw or export a schedule, checked; check=communication: whether its messages pass each other",
+            "key=value ... [format=FORM] [draw=FILE.svg] [check=communication]",
+        ),
         "plan": Verb(plan, "search a partition; mesh=search a mesh; plan=pipedream stages of a profile"),
         "profile": Verb(profile, "measure a model's layers", "key=value ... [out=PREFIX] [num_runs=N]"),
         "calibrate": Verb(
@@ -250,7 +254,12 @@ def _loaded(arguments: Sequence[str]) -> "Request":
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Print a schedule, checked, in its text form or `format=`; `draw=FILE` (svg, pdf, png) draws its timeline."""
+    """Print a schedule, checked, in its text form or `format=`; `draw=FILE` (svg, pdf, png) draws its timeline;
+    `check=communication` prints whether its messages pass each other, and exits with 1 where they do not."""
+    if any(item.startswith("check=") for item in arguments):
+        from rpbench.commands.show_communication import check_communication
+
+        return check_communication(arguments, sys.stdout, sys.stderr)
     from rpbench.commands.show import draw_schedule, drawing_path, show_schedule
 
     drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]

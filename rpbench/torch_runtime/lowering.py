@@ -15,6 +15,8 @@ from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, to_text
 from rpbench.passes.lower import lower_communication
 from rpbench.torch_runtime.chains import Chains, find_chains
+from rpbench.torch_runtime.communication.tokens import read_token
+from rpbench.torch_runtime.communication.waits import with_reduction_waits, with_send_waits
 from rpbench.torch_runtime.tables import make_table, splits_backward
 
 
@@ -68,14 +70,25 @@ class Lowered:
             if part.kind in (Kind.B, Kind.W)
         ]
 
-    def to_csv(self, *, sharded: bool = False) -> str:
-        """All rows, for `_load_csv(..., format="compute_comms")`."""
-        return "\n".join(",".join(self.tokens(rank, sharded=sharded)) for rank in range(self.num_ranks))
+    def to_csv(self, *, sharded: bool = False, waits: bool = False) -> str:
+        """All rows, for `_load_csv(..., format="compute_comms")`.
+
+        Args:
+            waits: for a torch whose sends and reductions have waits (`versions.Facts`).
+        """
+        rows = [self.tokens(rank, sharded=sharded) for rank in range(self.num_ranks)]
+        if waits:
+            rows = [_waiting(row, rank) for rank, row in enumerate(rows)]
+        return "\n".join(map(",".join, rows))
 
     @cached_property
     def digest(self) -> str:
         """A hash of the table and its cut: equal on all ranks, or they would wait for each other for good."""
         return hashlib.sha256((to_text(self.table) + to_text(self.schedule)).encode()).hexdigest()
+
+
+def _waiting(row: list[str], rank: int) -> list[str]:
+    return list(map(str, with_send_waits(with_reduction_waits([read_token(cell, rank) for cell in row]))))
 
 
 def lower(schedule: Schedule) -> Lowered:

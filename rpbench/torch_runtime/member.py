@@ -24,6 +24,7 @@ from rpbench.torch_runtime.recording import Recorder, recording_runtime
 from rpbench.torch_runtime.request import TorchRequest
 from rpbench.torch_runtime.shards import is_sharded, whole, wrapper
 from rpbench.torch_runtime.stages import make_stages
+from rpbench.torch_runtime.versions import facts_of
 
 
 class Member:
@@ -91,7 +92,7 @@ class Member:
         sharded = self.request.data_parallel > 1 and self.request.data_mode != "plain"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.csv"
-            path.write_text(self.lowered.to_csv(sharded=sharded))
+            path.write_text(self.lowered.to_csv(sharded=sharded, waits=facts_of().has_waits))
             self.runtime._load_csv(str(path), format="compute_comms")
 
     @cached_property

@@ -159,4 +159,4 @@ def without_peers(row: Row) -> tuple[Action, ...]:
 
 
 def _is_ours(token: str) -> bool:
-    return not token.endswith(("UNSHARD", "RESHARD", "REDUCE_GRAD"))
+    return not token.endswith(("UNSHARD", "RESHARD", "REDUCE_GRAD")) and "WAIT_SEND" not in token

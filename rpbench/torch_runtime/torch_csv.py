@@ -17,7 +17,7 @@ from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_to
 from rpbench.torch_runtime.tables import make_table
 
 _TOKEN = re.compile(r"([0-9]{1,6})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,7})")
-_STAGE_TOKEN = re.compile(r"[0-9]{1,6}(UNSHARD|RESHARD|REDUCE_GRAD)")
+_STAGE_TOKEN = re.compile(r"[0-9]{1,6}(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|WAIT_SEND_[FB][0-9]{1,7})")
 _OVERLAP = re.compile(r"\((?P<inner>[^()]+)\)OVERLAP_F_B")
 
 

@@ -1,18 +1,55 @@
-"""Versions: whether this torch has the runtime that tables are run on, which is private there and may move."""
+"""Versions: what the private runtime for tables is like in each torch that it was run on, as a small table of facts.
+
+A test compares the table with the Python files of torch itself; `python -m tests.torch_versions` runs schedules on each
+version. A torch that is newer than the table is taken for the newest one in it, and what breaks says so.
+"""
 
 import inspect
+import re
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
-TESTED = "2.13"
 # Names of torch.distributed.pipelining.schedules, and parameters or attributes of theirs, that a run takes for granted.
 NEEDED = ("_PipelineScheduleRuntime", "_Action", "record_function", "_get_profiler_function_name")
 METHODS = ("_load_csv", "_step_microbatches", "step")
-# Before it, ranks greeted each other with messages whose ends differ in size (8 and 4 bytes): gloo ends them in 2.9.1.
-GREETING = "_warmup_forward_vote"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one version of torch is like.
+
+    Args:
+        has_waits: a lowered row has a wait for every send and every reduction.
+        greeting: what ranks say to each other before their first step, a function of `stage` or `schedules`.
+        settings: keywords of the runtime beside those of all its schedules.
+        has_liveness: `analyze_pipeline_activation_liveness` is there.
+    """
+
+    has_waits: bool
+    greeting: str
+    settings: tuple[str, ...]
+    has_liveness: bool
+
+
+_SETTINGS_2_15 = (
+    "defer_pp_recv",
+    "max_active_stages",
+    "unshard_lookahead",
+    "defer_reduce_grad_wait",
+    "max_outstanding_sends",
+)
+FACTS = {
+    (2, 11): Facts(False, "_prepare_forward_infra", (), False),
+    (2, 12): Facts(False, "_warmup_forward_vote", (), False),
+    (2, 13): Facts(False, "_warmup_forward_vote", ("defer_pp_recv",), False),
+    (2, 14): Facts(False, "_warmup_forward_vote", ("defer_pp_recv",), False),
+    (2, 15): Facts(True, "_initialize_pipeline_distributed_state", _SETTINGS_2_15, True),
+}
+OLDEST, NEWEST = min(FACTS), max(FACTS)
 
 
 class Runtime(NamedTuple):
@@ -23,6 +60,34 @@ class Runtime(NamedTuple):
     stage: Any
 
 
+def number_of(version: str) -> tuple[int, int]:
+    """The minor version that a version's text begins with."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def facts_of(version: str = torch.__version__) -> Facts:
+    """The facts of a version; of one that is newer than the table, those of its newest.
+
+    Raises:
+        ValueError: for a version that is older than the table.
+    """
+    number = number_of(version)
+    if number < OLDEST:
+        raise ValueError(
+            f"backend=torch: torch {version} is older than {_text(OLDEST)}; {_way_out()} "
+            "(ranks of 2.9 greet each other with messages whose ends differ in size)"
+        )
+    return FACTS.get(number, FACTS[NEWEST])
+
+
+def newer_note(version: str = torch.__version__) -> str:
+    """What to say beside an error on a torch that is newer than the table; empty on the others."""
+    if number_of(version) <= NEWEST:
+        return ""
+    return f"torch {version} is newer than {_text(NEWEST)}, the newest its tables were tried with; {_way_out()}"
+
+
 @cache
 def load_runtime() -> Runtime:
     """The private runtime of this torch.
@@ -30,6 +95,7 @@ def load_runtime() -> Runtime:
     Raises:
         ValueError: naming what has moved, and the versions that are known to work.
     """
+    facts_of()
     missing: list[str]
     try:
         from torch.distributed.pipelining import PipelineStage, schedules
@@ -38,8 +104,6 @@ def load_runtime() -> Runtime:
     missing = [name for name in NEEDED if not hasattr(schedules, name)]
     base = getattr(schedules, "_PipelineScheduleRuntime", None)
     missing += [f"{name} of _PipelineScheduleRuntime" for name in METHODS if base and not hasattr(base, name)]
-    if not hasattr(PipelineStage, GREETING):
-        missing.append(f"{GREETING} of PipelineStage")
     if base and not missing and "format" not in inspect.signature(base._load_csv).parameters:
         missing.append("format= of _load_csv")
     if missing:
@@ -49,7 +113,14 @@ def load_runtime() -> Runtime:
 
 def _moved(missing: list[str]) -> ValueError:
     return ValueError(
-        f"backend=torch: torch {torch.__version__} has no {', '.join(missing)} in torch.distributed.pipelining; its "
-        f"runtime for tables is private; it works in {TESTED} and does not in 2.9.1; install such a "
-        "torch, or use backend=cpu"
+        f"backend=torch: torch {torch.__version__} has no {', '.join(missing)} in torch.distributed.pipelining, whose "
+        f"runtime for tables is private; {_way_out()}"
     )
+
+
+def _way_out() -> str:
+    return f"take torch {_text(OLDEST)} to {_text(NEWEST)}, or backend=cpu"
+
+
+def _text(number: tuple[int, int]) -> str:
+    return ".".join(map(str, number))

@@ -27,7 +27,7 @@ from rpbench.torch_runtime.member import Member
 from rpbench.torch_runtime.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.request import TorchRequest
 from rpbench.torch_runtime.resident import MARK, Residents, StepRequest
-from rpbench.torch_runtime.versions import load_runtime
+from rpbench.torch_runtime.versions import load_runtime, newer_note
 
 COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
 
@@ -75,11 +75,15 @@ def run_request(request: TorchRequest, place: Place, change: Callable[[Member], 
         try:
             member = Member(request, place)
         except ValueError as error:
-            raise Refused(str(error)) from None
+            raise Refused("; ".join(filter(None, (str(error), newer_note())))) from None
         if change is not None:
             change(member)
         member.run()
         return gather(member)
+    except Exception as error:
+        if newer_note():
+            error.add_note(newer_note())
+        raise
     finally:
         torch.set_num_threads(threads)
 

@@ -103,6 +103,7 @@ def readers(seeds: Documents) -> list[Reader]:
         Reader("own experiment", "experiment", "yaml", lambda here, it: own(here, it, "experiment"), free=True),
         Reader("schedule file", "schedule", "tokens", lambda here, it: scheduled(here, it, "own.txt")),
         Reader("schedule as CSV", "torch_csv", "tokens", lambda here, it: scheduled(here, it, "own.csv")),
+        Reader("messages of a table", "torch_csv", "tokens", messages),
         Reader("profile", "profile", "json", profile),
         Reader("PipeDream nodes", "nodes", "tokens", of.nodes),
         Reader("PipeDream edges", "edges", "tokens", of.edges),
@@ -408,6 +409,17 @@ def scheduled(folder: Path, document: bytes, name: str) -> None:
     except ValueError as error:
         _check_named(error, (name, "rank", "row", "schedule"))
         raise
+
+
+def messages(folder: Path, document: bytes) -> None:
+    """Judged, whatever the verdict, or refused."""
+    (folder / "own.csv").write_bytes(document)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        status = _dispatch(["show", "check=communication", "schedule_file=own.csv"])
+    found = {verdict["verdict"] for verdict in json.loads(out.getvalue())["verdicts"]}
+    if (status == 0) != (found == {"alive"}) or not found <= {"alive", "mixed", "broken", "dead"}:
+        raise Wrong(f"status {status} of {found}")
 
 
 def profile(folder: Path, document: bytes) -> None:

@@ -14,7 +14,7 @@ from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.lowering import lower
 from rpbench.torch_runtime.torch_csv import from_csv, placement_of, read_schedule, to_csv
-from rpbench.torch_runtime.versions import load_runtime
+from rpbench.torch_runtime.versions import facts_of, load_runtime
 
 # Torch's schedule -> ours of the same order, token for token; GPipe and 1F1B write no file.
 OF_TORCH = {
@@ -68,7 +68,7 @@ def test_torch_loads_what_we_write_and_orders_messages_so_that_pairs_agree(name,
     assert runtime.stage_index_to_group_rank == {
         stage: rank for rank, own in enumerate(placement_of(schedule)) for stage in own
     }
-    (tmp_path / "lowered.csv").write_text(lower(schedule).to_csv(sharded=True))
+    (tmp_path / "lowered.csv").write_text(lower(schedule).to_csv(sharded=True, waits=facts_of().has_waits))
     load(tmp_path / "lowered.csv", shape.num_ranks, shape.num_stages, shape.num_microbatches, "compute_comms")
 
 

@@ -1,0 +1,177 @@
+"""Execution: how far each rank of a table comes, and when: rows in order, messages as their queues let them pass.
+
+A rank hands over a message and goes on; it waits where a computation needs what it receives, and at a WAIT. A message
+passes when both of its ends have been handed over and nothing stands before them in their queues; what is sent stays
+until the receive is there, as gloo and NCCL have it for tensors of any size. At its end a rank waits for the sends that
+had no WAIT. Weights of a stage are gathered, and its gradients reduced, beside the computations, one after another.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rpbench.torch_runtime.communication.channels import End, Messages
+from rpbench.torch_runtime.communication.faults import Faults, find_faults, needed
+from rpbench.torch_runtime.communication.tokens import COMPUTE, SENDS, WAITS, Table, Token
+
+NEVER = None
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds, or any unit.
+
+    Args:
+        compute: of a computation on a rank, an overlapped pair being one.
+        hop: of a message.
+        gather, reduce: of a stage's weights and gradients, over ranks that share them.
+    """
+
+    compute: Callable[[int, Token], float] = lambda rank, token: 1.0
+    hop: float = 0.0
+    gather: Mapping[int, float] = field(default_factory=dict)
+    reduce: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class Execution:
+    """What has happened when nothing more can.
+
+    Attributes:
+        places: by rank, the place of the action it has not got past; its row's length where it has come to its end.
+        done: by message, when it passed; None where it never did.
+        times: by rank, when it came to its place.
+        waits_for: by rank, the message it stands at; None where it stands at none.
+        finished: ranks that have nothing left to wait for.
+        busy: by rank, the time its computations took.
+    """
+
+    table: Table
+    messages: Messages
+    faults: Faults
+    places: list[int]
+    done: list[float | None]
+    times: list[float]
+    waits_for: list[int | None]
+    finished: list[bool]
+    busy: list[float]
+
+    @property
+    def makespan(self) -> float:
+        return max(self.times)
+
+    @property
+    def broken(self) -> tuple[int, int] | None:
+        """The rank and place at which the runtime raises, of ranks that come so far."""
+        return next((at for at in enumerate(self.places) if at in self.faults), None)
+
+    def handed_over(self, end: End) -> bool:
+        return self.places[end.rank] > end.place
+
+
+def execute(table: Table, messages: Messages, durations: Durations | None = None) -> Execution:
+    """Run a table as far as it goes."""
+    return _Run(table, messages, durations or Durations()).run()
+
+
+class _Run:
+    def __init__(self, table: Table, messages: Messages, durations: Durations) -> None:
+        count, size = len(table.rows), len(messages.all)
+        self.table, self.messages, self.durations = table, messages, durations
+        self.state = Execution(
+            table, messages, find_faults(table), [0] * count, [NEVER] * size, [0.0] * count, [None] * count,
+            [False] * count, [0.0] * count,
+        )  # fmt: skip
+        self._given = dict.fromkeys(messages.of, 0.0)  # end -> when it was handed over
+        self._behind: list[list[int]] = [[] for _ in range(size)]
+        for number, ahead in enumerate(messages.ahead):
+            for other in ahead:
+                self._behind[other].append(number)
+        self._operation: list[dict[Token, tuple[int, ...]]] = [{} for _ in table.rows]
+        for end, numbers in messages.beside.items():
+            self._operation[end.rank][table.rows[end.rank][end.place]] = numbers
+        self._unwaited = [
+            [] if table.has_waits else [number for token in own if token.kind in SENDS for number in own[token]]
+            for own in self._operation
+        ]
+        self._sleepers: dict[int, list[int]] = {}  # message -> the ranks that wait for it
+        self._gathered: dict[int, float] = {}
+        self._reduced: dict[int, float] = {}
+        self._free = [[0.0, 0.0] for _ in range(count)]  # by rank, when gathering and reducing have ended
+
+    def run(self) -> Execution:
+        self._ready = deque(range(len(self.table.rows)))
+        while self._ready:
+            self._go_on(self._ready.popleft())
+        return self.state
+
+    def _go_on(self, rank: int) -> None:
+        """A rank's row, until something has not come yet."""
+        state, row = self.state, self.table.rows[rank]
+        while state.places[rank] < len(row):
+            place = state.places[rank]
+            if (rank, place) in state.faults or not self._all_here(rank, self._inputs(rank, row[place])):
+                return
+            self._do(rank, place, row[place])
+            state.places[rank] = place + 1
+            if row[place].is_message:
+                self._pass(self.messages.of[End(rank, place)])
+        state.finished[rank] = self._all_here(rank, self._unwaited[rank])
+
+    def _inputs(self, rank: int, token: Token) -> list[int]:
+        """The messages an action waits for."""
+        if token.kind in WAITS:
+            return list(self._operation[rank][token._replace(kind=WAITS[token.kind])])
+        receives = (needed(self.table, rank, part) for part in token.parts)
+        return [number for receive in receives if receive is not None for number in self._operation[rank][receive]]
+
+    def _all_here(self, rank: int, numbers: list[int]) -> bool:
+        """Whether these have passed; the rank's clock goes on to the last of them."""
+        state = self.state
+        for number in numbers:
+            done = state.done[number]
+            if done is NEVER:
+                state.waits_for[rank] = number
+                self._sleepers.setdefault(number, []).append(rank)
+                return False
+            state.times[rank] = max(state.times[rank], done)
+        state.waits_for[rank] = None
+        return True
+
+    def _do(self, rank: int, place: int, token: Token) -> None:
+        times, free = self.state.times, self._free[rank]
+        if token.is_message:
+            self._given[End(rank, place)] = times[rank]
+        elif token.parts[0].kind in COMPUTE:
+            begin = max(times[rank], *(self._gathered.get(part.stage, 0.0) for part in token.parts))
+            lasts = self.durations.compute(rank, token)
+            times[rank] = begin + lasts
+            self.state.busy[rank] += lasts
+        elif token.kind == "UNSHARD":
+            free[0] = self._gathered[token.stage] = max(times[rank], free[0]) + self.durations.gather.get(
+                token.stage, 0.0
+            )
+        elif token.kind == "REDUCE_GRAD":
+            free[1] = self._reduced[token.stage] = max(times[rank], free[1]) + self.durations.reduce.get(
+                token.stage, 0.0
+            )
+            if not self.table.has_waits:  # before 2.15 it is waited for where it stands
+                times[rank] = free[1]
+        elif token.kind == "WAIT_REDUCE_GRAD":
+            times[rank] = max(times[rank], self._reduced.get(token.stage, 0.0))
+
+    def _pass(self, number: int) -> None:
+        """Let a message pass if it can, and what stood behind it."""
+        pending = [number]
+        while pending:
+            number = pending.pop()
+            message, ahead = self.messages.all[number], self.messages.ahead[number]
+            before = [self.state.done[other] for other in ahead]
+            if self.state.done[number] is not NEVER or not message.is_whole or NEVER in before:
+                continue
+            if not all(map(self.state.handed_over, message.ends)):
+                continue
+            times = [self._given[end] for end in message.ends] + [time for time in before if time is not None]
+            self.state.done[number] = max(times) + self.durations.hop
+            pending += self._behind[number]
+            self._ready += self._sleepers.pop(number, [])
