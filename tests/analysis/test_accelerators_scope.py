@@ -63,5 +63,5 @@ def test_every_part_runs_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert {row["device_grad_max_abs_diff"] for row in compared} == {0.0}
     pages = "".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("gpu_pages/*.html"))
     assert (tmp_path / "gpu.html").exists()
-    assert "tokens/s" not in pages.split("sweep_gpu")[-1]
-    assert "<img" not in pages  # nothing dry is drawn
+    assert "tokens/s" not in pages
+    assert pages.count("No run of this sweep ended with numbers") >= len(PARTS)  # so nothing is drawn or compared

@@ -223,3 +223,13 @@ def findings(trace: Trace) -> list[Finding]:
     for entry in trace.entries:
         order.take(entry)
     return list(order.findings)
+
+
+def first_finding(trace: Trace) -> Finding | None:
+    """The first thing that may go wrong; None where nothing may."""
+    order = HappensBefore(trace)
+    for entry in trace.entries:
+        order.take(entry)
+        if order.findings:
+            return next(iter(order.findings))
+    return None

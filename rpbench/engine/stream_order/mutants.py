@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rpbench.engine.stream_order.happens_before import HappensBefore, findings
+from rpbench.engine.stream_order.happens_before import HappensBefore, first_finding
 from rpbench.engine.stream_order.trace import (
     Born,
     Entry,
@@ -83,9 +83,9 @@ def judged(trace: Trace) -> Iterator[Verdict]:
     small = without_private_memory(trace)
     for mutant in mutants(small):
         name = f"{small.describe(mutant.entry)}, {mutant.change}"
-        found = findings(mutant.trace)
-        if found:
-            yield Verdict(name, "seen", f"{found[0].kind}: {found[0].what}")
+        found = first_finding(mutant.trace)
+        if found is not None:
+            yield Verdict(name, "seen", f"{found.kind}: {found.what}")
         else:
             yield Verdict(name, *_what_orders(small, mutant))
 
