@@ -47,14 +47,19 @@ def whole_run(name, p, m, v):
 
 
 def test_cost_is_linear_in_actions():
+    """64 times the actions take at most 4 times as long each; what is quadratic would take 64 times."""
     print("\ninterleaved 1F1B, 2 chunks: order, graph, times, metrics and memory replay")
-    for p, m in sized(((16, 256), (32, 512), (64, 1024), (64, 4096)), ((2, 4),)):
+    each = []
+    for p, m in sized(((16, 256), (32, 512), (64, 1024), (64, 4096)), ((2, 4), (4, 32))):
         actions = whole_run("interleaved_1f1b", p, m, 2)
         took = seconds(lambda p=p, m=m: whole_run("interleaved_1f1b", p, m, 2))
+        each.append(took / actions)
         print(
             f"  {p:3} devices x {m:5} microbatches {actions:9,} actions {took:7.3f} s "
             f"{1e6 * took / actions:6.2f} us/action"
         )
+    assert actions == 2 * 2 * p * m, "a forward and a backward of two chunks"
+    assert each[-1] <= 4 * each[0]
 
 
 def test_timing_pass_alone():

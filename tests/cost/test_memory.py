@@ -12,7 +12,8 @@ from rpbench.cost.memory import Footprint, classes_of, device_bytes, why_infeasi
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.action import parse as parse_action
-from rpbench.ir.partition import Partition, parse
+from rpbench.ir.partition import Partition, parse, symmetric
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
@@ -245,3 +246,13 @@ def test_a_way_out_of_too_much_weight_depends_on_where_weights_live():
 def test_a_schedule_without_layers_has_no_bytes():
     with pytest.raises(ValueError, match="give it a partition first"):
         device_bytes(entry("gpipe").build(Shape(2, 2, 2)), SIZES, [2, 2])
+
+
+def test_a_step_that_may_be_taken_back_has_its_state_twice():
+    """Masters and two moments, 4 bytes each, and a copy of them to go back to."""
+    model = Model("small", num_layers=1, hidden=8, heads=2, vocab=11, seq_len=4)
+    compute, host = (tuple(map(parse_action, row.split())) for row in ("0F0 0B0 0STEP@1", "0VALIDATE@1 0ROLLBACK@1"))
+    for lanes, states in (({"compute": compute}, 1), ({"compute": compute, "host": host}, 2)):
+        schedule = Schedule(Shape(1, 1, 1), (lanes,), policy=Policy.OPTIMISTIC).with_partition(symmetric((1,)))
+        (found,) = classes_of(schedule, model_bytes(model, 4), [1])
+        assert found["optimizer state"] == states * 3 * 4 * model.total_parameters

@@ -1,6 +1,7 @@
 """Bytes over links, counted from actions, against the volumes the papers give."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.lower import add_steps
@@ -102,3 +104,15 @@ def test_time_is_latency_and_bytes_at_the_pace_of_the_direction():
         assert TransferTimes(stages, cluster, 1000)(cargo) == pytest.approx(250 + 1000 * float(stages.of(cargo)) / pace)
         free = replace(cluster, host_to_device_bytes_per_s=None, device_to_host_bytes_per_s=None)
         assert TransferTimes(stages, free)(cargo) == 0.25
+
+
+def test_whole_activations_that_move_have_the_logits_in_the_last_stage_alone():
+    """What a graph saves of a stage is what its layers save; behind the last layer come a logit a token and word."""
+    whole = replace(SIZES, keeps_activations=True)
+    stages = StageBytes(symmetric((2, 2, 2)), whole)
+    moved = [stages.of(Cargo("A", stage, True, Fraction(1), "d2h")) for stage in range(3)]
+    layers = 2 * SIZES.layers[0].activations
+    assert SIZES.logits > 0
+    assert moved[1] == layers
+    assert moved[2] - SIZES.logits == layers + SIZES.head.activations
+    assert StageBytes(symmetric((2, 2, 2)), SIZES).of(Cargo("A", 2, True, Fraction(1), "d2h")) == SIZES.boundary

@@ -185,3 +185,24 @@ def test_a_version_is_not_read_before_it_is_out():
     )
     with pytest.raises(ScheduleError, match="1F1 reads version 1 of stage 1, which has published 0"):
         replay(late)
+
+
+@pytest.mark.parametrize(
+    "row, live",
+    [
+        ("0F0 0B0 0STEP@1 0F1 0B1 0STEP@2 0F2 0B2 0STEP@3", 1),  # the last reader has run before the next comes
+        ("0F0 0F1 0B0 0STEP@1 0F2 0B1 0STEP@2 0B2 0STEP@3", 2),  # version 0 dies with 0B1, before version 2 comes
+        ("0F0 0F1 0F2 0B0 0STEP@1 0B1 0STEP@2 0B2 0STEP@3", 2),  # version 1, which nobody reads, when 2 comes
+        ("0F0 0F1 0B0 0STEP@1 0F2 0STEP@2 0B1 0B2 0STEP@3", None),  # a step before its own gradient
+        ("0F0 0F1 0B0 0STEP@1 0F2 0B1 0STEP@2 0F3 0B2 0STEP@3 0B3 0STEP@4", 2),
+    ],
+)
+def test_a_version_is_kept_from_its_step_to_its_last_reader_or_the_next(row, live):
+    """Counted by hand: weight stashing on one device, a step a microbatch."""
+    steps = row.count("STEP")
+    schedule = schedule_of(row, shape=Shape(1, 1, 1, num_steps=steps), policy=Policy.STASH)
+    if live is None:
+        with pytest.raises(ScheduleError):
+            check(schedule)
+    else:
+        assert replay(schedule).live == (live,)

@@ -5,11 +5,12 @@ from itertools import product
 
 import pytest
 
+from rpbench.ir.action import Kind
 from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.machine import machine
-from rpbench.mesh.memory import layer_activation_bytes, rank_bytes, verdict
+from rpbench.mesh.memory import _moments, layer_activation_bytes, order, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
 
 PLAIN = declared_software("megatron_core")
@@ -112,3 +113,17 @@ def test_a_verdict_says_what_is_largest():
     assert small.answer == "ok"
     assert large.answer == "oom"
     assert "the most is optimizer" in large.reason
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "zb_h2", "two_bp"])
+def test_what_the_gradient_of_the_weights_still_needs_stays_between_the_halves(name):
+    """55 % of a microbatch's activations wait for W behind I: counted over the row, with the numbers written out."""
+    ranks, microbatches = 3, 6
+    for rank in range(ranks):
+        row, begun, halved, most = order(name, ranks, 1, microbatches).compute(rank), 0, 0, 0.0
+        for action in row:
+            begun += (action.kind is Kind.F) - (action.kind in (Kind.B, Kind.I))
+            halved += (action.kind is Kind.I) - (action.kind is Kind.W)
+            if action.kind is Kind.F:
+                most = max(most, begun + 0.55 * halved)
+        assert max(map(sum, _moments(name, ranks, 1, microbatches, rank))) == pytest.approx(most)

@@ -3,13 +3,17 @@
 from dataclasses import replace
 from math import log2
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rpbench.mesh.architecture import architecture
+from rpbench.mesh.closed_forms import _group
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s
+from rpbench.mesh.data_parallel import gathered_layer
 from rpbench.mesh.job import StageSeconds, stage_seconds
+from rpbench.mesh.layer_seconds import Seconds
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.machine import machine
 from rpbench.mesh.placement import Group
@@ -156,3 +160,20 @@ def test_a_prediction_has_flat_fields():
     assert record["step_time_s"] == pytest.approx(sum(record["terms_s"].values()))
     assert 0.2 < record["model_flops_utilization"] < 0.7
     assert machine("dgx_h100").num_devices == 1024  # the file's own size is not changed
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_parameters_that_were_dropped_are_gathered_again_on_the_way_back(reshard):
+    """FSDP's FULL_SHARD gathers twice and SHARD_GRAD_OP once; nothing is computed here, so nothing hides it."""
+    mesh = Mesh(data=8, sharing=Sharing("parameters", reshard=reshard))
+    found = gathered_layer(job(mesh), Seconds(0.0, 0.0, 0.0), 1e6)
+    assert found.forward == found.gather > 0
+    assert found.backward == pytest.approx(found.scatter + (found.gather if reshard else 0.0))
+
+
+@pytest.mark.parametrize("size, hops", [(2, 1), (8, 7), (16, 7 + 2), (64, 7 + 6)])
+def test_a_ring_has_a_hop_less_than_devices_and_a_tree_two_for_every_doubling_of_nodes(size, hops):
+    nodes_of_8 = machine("dgx_h100").with_devices(64)
+    _, latency = _group(nodes_of_8, job(Mesh(data=64)).software, np.array([float(size)]), np.array([1.0]))
+    each = nodes_of_8.intra_latency_s if size <= 8 else nodes_of_8.inter_latency_s
+    assert latency[0] == pytest.approx(hops * each)

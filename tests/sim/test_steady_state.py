@@ -11,8 +11,9 @@ from nearby import nearby
 from spared import spared
 
 from rpbench.cost.table import LayerTimes
+from rpbench.ir.action import Action, Kind
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Shape
+from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entries, entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
@@ -151,3 +152,28 @@ def test_two_steps_that_end_together_have_a_time_none_the_less():
     assert bubble_between_ends(graph, timeline) is None
     assert step_time(graph, timeline) == pytest.approx(step_ends(graph, timeline)[-1] / 3)
     assert steady_bubble(graph, timeline) == 0.0
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_step_of_one_or_two_takes_its_part_of_the_run(num_steps):
+    shape = Shape(2, 2, 3, num_steps=num_steps)
+    graph = build_graph(entry("1f1b").build(shape).with_partition(symmetric((1, 1))))
+    timeline = simulate_graph(graph, LayerTimes([1.0] * 2, [1.0] * 2, [1.0] * 2).table(symmetric((1, 1))))
+    assert steady_bubble(graph, timeline) is None
+    assert step_time(graph, timeline) == pytest.approx(3 * (3 + 2 - 1))
+
+
+def test_two_steps_beside_each_other_take_half_of_the_run_each():
+    """Not the distance between their ends, which lacks what it took to fill the devices."""
+    graph, timeline = back_to_back(2, (2,), (2, 0), 2, 2)
+    first, last = sorted(step_ends(graph, timeline))
+    assert step_time(graph, timeline) == last / 2 > last - first
+
+
+def test_a_device_without_work_is_idle_for_as_long_as_the_others_are_watched():
+    """One of two devices has all the work, without a gap: half of the time of both is idle."""
+    rows = tuple(Action(kind, 0, mb) for mb in range(4) for kind in (Kind.F, Kind.B)), ()
+    schedule = Schedule(Shape(2, 1, 1, num_steps=4), rows).with_partition(symmetric((1,)))
+    graph = build_graph(schedule)
+    timeline = simulate_graph(graph, LayerTimes([1.0], [1.0], [1.0]).table(symmetric((1,))))
+    assert steady_bubble(graph, timeline) == pytest.approx(0.5)
