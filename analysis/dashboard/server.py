@@ -116,7 +116,11 @@ class _Answer(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             self._send(HTTPStatus.FORBIDDEN, b"ask 127.0.0.1\n", "text/plain")  # a page elsewhere asks under its name
             return
-        path = urlsplit(self.path).path
+        try:
+            path = urlsplit(self.path).path
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, b"no path\n", "text/plain")
+            return
         if path in _FILES:
             name, kind = _FILES[path]
             self._send(HTTPStatus.OK, (_HERE / name).read_bytes(), kind)

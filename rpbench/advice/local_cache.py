@@ -16,7 +16,8 @@ def cache_folder() -> Path:
     """The folder of the cache, as the environment says it."""
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"])
-    general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.path.expanduser("~")  # which, unlike Path.home, gives an answer to a user without one
+    general = os.environ.get("XDG_CACHE_HOME") or Path(home) / ".cache"
     return Path(os.environ.get("HF_HOME") or Path(general) / "huggingface") / "hub"
 
 

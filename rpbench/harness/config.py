@@ -162,6 +162,9 @@ def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise explained(error, overrides) from None
     except BROKEN_FILES as error:
+        if "Unexpected type for root" in str(error):  # keys beneath a group without an option
+            keys = " ".join(item for item in overrides if item.lstrip("+").startswith(("mode.", "backend.")))
+            raise ConfigError(f"{keys}: choose what has such keys first, as in mode=failures or backend=cpu") from None
         what = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
             f"cannot compose {' '.join(overrides)}: a file of it is none that Hydra reads ({what})"

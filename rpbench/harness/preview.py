@@ -39,20 +39,39 @@ def preview(results: Path, name: str, cells: Sequence[Sequence[str]]) -> Iterato
             yield row | {"state": NOT_APPLICABLE, "reason": str(error)}
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+class Summary:
     """Cells by state, those that do not fit, and the seconds of one worker that the others will take."""
-    states = Counter(row["state"] for row in rows)
-    parts = [
-        f"{len(rows)} cell{'s' if len(rows) != 1 else ''}: {', '.join(f'{n} {each}' for each, n in states.items())}"
-    ]
-    if misfits := sum(row.get("memory") == DOES_NOT_FIT for row in rows):
-        parts.append(f"{misfits} will not fit")
-    told = [row["seconds"] for row in rows if row.get("seconds") is not None]
-    if told:
-        parts.append(f"about {sum(told):.2g} s of one worker")
-    if unknown := sum("seconds" in row and row["seconds"] is None for row in rows):
-        parts.append(f"{unknown} of which nobody knows how long")
-    return "; ".join(parts)
+
+    def __init__(self) -> None:
+        self._states = Counter[str]()
+        self._misfits = self._unknown = self._told = 0
+        self._seconds = 0.0
+
+    @property
+    def num_cells(self) -> int:
+        """Cells that it has seen."""
+        return self._states.total()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count a cell; a million of them are not kept."""
+        self._states[row["state"]] += 1
+        self._misfits += row.get("memory") == DOES_NOT_FIT
+        if "seconds" in row:
+            self._unknown += row["seconds"] is None
+            self._told += row["seconds"] is not None
+            self._seconds += row["seconds"] or 0.0
+
+    def __str__(self) -> str:
+        number = self.num_cells
+        states = ", ".join(f"{n} {each}" for each, n in self._states.items())
+        parts = [f"{number} cell{'s' if number != 1 else ''}: {states}"]
+        if self._misfits:
+            parts.append(f"{self._misfits} will not fit")
+        if self._told:
+            parts.append(f"about {self._seconds:.2g} s of one worker")
+        if self._unknown:
+            parts.append(f"{self._unknown} of which nobody knows how long")
+        return "; ".join(parts)
 
 
 def _state(results: Path, run_id: str, changed: list[str], leases: Leases) -> dict[str, Any]:

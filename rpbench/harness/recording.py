@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rpbench.finite import not_finite
 from rpbench.harness import provenance, record, tracking
 from rpbench.harness.record import Events, Record
 from rpbench.harness.request import Request
@@ -19,10 +20,16 @@ TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found: record fields, with `status` and `evidence`, and the timeline where there is one."""
+    """What a run found.
+
+    Args:
+        fields: of the record, with `status` and `evidence`.
+        words: what else there is to tell of a run that failed, for its events.
+    """
 
     fields: Fields
     timeline: Timeline | None = None
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,23 @@ def _carried_out(work: Work, events: Events) -> Outcome:
             return Outcome({"status": "oom", "reason": str(error).partition("\n")[0], "evidence": None})
         events.add("failed", traceback=traceback.format_exc())
         return Outcome({"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": None})
+    outcome = _of_numbers(outcome)
     status, reason = (outcome.fields.get(key) for key in ("status", "reason"))
-    events.add("finished", seconds=time.perf_counter() - began, status=status or "ok", reason=reason)
+    more = {"words": outcome.words} if outcome.words else {}
+    events.add("finished", seconds=time.perf_counter() - began, status=status or "ok", reason=reason, **more)
     return outcome
+
+
+def _of_numbers(outcome: Outcome) -> Outcome:
+    """The outcome, or a failure if a number of it is infinite or none: a record keeps numbers alone."""
+    broken = list(not_finite(outcome.fields))
+    if not broken:
+        return outcome
+    fields = {key: value for key, value in outcome.fields.items() if not any(not_finite({key: value}))}
+    reason = (
+        fields.get("reason") or f"{broken[0]}: no number; lower optimizer.learning_rate, or set optimizer.clip_norm"
+    )
+    return Outcome({**fields, "status": "failed", "reason": reason, "evidence": None}, words=" ".join(broken[:1000]))
 
 
 def may_be_found(request: Request) -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +20,8 @@ from omegaconf import DictConfig
 
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.manifest import Plan, manifest_name, write_plan
-from rpbench.harness.preview import preview, summary
-from rpbench.harness.progress import Progress, conclude
+from rpbench.harness.preview import Summary, preview
+from rpbench.harness.progress import EVERY_S, Progress, conclude
 from rpbench.harness.provenance import usable_cores
 from rpbench.harness.record import check_writable
 from rpbench.harness.slurm import TARGET as SLURM
@@ -79,11 +80,14 @@ class ManifestSweeper:
         """A line of JSON for each cell of the command line: what would be run, and what is there."""
         experiment = self.config.hydra.runtime.choices.get("experiment")
         name = manifest_name(None if experiment in (None, "null") else str(experiment), arguments)
-        rows = []
-        for row in preview(Path(self.config.hydra.sweep.dir), name, self.cells(arguments)):
+        rows, cells, said = Summary(), self.cells(arguments), time.monotonic()
+        for row in preview(Path(self.config.hydra.sweep.dir), name, cells):
             print(json.dumps(row), file=out)
-            rows.append(row)
-        print(f"rpbench: {summary(rows)}", file=sys.stderr)
+            rows.add(row)
+            if time.monotonic() - said >= EVERY_S:
+                said = time.monotonic()
+                print(f"rpbench: {rows.num_cells:,} of {len(cells):,} cells are looked at", file=sys.stderr, flush=True)
+        print(f"rpbench: {rows}", file=sys.stderr)
 
     def cells(self, arguments: Sequence[str]) -> list[tuple[str, ...]]:
         """The overrides of every cell: what is swept varies, the last key the fastest; an argument replaces a sweep."""

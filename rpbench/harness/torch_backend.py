@@ -1,5 +1,6 @@
 """backend=torch: a schedule on torch's own pipeline runtime, a process a rank; rank 0 writes the record."""
 
+import math
 from dataclasses import asdict, replace
 
 from rpbench.engine.measure.action_times import measured_costs
@@ -92,8 +93,12 @@ def _executed(request: Request, asked: TorchRequest, assembled: Assembled) -> Ou
     except RunFailed as error:
         status = "oom" if error.cause == "out of memory" else "failed"
         where = {"failed_rank": error.rank, "failed_action": error.action, "failed_cause": error.cause}
-        return Outcome({"status": status, "reason": str(error), "evidence": None, **where})
+        return Outcome({"status": status, "reason": str(error), "evidence": None, **where}, words=error.words)
     assert found is not None  # this is the rank that hears of it
+    if broken := [(step, loss) for step, loss in enumerate(found.losses) if not math.isfinite(loss)]:
+        step, loss = broken[0]
+        reason = f"the loss of step {step} is {loss}; lower optimizer.learning_rate"
+        return Outcome({"status": "failed", "reason": reason, "evidence": None, "num_finite_losses": step})
     return Outcome(_fields(found, assembled), found.timeline())
 
 

@@ -14,7 +14,7 @@ from rpbench.ir.excerpt import broken
 from rpbench.torch_runtime.board import Phase, Standing
 from rpbench.torch_runtime.lowering import Lowered
 
-Cause = Literal["died", "raised", "out of memory", "hung", "stuck"]
+Cause = Literal["died", "raised", "out of memory", "hung", "stuck", "absent"]
 CONNECTION = (
     "connection closed by peer",
     "connection reset",
@@ -33,11 +33,14 @@ class RunFailed(RuntimeError):
         rank: the process at fault, as all ranks are numbered.
         cause: what it did.
         action: token of the action it was at, in our numbering; "" between actions.
+        words: what the rank said at last: its traceback, or the end of its stderr.
     """
 
-    def __init__(self, message: str, rank: int = -1, cause: Cause = "raised", action: str = "") -> None:
+    def __init__(
+        self, message: str, rank: int = -1, cause: Cause = "raised", action: str = "", words: str = ""
+    ) -> None:
         super().__init__(message)
-        self.rank, self.cause, self.action = rank, cause, action
+        self.rank, self.cause, self.action, self.words = rank, cause, action, words
 
 
 @dataclass(frozen=True)

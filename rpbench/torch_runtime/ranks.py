@@ -26,7 +26,7 @@ from rpbench.torch_runtime.node_run import NodeRequest
 from rpbench.torch_runtime.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
 from rpbench.torch_runtime.resident import StepRequest
-from rpbench.torch_runtime.worker import AnyRequest
+from rpbench.torch_runtime.worker import FAREWELL, START_S, AnyRequest
 
 ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "rpbench.torch_runtime.worker")
@@ -152,7 +152,7 @@ class Ranks:
         heard: dict[int, bytes] = dict.fromkeys(range(len(self._processes)), b"")
         answers: dict[int, Answer] = {}
         stop_at = float("inf")
-        watch = _Watch(self._boards, self._stall_s)
+        watch = _Watch(self._boards, self.pids, self._stall_s)
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):
                 assert process.stdout is not None
@@ -179,6 +179,9 @@ class Ranks:
         raise self._failure(request, answers)
 
     def _failure(self, request: AnyRequest, answers: dict[int, Answer]) -> RunFailed:
+        missed = next((answer for answer in answers.values() if "absent" in answer), None)
+        if missed is not None:
+            return RunFailed(missed["error"], missed["absent"], "absent", words=self._last_words(missed["absent"]))
         exits = {rank: process.poll() for rank, process in enumerate(self._processes)}
         evidence = Evidence(
             [read_file(board) or Standing() for board in self._boards],
@@ -192,16 +195,17 @@ class Ranks:
             error = diagnose(run.lowered, evidence, run.data_parallel * run.tensor_parallel)
         else:
             error = diagnose(None, evidence)
-        words = answers.get(error.rank, {}).get("traceback") or self._last_words(error.rank)
-        return RunFailed(f"{error}\n{words}".rstrip(), error.rank, error.cause, error.action)
+        error.words = answers.get(error.rank, {}).get("traceback") or self._last_words(error.rank)
+        return error
 
     def _last_words(self, rank: int) -> str:
         words = self._words[rank]
         words.seek(0)
-        return "\n".join(words.read().decode(errors="replace").strip().splitlines()[-5:])
+        return "\n".join(words.read().decode(errors="replace").strip().splitlines()[-20:])
 
     def close(self) -> None:
         """End the processes."""
+        self._tell([FAREWELL] * len(self._processes))
         end_all(self._processes, self._words)
         self._processes, self._words = [], []
         self._folder.cleanup()
@@ -219,18 +223,26 @@ class Ranks:
 
 
 class _Watch:
-    """Whether ranks have stopped moving while at least one is in a step."""
+    """Whether ranks have stopped moving while at least one is in a step, or one has not come at all."""
 
-    def __init__(self, boards: Sequence[Path], stall_s: float) -> None:
-        self._boards, self._stall_s = boards, stall_s
+    def __init__(self, boards: Sequence[Path], pids: Sequence[int], stall_s: float) -> None:
+        self._boards, self._pids, self._stall_s = boards, pids, stall_s
         self._last: list[Standing] = []
-        self._since = time.monotonic()
+        self._began = self._since = time.monotonic()
 
     def stalled(self) -> bool:
         found = [read_file(board) or Standing() for board in self._boards]
         if found != self._last or not any(standing.phase in (Phase.WAITING, Phase.COMPUTING) for standing in found):
             self._last, self._since = found, time.monotonic()
-        return time.monotonic() - self._since > self._stall_s
+        return time.monotonic() - self._since > self._stall_s or self._one_has_not_come(found)
+
+    def _one_has_not_come(self, found: Sequence[Standing]) -> bool:
+        """Whether a process is stopped before its first action, or has not even a board after minutes."""
+        waited_s = time.monotonic() - self._began
+        starting = [pid for pid, standing in zip(self._pids, found, strict=True) if standing.phase is Phase.STARTING]
+        if waited_s > self._stall_s and any(map(is_stopped, starting)):
+            return True
+        return waited_s > START_S and any(standing.at_s == 0.0 for standing in found)
 
 
 def is_stopped(pid: int) -> bool:

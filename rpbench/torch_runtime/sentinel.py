@@ -7,6 +7,7 @@ for too long, every rank finds the one at fault and leaves.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -114,6 +115,7 @@ class Sentinel:
             print(error, file=sys.stderr, flush=True)
         if error.cause == "hung" and error.rank != self._rank:
             self._end(error.rank)
+        shutil.rmtree(self._place.path.parent, ignore_errors=True)  # which no `with` does any more
         os._exit(1)
 
     def _end(self, rank: int) -> None:

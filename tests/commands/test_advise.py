@@ -226,6 +226,20 @@ def test_a_name_in_the_local_cache_is_a_model(tmp_path, monkeypatch):
     assert config_path("../x") is None
 
 
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it answers where nobody knows a home
+    assert config_path("meta-llama/Llama-3.2-1B") is None
+
+
+def test_a_config_of_too_many_layers_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_3B | {"num_hidden_layers": 10**9}))
+    with pytest.raises(ValueError, match=r"config.json: num_hidden_layers=1000000000: at most 1,000"):
+        architecture_of(path)
+
+
 def test_memory_of_a_device_counts_over_nodes_too():
     """A figure that is given is never a figure that is ignored."""
     given = {"num_devices": "16", "device_memory_bytes": "8e9", "host_memory_bytes": "1e12"}

@@ -73,7 +73,10 @@ def documents(folder: Path) -> Documents:
         "nodes": [(folder / "layers_nodes.csv").read_bytes()],
         "edges": [(folder / "layers_edges.csv").read_bytes()],
         "text": [b"It was a bright cold day in April. " * 40],
-        "request": [f"GET /{name} HTTP/1.1\r\nHost: HOST\r\n\r\n".encode() for name in ("rows.json", "timeline/RUN")],
+        "request": [
+            f"GET {name} HTTP/1.1\r\nHost: HOST\r\n\r\n".encode()
+            for name in ("/rows.json", "/timeline/RUN", "http://HOST/", "http://[::1")
+        ],
         "sql": [b"select schedule, max(makespan_s) from runs where num_devices = 2 group by schedule order by 2"],
         "words": _command_lines(),
     }

@@ -165,6 +165,7 @@ WRONG = [
     (["backend=virtual", "model=tiny_gpt", "optimizer.weight_decay=-1"], "optimizer.weight_decay=-1.0: a number of"),
     (["schedule_file=/dev/zero"], "schedule_file=/dev/zero: it is a device, no regular file"),
     (["checkpoint.resume_from=/dev/zero"], "checkpoint.resume_from=/dev/zero: it is a device"),
+    (["mode.failures=[1]"], "mode.failures=[1]: choose what has such keys first, as in mode=failures"),
     (["import", "csv", "/dev/zero"], "import /dev/zero: it is a device"),
 ]
 

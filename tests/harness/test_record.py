@@ -2,13 +2,14 @@
 
 import errno
 import json
+import math
 import os
 
 import pytest
 
 from rpbench.harness import provenance, record
 from rpbench.harness.modes import simulate
-from rpbench.harness.recording import identity
+from rpbench.harness.recording import Outcome, Work, identity, recorded
 from rpbench.harness.request import load
 from rpbench.harness.run import run
 
@@ -151,6 +152,16 @@ def test_a_run_that_breaks_leaves_a_failed_record_that_is_tried_again(tmp_path, 
     assert "broken" in next(tmp_path.glob("*/events.jsonl")).read_text()
     (again,) = run(request)
     assert again["status"] == "ok"
+
+
+def test_a_run_whose_numbers_are_none_leaves_a_failed_record_without_them(tmp_path):
+    request = load(["num_devices=2", f"results_dir={tmp_path}"])
+    found = Outcome({"loss": math.nan, "losses": [1.0, math.inf], "makespan_s": 2.0}, words="the last words")
+    row = recorded(request, lambda _: Work({}, lambda: found))
+    assert (row["status"], row["makespan_s"], row.get("loss"), row.get("losses")) == ("failed", 2.0, None, None)
+    assert row["reason"].startswith("loss=nan: no number; lower optimizer.learning_rate")
+    assert list(record.read_all(tmp_path)) == [row]
+    assert "losses=inf" in next(tmp_path.glob("*/events.jsonl")).read_text()
 
 
 def test_events_tell_how_a_run_went(tmp_path):

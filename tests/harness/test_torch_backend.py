@@ -2,6 +2,8 @@
 
 import pytest
 
+from rpbench.harness import record
+
 RUN = ("backend=torch", "model=tiny_gpt", "num_devices=2", "num_microbatches=4")
 
 
@@ -29,6 +31,18 @@ def test_a_sweep_under_torchrun_is_refused(rpbench, monkeypatch):
     status, rows, err = rpbench("-m", *RUN, "schedule=v_half,zb_v", "recompute=none")
     assert (status, rows) == (2, [])
     assert "every rank would sweep for itself" in err
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_its_numbers_leaves_a_record_that_says_when(rpbench, tmp_path):
+    status, (row,), err = rpbench(
+        *RUN, "schedule=1f1b", "recompute=none", "num_steps=4", "optimizer=sgd", "optimizer.learning_rate=1e30"
+    )
+    assert (status, row["status"]) == (1, "failed")
+    assert row["reason"].startswith("the loss of step ")
+    assert row["reason"].endswith("lower optimizer.learning_rate")
+    assert "Traceback" not in err
+    assert record.read(tmp_path / "results" / row["run_id"]) == row
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """Schedules on torch's runtime, a process a rank: plain training's gradients, our rows, our timelines."""
 
+import io
 import math
 import os
+import signal
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +29,7 @@ from rpbench.torch_runtime.gathering import compare, summation_order
 from rpbench.torch_runtime.ranks import Ranks
 from rpbench.torch_runtime.request import check_request, make_request, with_schedule
 from rpbench.torch_runtime.split_sums import SplitLinear
+from rpbench.torch_runtime.worker import pass_on, start_group
 
 BAR = 1e-15
 FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
@@ -193,6 +198,45 @@ def test_one_rank_ends_all_with_its_name_its_action_and_the_marked_table(what, c
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_named():
+    ranks = Ranks(2, stall_s=2)
+    os.kill(ranks.pids[1], signal.SIGSTOP)
+    with pytest.raises(RunFailed, match=r"rank 1 is stopped: .* before its first action") as failed:
+        ranks.run(request_for("1f1b"))
+    assert failed.value.rank == 1
+
+
+def test_a_rank_without_its_peer_says_who_has_not_come(monkeypatch):
+    with socket.socket() as one, socket.socket() as other:  # of nobody, once they are closed
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        port, another = one.getsockname()[1], other.getsockname()[1]
+    where = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        RunFailed, match=r"rank 1 has not come within 0.2 s of rank 0, nor have 1 more; 1 of 3"
+    ) as failed:
+        start_group("cpu", 0.2)
+    assert (failed.value.rank, failed.value.cause) == (1, "absent")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_PORT", str(another))
+    with pytest.raises(RunFailed, match=f"rank 0 has not come: 127.0.0.1:{another} does not answer"):
+        start_group("cpu", 0.2)
+
+
+def test_a_rank_whose_parent_is_killed_takes_the_folder_with_it(tmp_path):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    (folder / "rank0").write_bytes(b"")
+    lines = SimpleQueue()
+    for said, is_there in (("1\nend\n", True), ("1\n", False)):
+        pass_on(io.StringIO(said), lines, folder)
+        assert [lines.get(), lines.get()] == ["1", None]
+        assert folder.exists() == is_there
 
 
 def test_different_tables_on_two_ranks_are_refused_before_anything_runs(two):
