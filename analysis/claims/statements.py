@@ -23,6 +23,8 @@ def claims() -> Iterator[Claim]:
     yield from _uneven_head()
     yield from _dispatch()
     yield from _contest()
+    yield from _paces()
+    yield from _orders()
     yield from _waiting()
     yield from _parity()
     yield from _bars()
@@ -144,6 +146,48 @@ def _contest() -> Iterator[Claim]:
 def _best_over_first(runs: tuple[Record, ...], *, late: bool) -> float:
     paces = [run["tokens_per_s"] for run in runs if late or not run["staleness_steps"]]
     return float(max(paces) / runs[0]["tokens_per_s"])
+
+
+# Contenders of figure 10 whose page says their pace, with the models it says it on.
+_PACES = {
+    **dict.fromkeys(("megatron_tp", "mobius", "zero_2", "zero_3", "zero_infinity"), ("qwen3_1p7b",)),
+    "roundpipe_async": ("qwen3_1p7b", "llama31_8b"),
+}
+
+
+def _paces() -> Iterator[Claim]:
+    for schedule, models in _PACES.items():
+        for model in models:
+            yield _say(
+                f"pace/{schedule}/{model}",
+                f"Figure 10 at equal tuning, {model}: pace of {schedule}",
+                "thousand tokens/s",
+                (Need("figure10", {"schedule": schedule, "model": model}),),
+                lambda run: run["tokens_per_s"] / 1000,
+            )
+
+
+def _orders() -> Iterator[Claim]:
+    """Contenders may run one order under several names."""
+    rows = read_table("figure10")
+    needs = tuple(need_of("figure10", row) for model in PUBLISHED_MODELS for row in rows if row["cell.model"] == model)
+    for end, extreme in (("least", min), ("most", max)):
+        yield _say(
+            f"figure10/orders/{end}",
+            f"Distinct orders of all contenders of figure 10, by order_sha256, on one model: the {end}",
+            "orders",
+            needs,
+            lambda *runs, extreme=extreme: extreme(_distinct_orders(runs)),
+        )
+
+
+def _distinct_orders(runs: tuple[Record, ...]) -> list[int]:
+    """Of each model."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        if isinstance(run.get("order_sha256"), str):
+            found.setdefault(run["model"], set()).add(run["order_sha256"])
+    return [len(orders) for orders in found.values()]
 
 
 def _waiting() -> Iterator[Claim]:
