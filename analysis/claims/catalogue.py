@@ -20,6 +20,7 @@ from analysis.claims import (
     statements,
     steady_state,
     torch_duel,
+    trained,
     tuning,
     turning,
 )
@@ -42,6 +43,7 @@ _SECTIONS = (
     figure10,
     torch_duel,
     turning,
+    trained,
     derived,
     consistency,
     regression,

@@ -26,6 +26,8 @@ def claims() -> Iterator[Claim]:
     yield from _contest()
     yield from _contest_as_a_whole()
     yield from _against_published()
+    yield from _paces()
+    yield from _orders()
     yield from _waiting()
     yield from _parity()
     yield from _bars()
@@ -158,7 +160,7 @@ def _contest_as_a_whole() -> Iterator[Claim]:
             needs,
             lambda *runs: _first(*(run for run in runs if not run["staleness_steps"])),
         )
-        yield _say(f"figure10/{model}/orders", f"{of}: distinct orders that fit", "orders", needs, _distinct_orders)
+        yield _say(f"figure10/{model}/orders", f"{of}: distinct orders that fit", "orders", needs, _fitting_orders)
     yield _say(
         "figure10/restarts",
         "Figure 10 at equal tuning: the most that the last round of random restarts found over a plan",
@@ -173,7 +175,7 @@ def _first(*runs: Record) -> str:
     return str(max(fitting, key=lambda run: run["tokens_per_s"])["choices"]["schedule"])
 
 
-def _distinct_orders(*runs: Record) -> int:
+def _fitting_orders(*runs: Record) -> int:
     return len({run["order_sha256"] for run in runs if run["status"] == "ok"})
 
 
@@ -207,6 +209,48 @@ def _bar(row: Mapping[str, str]) -> float | None:
 def _best_over_first(runs: tuple[Record, ...], *, late: bool) -> float:
     paces = [run["tokens_per_s"] for run in runs if late or not run["staleness_steps"]]
     return float(max(paces) / runs[0]["tokens_per_s"])
+
+
+# Contenders of figure 10 whose page says their pace, with the models it says it on.
+_PACES = {
+    **dict.fromkeys(("megatron_tp", "mobius", "zero_2", "zero_3", "zero_infinity"), ("qwen3_1p7b",)),
+    "roundpipe_async": ("qwen3_1p7b", "llama31_8b"),
+}
+
+
+def _paces() -> Iterator[Claim]:
+    for schedule, models in _PACES.items():
+        for model in models:
+            yield _say(
+                f"pace/{schedule}/{model}",
+                f"Figure 10 at equal tuning, {model}: pace of {schedule}",
+                "thousand tokens/s",
+                (Need("figure10", {"schedule": schedule, "model": model}),),
+                lambda run: run["tokens_per_s"] / 1000,
+            )
+
+
+def _orders() -> Iterator[Claim]:
+    """Contenders may run one order under several names."""
+    rows = read_table("figure10")
+    needs = tuple(need_of("figure10", row) for model in PUBLISHED_MODELS for row in rows if row["cell.model"] == model)
+    for end, extreme in (("least", min), ("most", max)):
+        yield _say(
+            f"figure10/orders/{end}",
+            f"Distinct orders of all contenders of figure 10, by order_sha256, on one model: the {end}",
+            "orders",
+            needs,
+            lambda *runs, extreme=extreme: extreme(_distinct_orders(runs)),
+        )
+
+
+def _distinct_orders(runs: tuple[Record, ...]) -> list[int]:
+    """Of each model."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        if isinstance(run.get("order_sha256"), str):
+            found.setdefault(run["model"], set()).add(run["order_sha256"])
+    return [len(orders) for orders in found.values()]
 
 
 def _waiting() -> Iterator[Claim]:

@@ -1,58 +1,141 @@
-"""Accept what a folder of results says as what is expected from now on; the diff of the tables is for review.
+"""Accept what a folder of results says as what is expected from now on.
 
-    python -m analysis.driver.accept [--results DIR] [--only NAME ...]
+    python -m analysis.driver.accept [--results DIR] [--only NAME ...] [--because "..."]
 
-Writes `analysis/claims/expected/`: a table for each experiment that was run whole (`analysis.claims.regression`), the
-values of declared contradictions, and those of our own statements in as many digits as they have now.
+Prints every value that changes, the old and the new one, a line each. Writes `analysis/claims/expected/`: a table for
+each experiment that was run whole (`analysis.claims.regression`), the values of declared contradictions, and those of
+our own statements in as many digits as now; and beside them, in `because.jsonl`, why, when and at which commit.
+Nothing is written without a reason, nor while a claim is red that rests on no accepted value.
 """
 
 import argparse
 import csv
+import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
 from analysis.claims.catalogue import all_claims, evaluate
 from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Verdict
-from analysis.claims.expected import CONTRADICTIONS, FOLDER, STATEMENTS, read_table
-from analysis.claims.regression import row_of
+from analysis.claims.evidence import Need
+from analysis.claims.expected import BECAUSE, CONTRADICTIONS, FOLDER, STATEMENTS, read_table
+from analysis.claims.regression import CONTENDER, row_of
+from analysis.claims.summary import red_text
 from analysis.driver.sweeps import ROOT, experiments
 from analysis.records.experiments import ENDED, Experiments, MissingRuns
-from rpbench.harness.record import write_atomically
+from rpbench.harness import provenance
+from rpbench.harness.record import append_line, write_atomically
+
+Rows = Sequence[Mapping[str, str]]
 
 _DIGITS = 4  # significant, of a statement that is new
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, and return the exit status."""
+    """Say what changes and write it; 0, 1 while something else is red, 2 without a reason."""
+    options = _parser().parse_args(arguments)
+    found = Experiments(options.results)
+    verdicts = evaluate(all_claims(), found, lambda need: _was_run(found, need))
+    tables = dict(_tables(found, verdicts, options.only))
+    changes = {name: lines for name, rows in tables.items() if (lines := list(changed(name, rows)))}
+    for name, lines in changes.items():
+        print("\n".join(f"{name}: {line}" for line in lines))
+    if blocking := _blocking(found, verdicts):
+        print(
+            f"nothing is accepted while this is red, which no accepted value makes green:\n{blocking}", file=sys.stderr
+        )
+        return 1
+    if changes and not (options.because or "").strip():
+        print('nothing is written without a reason: give --because "why these values change"', file=sys.stderr)
+        return 2
+    for name in changes:
+        _write(name, tables[name])
+    if changes:
+        counts = {name: len(lines) for name, lines in changes.items()}
+        append_line(FOLDER / BECAUSE, json.dumps(_reason(options.because.strip(), counts)))
+    print(f"{sum(map(len, changes.values()))} values of {len(changes)} tables changed", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m analysis.driver.accept", description=__doc__.partition("\n")[0])
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="folder of the records")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="tables to write; default: all that can be")
-    options = parser.parse_args(arguments)
-    found = Experiments(options.results)
-    tables = {name: rows for name in experiments() if (rows := list(_cells(found, name)))}
-    verdicts = evaluate(all_claims(), found)
-    tables[CONTRADICTIONS] = _merged(CONTRADICTIONS, _contradictions(verdicts))
-    tables[STATEMENTS] = _merged(STATEMENTS, _statements(verdicts))
-    for name in sorted(tables if options.only is None else set(options.only) & set(tables)):
-        _write(name, tables[name])
-        print(f"{name}: {len(tables[name])} rows", file=sys.stderr)
-    return 0
+    parser.add_argument("--because", metavar="WHY", help="why these values change; kept beside the tables")
+    return parser
+
+
+def _reason(because: str, counts: Mapping[str, int]) -> dict[str, object]:
+    return {
+        "accepted_at": provenance.now(),
+        "commit": provenance.git_commit(),
+        "because": because,
+        "changed": dict(counts),
+    }
+
+
+def _was_run(found: Experiments, need: Need) -> bool:
+    return found.manifest(need.experiment) is not None and found.plans(need.experiment, need.choices)
+
+
+def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:
+    """What is red and stays red whatever is accepted, a line each; empty if there is nothing."""
+    red = [each for each in verdicts if each.red and not _is_of_a_table(each)]
+    return "\n".join(filter(None, (*(f"  {line}" for line in found.refusals()), red_text(red))))
+
+
+def _is_of_a_table(verdict: Verdict) -> bool:
+    """Whether what a claim is held to stands in a table that is written here."""
+    declared = verdict.kind in (CONTRADICTED, MISSED) and bool(verdict.claim.contradiction)
+    return declared or (verdict.claim.whose == "ours" and verdict.kind in EVALUATED)
+
+
+def _tables(found: Experiments, verdicts: Sequence[Verdict], only: Sequence[str] | None) -> Iterator[tuple[str, Rows]]:
+    """Every table that can be made of the records, by name."""
+    for name in sorted({*experiments(), CONTRADICTIONS, STATEMENTS}):
+        if only is not None and name not in only:
+            continue
+        if name == CONTRADICTIONS:
+            yield name, _merged(name, _contradictions(verdicts))
+        elif name == STATEMENTS:
+            yield name, _merged(name, _statements(verdicts))
+        elif rows := list(_cells(found, name)):
+            yield name, rows
+
+
+def changed(name: str, rows: Rows) -> Iterator[str]:
+    """A line for each value of a table that is another than before: its row and field, the old value and the new."""
+    before, now = ({_key(row): row for row in each} for each in (read_table(name), rows))
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if old is None or new is None:
+            yield f"{' '.join(filter(None, key))}: {'a new row' if old is None else 'the row goes'}"
+            continue
+        for field in dict.fromkeys((*old, *new)):
+            was, becomes = old.get(field) or "nothing", new.get(field) or "nothing"
+            if was != becomes:
+                yield f"{' '.join(filter(None, key))}: {field} {was} -> {becomes}"
+
+
+def _key(row: Mapping[str, str]) -> tuple[str, ...]:
+    """What names a row: its claim, or the choices of its cell and its contender."""
+    named = {name: text for name, text in row.items() if name in ("claim", CONTENDER) or name.startswith("cell.")}
+    return tuple(named[name] or "" for name in sorted(named) if named[name])
 
 
 def _cells(found: Experiments, experiment: str) -> Iterable[dict[str, str]]:
     """A row for each record of an experiment that was run whole; nothing for one that was not."""
     try:
-        frame, manifest = found.cells(experiment), found.manifest(experiment)
+        rows, manifest = found.checked(experiment), found.manifest(experiment)
     except MissingRuns:
         return
     if manifest is None or manifest.overrides or any(cell.state not in ENDED for cell in manifest.cells):
         return
     swept = [key for key in manifest.cells[0].overrides if len({cell.overrides[key] for cell in manifest.cells}) > 1]
-    for row in (row for row in found.rows if row["run_id"] in set(frame["run_id"])):
-        cell = next(cell for cell in manifest.cells if row["run_id"] in cell.run_ids)
-        yield row_of({key: cell.overrides[key] for key in swept}, row)
+    for row in rows:
+        overrides = manifest.cells[row["cell"]].overrides
+        yield row_of({key: overrides[key] for key in swept}, row)
 
 
 def _contradictions(verdicts: Iterable[Verdict]) -> Iterable[dict[str, str]]:

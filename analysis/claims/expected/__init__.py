@@ -13,6 +13,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 CONTRADICTIONS = "contradictions"
 STATEMENTS = "statements"
+BECAUSE = "because.jsonl"  # why values were accepted: date, commit, reason, and how many of each table
 
 
 @dataclass(frozen=True)
