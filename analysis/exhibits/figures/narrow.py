@@ -5,6 +5,8 @@ from textwrap import fill
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.exhibits import style
+
 WIDTH_INCHES = 4.4
 _MOST_PANELS = 12  # more of them below one another would be a scroll, not a figure
 _LEAST_HEIGHT_INCHES = 1.7
@@ -21,8 +23,13 @@ def stacked(figure: Figure) -> bool:
     columns = {axes.get_subplotspec().colspan.start for axes in panels}  # type: ignore[union-attr]
     if len(columns) < 2 or len(panels) > _MOST_PANELS:
         return False
+    with style.applied():
+        _restack(figure, panels, len(panels) // len(columns))
+    return True
+
+
+def _restack(figure: Figure, panels: list[Axes], rows: int) -> None:
     wide, high = figure.get_size_inches()
-    rows = len(panels) // len(columns)
     each = max(_LEAST_HEIGHT_INCHES, 0.85 * high / rows)
     grid = figure.add_gridspec(len(panels), 1)
     _label(panels)
@@ -37,7 +44,6 @@ def stacked(figure: Figure) -> bool:
         axes.set_subplotspec(grid[place])
         axes.tick_params(labelleft=True, labelbottom=True)
     figure.set_size_inches(min(WIDTH_INCHES, wide), len(panels) * each + _legend(figure) + 0.3)
-    return True
 
 
 def _legend(figure: Figure) -> float:
@@ -73,5 +79,7 @@ def _label(panels: list[Axes]) -> None:
         panels[-1].set_xlabel(words)
     up = [axes.get_ylabel() for axes in panels if axes.get_ylabel()]
     for axes in panels:
+        if len(axes.get_title(loc="left")) > _LINE:
+            axes.set_title(fill(axes.get_title(loc="left"), _LINE))
         axes.set_xlabel(fill(axes.get_xlabel(), _LINE))
         axes.set_ylabel(fill(axes.get_ylabel() or (up[0] if len(up) == 1 else ""), _LINE // 2))
