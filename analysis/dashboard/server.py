@@ -101,7 +101,9 @@ def charts_library() -> bytes:
             "dashboard: vl-convert-python, which holds the chart library, is not installed; "
             "pip install vl-convert-python"
         ) from None
-    return f"(() => {{\n{vl_convert.javascript_bundle()}\n}})()\n".encode()  # its names are its own
+    return (
+        f"(() => {{\n{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}\n}})()\n".encode()
+    )  # its names are its own
 
 
 class _Answer(BaseHTTPRequestHandler):
