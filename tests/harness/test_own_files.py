@@ -62,6 +62,7 @@ def test_a_command_line_chooses_what_hydra_runs_by_its_name(word, sweep, rpbench
         ("hydra.launcher=null", "hydra.launcher=None: it is chosen by its name"),
         ("hydra.sweeper=5", "hydra.sweeper=5: it is chosen by its name"),
         ("hydra.job.chdir=true", "leave it out"),
+        ("hydra.verbose=1.5", "hydra.verbose=1.5: true, false, or the names of loggers"),
         (f"experiment={'a' * 3000}", "unknown experiment"),
         (f"cluster={'a' * 3000}", "unknown cluster"),
     ],
