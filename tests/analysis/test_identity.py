@@ -1,6 +1,5 @@
 """Identity: a record answers the cell that names it, or is refused with record, cell and field."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manifests import forge
 
 from analysis.claims import all_claims, evaluate
 from analysis.exhibits import catalogue
@@ -55,12 +55,8 @@ def _forge(folder: Path, cell: Cell, change: Change) -> str:
     row["run_id"] = record.run_id(record.identity_of(row)) if "surroundings" in row else name
     (folder / name / "record.json").unlink()
     sealed = record.write(folder / row["run_id"], row)
-    for journal in (folder / FOLDER / EXPERIMENT).glob("*.jsonl"):
-        lines = [json.loads(line) for line in journal.read_text().splitlines()]
-        for line in lines:
-            if name in line["run_ids"]:
-                line |= {"run_ids": [row["run_id"]], "digests": [sealed["digest"]]}
-        journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = next(digest for digest in cell.digests if digest)
+    forge(folder / FOLDER / EXPERIMENT, {name: row["run_id"], known: sealed["digest"]})
     return str(row["run_id"])
 
 
@@ -194,6 +190,5 @@ def test_what_follows_from_no_choice_is_held_by_the_digest_in_the_manifest(copie
 
 def test_a_cell_answered_by_another_cells_record_is_refused(copied: Path) -> None:
     one, other = _cell(copied, schedule="gpipe"), _cell(copied, schedule="looped_bfs")
-    for journal in (copied / FOLDER / EXPERIMENT).glob("*.jsonl"):
-        journal.write_text(journal.read_text().replace(one.run_ids[0], other.run_ids[0]))
+    forge(copied / FOLDER / EXPERIMENT, {one.run_ids[0]: other.run_ids[0]})
     _refused(copied, other.run_ids[0], one, "schedule")

@@ -31,7 +31,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
-from rpbench.passes.recomputation import Recompute, check_recompute
+from rpbench.passes.recomputation import Recompute, check_nothing_leaves, check_recompute
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
@@ -90,6 +90,8 @@ def _settings(schedule: Schedule, rng: random.Random) -> Settings:
     recompute: Recompute = rng.choice(["all", "all", "none", "except_last"])
     try:
         check_recompute(schedule, recompute)
+        if recompute != "all":
+            check_nothing_leaves(schedule, recompute, {"P", "G"})
     except ValueError:
         recompute = "all"
     optimizer = OptimizerSettings(1e-2, clip_norm=rng.choice([None, None, 0.1]))

@@ -1,11 +1,12 @@
 """Calibration: every device busy, every part timed; on a GPU, by a stand-in, both directions of a link at once."""
 
+import contextlib
 import threading
+import time
 
 import pytest
 import torch
 from spared import slow
-from test_cuda import StandIn
 
 from rpbench.cost.measured import PARTS
 from rpbench.cost.model import Model
@@ -75,6 +76,50 @@ def test_probes_are_no_layers_of_the_duel_and_tell_the_terms_apart(probes):
 
 
 # --- a GPU, by a stand-in ------------------------------------------------------------------------------------
+
+
+class StandIn:
+    """A torch.cuda of streams that are done at once, and that note what they were told."""
+
+    def __init__(self, num_gpus: int) -> None:
+        self.num_gpus = num_gpus
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at_s = None
+
+        def record(self, stream) -> None:
+            self.at_s = time.perf_counter()
+            stream.told.append(("record", self))
+
+        def synchronize(self) -> None:
+            assert self.at_s is not None
+
+        def elapsed_time(self, other) -> float:
+            return 1e3 * (other.at_s - self.at_s)
+
+    class Stream:
+        def __init__(self, device: int) -> None:
+            self.device, self.told = device, []
+
+        def wait_event(self, event) -> None:
+            assert event.at_s is not None, "waits for an event that nobody has recorded"
+            self.told.append(("wait", event))
+
+    def device_count(self) -> int:
+        return self.num_gpus
+
+    def current_stream(self, gpu: int):
+        return self.Stream(gpu)
+
+    def synchronize(self, gpu: int) -> None:
+        pass
+
+    def device(self, gpu: int):
+        return contextlib.nullcontext()
+
+    def stream(self, stream):
+        return contextlib.nullcontext()
 
 
 class Noting(StandIn):

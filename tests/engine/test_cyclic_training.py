@@ -54,8 +54,8 @@ def test_every_bit_is_that_of_training_on_those_weights(rule, newest, p, rounds,
     window = p * rounds
     read, stage_of = rule(p, window), run.training.layout.stage_of
     assert_same(run, reference_of(run, lambda module, microbatch: read(stage_of(module), microbatch)))
-    assert set(run.training.groups.values()) == {  # one after another, as the sum comes by
-        tuple((mb,) for mb in range(step * window, (step + 1) * window)) for step in range(num_steps)
+    assert set(run.training.groups.values()) == {  # one sum that goes round, and each adds its own in this order
+        (tuple(range(step * window, (step + 1) * window)),) for step in range(num_steps)
     }
     assert run.training.weights.num_on_devices == 0
     assert run.training.passes.num_left == 0

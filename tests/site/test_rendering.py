@@ -48,6 +48,8 @@ def meant(text: str) -> Counter[str]:
             found["code"] += not code
         elif item := _ITEM.match(line):
             lists = _opened(lists, item, found)
+        elif line.startswith("<"):  # HTML of the page's own
+            found += Rendered(line).parts
         elif re.match(r"#{1,6} ", line):
             found["headings"] += 1
         elif _DELIMITER.match(line):
@@ -55,6 +57,7 @@ def meant(text: str) -> Counter[str]:
         code = is_code or (code and not words)
         blank = not words
     assert not fence, "a fence never ends"
+    found.pop("", None)
     return found
 
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
-from rpbench.plan.contest.restarts import NONE, Restarted
 from rpbench.plan.contest.space import Setting
 
 
@@ -39,6 +38,21 @@ class Tried(NamedTuple):
     partition: Partition | None = None
     outcome: Outcome | None = None
     remark: str = ""
+
+
+class Restarted(NamedTuple):
+    """What random restarts of a search did (`rpbench.plan.contest.restarts`).
+
+    Args:
+        number: of all rounds.
+        gain: that the last round found over the best plan before it, as a share; None: there was no round.
+    """
+
+    number: int = 0
+    gain: float | None = None
+
+
+NONE = Restarted()
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,12 @@ as long as one finds more than `SETTLED`; what the last round found is kept with
 """
 
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
 from rpbench.ir.partition import Partition
+from rpbench.plan.contest.plans import Budget, Restarted, Tried
 from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.space import Setting, Space
-
-if TYPE_CHECKING:
-    from rpbench.plan.contest.plans import Tried
-    from rpbench.plan.contest.search import Search
 
 # Rounds, a round's restarts for each in the budget, and the gain that ends them.
 ROUNDS, SETTLED = 2, 0.005
@@ -24,22 +21,21 @@ MORE = 1.6
 FEWEST, MOST = 2, 5
 
 
-class Restarted(NamedTuple):
-    """What restarts did.
+class Beatable(Protocol):
+    """A search that can begin elsewhere (`rpbench.plan.contest.search.Search`)."""
 
-    Args:
-        number: of all rounds.
-        gain: that the last round found over the best plan before it, as a share; None: there was no round.
-    """
+    budget: Budget
+    space: Space
 
-    number: int = 0
-    gain: float | None = None
+    @property
+    def work(self) -> int: ...
+    def best(self) -> Tried: ...
+    def best_pace(self) -> float: ...
+    def begin_at(self, setting: Setting) -> None: ...
+    def climb_from(self, setting: Setting, cut: Partition) -> None: ...
 
 
-NONE = Restarted()
-
-
-def restart(search: "Search", each_round: int) -> Restarted:
+def restart(search: Beatable, each_round: int) -> Restarted:
     """Try to beat the best plan of a search; what does becomes its best plan.
 
     Args:
@@ -71,7 +67,7 @@ def _drawn(space: Space, chance: random.Random) -> Setting:
     return setting
 
 
-def _shaken(best: "Tried", chance: random.Random) -> tuple[Setting, Partition]:
+def _shaken(best: Tried, chance: random.Random) -> tuple[Setting, Partition]:
     """The best plan with some layers in neighbouring stages."""
     cut = best.partition
     assert cut is not None

@@ -20,8 +20,8 @@ from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.frames import FRAME, Frames
-from rpbench.plan.contest.plans import Budget, Tried, Tuned, rank
-from rpbench.plan.contest.restarts import NONE, restart
+from rpbench.plan.contest.plans import NONE, Budget, Tried, Tuned, rank
+from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import Setting, Space, space_of
