@@ -153,9 +153,8 @@ class Request:
     @property
     def measures(self) -> bool:
         """Whether what comes out depends on this machine's pace."""
-        backend = self.backend
-        on_clock = backend is not None and backend.name in ("cpu", "device", "emulated", "torch")
-        on_clock = on_clock and (backend is None or backend.dry_accelerators is None)
+        timed, backend = ("cpu", "device", "emulated", "torch"), self.backend
+        on_clock = backend is not None and backend.name in timed and backend.dry_accelerators is None
         measured_costs = self.cost.name == "profiled" and self.cost.profile is None
         with_processes = isinstance(self.mode, Failures) and self.mode.run == "processes"
         return isinstance(self.mode, Duel | TorchDuel) or with_processes or on_clock or measured_costs
@@ -428,9 +427,7 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
         raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
     name = values["name"]
     if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
-        raise ConfigError(
-            f"{group}.name={name!r:.80}: a name is no path and has at most 100 characters, as in tiny_gpt"
-        )
+        raise ConfigError(f"{group}.name={name!r:.80}: no path, and at most 100 characters, as in tiny_gpt")
     if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
         raise ConfigError(missing_text(group, str(values["name"]), missing))
     return kind(**values)
