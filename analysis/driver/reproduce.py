@@ -1,8 +1,9 @@
 """Everything that can be reproduced here: runs, figures, tables, notebooks, verdicts on the claims, the report.
 
-    python -m analysis.driver.reproduce [paper | all | quick | gpu] [--results DIR] [--out DIR] [--dry N]
+    python -m analysis.driver.reproduce [paper | all | quick | duels | gpu] [--results DIR] [--out DIR] [--dry N]
 
-`gpu` is what a machine with accelerators can give, dry on any (`analysis.driver.accelerators`).
+`duels` are races in real time; `gpu` is what a machine with accelerators can give, dry on any
+(`analysis.driver.accelerators`).
 
 Progress goes to stderr; the table of claims and the name of the report to stdout. Exit status 0; 1 if a claim's run is
 missing, a verdict came out otherwise than declared, or something could not be made; 130 after an interruption.
@@ -28,7 +29,7 @@ from analysis.claims.summary import red_text, summary_text
 from analysis.driver.accelerators import NONE_HERE, has_accelerators, run_on_accelerators
 from analysis.driver.forked import can_fork
 from analysis.driver.notebooks import Kernel, execute, notebooks
-from analysis.driver.sweeps import ALL, PAPER, QUICK, ROOT, Scope, run_sweeps
+from analysis.driver.sweeps import ALL, DUELS, PAPER, QUICK, ROOT, Scope, run_sweeps
 from analysis.exhibits.figures.files import OUT
 from analysis.exhibits.tables.files import save_table
 from analysis.mutate import check, mutants, of_statements, sampled
@@ -41,7 +42,7 @@ from rpbench.side_processes import side_processes
 
 MUTANTS = 200  # falsehoods of each kind, of all that could be, that a reproduction looks at
 
-_SCOPES = {scope.name: scope for scope in (PAPER, ALL, QUICK)}
+_SCOPES = {scope.name: scope for scope in (PAPER, ALL, QUICK, DUELS)}
 GPU = "gpu"
 
 

@@ -76,8 +76,12 @@ def experiments() -> list[str]:
     return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
 
 
-# Everything that any machine can run: the paper, and our own studies.
-ALL = Scope("all", tuple(Sweep(experiment) for experiment in experiments()))
+# Races in real time: they take an hour each and the machine for themselves.
+_DUELS = ("cpu_duel", "torch_duel")
+DUELS = Scope("duels", tuple(Sweep(experiment) for experiment in _DUELS))
+
+# Everything else that any machine can run: the paper, and our own studies.
+ALL = Scope("all", tuple(Sweep(experiment) for experiment in experiments() if experiment not in _DUELS))
 
 # What the paper's figures and claims rest on; nothing in it measures time.
 _OF_THE_PAPER = (
