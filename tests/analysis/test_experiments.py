@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from manifests import put
+from manifests import forge, put
 from spared import slow
 
 from analysis.claims import all_claims, evaluate
@@ -65,11 +65,7 @@ def test_a_record_that_no_manifest_names_reaches_no_table_and_no_claim(full_resu
     assert not {row["run_id"] for row in seen.rows} & set(impostors.values())
 
     # A manifest that names them is refused: they do not follow from what its cells ask for.
-    path = journal_of(folder, "figure17")
-    text = path.read_text()
-    for run_id, other in impostors.items():
-        text = text.replace(run_id, other)
-    path.write_text(text)
+    forge(folder / FOLDER / "figure17", impostors)
     with pytest.raises(WrongRecord, match="it has no surroundings, which its run_id follows from"):
         Experiments(folder).cells("figure17")
 

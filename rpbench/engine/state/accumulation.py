@@ -31,6 +31,7 @@ def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
     """
     schedule = analysis.schedule
     _check_head_stays(schedule)
+    _check_nothing_is_shared(schedule)
     cuts = _round_starts(schedule) if schedule.weights is Weights.STREAMED else frozenset()
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for _, _, row in schedule.items():
@@ -57,6 +58,17 @@ def _check_head_stays(schedule: Schedule) -> None:
         raise ValueError(
             f"{found}: {schedule.name} has a head in shards, whose gradients are stepped with those of a stage where "
             "they are made; take it out, or use mode=simulate"
+        )
+
+
+def _check_nothing_is_shared(schedule: Schedule) -> None:
+    """Refuse sums over replicas where forward and backward are cut apart: no device keeps a shard of such a stage."""
+    rows = schedule.items() if schedule.shape.separate_cuts else ()
+    found = next((action for _, _, row in rows for action in row if action.kind is Kind.REDUCE_GRAD), None)
+    if found is not None:
+        raise ValueError(
+            f"{found}: the stages of {schedule.name} are cut apart, and no replicas share them; take it out, or use "
+            "mode=simulate"
         )
 
 
