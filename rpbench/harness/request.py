@@ -427,7 +427,7 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
         raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
     name = values["name"]
     if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
-        raise ConfigError(f"{group}.name={name!r:.80}: no path, and at most 100 characters, as in tiny_gpt")
+        raise ConfigError(f"{group}.name={name!r:.80}: a name is no path, and has at most 100 characters")
     if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
         raise ConfigError(missing_text(group, str(values["name"]), missing))
     return kind(**values)

@@ -359,6 +359,8 @@ def _chosen(name: str) -> dict[str, object]:
         "budget_timelines": 160,
         "spent_timelines": 100,
         "num_settings_tried": 12,
+        "num_restarts": 10,
+        "restart_gain": 0.001,
     }
 
 
