@@ -36,8 +36,8 @@ from rpbench.plan.contest.terms import Source, Terms, terms_of
 from rpbench.sim.checked import check_graph
 
 TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
-# Actions timed in one sketch of a cut, for each timeline of the budget: 7 million for the budget of figure 10. With a
-# million one schedule in ten stayed 2 to 9 % below what it can do, for want of a cut that fits with little recomputation.
+# Actions timed in one sketch of a cut, for each timeline of the budget: 7 million for the budget of figure 10. With one
+# million a schedule in ten stayed 2 to 9 % below what it can do, for want of a cut that fits with little recomputation.
 SKETCHED = 3_600
 # Of a budget, for each random restart of a round.
 TIMELINES_A_RESTART = 200
