@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rpbench.cost.basis import make_basis
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import machine as machine_named
 from rpbench.cost.model import Model
 from rpbench.plan.contest.terms import Limits, Terms, terms_of
 
@@ -20,7 +20,7 @@ def read(path: str) -> dict[str, Any]:
 
 def terms(model: str = "qwen3_1p7b", cluster: str = "8x_rtx4090", **changes: Any) -> Terms:
     """The terms of experiment=figure10: 16 microbatches of four sequences, four steps, everything charged."""
-    machine, costs = Cluster(**read(f"cluster/{cluster}.yaml")), read("cost/analytic.yaml")
+    machine, costs = machine_named(cluster), read("cost/analytic.yaml")
     given: dict[str, Any] = {
         "num_devices": 8,
         "sequences_per_step": 64,
@@ -37,7 +37,7 @@ def terms(model: str = "qwen3_1p7b", cluster: str = "8x_rtx4090", **changes: Any
 
 def small(limit_bytes: int | None = None, **changes: Any) -> Terms:
     """Twelve layers on two of the same devices: everything about it is fast."""
-    machine, costs = Cluster(**read("cluster/8x_rtx4090.yaml")), read("cost/analytic.yaml")
+    machine, costs = machine_named("8x_rtx4090"), read("cost/analytic.yaml")
     given: dict[str, Any] = {
         "num_devices": 2,
         "sequences_per_step": 8,

@@ -12,7 +12,7 @@ from analysis.records.paper import PUBLISHED_MODELS
 SECTION = "Figure 5: operational intensity"
 SOURCE = "RoundPipe, figure 5 (section 3.3)"
 
-# Cluster -> its GPU in figure5.csv and hardware.csv.
+# Machine -> its GPU in figure5.csv and hardware.csv.
 _GPUS = {"8x_rtx4090": "rtx4090", "8x_a800": "a800", "8x_rtx5090": "rtx5090", "8x_h100": "h100"}
 
 

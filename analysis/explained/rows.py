@@ -107,7 +107,7 @@ def _of_job(case: Case, job: Job) -> Side:
     )
     if case.set_name in RATES:
         flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name].flops)
-        side = replace(side, rate=Rate(flops, job.machine.gpu.flops_16))
+        side = replace(side, rate=Rate(flops, job.machine.device.flops_16))
     return replace(side, notes=(*side.notes, _source(case.set_name)))
 
 

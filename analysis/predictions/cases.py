@@ -4,7 +4,7 @@ from functools import cache
 
 from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.basis import Basis
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
 from rpbench.harness.modes.predict import basis_of
 from rpbench.harness.request import load
@@ -32,7 +32,7 @@ def model_of(name: str) -> Model:
 
 
 @cache
-def cluster_of(name: str) -> Cluster:
+def cluster_of(name: str) -> Machine:
     """A machine by the name of its configuration."""
     return load([f"cluster={name}"]).cluster
 

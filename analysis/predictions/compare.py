@@ -6,7 +6,7 @@ from math import log
 from analysis.predictions.cases import PLATFORMS, case_of, declared_basis
 from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.basis import Basis
-from rpbench.cost.hardware import NUMBERS
+from rpbench.cost.machine import NUMBERS
 from rpbench.cost.published import published_rows
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.lengths import STEP_TOKENS, longest_sequence

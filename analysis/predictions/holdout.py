@@ -30,7 +30,7 @@ from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.analytic import PARTS, correction_name
 from rpbench.cost.basis import Basis
 from rpbench.cost.declared import Declared
-from rpbench.cost.hardware import NUMBERS
+from rpbench.cost.machine import NUMBERS
 
 A800 = "8x_a800"
 # Deviation of a correction that a single other model tells.

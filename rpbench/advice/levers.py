@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from math import log
 from typing import NamedTuple
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.action import Kind
@@ -25,7 +25,7 @@ LINKS = (
     "copy_bytes_per_s",
     "host_to_device_bytes_per_s",
     "device_to_host_bytes_per_s",
-    "device_to_device_bytes_per_s",
+    "intra_bytes_per_s",
     "collective_bytes_per_s",
     "root_complex_bytes_per_s",
 )
@@ -152,7 +152,7 @@ def _on(costs: CostTable, figures: tuple[str, ...], factor: float) -> CostTable:
     return replace(costs, transfer_time=faster, hop=hop)
 
 
-def _scaled(cluster: Cluster, figures: tuple[str, ...], factor: float) -> Cluster:
+def _scaled(cluster: Machine, figures: tuple[str, ...], factor: float) -> Machine:
     known = {name: getattr(cluster, name) for name in figures}
     return replace(cluster, **{name: factor * value for name, value in known.items() if value is not None})
 

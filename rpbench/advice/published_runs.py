@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rpbench.advice.causes import causes_of
 from rpbench.cost.analytic import Kernels, analytic_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.published import published_partition
 from rpbench.cost.traffic import OptimizerTraffic
 from rpbench.ir.partition import Partition, symmetric
@@ -102,7 +102,7 @@ class Simulated:
         return tuple(term for term in terms if term != _EXPERTS or self.case.model.experts_total > 1)
 
 
-def simulated(case: Case, cluster: Cluster) -> Simulated:
+def simulated(case: Case, cluster: Machine) -> Simulated:
     """A published run, simulated action by action.
 
     Args:
@@ -117,7 +117,7 @@ def simulated(case: Case, cluster: Cluster) -> Simulated:
     return _replicated(case, cluster, system) if system.replicated else _whole(case, cluster, system)
 
 
-def _whole(case: Case, cluster: Cluster, system: System) -> Simulated:
+def _whole(case: Case, cluster: Machine, system: System) -> Simulated:
     settings = case.settings
     num = settings.num_calls * (settings.chunks.num if settings.num_microbatches > 1 else 1)
     size = settings.global_sequences / num
@@ -130,7 +130,7 @@ def _whole(case: Case, cluster: Cluster, system: System) -> Simulated:
     return Simulated(case, who, setting, cut, outcome, outcome.step_time_s, why)
 
 
-def _replicated(case: Case, cluster: Cluster, system: System) -> Simulated:
+def _replicated(case: Case, cluster: Machine, system: System) -> Simulated:
     """A few micro-steps and more of them; every one of the rest takes what the last of these took."""
     size, calls = case.settings.microbatch_sequences, case.settings.num_calls
     few, more = (min(calls, number) for number in FEW_CALLS)
@@ -148,7 +148,7 @@ def _replicated(case: Case, cluster: Cluster, system: System) -> Simulated:
 
 
 def _framed(
-    case: Case, cluster: Cluster, system: System, size: float, sequences: int, options: Mapping[str, Any]
+    case: Case, cluster: Machine, system: System, size: float, sequences: int, options: Mapping[str, Any]
 ) -> tuple[Frame, Partition, Contender, Setting]:
     who = contender(system.schedule, late=system.late)
     every = {**who.entry.options, **system.options, **options}
@@ -159,7 +159,7 @@ def _framed(
     return Frame(who, setting, terms, cut, STEPS), cut, who, setting
 
 
-def terms_of_run(case: Case, cluster: Cluster, system: System, size: float, sequences: int) -> Terms:
+def terms_of_run(case: Case, cluster: Machine, system: System, size: float, sequences: int) -> Terms:
     """The terms of a run: its batch, its kernels, its machine less what its processes reserve."""
     basis = case.basis
     pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]

@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,16 +25,14 @@ from rpbench.commands.advise_nodes import advise_nodes
 from rpbench.commands.advise_table import gigabytes, table
 from rpbench.commands.advise_usage import USAGE
 from rpbench.cost.basis import make_basis
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.device import names
+from rpbench.cost.machine import Machine, devices_named, machine, machine_of
 from rpbench.cost.model import Model
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.config import options_of
 from rpbench.harness.keys import LAYERS, MOVES, check_figures
 from rpbench.harness.request import Request, cluster_file, load
 from rpbench.mesh.architecture import Architecture, architecture, from_model
-from rpbench.mesh.gpu import names
-from rpbench.mesh.machine import Machine, machine
-from rpbench.mesh.measured_machine import measured_machine
 from rpbench.mesh.plans import SCHEDULES, Space
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.terms import terms_of
@@ -77,10 +75,10 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
     """
     asked = _asked(arguments)
     found = _machine(asked)
-    if found.nodes is not None:
+    if found.machine.num_nodes > 1:
         answer = plan_meshes([item for item in arguments if item.partition("=")[0] != "seconds"])
     else:
-        answer = _on_one_host(_model(asked), found.cluster, asked)
+        answer = _on_one_host(_model(asked), found.machine, asked)
     answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused)}
     width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
     for line in table(answer, width, _schedules(asked) or ()):
@@ -92,17 +90,14 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     """`plan mesh=search`: the fastest meshes of a model on nodes, as JSON-ready data.
 
     Raises:
-        ValueError: as of `advise_on`, and for a machine of one host that is no option of `conf/machine/`.
+        ValueError: as of `advise_on`, and for a machine whose links nobody knows.
     """
     asked = _asked(arguments)
-    found = _machine(asked)
-    nodes = found.nodes
-    if nodes is None and found.cluster.collectives:
-        nodes = measured_machine(found.cluster)
-    if nodes is None:
+    found = _machine(asked).machine
+    if found.gpu is None and not found.rates:
         raise ConfigError(
-            "mesh=search: the search over meshes takes nodes: cluster=dgx_h100, or gpu= with num_devices= above "
-            "devices_per_node=; or a cluster whose collectives were measured: rpbench calibrate ranks=2"
+            f"mesh=search: nobody knows the collectives of cluster={found.name}: take a machine whose devices are "
+            "known, such as cluster=dgx_h100 or gpu=l40s, or measure them: rpbench calibrate ranks=2"
         )
     chosen = _schedules(asked) or SCHEDULES
     for name in chosen:
@@ -110,10 +105,10 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(SCHEDULES)}; name some of these")
     return advise_nodes(
         _architecture(asked),
-        nodes,
+        found,
         seq_len=_seq_len(asked),
         space=Space(schedules=chosen),
-        global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * nodes.num_devices),
+        global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size),
         words=arguments,
     )
 
@@ -192,30 +187,22 @@ def _machine(asked: Asked) -> Described:
     count = int(asked.figures["num_devices"]) if asked.figures.get("num_devices", "").isdecimal() else 0
     if "num_devices" in asked.figures and count < 1:
         raise ConfigError(f"num_devices={asked.figures['num_devices']}: a whole number of at least 1")
-    if name in names("machine"):
-        return _of_nodes(machine(name), count)
     cluster = cluster_file(Path(name)) if name.endswith((".yaml", ".yml")) else _shipped(asked)
-    if count == 0 and cluster.num_devices is None:
+    if not count and cluster.num_devices is None:
         raise ConfigError(f"num_devices= is missing: cluster={name} does not say how many devices it has")
-    return Described(_with(cluster, count or cluster.num_devices), None, {})
-
-
-def _of_nodes(found: Machine, count: int) -> Described:
-    found = found.with_devices(count) if count else found
-    return Described(Cluster(found.name), found, {})
-
-
-def _shipped(asked: Asked) -> Cluster:
-    name, known = asked.own["cluster"], options_of("cluster")
-    if name not in known:
-        raise ConfigError(unknown_name("cluster", name, [*known, *names("machine")]))
-    return asked.request.cluster
-
-
-def _with(cluster: Cluster, count: int | None) -> Cluster:
-    if count is not None and cluster.num_devices is not None and count > cluster.num_devices:
+    if count > (cluster.num_devices or count) and cluster.devices_per_node is None:
         raise ConfigError(f"num_devices={count}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer")
-    return replace(cluster, num_devices=count)
+    return Described(cluster.with_devices(count) if count else cluster)
+
+
+def _shipped(asked: Asked) -> Machine:
+    name = asked.own["cluster"]
+    if name in options_of("cluster"):
+        return asked.request.cluster
+    keys = devices_named(name)
+    if keys is None:
+        raise ConfigError(unknown_name("cluster", name, options_of("cluster")))
+    return machine_of(keys)
 
 
 # --- the model -----------------------------------------------------------------------------------------------
@@ -266,7 +253,7 @@ def _no_model(name: str) -> str:
 # --- one host ------------------------------------------------------------------------------------------------
 
 
-def _on_one_host(model: Model, cluster: Cluster, asked: Asked) -> dict[str, Any]:
+def _on_one_host(model: Model, cluster: Machine, asked: Asked) -> dict[str, Any]:
     check_figures(cluster, (*LAYERS, *MOVES), "advise")
     cost = asked.request.cost
     basis = make_basis(cluster, cost.constants, cost.declared)
@@ -297,15 +284,29 @@ def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
     own, words = asked.own, {}
     shipped = own.get("model") in options_of("model") and config_path(own["model"]) is None
     if not shipped or asked.sizes or "seq_len" in own:
-        words[f"model={model.name}"] = _spelled("model", "transformer", vars(model))
+        words[f"model={model.name}"] = _spelled("model", "transformer", _values(model))
     if own.get("cluster") not in options_of("cluster"):
-        words[f"cluster={cluster.name}"] = _spelled("cluster", "local", vars(cluster))
+        words[f"cluster={cluster.name}"] = _spelled_machine(cluster)
     for row in (*answer["ranking"], *answer["ranking_late"]):
         for short, long in words.items():
             row["command"] = row["command"].replace(f" {short} ", f" {long} ")
     if not answer["ranking"] and not answer["ranking_late"]:
         answer["smallest_change"] = _smallest_change(found.does_not_fit)
     return answer | {"seq_len": model.seq_len}
+
+
+def _values(given: Model | Machine) -> dict[str, Any]:
+    return {each.name: getattr(given, each.name) for each in fields(given)}
+
+
+def _spelled_machine(given: Machine) -> str:
+    """A machine's keys: what differs from so many devices of its kind where they usually stand."""
+    if given.gpu is None:
+        return _spelled("cluster", "local", _values(given))
+    base = f"{given.size}x_{given.gpu.name}"
+    usual = _values(machine(base))
+    changed = {key: value for key, value in _values(given).items() if value != usual[key] and key != "gpu"}
+    return _spelled("cluster", base, changed)
 
 
 def _spelled(group: str, base: str, values: Mapping[str, Any]) -> str:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from math import exp
 from typing import Any
 
+from rpbench.cost.machine import Machine
 from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.job import Job
-from rpbench.mesh.machine import Machine
 from rpbench.mesh.plans import Space
 from rpbench.mesh.prediction import Prediction
 from rpbench.mesh.search import NothingFits, search
@@ -38,7 +38,7 @@ def advise_nodes(
     about = {
         "model": model.name,
         "cluster": machine.name,
-        "num_devices": machine.num_devices,
+        "num_devices": machine.size,
         "seq_len": seq_len,
         "tokens_per_step": global_batch * seq_len,
     }
@@ -52,7 +52,7 @@ def advise_nodes(
     for name, change in _changes().items():
         faster = search(model, change(machine), global_batch, seq_len=seq_len, space=space, num_simulated=1).best
         pace = faster[0].tokens_per_s_per_device if faster else best
-        levers.append({"name": name, "tokens_per_s": pace * machine.num_devices, "gain": max(0.0, pace / best - 1)})
+        levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
     return about | {
         "ranking": [_row(each, command) for each in found.best],
         "does_not_fit": [],
@@ -85,7 +85,7 @@ def _changes() -> Mapping[str, Callable[[Machine], Machine]]:
 
 def _row(found: Prediction, command: str) -> dict[str, Any]:
     job = found.job
-    pace = found.tokens_per_s_per_device * job.machine.num_devices
+    pace = found.tokens_per_s_per_device * job.machine.size
     return {
         "schedule": job.schedule,
         "options": _options(job),

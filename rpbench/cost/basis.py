@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rpbench.cost.declared import Declared, declarations
-from rpbench.cost.hardware import NUMBERS, Cluster
+from rpbench.cost.machine import COLLECTIVE_SHARE, NUMBERS, Machine
 from rpbench.cost.measured import MEASURED
 from rpbench.finite import is_finite
 
@@ -54,7 +54,7 @@ class Basis:
         return sorted(name for name in self.read if name in self.declared and self.declared[name].within > 0)
 
 
-def make_basis(cluster: Cluster, constants: Mapping[str, float], declared: Mapping[str, Mapping[str, Any]]) -> Basis:
+def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mapping[str, Mapping[str, Any]]) -> Basis:
     """A cluster's figures and the constants of a cost model together.
 
     Raises:
@@ -66,4 +66,8 @@ def make_basis(cluster: Cluster, constants: Mapping[str, float], declared: Mappi
     figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
     figures |= {name: float(value) for name, value in cluster.measured.items()}
     origins = declarations(cluster.declared) | declarations(declared)
+    if cluster.collective_bytes_per_s is None and cluster.intra_bytes_per_s is not None:
+        figures["collective_bytes_per_s"] = COLLECTIVE_SHARE * cluster.intra_bytes_per_s
+        source = f"{COLLECTIVE_SHARE} of the direct link"
+        origins["collective_bytes_per_s"] = Declared("assumed", source, 0.2)
     return Basis(cluster.name, {**constants, **figures}, origins)

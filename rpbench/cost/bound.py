@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rpbench.cost.analytic import PARTS, analytic_times, correction_name
 from rpbench.cost.basis import Basis
-from rpbench.cost.hardware import NUMBERS
+from rpbench.cost.machine import NUMBERS
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_tokens_per_microbatch
 

@@ -20,7 +20,7 @@ from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
 
 if TYPE_CHECKING:
-    from rpbench.cost.hardware import Cluster
+    from rpbench.cost.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Traffic:
     """
 
     sizes: ModelBytes
-    cluster: "Cluster"
+    cluster: "Machine"
     boundaries: bool | None = None
     optimizer: OptimizerTraffic | None = None
 

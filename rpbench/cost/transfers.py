@@ -19,7 +19,7 @@ from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule
 
 if TYPE_CHECKING:
-    from rpbench.cost.hardware import Cluster
+    from rpbench.cost.machine import Machine
 
 
 class StageBytes:
@@ -95,7 +95,7 @@ class TransferTimes:
     """
 
     stages: StageBytes
-    cluster: "Cluster"
+    cluster: "Machine"
     units_per_second: int = 1
     optimizer_bytes: float | None = None
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rpbench.cost.machine import machine
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Seconds
-from rpbench.mesh.machine import machine
 from rpbench.mesh.software import software
 from rpbench.mesh.step import stages_of_step, step_terms
 from rpbench.registry import unknown_name
@@ -27,7 +27,7 @@ def side_of_job(
         slower: a factor on all seconds of the run's session.
         more: further fields of the side.
     """
-    each = job.machine.num_devices / job.tokens
+    each = job.machine.size / job.tokens
     causes = {name: each * seconds for name, seconds in job_causes(job).items()}
     causes["overheads"] += (slower - 1.0) * sum(causes.values())
     return Side(
@@ -36,7 +36,7 @@ def side_of_job(
         evidence if step_s else "predicted",
         causes,
         "predicted",
-        work=Work(job.architecture.flops_per_token(job.seq_len), job.machine.gpu.flops_16, _dtype_gain(job)),
+        work=Work(job.architecture.flops_per_token(job.seq_len), job.machine.device.flops_16, _dtype_gain(job)),
         settings=settings_of(job),
         **more,
     )
@@ -88,7 +88,7 @@ def settings_of(job: Job) -> dict[str, Any]:
         "model": job.architecture.name,
         "machine": job.machine.name,
         "software": job.software.name,
-        "num_devices": job.machine.num_devices,
+        "num_devices": job.machine.size,
         "data": job.mesh.data,
         "pipeline": job.mesh.pipeline,
         "tensor": job.mesh.tensor,

@@ -9,7 +9,7 @@ import numpy as np
 from rpbench import registry
 from rpbench.cost.activations import UNKNOWN, layer_activations
 from rpbench.cost.fitting import fitting_stages
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
@@ -50,7 +50,7 @@ class Assembled:
     costs: CostTable
     choice: Choice
     model: Model | None
-    cluster: Cluster
+    cluster: Machine
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
     transfers: TransferTimes | None = None  # of a schedule with LOADs and the like

@@ -7,7 +7,7 @@ charge=bytes   all of it takes what its bytes take: boundary tensors over the li
                of a stage, the optimizer over the memory where it works
 """
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.harness.choices import ConfigError, Simulate
@@ -46,7 +46,7 @@ def check_charge(request: Request) -> None:
         )
 
 
-def with_charges(schedule: Schedule, cluster: Cluster) -> Schedule:
+def with_charges(schedule: Schedule, cluster: Machine) -> Schedule:
     """The schedule with the sums over copies of a stage, and its boundary tensors as transfers.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Cluster file: what a calibration found, as the YAML that `cluster=` takes."""
+"""Machine file: what a calibration found, as the YAML that `cluster=` takes."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from rpbench.cost.basis import make_basis
 from rpbench.cost.collective_rates import CollectiveRate
 from rpbench.cost.engine_times import counted
 from rpbench.cost.factors import factors
-from rpbench.cost.hardware import NUMBERS, Cluster
+from rpbench.cost.machine import NUMBERS, Machine
 from rpbench.cost.measured import HALVES, PARTS, factor_name
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.harness.provenance import hardware, now
@@ -23,7 +23,7 @@ WITHIN = 0.05
 
 def cluster_of(
     name: str, found: Calibration, devices: Mapping[str, int], collectives: Sequence[CollectiveRate] = ()
-) -> Cluster:
+) -> Machine:
     """The machine as `cost=analytic` sees it.
 
     Args:
@@ -35,7 +35,7 @@ def cluster_of(
     """
     figures = _figures(found, devices)
     half = {"half_rate_width": found.rates.half_rate_width}
-    bare = Cluster(name=name, **figures, measured=half)  # type: ignore[arg-type]
+    bare = Machine(name=name, **figures, measured=half)  # type: ignore[arg-type]
     cost = load(["cost=analytic"]).cost
     basis = make_basis(bare, cost.constants, cost.declared)
     counts = [counted(probe.model, probe.num_tokens, basis) for probe, _ in found.probes]
@@ -52,7 +52,7 @@ def cluster_of(
     declared = dict.fromkeys((*figures, *measured), row)
     declared |= {each.name: row | {"within": round(_within(each), 4)} for each in collectives}
     rates = {each.name: each.plain() for each in collectives}
-    return Cluster(name=name, **figures, measured=measured, collectives=rates, declared=declared)  # type: ignore[arg-type]
+    return Machine(name=name, **figures, measured=measured, collectives=rates, declared=declared)  # type: ignore[arg-type]
 
 
 def _within(rate: CollectiveRate) -> float:
@@ -76,7 +76,7 @@ def _figures(found: Calibration, devices: Mapping[str, int]) -> Figures:
     }
 
 
-def to_text(cluster: Cluster, first_line: str, foreign_cores: float | None) -> str:
+def to_text(cluster: Machine, first_line: str, foreign_cores: float | None) -> str:
     """The cluster as YAML; `first_line` says what wrote it."""
     machine = ", ".join(f"{key} {value}" for key, value in hardware().items() if isinstance(value, str | int))
     foreign = "" if foreign_cores is None else f"; other programs kept {foreign_cores:.2f} cores busy meanwhile"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.harness.choices import ConfigError
 
 
@@ -47,7 +47,7 @@ CLUSTER: Mapping[str, Key] = {
     "memory_efficiency": Key("fraction of it element-wise kernels reach", _SHARE, "0.85"),
     "host_to_device_bytes_per_s": Key("link of a device to the host, one way, nominal, bytes/s", _ABOVE, "32.0e+9"),
     "copy_bytes_per_s": Key("the same as achieved from pinned memory, bytes/s", _ABOVE, "21.0e+9"),
-    "device_to_device_bytes_per_s": Key("direct link, one way, bytes/s; null: over the host", _ABOVE, "null"),
+    "intra_bytes_per_s": Key("direct link, one way, bytes/s; null: over the host", _ABOVE, "null"),
     "collective_bytes_per_s": Key("what a device sends in a ring over all devices, bytes/s", _ABOVE, "15.0e+9"),
     "host_bytes_per_s": Key("the host's memory under an optimizer, all devices together, bytes/s", _ABOVE, "150.0e+9"),
 }
@@ -66,7 +66,7 @@ LAYERS = (
 MOVES = ("memory_bytes_per_s", "memory_efficiency", "host_bytes_per_s")
 
 
-def check_figures(cluster: Cluster, needed: Sequence[str], why: str) -> None:
+def check_figures(cluster: Machine, needed: Sequence[str], why: str) -> None:
     """Refuse a cluster without some figures, all of them at once.
 
     Args:

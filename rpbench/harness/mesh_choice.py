@@ -1,21 +1,17 @@
 """Mesh choice: the mesh a run is asked for, with the machine, the architecture and the framework it stands on."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any, get_args
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
 from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import as_plain
-from rpbench.harness.mesh_config import SEQ_LEN, MeshConfig, OverlapConfig, is_architecture, is_machine
+from rpbench.harness.mesh_config import SEQ_LEN, MeshConfig, OverlapConfig, is_architecture
 from rpbench.mesh.architecture import Architecture, from_mapping, from_model
-from rpbench.mesh.gpu import gpu
 from rpbench.mesh.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.machine import Machine
-from rpbench.mesh.measured_machine import measured_machine
 from rpbench.mesh.software import Software, software
 from rpbench.registry import unknown_name
 
@@ -29,8 +25,7 @@ class MeshChoice:
     """A mesh as it was chosen.
 
     Args:
-        machine: as many devices as the mesh has; None for a mesh of ones on a cluster without levels, which is today's
-            run.
+        machine: as many devices as the mesh has; None for a pipeline on one host, which needs no mesh.
         architecture: of the model; None for a model without a shape.
         seq_len: tokens of a sequence.
         counts_layers: whether the seconds of layers are counted for this machine, and not those of `cost=` scaled.
@@ -43,11 +38,6 @@ class MeshChoice:
     precision: Precision
     seq_len: int
     counts_layers: bool
-
-    def figures(self) -> dict[str, Any]:
-        """What the names of the device and the framework stand for, as a part of what is measured."""
-        found: dict[str, Any] = {"framework": as_plain(self.software)}
-        return found | ({"gpu": as_plain(self.machine.gpu)} if self.machine else {})
 
     def plain(self) -> dict[str, Any]:
         """Sizes and choices of the mesh, JSON-ready."""
@@ -98,24 +88,11 @@ def _left(group: int, num_devices: int | None, said: str) -> int:
     return found
 
 
-def machine_of(cluster: Mapping[str, Any], num_devices: int) -> Machine:
-    """The machine of a cluster's keys, with as many devices as a mesh has.
-
-    Raises:
-        ValueError: for an unknown key or device, a rate of 0, or devices that do not fill nodes.
-    """
-    known = {each.name for each in fields(Machine)}
-    for key in cluster:
-        if key not in known:
-            raise ConfigError(unknown_name("key of a machine", str(key), sorted(known)))
-    return Machine(**{**cluster, "gpu": gpu(str(cluster["gpu"]))}).with_devices(num_devices)
-
-
 def mesh_choice(
     config: MeshConfig,
     num_devices: int | None,
-    cluster: Cluster,
-    values: Mapping[str, Mapping[str, Any]],
+    cluster: Machine,
+    shape: Mapping[str, Any],
     model: Model | None,
     cost: str,
 ) -> MeshChoice:
@@ -123,8 +100,7 @@ def mesh_choice(
 
     Args:
         num_devices: as asked for.
-        cluster: the host, where it is one without levels.
-        values: the keys of groups `cluster` and `model` as composed.
+        shape: the keys of group `model` as composed.
         cost: the chosen source of seconds.
 
     Raises:
@@ -135,15 +111,28 @@ def mesh_choice(
     precision = config.precision or PRECISION
     if precision not in get_args(Precision):
         raise ConfigError(unknown_name("mesh.precision", precision, list(get_args(Precision))))
-    levels = is_machine(values["cluster"])
-    machine = machine_of(values["cluster"], mesh.num_devices) if levels else None
-    if machine is None and prod((mesh.data, mesh.tensor, mesh.context, mesh.expert)) > 1:
-        machine = measured_machine(cluster).with_devices(mesh.num_devices)
-    architecture, seq_len = _architecture(values["model"], model)
+    of_one_host = cluster.num_devices is None or mesh.num_devices <= cluster.node_devices
+    is_pipeline = prod((mesh.data, mesh.tensor, mesh.context, mesh.expert)) == 1
+    machine = None if is_pipeline and of_one_host else _with_links(cluster).with_devices(mesh.num_devices)
+    architecture, seq_len = _architecture(shape, model)
     if machine is not None and architecture is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
-    counts = levels and cost == "analytic"
+    counts = cluster.gpu is not None and cost == "analytic"
     return MeshChoice(mesh, machine, architecture, framework, precision, seq_len, counts)  # type: ignore[arg-type]
+
+
+def _with_links(cluster: Machine) -> Machine:
+    """The machine, if its collectives can be timed.
+
+    Raises:
+        ValueError: if nobody knows its links, with the way out.
+    """
+    if cluster.gpu is None and cluster.ring_bytes_per_s is None:
+        raise ConfigError(
+            f"cluster={cluster.name} has no measured collectives, and a mesh is made of them: run python -m rpbench "
+            "calibrate ranks=2 on it, or name its devices, as in cluster=8x_h100 or cluster.gpu=l40s"
+        )
+    return cluster
 
 
 def _architecture(values: Mapping[str, Any], model: Model | None) -> tuple[Architecture | None, int]:

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rpbench.cost.device import names, read
+from rpbench.cost.machine import devices_named
 from rpbench.harness.choices import ConfigError
-from rpbench.mesh.gpu import CONF, names, read
-from rpbench.places import file_of
+from rpbench.places import CONF, file_of
 
 SEQ_LEN = 4096  # of an architecture where none is given: its file does not say how long sequences are
-FOLDERS = {"cluster": "machine", "model": "architecture"}  # groups, and the folders whose files they take as well
+FOLDERS = {"model": "architecture"}  # groups, and the folders whose files they take as well
 
 
 @dataclass
@@ -58,21 +59,19 @@ class MeshConfig:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def is_machine(cluster: Mapping[str, Any]) -> bool:
-    """Whether the keys of a cluster are those of nodes with levels, as in `conf/machine/`."""
-    return "devices_per_node" in cluster
-
-
 def is_architecture(model: Mapping[str, Any]) -> bool:
     """Whether the keys of a model are those of `conf/architecture/`."""
     return "key_value_heads" in model
 
 
 def nodes_named(overrides: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
-    """(group, name, keys) of the machines and architectures that overrides name; an option of the group comes first."""
-    found = []
+    """(group, name, keys) of the devices and architectures that overrides name; an option of the group comes first."""
+    found: list[tuple[str, str, dict[str, Any]]] = []
     for item in overrides:
         group, _, value = item.partition("=")
+        if group == "cluster":
+            others = (name for name in value.split(",") if file_of(group, name) is None)
+            found += [(group, name, keys) for name in others if (keys := devices_named(name)) is not None]
         folder = FOLDERS.get(group)
         for name in value.split(",") if folder else ():
             path = CONF / str(folder) / f"{name}.yaml"

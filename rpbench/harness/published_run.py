@@ -7,12 +7,12 @@ differ, the terms say by what.
 from typing import Any
 
 from rpbench.advice.published_runs import Simulated, simulated
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.predict import Prediction, predict
 from rpbench.predict.case import Case
 
 
-def published_run_fields(case: Case, cluster: Cluster) -> dict[str, Any]:
+def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
     """What simulation and prediction say of a published run.
 
     Raises:

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rpbench import registry
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine, machine_of
 from rpbench.cost.model import Model
 from rpbench.finite import not_finite
 from rpbench.harness.changed_model import told_apart
@@ -37,7 +37,7 @@ from rpbench.harness.composing import recalling
 from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain
 from rpbench.harness.halved_microbatches import check_pieces, cut_sequences
 from rpbench.harness.keys import missing_text
-from rpbench.harness.mesh_config import is_architecture, is_machine
+from rpbench.harness.mesh_config import is_architecture
 from rpbench.harness.schedule_options import check_options
 from rpbench.harness.size_checks import check_sizes
 from rpbench.harness.source_file import SourceFile, read_source, source_of
@@ -98,7 +98,7 @@ class Request:
     schedule: ScheduleChoice
     model: Model | None
     num_layers: int | None
-    cluster: Cluster
+    cluster: Machine
     workload: WorkloadConfig
     cost: CostConfig
     backend: BackendConfig | None
@@ -170,7 +170,7 @@ def load(overrides: Sequence[str]) -> Request:
     return request_of(recalling.compose(overrides))
 
 
-def cluster_file(path: Path) -> Cluster:
+def cluster_file(path: Path) -> Machine:
     """The cluster of a YAML file of one's own.
 
     Raises:
@@ -185,7 +185,9 @@ def cluster_file(path: Path) -> Cluster:
         values: Any = OmegaConf.to_container(OmegaConf.create(source.text))
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(f"cluster={path}: {first_line(error)}") from None
-    return _built(Cluster, "cluster", {"name": path.stem, **{str(key): value for key, value in values.items()}})
+    keys = {"name": path.stem, **{str(key): value for key, value in values.items()}}
+    _check_name("cluster", keys)
+    return machine_of(keys)
 
 
 def request_of(found: Composed) -> Request:
@@ -197,7 +199,8 @@ def request_of(found: Composed) -> Request:
     config = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
     _check_names(found.choices)
     shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
-    cluster, model = _cluster(config), _model(config, shape)
+    _check_name("cluster", config.cluster)
+    cluster, model = machine_of(config.cluster), _model(config, shape)
     config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model)
     config = replace(config, num_devices=_num_devices(config, cluster))
     check_sizes(config, mesh.mesh.pipeline if mesh else config.num_devices or 1)
@@ -230,7 +233,11 @@ def request_of(found: Composed) -> Request:
         results_dir=Path(config.results_dir),
         choices={**choices, "mode": mode.name},
         overrides=found.overrides,
-        subject={**_subject(config, mode, schedule, files), **(mesh.figures() if mesh else {})},
+        subject={
+            **_subject(config, mode, schedule, files),
+            "cluster": as_plain(cluster),
+            **({"framework": as_plain(mesh.software)} if mesh else {}),
+        },
         notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides)),
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
@@ -344,19 +351,6 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
             raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
 
 
-def _cluster(config: RunConfig) -> Cluster:
-    """The host of a run; of a machine with levels its name alone, because a mesh reads the rest."""
-    if not is_machine(config.cluster):
-        return _built(Cluster, "cluster", config.cluster)
-    name = str(config.cluster.get("name"))
-    if not config.mesh.is_given:
-        raise ConfigError(
-            f"cluster={name} has nodes with links of two speeds, which only a mesh uses: say how its devices are "
-            "divided, as in mesh.pipeline=8, or take a cluster of one host, such as cluster=8x_h100"
-        )
-    return Cluster(name=name)
-
-
 def _model(config: RunConfig, shape: Mapping[str, Any]) -> Model | None:
     """The model that schedules on one host are timed with; None where only a mesh knows its shape."""
     if shape.get("name") == ABSTRACT or (is_architecture(shape) and config.mesh.is_given):
@@ -370,20 +364,21 @@ def _model(config: RunConfig, shape: Mapping[str, Any]) -> Model | None:
 
 
 def _meshed(
-    config: RunConfig, found: Composed, cluster: Cluster, model: Model | None
+    config: RunConfig, found: Composed, cluster: Machine, model: Model | None
 ) -> tuple[RunConfig, Mapping[str, str | None], "MeshChoice | None"]:
     """The configuration, the choices and the mesh, with what a mesh settles: devices, and where seconds are from."""
+    if not config.mesh.is_given and (config.num_devices or 1) > cluster.node_devices < cluster.size:
+        config = replace(config, mesh=replace(config.mesh, pipeline=config.num_devices))  # more than one host
     if not config.mesh.is_given:
         return config, found.choices, None
     from rpbench.harness.mesh_choice import mesh_choice  # the packages of meshes, for runs that have one
     from rpbench.harness.mesh_rules import check_meshed, counted_cost
 
     choices = dict(found.choices)
-    if is_machine(config.cluster) and config.cost.get("name") == "unit":
+    if cluster.gpu is not None and config.cost.get("name") == "unit":
         config = replace(config, cost=counted_cost(found.overrides))
         choices["cost"] = str(config.cost["name"])
-    groups = {"cluster": config.cluster, "model": config.model}
-    mesh = mesh_choice(config.mesh, config.num_devices, cluster, groups, model, str(config.cost.get("name")))
+    mesh = mesh_choice(config.mesh, config.num_devices, cluster, config.model, model, str(config.cost.get("name")))
     check_meshed(config, mesh)
     settled = replace(config.mesh, pipeline=mesh.mesh.pipeline)
     config = replace(config, mesh=settled, num_devices=mesh.mesh.num_devices)
@@ -392,9 +387,9 @@ def _meshed(
     return config, choices, mesh
 
 
-def _num_devices(config: RunConfig, cluster: Cluster) -> int:
-    """As asked for; else those of the cluster."""
-    return (cluster.num_devices or DEVICES) if config.num_devices is None else config.num_devices
+def _num_devices(config: RunConfig, cluster: Machine) -> int:
+    """As asked for; else those of a host of the cluster."""
+    return config.num_devices or (DEVICES if cluster.num_devices is None else cluster.node_devices)
 
 
 def _own_generator(entry: Entry) -> SourceFile | None:
@@ -421,6 +416,14 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
     for key in values:
         if key not in known:
             raise ConfigError(unknown_name(f"key of {group}", str(key), sorted(known)))
+    _check_name(group, values)
+    if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
+        raise ConfigError(missing_text(group, str(values["name"]), missing))
+    return kind(**values)
+
+
+def _check_name(group: str, values: Mapping[str, Any]) -> None:
+    """Refuse a group's keys without a name that can be one."""
     if "name" not in values:
         raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
     if not isinstance(values["name"], str):
@@ -428,9 +431,6 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
     name = values["name"]
     if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
         raise ConfigError(f"{group}.name={name!r:.80}: a name is no path, and has at most 100 characters")
-    if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
-        raise ConfigError(missing_text(group, str(values["name"]), missing))
-    return kind(**values)
 
 
 def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:

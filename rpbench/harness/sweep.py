@@ -21,6 +21,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rpbench.cost.machine import devices_named
 from rpbench.harness.choices import ConfigError, first_line
 from rpbench.harness.config import (
     CONF,
@@ -228,5 +229,7 @@ def _check_choices(overrides: Sequence[str]) -> None:
         if equals and group in GROUPS:
             for name in value.split(","):
                 known = with_folders(group, options_of(group))
+                if group == "cluster" and name not in known and devices_named(name) is not None:
+                    continue
                 if name.strip() not in (*known, "null", "") and not name.strip().startswith(("$", "glob", "choice")):
                     raise ConfigError(unknown_name(group, name.strip(), known))

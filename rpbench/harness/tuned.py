@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from rpbench.advice.causes import causes_of
 from rpbench.cost.basis import Basis, make_basis
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.harness.assemble import Assembled, transfers_of
 from rpbench.harness.choices import ConfigError
 from rpbench.harness.config import RunConfig
@@ -197,7 +197,7 @@ def plan_fields(assembled: Assembled) -> Fields:
     }
 
 
-def why_not(plan: Tuned, cluster: Cluster) -> str:
+def why_not(plan: Tuned, cluster: Machine) -> str:
     """Why the plan that lacks least does not fit; empty where it does."""
     found, parts = plan.outcome, []
     if found.fits:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.harness.choices import CostConfig, Mode, Simulate
 from rpbench.harness.config import RunConfig
 from rpbench.harness.keys import MOVES
@@ -12,7 +12,7 @@ from rpbench.registry import Entry
 CONSTANTS = ("optimizer_bytes", "adam_bytes")  # of the costs: traffic of the optimizer for one parameter
 
 
-def charged_as(config: RunConfig, mode: Mode, entry: Entry, cluster: Cluster, cost: CostConfig) -> dict[str, str]:
+def charged_as(config: RunConfig, mode: Mode, entry: Entry, cluster: Machine, cost: CostConfig) -> dict[str, str]:
     """`charge` and `offload` of a run, as asked for; where they are not, everything that can be is charged.
 
     A schedule whose weights follow its work moves them then (`offload=all`), and others move nothing.
@@ -27,7 +27,7 @@ def charged_as(config: RunConfig, mode: Mode, entry: Entry, cluster: Cluster, co
     return {"charge": charge, "offload": config.offload or ("all" if moves else "none")}
 
 
-def _known(model: Mapping[str, Any], cluster: Cluster, cost: CostConfig) -> bool:
+def _known(model: Mapping[str, Any], cluster: Machine, cost: CostConfig) -> bool:
     """Whether bytes and paces are known: of the model, the machine and the optimizer."""
     machine = all(getattr(cluster, name) is not None for name in MOVES)
     return machine and "hidden" in model and all(name in cost.constants for name in CONSTANTS)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
+from rpbench.cost.device import CONF, names, read
 from rpbench.cost.model import Model
-from rpbench.mesh.gpu import CONF, names, read
 from rpbench.registry import unknown_name
 
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rpbench.cost.machine import Machine
 from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.closed_bytes import expert_shards, peak_bytes, rank_layers
 from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision, padded_vocab
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.machine import Machine
 from rpbench.mesh.memory import kept_bytes, working_set_bytes
 from rpbench.mesh.placement import reached
 from rpbench.mesh.plans import SHARED, Floats, Inner, Plans
@@ -85,11 +85,9 @@ def _smallest_job(question: Question, inner: Inner) -> Job:
     group = inner.tensor * inner.context
     data = max(1, inner.expert // group)
     machine = question.machine
-    nodes = -(-group * data // machine.devices_per_node)
-    whole = machine.with_devices(group * data if nodes == 1 else nodes * machine.devices_per_node)
-    mesh = Mesh(
-        whole.num_devices // group, 1, inner.tensor, inner.context, inner.expert, sequence_parallel=inner.tensor > 1
-    )
+    nodes = -(-group * data // machine.node_devices)
+    whole = machine.with_devices(group * data if nodes == 1 else nodes * machine.node_devices)
+    mesh = Mesh(whole.size // group, 1, inner.tensor, inner.context, inner.expert, sequence_parallel=inner.tensor > 1)
     return Job(
         question.architecture,
         whole,
@@ -116,9 +114,9 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
     replicas = data * columns["context"]
     owned = columns["dense"] * most / np.where(plans.shared == 0, 1.0, replicas)
     owned += columns["experts"] * most / np.where(plans.shared == 0, 1.0, expert_shards(columns, replicas))
-    rate = question.machine.gpu.memory_bytes_per_s * question.machine.gpu.sustained_memory
+    rate = question.machine.device.memory_bytes_per_s * question.machine.device.sustained_memory
     step += owned * constants["optimizer_bytes"] / rate + constants["step_s"]
-    nodes = question.machine.num_devices / question.machine.devices_per_node
+    nodes = question.machine.num_nodes
     step *= 1.0 + (constants["jitter"] * log2(nodes) if nodes > 1 else 0.0)
     return Timed(
         step, peak_bytes(question.software, question.architecture.tied, plans, columns, ranks, p, v, m, replicas)
@@ -143,7 +141,7 @@ def _pipeline_s(
     layer = columns["forward"] + back
     busiest = np.maximum(most * layer, last * layer + columns["head"]) + constants["microbatch_s"]
     mean = (len(question.architecture.layers) * layer + columns["head"]) / p + constants["microbatch_s"]
-    inside = p * plans.data * columns["tensor"] * columns["context"] <= min(machine.domain, machine.num_devices)
+    inside = p * plans.data * columns["tensor"] * columns["context"] <= machine.domain_devices
     links = reached(machine, question.software)
     pace = np.where(inside, links.intra_bytes_per_s, links.inter_bytes_per_s)
     hop = np.where(p > 1, columns["hop"] / pace + np.where(inside, 5e-6, 15e-6), 0.0)
@@ -187,10 +185,10 @@ def _data_s(
 
 def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -> tuple[Floats, Floats]:
     """Bandwidth and latency of groups; as `rpbench.mesh.placement.group_of`."""
-    domain = min(machine.domain, machine.num_devices)
+    domain = machine.domain_devices
     intra, inter = reached(machine, software)
     here = np.maximum(1.0, np.minimum(np.floor(domain / stride), size))
     inside = size * stride <= domain
     pace = np.where(inside, intra, np.minimum(intra, inter * here))
     hops = np.where(inside, size - 1, here - 1 + 2 * np.log2(np.maximum(1.0, size / here)))
-    return pace, hops * np.where(inside, machine.intra_latency_s, machine.inter_latency_s)
+    return pace, hops * np.where(inside, machine.hop_latency_s, machine.inter_latency_s)

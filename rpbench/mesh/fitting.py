@@ -46,7 +46,7 @@ def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
 def spare_bytes(question: Question, timed: Timed) -> Floats:
     """Bytes that each plan leaves of a device, by closed forms; below 0 where it does not fit."""
     machine = question.machine
-    room = machine.gpu.memory_bytes - machine.reserved_memory_bytes
+    room = machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)
     found: Floats = room - question.software.scale * timed.peak_bytes
     return found
 
@@ -60,7 +60,7 @@ def fastest_first(timed: Timed, spare: Floats) -> Ints:
 def nearest(question: Question, spare: Floats) -> Ints:
     """Numbers of the plans that lack little by closed forms, and of the one that needs least, smallest first."""
     order = np.argsort(-spare, kind="stable")[:NEAREST]
-    near = spare[order] > -NEAR * question.machine.gpu.memory_bytes
+    near = spare[order] > -NEAR * question.machine.device.memory_bytes
     near[0] = True
     found: Ints = order[near]
     return found
@@ -73,7 +73,7 @@ def job_on_more_devices(question: Question, space: Space) -> Job | None:
         space: what plans may choose from; on n times as many devices, context parallelism up to n as well.
     """
     for factor in FACTORS:
-        machine = question.machine.with_devices(factor * question.machine.num_devices)
+        machine = question.machine.with_devices(factor * question.machine.size)
         wider = replace(space, max_context=max(space.max_context, factor))
         job = next(_fitting_jobs(question._replace(machine=machine), wider), None)
         if job is not None:

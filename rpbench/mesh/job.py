@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, get_args
 
+from rpbench.cost.machine import Machine
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.architecture import Architecture, Layer
 from rpbench.mesh.layer_seconds import (
@@ -16,7 +17,6 @@ from rpbench.mesh.layer_seconds import (
     layer_seconds,
 )
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.machine import Machine
 from rpbench.mesh.placement import neighbour_inside
 from rpbench.mesh.software import Software
 from rpbench.registry import entry, unknown_name
@@ -63,7 +63,7 @@ class Job:
             raise ValueError(unknown_name("precision", str(self.precision), list(get_args(Precision))))
         own, mesh = self.architecture, self.mesh
         entry(self.schedule)
-        mesh.check_devices(self.machine.num_devices)
+        mesh.check_devices(self.machine.size)
         mesh.check_model(own.heads, own.key_value_heads, own.experts.total if own.experts else 1, len(own.layers))
         if self.seq_len % mesh.context:
             raise ValueError(f"mesh.context={mesh.context} does not divide seq_len={self.seq_len}")

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal, NamedTuple, get_args
 
+from rpbench.cost.machine import Machine
 from rpbench.mesh.architecture import Architecture, Layer, mean_keys
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.machine import Machine
 from rpbench.mesh.placement import Links, axis_group, expert_group, reached
 from rpbench.mesh.products import alignment, efficiency, filled
 from rpbench.mesh.software import Software
@@ -79,7 +79,7 @@ class Setting:
     @property
     def memory_rate(self) -> float:
         """Bytes a second that element-wise kernels reach."""
-        return self.machine.gpu.memory_bytes_per_s * self.machine.gpu.sustained_memory
+        return self.machine.device.memory_bytes_per_s * self.machine.device.sustained_memory
 
     @property
     def spread(self) -> int:
@@ -93,7 +93,7 @@ class _Kernels:
     def __init__(self, setting: Setting) -> None:
         self.setting, constants = setting, setting.software.constants
         self.c = constants
-        gpu = setting.machine.gpu
+        gpu = setting.machine.device
         bits = BITS[setting.precision]
         few = setting.tokens / (setting.tokens + constants["tokens"])
         self.rate_16 = few * gpu.matmul_rate(16) * constants["matmul"]
@@ -213,7 +213,7 @@ def _attention(kernels: _Kernels, layer: Layer) -> tuple[float, float]:
     flops = 2.0 * setting.tokens * heads * (own.score_dim + own.value_dim) * keys
     if setting.mesh.context > 1 and not setting.software.zigzag:
         flops *= 2.0 * setting.mesh.context / (setting.mesh.context + 1)
-    rate = setting.machine.gpu.attention_rate(setting.software.attention) * kernels.c["attention"]
+    rate = setting.machine.device.attention_rate(setting.software.attention) * kernels.c["attention"]
     seen = 2.0 * keys
     rate *= seen / (seen + 1000.0)
     rate *= min(1.0, 0.85 + 0.15 * (own.score_dim - 64) / 64) if setting.software.attention != "flash1" else 1.0

@@ -69,12 +69,12 @@ def fullest(job: Job) -> tuple[int, Bytes]:
 
 def needed_bytes(job: Job, classes: Mapping[str, float]) -> float:
     """Bytes that a device must have for these classes: tensors with their fragments, contexts and libraries."""
-    return job.software.scale * sum(classes.values()) + job.machine.reserved_memory_bytes
+    return job.software.scale * sum(classes.values()) + (job.machine.reserved_memory_bytes or 0)
 
 
 def fits(job: Job) -> bool:
     """Whether the fullest rank is predicted to fit into a device; without a margin, as a search asks."""
-    return needed_bytes(job, fullest(job)[1]) <= job.machine.gpu.memory_bytes
+    return needed_bytes(job, fullest(job)[1]) <= job.machine.device.memory_bytes
 
 
 def verdict(job: Job, log_sd: float = 0.06) -> Verdict:
@@ -84,7 +84,7 @@ def verdict(job: Job, log_sd: float = 0.06) -> Verdict:
 
 def verdict_of(job: Job, rank: int, classes: Mapping[str, float], log_sd: float = 0.06) -> Verdict:
     """The same of a rank whose bytes are known."""
-    need, room = needed_bytes(job, classes), job.machine.gpu.memory_bytes
+    need, room = needed_bytes(job, classes), job.machine.device.memory_bytes
     largest = max(classes, key=lambda name: classes[name])
     text = f"rank {rank} needs {need / 1e9:.1f} GB of {room / 1e9:.1f} GB; the most is {largest}"
     if need > room * (1 + 2 * log_sd):

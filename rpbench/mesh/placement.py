@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rpbench.cost.collective_rates import CollectiveRate
+from rpbench.cost.machine import Machine
 from rpbench.mesh.layout import Axis, Mesh
-from rpbench.mesh.machine import Machine
 from rpbench.mesh.software import Software
 
 
@@ -49,16 +49,20 @@ class Links(NamedTuple):
 
 def reached(machine: Machine, software: Software) -> Links:
     """What a framework's collectives reach of a machine's links; all of what was measured."""
-    intra = 1.0 if machine.collectives else software.constants["intra"]
-    return Links(machine.intra_bytes_per_s * intra, machine.inter_bytes_per_s * software.constants["inter"])
+    inside = machine.ring_bytes_per_s
+    if inside is None:
+        inside = (machine.intra_bytes_per_s or machine.device.link_bytes_per_s) * software.constants["intra"]
+    if machine.num_nodes == 1 and machine.inter_bytes_per_s is None:
+        return Links(inside, inside)
+    return Links(inside, machine.known("inter_bytes_per_s") * software.constants["inter"])
 
 
 def group_of(size: int, stride: int, machine: Machine, links: Links) -> Group:
     """The group of `size` members that stand `stride` apart."""
-    domain = min(machine.domain, machine.num_devices)
+    domain = machine.domain_devices
     if size * stride <= domain:
         intra, inter = links.intra_bytes_per_s, links.inter_bytes_per_s
-        return Group(size, size, intra, inter, machine.intra_latency_s, machine.collectives)
+        return Group(size, size, intra, inter, machine.hop_latency_s, machine.rates)
     here = max(1, min(domain // stride, size))
     return Group(
         size,
@@ -92,4 +96,4 @@ def expert_replica_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
 
 def neighbour_inside(mesh: Mesh, machine: Machine) -> bool:
     """Whether the next stage is in the same domain."""
-    return mesh.pipeline * mesh.stride("pipeline") <= min(machine.domain, machine.num_devices)
+    return mesh.pipeline * mesh.stride("pipeline") <= machine.domain_devices

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.machine import Machine
 from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.layer_seconds import Recompute
 from rpbench.mesh.layout import Mesh, Sharded, Sharing
-from rpbench.mesh.machine import Machine
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -90,7 +90,7 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
     Raises:
         ValueError: if there is none, naming what to change.
     """
-    devices, layers = machine.num_devices, len(own.layers)
+    devices, layers = machine.size, len(own.layers)
     inners: list[Inner] = []
     rows: list[Ints] = []
     for inner in _inners(own, machine, seq_len, space):
@@ -114,7 +114,7 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
 def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> list[Inner]:
     tensors = [
         t
-        for t in _powers(min(space.max_tensor, machine.domain))
+        for t in _powers(min(space.max_tensor, machine.domain_devices))
         if own.heads % t == 0 and max(t, own.key_value_heads) % min(t, own.key_value_heads) == 0
     ]
     contexts = [c for c in _powers(space.max_context) if seq_len % c == 0]

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.machine import Machine, machine
 from rpbench.mesh.memory import Bytes, Verdict, fullest, verdict
 from rpbench.mesh.smallest_change import Change, smallest_change
 from rpbench.mesh.software import Software, software
@@ -38,7 +38,7 @@ class Prediction:
     @property
     def tokens_per_s_per_device(self) -> float:
         """Tokens a second of one device."""
-        return self.job.tokens / self.step_time_s / self.job.machine.num_devices
+        return self.job.tokens / self.step_time_s / self.job.machine.size
 
     @property
     def peak_memory_bytes(self) -> float:
@@ -49,7 +49,7 @@ class Prediction:
     def model_flops_utilization(self) -> float:
         """FLOPs of products and causal attention, over the device's 16-bit peak."""
         done = self.job.architecture.flops_per_token(self.job.seq_len) * self.tokens_per_s_per_device
-        return done / self.job.machine.gpu.flops_16
+        return done / self.job.machine.device.flops_16
 
     @property
     def smallest_change(self) -> Change | None:
@@ -61,7 +61,7 @@ class Prediction:
         change = self.smallest_change
         return {
             "step_time_s": self.step_time_s,
-            "tokens_per_s": self.tokens_per_s_per_device * self.job.machine.num_devices,
+            "tokens_per_s": self.tokens_per_s_per_device * self.job.machine.size,
             "tokens_per_s_per_device": self.tokens_per_s_per_device,
             "model_flops_utilization": self.model_flops_utilization,
             "peak_memory_bytes": self.peak_memory_bytes,

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.closed_forms import Question
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.fitting import fastest_first, job_of, nearest, spare_bytes, timed_plans
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision
-from rpbench.mesh.machine import Machine, machine
 from rpbench.mesh.memory import fullest, needed_bytes, verdict
 from rpbench.mesh.plans import Plans, Space
 from rpbench.mesh.prediction import Prediction
@@ -59,9 +59,9 @@ class NothingFits(ValueError):
         change = smallest_change(smallest, space)
         assert change is not None
         self.smallest, self.change, machine = smallest, change, smallest.machine
-        need, room = needed_bytes(smallest, fullest(smallest)[1]), machine.gpu.memory_bytes
+        need, room = needed_bytes(smallest, fullest(smallest)[1]), machine.device.memory_bytes
         super().__init__(
-            f"{smallest.architecture.name} does not fit on {machine.num_devices} x {machine.gpu.name}: the smallest "
+            f"{smallest.architecture.name} does not fit on {machine.size} x {machine.device.name}: the smallest "
             f"plan needs {need / 1e9:.0f} GB of {room / 1e9:.0f} GB; it {change}"
         )
 
@@ -122,6 +122,6 @@ def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", 
 def simulate_job(job: Job) -> Prediction | None:
     """A job with its pipeline simulated; None if its memory, counted from its order, does not fit."""
     rank, classes = fullest(job)
-    if needed_bytes(job, classes) > job.machine.gpu.memory_bytes:
+    if needed_bytes(job, classes) > job.machine.device.memory_bytes:
         return None
     return Prediction(job, exact_terms(job), rank, classes, verdict(job))

@@ -54,7 +54,7 @@ class Change:
         if self.job is None:
             return f"{lacks}; no setting helps, nor do {FACTORS[-1]} times as many devices"
         words = ", ".join(f"{name}={value}" for name, value in self.settings.items())
-        need, room = needed_bytes(self.job, fullest(self.job)[1]), self.job.machine.gpu.memory_bytes
+        need, room = needed_bytes(self.job, fullest(self.job)[1]), self.job.machine.device.memory_bytes
         fit = f"{words}: {_giga(need)} of {_giga(room)}"
         if self.num_devices:
             return f"{lacks}; no setting helps; fits on {self.num_devices} devices as {fit}"
@@ -64,7 +64,7 @@ class Change:
         """As JSON holds it."""
         found = {"text": str(self), "lacks_bytes": round(self.lacks_bytes), "settings": dict(self.settings)}
         if self.job is not None:
-            found["num_devices"] = self.job.machine.num_devices
+            found["num_devices"] = self.job.machine.size
             found["step_time_s"] = sum(step_terms(self.job).values())
         return found
 
@@ -82,12 +82,12 @@ def smallest_change(job: Job, space: Space | None = None) -> Change | None:
         if _fits(changed):
             return Change(lacks, changed, settings)
     larger = job_on_more_devices(_question(job), space or Space(max_context=job.mesh.context))
-    return Change(lacks) if larger is None else Change(lacks, larger, settings_of(larger), larger.machine.num_devices)
+    return Change(lacks) if larger is None else Change(lacks, larger, settings_of(larger), larger.machine.size)
 
 
 def lacking_bytes(job: Job) -> float:
     """Bytes that a device of the fullest rank lacks; 0 where the run fits."""
-    return max(0.0, needed_bytes(job, fullest(job)[1]) - job.machine.gpu.memory_bytes)
+    return max(0.0, needed_bytes(job, fullest(job)[1]) - job.machine.device.memory_bytes)
 
 
 def changes(job: Job) -> Iterator[tuple[Settings, Job]]:
@@ -131,7 +131,7 @@ def _steps(job: Job) -> dict[str, tuple[Any, ...]]:
     """Values of each setting beyond the run's own, the nearest first."""
     mesh, machine = job.mesh, job.machine
     more = _divisors(mesh.data)[1:]
-    domain = min(machine.domain, machine.num_devices)
+    domain = machine.domain_devices
     whole = mesh.tensor > 1 and not mesh.sequence_parallel
     return {
         "recompute": RECOMPUTES[RECOMPUTES.index(job.recompute) + 1 :],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Literal, NamedTuple, get_args
 
-from rpbench.mesh.gpu import CONF, names, read
+from rpbench.cost.device import CONF, names, read
 from rpbench.registry import unknown_name
 
 Attention = Literal["unfused", "flash1", "flash2", "flash3"]

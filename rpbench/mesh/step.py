@@ -36,7 +36,7 @@ def step_terms(job: Job) -> Terms:
     terms["fixed"] = job.software.constants["step_s"]
     if job.software.constants["broadcast_s"] and job.mesh.sharing.what == "optimizer":
         terms["fixed"] += job.software.constants["broadcast_s"] * (job.mesh.shard_group - 1)
-    nodes = job.machine.num_devices / job.machine.devices_per_node
+    nodes = job.machine.num_nodes
     if nodes > 1:
         terms["jitter"] = sum(terms.values()) * job.software.constants["jitter"] * log2(nodes)
     return terms

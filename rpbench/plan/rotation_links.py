@@ -12,13 +12,13 @@ This estimate is ours; the simulator (`rpbench.sim.links`) shares links moment b
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.plan.rotation import TENSORS, TENSORS_IN, TENSORS_OUT, Links
 
 Overlap = Callable[[int], float]
 
 
-def share_links(cluster: Cluster, devices: Sequence[int], num_microbatches: int, boundary: int, unit: int) -> Links:
+def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int, boundary: int, unit: int) -> Links:
     """What transfers take on a cluster.
 
     Args:
@@ -68,7 +68,7 @@ def overlap_of_visits(apart: int, num_devices: int, num_microbatches: int) -> fl
     return min(1.0, (max(0, ahead) + max(0, behind)) / num_microbatches)
 
 
-def _seconds_per_byte(cluster: Cluster, lane: str, devices: Sequence[int], place: int, overlap: Overlap) -> float:
+def _seconds_per_byte(cluster: Machine, lane: str, devices: Sequence[int], place: int, overlap: Overlap) -> float:
     """Of the narrowest way that a device's transfers take."""
     size, device = len(devices), devices[place]
     beside = {other: overlap((number - place) % size) for number, other in enumerate(devices) if other != device}

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.moved_objects import Cargo
@@ -215,7 +215,7 @@ def _flow(cargo: Cargo, times: TransferTimes) -> _Flow:
     return _Flow(times.bytes_of(cargo), inf if pace is None else pace, cargo.lane != "net")
 
 
-def _links(cargo: Cargo, device: int, cluster: Cluster) -> list[Hashable]:
+def _links(cargo: Cargo, device: int, cluster: Machine) -> list[Hashable]:
     """What a transfer goes over: its device's link, the root complex, and the host's memory; a STEP there only that."""
     if cargo.lane == "host":
         return ["memory"]
@@ -227,7 +227,7 @@ def _links(cargo: Cargo, device: int, cluster: Cluster) -> list[Hashable]:
     return links
 
 
-def _capacities(cluster: Cluster) -> dict[Hashable, float]:
+def _capacities(cluster: Machine) -> dict[Hashable, float]:
     """Bytes per second of what is shared."""
     found: dict[Hashable, float] = {}
     if cluster.shared_host_bytes_per_s is not None:

@@ -8,7 +8,7 @@ from analysis.predictions.clusters import problems
 from analysis.predictions.clusters.case import PUBLISHED, Model, rows_of
 from analysis.predictions.clusters.megatron_rows import bloom, cut_with_ends
 from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, row_of
-from rpbench.mesh.gpu import CONF
+from rpbench.cost.device import CONF
 
 ORDERS = {"schedules_measured", "vocab_stage_times"}  # of orders alone, answered in tables of their own
 SETS = sorted({path.stem for path in (PUBLISHED / "challenge").glob("*.csv")} - ORDERS)

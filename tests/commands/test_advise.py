@@ -245,7 +245,7 @@ def test_memory_of_a_device_counts_over_nodes_too():
     given = {"num_devices": "16", "device_memory_bytes": "8e9", "host_memory_bytes": "1e12"}
     found = described("l40s", given)
     assert found.nodes is not None
-    assert found.nodes.gpu.memory_bytes == 8_000_000_000
+    assert found.nodes.device.memory_bytes == 8_000_000_000
     assert set(found.unused) == {"host_memory_bytes"}
     assert set(described("l40s", {"num_devices": "4", "inter_bytes_per_s": "1e9"}).unused) == {"inter_bytes_per_s"}
 

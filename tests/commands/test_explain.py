@@ -27,7 +27,7 @@ from rpbench.harness.run import run
 from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.machine import machine
+from rpbench.cost.machine import machine
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
 from rpbench.predict import SYSTEMS, predict

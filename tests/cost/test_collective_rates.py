@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rpbench.cost.collective_rates import COLLECTIVES, CollectiveRate, collective_rates, fit_rate, volume
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 
 SIZES = [2**power for power in range(12, 25, 2)]
 ROW = {
@@ -68,7 +68,7 @@ def test_samples_that_say_nothing_are_refused(samples):
 )
 def test_a_cluster_with_wrong_collectives_is_refused(change, rule):
     with pytest.raises(ValueError, match=rule):
-        Cluster("mine", collectives={"all_reduce": ROW | change})
+        Machine("mine", collectives={"all_reduce": ROW | change})
 
 
 def test_a_collective_that_nobody_knows_is_refused_by_name():

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from rpbench.cost.basis import make_basis
 from rpbench.cost.declared import Declared, declarations
-from rpbench.cost.hardware import NUMBERS, Cluster
+from rpbench.cost.machine import NUMBERS, Machine
 
 CONF = Path(__file__).parents[2] / "conf"
 CLUSTERS = sorted((CONF / "cluster").glob("*.yaml"))
@@ -61,7 +61,7 @@ def test_wrong_declarations_are_refused(row, said):
 
 
 def test_a_missing_figure_is_an_error_and_no_default():
-    basis = make_basis(Cluster("mine"), {"a": 1.0}, {"a": vars(Declared("chosen", "ours"))})
+    basis = make_basis(Machine("mine"), {"a": 1.0}, {"a": vars(Declared("chosen", "ours"))})
     assert basis["a"] == 1.0
     assert basis.read == {"a"}
     with pytest.raises(ValueError, match="cluster=mine has no memory_bytes_per_s"):
@@ -71,7 +71,7 @@ def test_a_missing_figure_is_an_error_and_no_default():
 @pytest.mark.parametrize("value", [-1.0, float("nan"), "fast", True, None])
 def test_impossible_constants_are_refused(value):
     with pytest.raises(ValueError, match=r"cost\.constants\.a="):
-        make_basis(Cluster("mine"), {"a": value}, {})
+        make_basis(Machine("mine"), {"a": value}, {})
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_impossible_constants_are_refused(value):
 )
 def test_shares_above_one_and_words_with_units_are_refused(field, value):
     with pytest.raises(ValueError, match=rf"cluster\.{field}="):
-        Cluster("mine", **{field: value})
+        Machine("mine", **{field: value})

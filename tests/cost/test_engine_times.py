@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import ADDED_BYTES, PUBLISHED_BYTES, counted, engine_times
 from rpbench.cost.factors import factors
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.measured import FACTORS, HALVES, MEASURED, PARTS, TERMS, factor_name
 from rpbench.cost.model import Model
 from rpbench.harness.config import CONF
@@ -32,7 +32,7 @@ ONES = {"half_rate_width": 10.0, **dict.fromkeys((*FACTORS, *HALVES), 1.0)}
 
 
 def basis_of(measured):
-    return make_basis(Cluster("mine", **RATES, measured=measured), COST["constants"], COST["declared"])
+    return make_basis(Machine("mine", **RATES, measured=measured), COST["constants"], COST["declared"])
 
 
 def only(*names):
@@ -114,7 +114,7 @@ def test_a_figure_that_is_missing_is_an_error(name):
 @pytest.mark.parametrize("name", sorted(RATES))
 def test_a_rate_that_is_missing_is_an_error(name):
     rates = {key: value for key, value in RATES.items() if key != name}
-    basis = make_basis(Cluster("mine", **rates, measured=ONES), COST["constants"], COST["declared"])
+    basis = make_basis(Machine("mine", **rates, measured=ONES), COST["constants"], COST["declared"])
     if name == "copy_bytes_per_s":  # devices that hand tensors over have no link
         assert engine_times(GPT, 128, basis).hop == 0
         return
@@ -134,7 +134,7 @@ def test_a_rate_that_is_missing_is_an_error(name):
 )
 def test_impossible_figures_are_refused(measured, said):
     with pytest.raises(ValueError, match=said):
-        Cluster("mine", measured=measured)
+        Machine("mine", measured=measured)
 
 
 # --- factors -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
@@ -96,7 +96,7 @@ def test_volumes_of_roundpipe(rounds):
 
 def test_time_is_latency_and_bytes_at_the_pace_of_the_direction():
     schedule = offload(data_parallel(1, 2))
-    cluster = Cluster("x", host_to_device_bytes_per_s=1e3, device_to_host_bytes_per_s=5e2, transfer_latency_s=0.25)
+    cluster = Machine("x", host_to_device_bytes_per_s=1e3, device_to_host_bytes_per_s=5e2, transfer_latency_s=0.25)
     stages = StageBytes(schedule.partition, SIZES)
 
     for cargo in (cargo for cargo in Analysis(schedule).cargo.values() if cargo.lane != "host"):

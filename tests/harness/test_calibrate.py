@@ -12,7 +12,7 @@ from rpbench.cost.basis import make_basis
 from rpbench.cost.collective_rates import COLLECTIVES
 from rpbench.cost.declared import declarations
 from rpbench.cost.engine_times import counted, engine_times
-from rpbench.cost.hardware import NUMBERS, Cluster
+from rpbench.cost.machine import NUMBERS, Machine
 from rpbench.cost.measured import MEASURED, PARTS
 from rpbench.engine.measure import calibration
 from rpbench.engine.measure.calibration import Calibration
@@ -33,7 +33,7 @@ COST = load(["cost=analytic"]).cost
 
 def made_up():
     """A calibration of a machine all of whose parts have these factors, so that they can be found again."""
-    bare = Cluster(
+    bare = Machine(
         "bare",
         matmul_flops_per_s=1e11,
         wide_matmul_flops_per_s=9e10,
@@ -84,8 +84,8 @@ def test_the_file_is_the_cluster(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(to_text(cluster, "python -m rpbench calibrate", 0.25))
     config = OmegaConf.to_container(OmegaConf.load(path))
-    assert set(config) == {field.name for field in fields(Cluster)}
-    read = Cluster(**config)
+    assert set(config) == {field.name for field in fields(Machine)}
+    read = Machine(**config)
     for name in NUMBERS:
         value = getattr(cluster, name)
         assert getattr(read, name) == (value if value is None else pytest.approx(value, rel=1e-6)), name
@@ -110,7 +110,7 @@ def test_from_calibrating_to_predicting(tmp_path, capsys, measured):
         asked = ["cost=analytic", f"schedule={name}", "model=mid_gpt", "num_devices=2", "num_microbatches=4"]
         request = load([*asked, "num_steps=2", f"results_dir={tmp_path / 'r'}"])
         written = OmegaConf.to_container(OmegaConf.load(said["path"])) | {"num_devices": 2}
-        mine = replace(request, cluster=Cluster(**written), subject={**request.subject, "cluster": written})
+        mine = replace(request, cluster=Machine(**written), subject={**request.subject, "cluster": written})
         (rows[name],) = run(mine)
     assert {(row["evidence"], row["cluster"]) for row in rows.values()} == {("predicted", "mine")}
     # All the work of two steps, the optimizer's among it, within the time of two devices.
@@ -128,10 +128,10 @@ def test_a_calibrated_machine_that_lacks_a_figure_is_refused(tmp_path):
     text = OmegaConf.create(to_text(cluster, "x", None).replace("engine_head_forward_products", "# gone"))
     written = OmegaConf.to_container(text)
     with pytest.raises(ValueError, match=r"cluster=mine has no measured\.engine_head_forward_products.*calibrate"):
-        run(replace(request, cluster=Cluster(**written)))
+        run(replace(request, cluster=Machine(**written)))
     written["measured"]["engine_hed_forward_products"] = 1.0
     with pytest.raises(ValueError, match="unknown constant 'engine_hed_forward_products'"):
-        Cluster(**written)
+        Machine(**written)
     assert not list(tmp_path.iterdir())
 
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from omegaconf import OmegaConf
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.measured import MEASURED
 from rpbench.cost.model import Model
 from rpbench.engine.measure.calibration import calibrate_cores
@@ -124,7 +124,7 @@ def test_every_plan_is_predicted_by_every_calibration(rows, folder):
     assert found["replay_over_predicted"] == list(over_predicted(by_name[BASE], "replay"))
     assert found["calibration_drift"] == drift(by_name[BASE])
     written = OmegaConf.to_container(OmegaConf.load(folder / CLUSTER))
-    assert Cluster(**written).num_devices == 2
+    assert Machine(**written).num_devices == 2
     assert set(written["measured"]) == set(MEASURED)
 
 

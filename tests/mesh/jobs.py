@@ -5,7 +5,7 @@ from dataclasses import replace
 from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.machine import machine
+from rpbench.cost.machine import machine
 from rpbench.mesh.software import declared_software
 
 # A framework none of whose constants was fitted, without what a step costs beside its computation.

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rpbench.cost.declared import declarations
-from rpbench.mesh.gpu import gpu, names
-from rpbench.mesh.machine import machine
+from rpbench.cost.device import gpu, names
+from rpbench.cost.machine import machine
 
 # Dense TFLOP/s in 16 and 8 bits, HBM TB/s, GB, GB/s to other devices one way, multiprocessors: by hand, as the vendors'
 # data sheets print them; two numbers are the ends of what the sheets of one device say.
@@ -133,7 +133,7 @@ def test_newer_kernels_of_attention_are_no_slower():
 @pytest.mark.parametrize("name", names("machine"))
 def test_a_machine_joins_its_devices_as_their_sheet_says(name):
     found = machine(name)
-    assert found.intra_bytes_per_s == found.gpu.link_bytes_per_s
+    assert found.intra_bytes_per_s == found.device.link_bytes_per_s
     assert found.inter_bytes_per_s < found.intra_bytes_per_s
     assert found.domain % found.devices_per_node == 0
 

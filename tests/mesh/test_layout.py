@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpbench.mesh.architecture import Experts
-from rpbench.mesh.gpu import gpu, names
+from rpbench.cost.device import gpu, names
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.machine import Machine, machine
+from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.placement import Links, axis_group, group_of
 
 NODES_OF_EIGHT = Machine("dgx", gpu("a100_sxm4_80gb"), 8, 4, intra_bytes_per_s=300e9, inter_bytes_per_s=25e9)

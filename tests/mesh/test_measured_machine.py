@@ -6,7 +6,7 @@ import pytest
 from jobs import BARE
 
 from rpbench.cost.collective_rates import COLLECTIVES
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.mesh.architecture import architecture
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, scatter_s
 from rpbench.mesh.data_parallel import reduced
@@ -25,7 +25,7 @@ def row(pace, latency=0.0):
     return {"num_ranks": 2, "bytes_per_s": pace, "latency_s": latency, **ends}
 
 
-MINE = Cluster(
+MINE = Machine(
     "mine",
     num_devices=4,
     host_memory_bytes=64_000_000_000,
@@ -78,7 +78,7 @@ def test_what_was_measured_is_all_reached():
     machine = measured_machine(MINE)
     assert reached(machine, declared_software("megatron_core")).intra_bytes_per_s == RATE["all_gather"]
     assert set(machine.collectives) == set(COLLECTIVES)
-    assert machine.gpu.memory_bytes == 16_000_000_000
+    assert machine.device.memory_bytes == 16_000_000_000
 
 
 def test_a_cluster_without_collectives_says_how_to_measure_them():

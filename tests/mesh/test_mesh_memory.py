@@ -9,7 +9,7 @@ from rpbench.ir.action import Kind
 from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.machine import machine
+from rpbench.cost.machine import machine
 from rpbench.mesh.memory import _moments, layer_activation_bytes, order, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
 

@@ -15,7 +15,7 @@ from rpbench.mesh.data_parallel import gathered_layer
 from rpbench.mesh.job import StageSeconds, stage_seconds
 from rpbench.mesh.layer_seconds import Seconds
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.machine import machine
+from rpbench.cost.machine import machine
 from rpbench.mesh.placement import Group
 from rpbench.mesh.prediction import num_microbatches, predict
 from rpbench.mesh.products import alignment, efficiency, filled

@@ -9,7 +9,7 @@ from rpbench.mesh.closed_forms import Question
 from rpbench.mesh.fitting import FACTORS, job_of, timed_plans
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.machine import machine
+from rpbench.cost.machine import machine
 from rpbench.mesh.memory import measured_bytes, rank_bytes
 from rpbench.mesh.plans import Space
 from rpbench.mesh.prediction import predict_job
@@ -31,7 +31,7 @@ def job(name, mesh, *, layers=0, software=PLAIN, **options):
 def fits(found):
     """By every rank of the pipeline, without what the package thinks may be left out."""
     most = max(sum(rank_bytes(found, rank).values()) for rank in range(found.mesh.pipeline))
-    return found.software.scale * most + found.machine.reserved_memory_bytes <= found.machine.gpu.memory_bytes
+    return found.software.scale * most + found.machine.reserved_memory_bytes <= found.machine.device.memory_bytes
 
 
 def applied(found, settings):
@@ -142,7 +142,7 @@ def test_the_bytes_that_are_lacking_are_those_that_are_lacking():
     whole = job("llama3_70b", Mesh(8))
     lacks = lacking_bytes(whole)
     for more, enough in ((lacks + 1, True), (lacks - 1e6, False)):
-        gpu = replace(whole.machine.gpu, memory_bytes=int(whole.machine.gpu.memory_bytes + more))
+        gpu = replace(whole.machine.device, memory_bytes=int(whole.machine.device.memory_bytes + more))
         assert fits(replace(whole, machine=replace(whole.machine, gpu=gpu))) is enough
 
 

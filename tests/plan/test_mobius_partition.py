@@ -12,7 +12,7 @@ from problems import small, uniform
 
 from rpbench.cli import dispatch
 from rpbench.cost.constant import constant_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, model_bytes
@@ -35,7 +35,7 @@ SIZES = model_bytes(MODEL, 32)
 def posed(limit_bytes=10**12, pace=1e8, num_ranks=3, prefetch=1, **changes):
     """12 layers on 3 devices with transfers, under a limit of memory."""
     found = entry("mobius")
-    cluster = Cluster("x", num_ranks, host_to_device_bytes_per_s=pace, host_bytes_per_s=4 * pace)
+    cluster = Machine("x", num_ranks, host_to_device_bytes_per_s=pace, host_bytes_per_s=4 * pace)
     given = {
         "entry": found,
         "times": constant_times(12, 2, forward_ms=2, input_grad_ms=2, weight_grad_ms=2),
@@ -145,7 +145,7 @@ def test_chunks_that_are_asked_for_are_kept():
         (posed(limit_bytes=10), r"partition=mobius: no cut of 12 layers into 3 to 13 stages fits"),
         (posed(chunks_per_rank=5), "12 layers make no 15 stages (3 devices x 5)"),
         (posed(traffic=None), "the cluster has no links or the model no bytes; take"),
-        (posed(traffic=Traffic(SIZES, Cluster("x"), boundaries=True)), "set cluster.host_to_device_bytes_per_s"),
+        (posed(traffic=Traffic(SIZES, Machine("x"), boundaries=True)), "set cluster.host_to_device_bytes_per_s"),
         (posed(prefetch=2), "prefetch=2: the program has the weights of one stage come ahead; take prefetch=1"),
         (posed(times=replace(uniform(12), speeds=(1, 1, 0.5))), "devices of speeds [1, 1, 0.5]"),
         (small("roundpipe", uniform(6), 3), "roundpipe cuts forward and backward apart"),

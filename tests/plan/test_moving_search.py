@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.memory import classes_of, why_infeasible
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, model_bytes
@@ -24,7 +24,7 @@ MODEL = Model("tiny", num_layers=12, hidden=64, heads=2, vocab=16, seq_len=4)
 SIZES = model_bytes(MODEL, 8)
 
 
-def problem_of(name: str, limit_bytes: int, cluster: Cluster) -> Problem:
+def problem_of(name: str, limit_bytes: int, cluster: Machine) -> Problem:
     found = entry(name)
     return Problem(
         found,
@@ -46,7 +46,7 @@ def needed(problem: Problem, num_stages: int) -> int:
 
 
 def test_stages_are_as_small_as_the_memory_of_shards_asks_for():
-    cluster = Cluster("x", 2, host_to_device_bytes_per_s=1e9)
+    cluster = Machine("x", 2, host_to_device_bytes_per_s=1e9)
     large = problem_of("zero_3", 10**12, cluster)
     few, many = needed(large, 2), needed(large, 12)
     assert many < few, "whole stages are gathered, two at a time"
@@ -63,7 +63,7 @@ def test_stages_are_as_small_as_the_memory_of_shards_asks_for():
 def test_finalists_are_judged_by_what_they_move():
     better = []
     for pace in (2e5, 1e6, 5e6, 2e7):
-        cluster = Cluster("x", 2, host_to_device_bytes_per_s=pace)
+        cluster = Machine("x", 2, host_to_device_bytes_per_s=pace)
         problem = replace(problem_of("mobius", 10**12, cluster), num_steps=1)
         budget = 10**7
         by_all = choose("search", problem, budget=budget).partition

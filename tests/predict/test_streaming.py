@@ -7,7 +7,7 @@ import pytest
 
 from rpbench import registry
 from rpbench.cost.analytic import analytic_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes
 from rpbench.ir.action import Kind
@@ -29,7 +29,7 @@ def as_data(case, num, **complexes):
     shape = Shape(case.num_devices, len(plan.forward), num, len(plan.backward), fused=True)
     schedule = stream(registry.entry("roundpipe").build(shape, round_size=num).with_partition(plan))
     pace, memory = (case.basis.values[name] for name in ("copy_bytes_per_s", "host_bytes_per_s"))
-    cluster = Cluster(
+    cluster = Machine(
         "x", case.num_devices, host_to_device_bytes_per_s=pace, host_memory_bytes_per_s=memory, **complexes
     )
     times = TransferTimes(StageBytes(plan, model_bytes(case.model, int(tokens))), cluster)

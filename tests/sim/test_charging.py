@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import OPTIMIZER_BYTES, model_bytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
@@ -36,8 +36,8 @@ def built(name: str, ranks: int, microbatches: int, chunks: int = 1, num_steps: 
     return entry(name).build(shape).with_partition(symmetric(split_evenly(8, ranks * chunks)))
 
 
-def cluster_of(pace: float, **figures: float) -> Cluster:
-    return Cluster("x", 8, host_to_device_bytes_per_s=pace, **figures)
+def cluster_of(pace: float, **figures: float) -> Machine:
+    return Machine("x", 8, host_to_device_bytes_per_s=pace, **figures)
 
 
 def makespan(schedule: Schedule, traffic: Traffic) -> float:
@@ -59,7 +59,7 @@ def test_links_with_time_to_spare_take_what_hops_of_their_length_take(name, rank
     pace = SIZES.boundary / transfer_s
     schedule = send_over_links(order, direct=direct)
     check(schedule)
-    traffic = Traffic(SIZES, cluster_of(pace, device_to_device_bytes_per_s=pace), boundaries=True)
+    traffic = Traffic(SIZES, cluster_of(pace, intra_bytes_per_s=pace), boundaries=True)
     hops = replace(LAYERS.table(order.partition), hop=1000 * transfer_s * (1 if direct else 2))
     expected = float(simulate_charged(build_graph(order), hops).makespan)
     # A device sends or receives one tensor at a time, so that two that meet may wait for each other.
@@ -112,7 +112,7 @@ def test_a_device_receives_in_the_order_of_use():
 @pytest.mark.parametrize("direct", [None, 1e6])
 def test_copies_of_a_stage_are_summed(direct):
     schedule = with_charges(
-        add_steps(built("chimera", 4, 4, num_steps=2)), cluster_of(1e6, device_to_device_bytes_per_s=direct)
+        add_steps(built("chimera", 4, 4, num_steps=2)), cluster_of(1e6, intra_bytes_per_s=direct)
     )
     check(schedule)
     assert sum(action.kind is Kind.REDUCE_GRAD for _, _, row in schedule.items() for action in row) == 2 * 4 * 2

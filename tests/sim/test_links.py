@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes
@@ -25,7 +25,7 @@ from rpbench.sim.longest_path import simulate_graph
 SIZES = model_bytes(Model("tiny", num_layers=6, hidden=32, heads=2, vocab=64, seq_len=16), 32)
 
 
-def setup(schedule: Schedule, cluster: Cluster):
+def setup(schedule: Schedule, cluster: Machine):
     cut = schedule.partition
     times = TransferTimes(StageBytes(cut, SIZES), cluster, 1000)
     layers = constant_times(6, 3, forward_ms=1.5, input_grad_ms=1, weight_grad_ms=2, recompute_ms=1.5)
@@ -53,7 +53,7 @@ def test_without_sharing_events_and_the_longest_path_agree(
 ):
     order = roundpipe(devices, microbatches, num_steps, asynchronous=asynchronous)
     schedule = stream(order, prefetch=prefetch, activations=activations)
-    cluster = Cluster("x", devices, host_to_device_bytes_per_s=pace, transfer_latency_s=1e-6)
+    cluster = Machine("x", devices, host_to_device_bytes_per_s=pace, transfer_latency_s=1e-6)
     graph, costs, times = setup(schedule, cluster)
     path, events = simulate_graph(graph, costs), simulate_links(graph, costs, times)
     assert events.end == pytest.approx(path.end, rel=1e-9, abs=1e-9)
@@ -82,7 +82,7 @@ def replicas(devices: int) -> Schedule:
     return offload(Schedule(Shape(devices, 1, devices), rows).with_partition(symmetric((6,))))
 
 
-def loaded_s(schedule: Schedule, cluster: Cluster) -> list[float]:
+def loaded_s(schedule: Schedule, cluster: Machine) -> list[float]:
     """When the weights have come to each device."""
     timeline = simulate_links(*setup(schedule, cluster))
     return [span.end / 1000 for span in timeline.spans() if span.action.kind is Kind.LOAD]
@@ -90,7 +90,7 @@ def loaded_s(schedule: Schedule, cluster: Cluster) -> list[float]:
 
 def test_devices_on_one_root_complex_share_it():
     schedule = replicas(4)
-    alone = Cluster("x", 4, host_to_device_bytes_per_s=1e6)
+    alone = Machine("x", 4, host_to_device_bytes_per_s=1e6)
     one = loaded_s(schedule, alone)[0]
     pairs = replace(alone, devices_per_root_complex=2, root_complex_bytes_per_s=1e6)
     assert loaded_s(schedule, pairs) == pytest.approx([2 * one] * 4)

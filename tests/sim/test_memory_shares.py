@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
@@ -24,7 +24,7 @@ SIZES = model_bytes(Model("tiny", num_layers=8, hidden=64, heads=2, vocab=16, se
 @pytest.mark.parametrize("name", ["1f1b", "chimera", "mobius", "zero_offload", "roundpipe"])
 @pytest.mark.parametrize("memory", [None, 4e4, 1e6])
 def test_both_loops_give_the_same_times(name, memory):
-    cluster = Cluster("x", 4, host_to_device_bytes_per_s=4e4, host_bytes_per_s=memory, transfer_latency_s=1e-4)
+    cluster = Machine("x", 4, host_to_device_bytes_per_s=4e4, host_bytes_per_s=memory, transfer_latency_s=1e-4)
     found = entry(name)
     fused = found.separate_cuts
     cut = Partition((2, 2, 2, 1), (4, 3, 1), fused=True) if fused else symmetric(split_evenly(8, 4))
@@ -44,7 +44,7 @@ def test_both_loops_give_the_same_times(name, memory):
 
 
 def test_a_root_complex_is_left_to_the_plain_loop():
-    cluster = Cluster(
+    cluster = Machine(
         "x",
         2,
         host_to_device_bytes_per_s=4e4,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
@@ -29,7 +29,7 @@ def built(name: str, shape: Shape, prefetch: int = 1, **options) -> Schedule:
     return found.lower(order, prefetch=prefetch, **(found.options | options))
 
 
-def timed(schedule: Schedule, cluster: Cluster, forward_s: float = 1.0) -> Timeline:
+def timed(schedule: Schedule, cluster: Machine, forward_s: float = 1.0) -> Timeline:
     layers = constant_times(16, 1, forward_ms=forward_s, input_grad_ms=forward_s, weight_grad_ms=forward_s)
     times = TransferTimes(StageBytes(schedule.partition, SIZES), cluster, 1000)
     costs = replace(layers.table(schedule.partition), transfer_time=times)
@@ -48,7 +48,7 @@ def test_efficiency_of_zero_infinity_without_overlap(pace):
     compute_s, peak_flops_per_s = 4 * 3 * 1e-3, 1e9
     loaded = sum(moved for what, moved in moved_bytes(schedule, SIZES)[0].items() if what == "h2d LOAD:P")
     ait = compute_s * peak_flops_per_s / loaded
-    cluster = Cluster("x", 1, host_to_device_bytes_per_s=pace, device_to_host_bytes_per_s=1e12)
+    cluster = Machine("x", 1, host_to_device_bytes_per_s=pace, device_to_host_bytes_per_s=1e12)
     found = compute_s / (last_backward(timed(schedule, cluster)) / 1000)
     assert found == pytest.approx(ait * pace / (ait * pace + peak_flops_per_s), rel=1e-9)
     ahead = timed(built("zero_infinity", Shape(1, 8, 4)), cluster)
@@ -58,7 +58,7 @@ def test_efficiency_of_zero_infinity_without_overlap(pace):
 def test_gathers_hide_behind_computation_where_the_link_is_fast_enough():
     def step_s(pace: float) -> float:
         schedule = built("zero_3", Shape(4, 8, 8, num_steps=1))
-        return last_backward(timed(schedule, Cluster("x", 4, collective_bytes_per_s=pace)))
+        return last_backward(timed(schedule, Machine("x", 4, collective_bytes_per_s=pace)))
 
     alone = 2 * 3.0
     first = float(StageBytes(symmetric((2,) * 8), SIZES).stage(0, backward=True).weights) * 3 / 4
@@ -67,7 +67,7 @@ def test_gathers_hide_behind_computation_where_the_link_is_fast_enough():
 
 
 def test_a_delayed_update_hides_what_an_update_in_time_waits_for():
-    cluster = Cluster("x", 2, host_to_device_bytes_per_s=1e7, collective_bytes_per_s=1e9)
+    cluster = Machine("x", 2, host_to_device_bytes_per_s=1e7, collective_bytes_per_s=1e9)
     times = {
         late: last_backward(timed(built("zero_offload", Shape(2, 4, 2, num_steps=8), delayed_update=late), cluster))
         for late in (False, True)
@@ -85,7 +85,7 @@ def test_stages_of_mobius_go_to_root_complexes_in_turn():
 @pytest.mark.parametrize("pace", [2e7, 2e8, 4e8])
 def test_cross_mapping_lessens_contention(pace):
     """Loads of consecutive stages follow each other closely; on one root complex they get in each other's way."""
-    pairs = Cluster("x", 4, host_to_device_bytes_per_s=pace, devices_per_root_complex=2, root_complex_bytes_per_s=pace)
+    pairs = Machine("x", 4, host_to_device_bytes_per_s=pace, devices_per_root_complex=2, root_complex_bytes_per_s=pace)
     apart = replace(pairs, devices_per_root_complex=None, root_complex_bytes_per_s=None)
     shape = Shape(4, 16, 4, num_steps=1)
     in_order, crossed = (timed(built("mobius", shape, num_root_complexes=n), pairs) for n in (1, 2))
@@ -128,7 +128,7 @@ def test_tensor_parallelism_divides_work_and_hides_no_sum(devices):
     schedule = built("megatron_tp", Shape(devices, 4, 3))
     pace = 1e6
     sums = moved_bytes(schedule, SIZES)[0]
-    found = last_backward(timed(schedule, Cluster("x", devices, collective_bytes_per_s=pace)))
+    found = last_backward(timed(schedule, Machine("x", devices, collective_bytes_per_s=pace)))
     # Nothing waits for the sums behind the last backward: four of each of its layers and the embedding's. A microbatch
     # has those of all layers, the embedding's and the head's.
     layers = schedule.partition.num_layers

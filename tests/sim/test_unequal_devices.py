@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.harness.assemble import assemble
 from rpbench.harness.choices import ConfigError
@@ -205,5 +205,5 @@ def test_speeds_that_cannot_be_are_refused(override, message):
 
 
 def test_a_cluster_keeps_its_speeds():
-    assert Cluster("two", device_speeds=[1, 2.5]).speeds_of(2) == (1, 2.5)
-    assert Cluster("two").speeds_of(2) == ()
+    assert Machine("two", device_speeds=[1, 2.5]).speeds_of(2) == (1, 2.5)
+    assert Machine("two").speeds_of(2) == ()

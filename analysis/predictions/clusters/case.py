@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
-from rpbench.mesh.machine import Machine, machine
+from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.memory import measured_bytes, rank_bytes
 from rpbench.mesh.software import Software, software
 from rpbench.mesh.step import step_terms

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from analysis.predictions.clusters.fit import Fitted, Problem, fit
 from analysis.predictions.clusters.problems import PROBLEMS, cases_of
-from rpbench.mesh.gpu import CONF
+from rpbench.cost.device import CONF
 from rpbench.mesh.software import PRIORS, declared_software
 
 FILE: Path = CONF / "software" / "constants.csv"

@@ -161,7 +161,7 @@ def automodel(row: Row) -> list[Case]:
         chunks=chunks,
         frozen=lora,
     )
-    if not lora and sum(fullest(job)[1].values()) > job.machine.gpu.memory_bytes:
+    if not lora and sum(fullest(job)[1].values()) > job.machine.device.memory_bytes:
         job = replace(job, recompute="full")
     return [
         Case(

@@ -39,7 +39,7 @@ def _mesh(case: Case) -> str:
 
 def _devices(case: Case) -> str:
     assert case.job is not None
-    return f"{case.job.machine.num_devices} x {case.job.machine.gpu.name}"
+    return f"{case.job.machine.size} x {case.job.machine.device.name}"
 
 
 def length(case: Case) -> str:

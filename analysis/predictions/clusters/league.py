@@ -59,15 +59,15 @@ def _by_efficiency(cases: Sequence[Case], bubble: Callable[[Case], float]) -> Pr
     for case in cases:
         assert case.job is not None
         assert case.step_time_s is not None
-        shares[case.job.machine.gpu.name].append(ideal[case.id] / case.step_time_s)
-    return {case.id: ideal[case.id] / median(shares[case.job.machine.gpu.name]) for case in cases if case.job}
+        shares[case.job.machine.device.name].append(ideal[case.id] / case.step_time_s)
+    return {case.id: ideal[case.id] / median(shares[case.job.machine.device.name]) for case in cases if case.job}
 
 
 def _ideal_s(case: Case) -> float:
     job = case.job
     assert job is not None
     work = job.architecture.flops_per_token(job.seq_len) * job.tokens * (4 / 3 if job.recompute == "full" else 1.0)
-    return work / job.machine.num_devices / job.machine.gpu.flops_16
+    return work / job.machine.size / job.machine.device.flops_16
 
 
 def _bubble(case: Case) -> float:
@@ -136,8 +136,8 @@ def _pairs(cases: Sequence[Case], predicted: Predicted) -> tuple[int, int]:
         job = case.job
         assert job is not None
         assert case.step_time_s is not None
-        scale = job.machine.num_devices / job.tokens
-        key = (job.architecture.name, job.architecture.hidden, job.machine.gpu.name)
+        scale = job.machine.size / job.tokens
+        key = (job.architecture.name, job.architecture.hidden, job.machine.device.name)
         groups[key].append((case.step_time_s * scale, predicted[case.id] * scale))
     right = pairs = 0
     for members in groups.values():

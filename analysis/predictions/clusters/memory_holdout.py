@@ -51,7 +51,7 @@ def _mesh(case: Case) -> str:
 
 def _device(case: Case) -> str:
     assert case.job is not None
-    return case.job.machine.gpu.name
+    return case.job.machine.device.name
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def step_log_sd(case: Case) -> float:
     if case.set_name in ("megatron_bridge", "nemo_automodel") and case.job.architecture.experts:
         found += EXPERTS**2
     if case.set_name == "megatron_bridge":
-        found += NEW_DEVICE.get(case.job.machine.gpu.name, 0.0) ** 2
+        found += NEW_DEVICE.get(case.job.machine.device.name, 0.0) ** 2
         found += NVFP4**2 * (case.job.precision == "nvfp4")
     return float(found**0.5)
 

@@ -6,7 +6,7 @@ from rpbench.mesh.architecture import architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.levels import rankings
-from rpbench.mesh.machine import machine
+from rpbench.cost.machine import machine
 from rpbench.mesh.software import software
 
 # (model, layers, machine, devices, mesh, tokens, microbatches): from little to much to communicate.

@@ -5,7 +5,7 @@ from typing import Self
 
 import torch
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.engine.transfers.link import Link
 
 
@@ -16,7 +16,7 @@ class PacedCopies:
         cluster: one whose links have a pace.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Machine) -> None:
         self._cluster = cluster
         self._links: dict[tuple[int, str], Link] = {}
         self._lock = threading.Lock()

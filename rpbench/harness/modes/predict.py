@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from rpbench.cost.basis import Basis, make_basis
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine, machine
 from rpbench.cost.model import Model
 from rpbench.harness.choices import ConfigError, CostConfig, Predict
 from rpbench.harness.collection import collection_paused
@@ -14,7 +12,6 @@ from rpbench.harness.published_run import published_run_fields
 from rpbench.harness.record import Record
 from rpbench.harness.recording import Outcome, Work, recorded
 from rpbench.harness.request import Request
-from rpbench.places import CONF
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
@@ -46,7 +43,7 @@ def _prepare(request: Request) -> Work:
     return Work({}, lambda: outcome)
 
 
-def basis_of(cluster: Cluster, cost: CostConfig) -> Basis:
+def basis_of(cluster: Machine, cost: CostConfig) -> Basis:
     """The numbers behind `cost=analytic` on a cluster.
 
     Raises:
@@ -81,11 +78,10 @@ def _measured_on(model: Model, request: Request) -> Basis | None:
     """The constants on the machine where a published model's layers were timed."""
     if model.published_name is None:
         return None
-    figures: Any = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / f"{_TIMED_ON}.yaml"))
-    return basis_of(Cluster(**figures), request.cost)
+    return basis_of(machine(_TIMED_ON), request.cost)
 
 
-def _settings(request: Request, name: str, model: Model, cluster: Cluster) -> Settings:
+def _settings(request: Request, name: str, model: Model, cluster: Machine) -> Settings:
     asked = _asked(request)
     if asked.sequences is None and asked.microbatches is None:
         memory = float(cluster.device_memory_bytes or "inf")

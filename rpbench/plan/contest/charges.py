@@ -8,7 +8,7 @@ Everybody's optimizer steps.
 from collections.abc import Mapping
 from typing import Any
 
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.ir.moves import has_transfers, moves_activations_alone
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.boundary_lanes import send_over_links
@@ -18,7 +18,7 @@ from rpbench.registry import Entry
 
 
 def with_everything(
-    order: Schedule, entry: Entry, cluster: Cluster, options: Mapping[str, Any], prefetch: int
+    order: Schedule, entry: Entry, cluster: Machine, options: Mapping[str, Any], prefetch: int
 ) -> Schedule:
     """The order with steps and with all that it moves.
 
@@ -37,7 +37,7 @@ def with_everything(
     return with_boundaries(stepped, cluster)
 
 
-def with_boundaries(schedule: Schedule, cluster: Cluster) -> Schedule:
+def with_boundaries(schedule: Schedule, cluster: Machine) -> Schedule:
     """The schedule with the sums over copies of a stage, and its boundary tensors as transfers.
 
     Streamed schedules, and methods that move weights or gradients themselves, have everything already.
@@ -49,4 +49,4 @@ def with_boundaries(schedule: Schedule, cluster: Cluster) -> Schedule:
         return schedule
     if schedule.placement and any(len(holders) > 1 for holders in schedule.placement):
         schedule = shard(schedule, parameters=None, gradients="step")
-    return send_over_links(schedule, direct=cluster.device_to_device_bytes_per_s is not None)
+    return send_over_links(schedule, direct=cluster.intra_bytes_per_s is not None)

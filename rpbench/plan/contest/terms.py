@@ -9,7 +9,7 @@ from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import Basis
 from rpbench.cost.engine_times import engine_times
 from rpbench.cost.halves import with_halves
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.measured import has_engine
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
@@ -57,7 +57,7 @@ class Terms:
     """
 
     model: Model
-    cluster: Cluster
+    cluster: Machine
     timed: Timed
     optimizer: OptimizerTraffic
     num_devices: int
@@ -118,7 +118,7 @@ class Terms:
 
 def terms_of(
     model: Model,
-    cluster: Cluster,
+    cluster: Machine,
     basis: Basis,
     *,
     num_devices: int,
@@ -179,7 +179,7 @@ def _divisors(number: int) -> list[int]:
 # --- where times are from ------------------------------------------------------------------------------------
 
 
-def analytic_source(model: Model, cluster: Cluster, basis: Basis) -> Timed:
+def analytic_source(model: Model, cluster: Machine, basis: Basis) -> Timed:
     """Times counted from the model's shape; of this project's engine on a machine that was calibrated."""
     count = engine_times if has_engine(cluster.measured) else analytic_times
     return lambda sequences: count(model, sequences * model.seq_len, basis)

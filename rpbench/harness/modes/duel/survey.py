@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import engine_times
-from rpbench.cost.hardware import Cluster
+from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.harness.cluster_file import cluster_of, to_text
@@ -30,7 +30,7 @@ class Survey:
     model: Model
     num_tokens: int
     num_devices: int
-    found: list[tuple[Calibration, Cluster]] = field(default_factory=list)
+    found: list[tuple[Calibration, Machine]] = field(default_factory=list)
 
     def __call__(self) -> None:
         """Calibrate once more."""
@@ -57,7 +57,7 @@ class Survey:
         """
         return [self._makespan(plan, cluster, waits) for _, cluster in self.found]
 
-    def _makespan(self, plan: WholePlan, cluster: Cluster, waits: bool) -> float:
+    def _makespan(self, plan: WholePlan, cluster: Machine, waits: bool) -> float:
         cost = load(["cost=analytic"]).cost
         times = engine_times(self.model, self.num_tokens, make_basis(cluster, cost.constants, cost.declared))
         assert plan.schedule.partition is not None

@@ -1,4 +1,4 @@
-"""Gpu: what one accelerator can do, from `conf/gpu/`; every figure has an origin, a source and an uncertainty."""
+"""Device: what one accelerator can do, from `conf/gpu/`; every figure has an origin, a source and an uncertainty."""
 
 import re
 from collections.abc import Mapping
@@ -15,10 +15,29 @@ from rpbench.places import CONF
 from rpbench.registry import unknown_name
 
 KERNELS = ("flash1", "flash2", "flash3")  # generations of fused attention; flash3: the device's best in 2025
+IN_MACHINE = {  # figures of a machine, and where a device has them
+    "device_memory_bytes": "memory_bytes",
+    "matmul_flops_per_s": "flops_16",
+    "wide_matmul_flops_per_s": "flops_16",
+    "matmul_efficiency": "sustained_16",
+    "wide_matmul_efficiency": "sustained_16",
+    "attention_efficiency": "attention_flops_per_s",
+    "memory_bytes_per_s": "memory_bytes_per_s",
+    "memory_efficiency": "sustained_memory",
+    "intra_bytes_per_s": "link_bytes_per_s",
+}
+EAGER = (
+    "matmul_flops_per_s",
+    "matmul_efficiency",
+    "wide_matmul_efficiency",
+    "attention_efficiency",
+    "memory_efficiency",
+)
+_NO_NUMBERS = ("name", "declared", "attention_flops_per_s", "peer_to_peer", "machine", "short_name", "eager")
 
 
 @dataclass(frozen=True)
-class Gpu:
+class Device:
     """One accelerator. Peaks are dense.
 
     Args:
@@ -26,8 +45,13 @@ class Gpu:
         sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach.
         attention_flops_per_s: what fused attention reaches forward, by generation of the kernel.
         link_bytes_per_s: to other devices of its domain, one way.
+        peer_to_peer: whether devices copy to each other without the host in between.
+        machine: of the machines in `conf/cluster/` the one that it usually stands in; None where none is shipped.
         multiprocessors: units among which the tiles of a product are dealt.
         sustained_memory: share of the memory's bandwidth that element-wise kernels reach.
+        short_name: what it goes by where others of the same chip are called in full, such as `h100`.
+        eager: what the eager kernels of the RoundPipe paper's systems reach where that is another figure, by the name
+            that it has in a machine (`EAGER`): products may be summed in 16 bits there, at twice the rate of GeForce.
         declared: for each number its origin; see `rpbench.cost.declared`.
 
     Raises:
@@ -47,12 +71,16 @@ class Gpu:
     sustained_8: float = 0.6
     sustained_4: float = 0.5
     sustained_memory: float = 0.85
+    peer_to_peer: bool = True
+    machine: str | None = None
+    short_name: str | None = None
+    eager: Mapping[str, float] = field(default_factory=dict, hash=False)
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name in ("name", "declared", "attention_flops_per_s") or value is None:
+            if each.name in _NO_NUMBERS or value is None:
                 continue
             if not is_finite(value) or value <= 0:
                 raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a finite number above 0")
@@ -60,7 +88,23 @@ class Gpu:
                 raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a share of the peak, at most 1")
         if not set(self.attention_flops_per_s) <= set(KERNELS) or not self.attention_flops_per_s:
             raise ValueError(f"gpu.attention_flops_per_s of {self.name}: rates of {', '.join(KERNELS)}, at least one")
+        for name, value in self.eager.items():
+            if name not in EAGER or not is_finite(value) or value <= 0:
+                raise ValueError(f"gpu.eager.{name}={value!r} of {self.name}: a number above 0 of {', '.join(EAGER)}")
         declarations(self.declared)
+
+    def figures(self) -> dict[str, Any]:
+        """Its figures by the names that they have in a machine."""
+        found = {name: getattr(self, own) for name, own in IN_MACHINE.items()}
+        found["attention_efficiency"] = min(1.0, self.attention_rate("flash2") / self.flops_16)
+        if not self.peer_to_peer:
+            found["intra_bytes_per_s"] = None
+        return {**found, **self.eager}
+
+    def origins(self) -> dict[str, Any]:
+        """Where these figures are from, by the same names."""
+        own = {name: name if name in self.eager else each for name, each in IN_MACHINE.items()}
+        return {name: self.declared[each] for name, each in own.items() if each in self.declared}
 
     def attention_rate(self, kernel: str) -> float:
         """FLOP/s of fused attention, forward; the nearest older generation where that one does not exist."""
@@ -81,7 +125,7 @@ class Gpu:
 
 
 @cache
-def gpu(name: str) -> Gpu:
+def device(name: str) -> Device:
     """The accelerator of a file in `conf/gpu/`, as one writes its name: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
 
     Raises:
@@ -89,9 +133,11 @@ def gpu(name: str) -> Gpu:
     """
     known = names("gpu")
     fitting = [name] if name in known else [each for each in known if _fits(name, each)]
+    if len(fitting) > 1:
+        fitting = [each for each in fitting if device(each).short_name == name.lower()] or fitting
     if len(fitting) != 1:
         raise ValueError(unknown_option("gpu", name, known) if not fitting else _ambiguous(name, fitting))
-    return Gpu(**read(CONF / "gpu" / f"{fitting[0]}.yaml"))
+    return Device(**read(CONF / "gpu" / f"{fitting[0]}.yaml"))
 
 
 def _fits(asked: str, name: str) -> bool:
