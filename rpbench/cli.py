@@ -174,7 +174,7 @@ def _verbs() -> dict[str, Verb]:
     }
 
 
-_LISTS = ("schedules", "models", "clusters", "experiments", "gpus", "machines", "architectures")
+_LISTS = ("schedules", "models", "clusters", "experiments", "gpus", "architectures")
 
 
 def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:

@@ -77,9 +77,15 @@ def _nothing(found: NothingFits) -> dict[str, Any]:
 
 def _changes() -> Mapping[str, Callable[[Machine], Machine]]:
     return {
-        "links between nodes twice as fast": lambda m: replace(m, inter_bytes_per_s=2 * m.inter_bytes_per_s),
-        "links inside nodes twice as fast": lambda m: replace(m, intra_bytes_per_s=2 * m.intra_bytes_per_s),
-        "twice the device memory": lambda m: replace(m, gpu=replace(m.gpu, memory_bytes=2 * m.gpu.memory_bytes)),
+        "links between nodes twice as fast": lambda m: replace(
+            m, inter_bytes_per_s=m.inter_bytes_per_s and 2 * m.inter_bytes_per_s
+        ),
+        "links inside nodes twice as fast": lambda m: replace(
+            m,
+            intra_bytes_per_s=2 * (m.intra_bytes_per_s or m.device.link_bytes_per_s),
+            collective_bytes_per_s=m.collective_bytes_per_s and 2 * m.collective_bytes_per_s,
+        ),
+        "twice the device memory": lambda m: replace(m, device_memory_bytes=2 * m.device.memory_bytes),
     }
 
 

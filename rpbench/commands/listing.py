@@ -11,8 +11,7 @@ FOLDERS: Mapping[str, str] = {
     "clusters": "cluster",
     "experiments": "experiment",
     "gpus": "gpu",
-    "machines": "machine",  # of several nodes; with the next, what meshes are searched for
-    "architectures": "architecture",
+    "architectures": "architecture",  # what meshes are searched for
 }
 
 

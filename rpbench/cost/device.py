@@ -33,7 +33,7 @@ EAGER = (
     "attention_efficiency",
     "memory_efficiency",
 )
-_NO_NUMBERS = ("name", "declared", "attention_flops_per_s", "peer_to_peer", "machine", "short_name", "eager")
+_NO_NUMBERS = ("name", "declared", "attention_flops_per_s", "peer_to_peer", "machine", "usual", "eager")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Device:
         machine: of the machines in `conf/cluster/` the one that it usually stands in; None where none is shipped.
         multiprocessors: units among which the tiles of a product are dealt.
         sustained_memory: share of the memory's bandwidth that element-wise kernels reach.
-        short_name: what it goes by where others of the same chip are called in full, such as `h100`.
+        usual: whether it is meant where several devices of a chip fit a name.
         eager: what the eager kernels of the RoundPipe paper's systems reach where that is another figure, by the name
             that it has in a machine (`EAGER`): products may be summed in 16 bits there, at twice the rate of GeForce.
         declared: for each number its origin; see `rpbench.cost.declared`.
@@ -73,7 +73,7 @@ class Device:
     sustained_memory: float = 0.85
     peer_to_peer: bool = True
     machine: str | None = None
-    short_name: str | None = None
+    usual: bool = False
     eager: Mapping[str, float] = field(default_factory=dict, hash=False)
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -134,7 +134,7 @@ def device(name: str) -> Device:
     known = names("gpu")
     fitting = [name] if name in known else [each for each in known if _fits(name, each)]
     if len(fitting) > 1:
-        fitting = [each for each in fitting if device(each).short_name == name.lower()] or fitting
+        fitting = [each for each in fitting if device(each).usual] or fitting
     if len(fitting) != 1:
         raise ValueError(unknown_option("gpu", name, known) if not fitting else _ambiguous(name, fitting))
     return Device(**read(CONF / "gpu" / f"{fitting[0]}.yaml"))

@@ -9,7 +9,7 @@ from contest_terms import read
 
 from rpbench.advice.published_runs import SYSTEMS, simulated
 from rpbench.cost.basis import make_basis
-from rpbench.cost.machine import Machine
+from rpbench.cost.machine import machine
 from rpbench.cost.model import Model
 from rpbench.predict import predict
 from rpbench.predict.case import Case
@@ -29,7 +29,7 @@ with (Path(__file__).parents[2] / "analysis" / "published" / "throughput.csv").o
 
 def run(system, model):
     """The simulated run, the prediction and the published bar."""
-    cluster, costs = Machine(**read("cluster/8x_rtx4090.yaml")), read("cost/analytic.yaml")
+    cluster, costs = machine("8x_rtx4090"), read("cost/analytic.yaml")
     basis = make_basis(cluster, costs["constants"], costs["declared"])
     settings = published_settings(system, PLATFORM, model, float(cluster.device_memory_bytes))
     case = Case(system, Model(**read(f"model/{MODELS[model]}.yaml")), basis, settings, 8, measured_on=basis)
@@ -92,5 +92,5 @@ def test_verdicts_of_what_is_bound_to_devices_are_those_of_the_paper():
 def test_a_system_without_a_schedule_is_refused():
     found = run("megatron-pp", "qwen3-1.7b")[0]
     with pytest.raises(ValueError, match="no schedule stands for it"):
-        simulated(replace(found.case, system="x"), Machine(**read("cluster/8x_rtx4090.yaml")))
+        simulated(replace(found.case, system="x"), machine("8x_rtx4090"))
     assert set(SYSTEMS) == {system for system, _ in BARS} - {"fsdp-offload"}

@@ -34,10 +34,10 @@ def test_help_has_every_verb(capsys):
     [
         ("schedules", "1f1b"),
         ("models", "llama31_8b"),
-        ("clusters", "8x_h100"),
+        ("clusters", "8x_a800"),
         ("experiments", "figure10"),
         ("gpus", "l40s"),
-        ("machines", "dgx_h100"),
+        ("clusters", "dgx_h100"),
         ("architectures", "deepseek_v3"),
     ],
 )

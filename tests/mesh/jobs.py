@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from rpbench.cost.machine import machine
 from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
-from rpbench.cost.machine import machine
 from rpbench.mesh.software import declared_software
 
 # A framework none of whose constants was fitted, without what a step costs beside its computation.

@@ -12,7 +12,6 @@ from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, scatter_s
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.measured_machine import measured_machine
 from rpbench.mesh.parameters import held
 from rpbench.mesh.placement import reached, replica_group
 from rpbench.mesh.software import declared_software
@@ -43,7 +42,7 @@ MINE = Machine(
 def job(**mesh):
     own = replace(architecture("llama3_8b"), num_layers=2)
     shape = Mesh(**mesh)
-    return Job(own, measured_machine(MINE).with_devices(shape.num_devices), shape, BARE, 256)
+    return Job(own, MINE.with_devices(shape.num_devices), shape, BARE, 256)
 
 
 def test_every_collective_takes_what_was_measured_of_it():
@@ -75,17 +74,12 @@ def test_tensor_parallelism_takes_them():
 
 
 def test_what_was_measured_is_all_reached():
-    machine = measured_machine(MINE)
+    machine = MINE
     assert reached(machine, declared_software("megatron_core")).intra_bytes_per_s == RATE["all_gather"]
     assert set(machine.collectives) == set(COLLECTIVES)
     assert machine.device.memory_bytes == 16_000_000_000
 
 
-def test_a_cluster_without_collectives_says_how_to_measure_them():
-    with pytest.raises(ValueError, match="calibrate ranks=2"):
-        measured_machine(replace(MINE, collectives={}))
-
-
 def test_a_cluster_without_a_rate_says_which():
-    with pytest.raises(ValueError, match="has no matmul_flops_per_s"):
-        measured_machine(replace(MINE, matmul_flops_per_s=None))
+    with pytest.raises(ValueError, match="has no wide_matmul_flops_per_s"):
+        assert replace(MINE, wide_matmul_flops_per_s=None).device

@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 
+from rpbench.cost.machine import machine
 from rpbench.ir.action import Kind
 from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.cost.machine import machine
 from rpbench.mesh.memory import _moments, layer_activation_bytes, order, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
 

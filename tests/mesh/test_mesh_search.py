@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from spared import slow
 
+from rpbench.cost.machine import machine
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.architecture import architecture
 from rpbench.mesh.closed_bytes import rank_layers
 from rpbench.mesh.closed_forms import Question, layer_table, time_plans
 from rpbench.mesh.fitting import job_of
-from rpbench.cost.machine import machine
 from rpbench.mesh.memory import fullest
 from rpbench.mesh.plans import Space, enumerate_plans
 from rpbench.mesh.search import search, simulate_job

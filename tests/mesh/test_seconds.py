@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpbench.cost.machine import machine
 from rpbench.mesh.architecture import architecture
 from rpbench.mesh.closed_forms import _group
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s
@@ -15,7 +16,6 @@ from rpbench.mesh.data_parallel import gathered_layer
 from rpbench.mesh.job import StageSeconds, stage_seconds
 from rpbench.mesh.layer_seconds import Seconds
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.cost.machine import machine
 from rpbench.mesh.placement import Group
 from rpbench.mesh.prediction import num_microbatches, predict
 from rpbench.mesh.products import alignment, efficiency, filled

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from rpbench.cost.machine import machine
 from rpbench.mesh.architecture import architecture
 from rpbench.mesh.closed_forms import Question
 from rpbench.mesh.fitting import FACTORS, job_of, timed_plans
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.cost.machine import machine
 from rpbench.mesh.memory import measured_bytes, rank_bytes
 from rpbench.mesh.plans import Space
 from rpbench.mesh.prediction import predict_job
@@ -142,8 +142,8 @@ def test_the_bytes_that_are_lacking_are_those_that_are_lacking():
     whole = job("llama3_70b", Mesh(8))
     lacks = lacking_bytes(whole)
     for more, enough in ((lacks + 1, True), (lacks - 1e6, False)):
-        gpu = replace(whole.machine.device, memory_bytes=int(whole.machine.device.memory_bytes + more))
-        assert fits(replace(whole, machine=replace(whole.machine, gpu=gpu))) is enough
+        memory = int(whole.machine.device.memory_bytes + more)
+        assert fits(replace(whole, machine=replace(whole.machine, device_memory_bytes=memory))) is enough
 
 
 def test_more_devices_are_as_few_as_were_tried():

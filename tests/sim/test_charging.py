@@ -111,9 +111,7 @@ def test_a_device_receives_in_the_order_of_use():
 
 @pytest.mark.parametrize("direct", [None, 1e6])
 def test_copies_of_a_stage_are_summed(direct):
-    schedule = with_charges(
-        add_steps(built("chimera", 4, 4, num_steps=2)), cluster_of(1e6, intra_bytes_per_s=direct)
-    )
+    schedule = with_charges(add_steps(built("chimera", 4, 4, num_steps=2)), cluster_of(1e6, intra_bytes_per_s=direct))
     check(schedule)
     assert sum(action.kind is Kind.REDUCE_GRAD for _, _, row in schedule.items() for action in row) == 2 * 4 * 2
     assert any(action.kind in SEND for _, _, row in schedule.items() for action in row)

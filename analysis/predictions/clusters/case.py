@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
-from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.memory import measured_bytes, rank_bytes
 from rpbench.mesh.software import Software, software
 from rpbench.mesh.step import step_terms
