@@ -5,7 +5,7 @@ import os
 import sys
 
 from rpbench.cli import COLLECT_AFTER, INTERRUPTED, dispatch
-from rpbench.harness.allocator import restart_tuned
+from rpbench.run.allocator import restart_tuned
 
 
 def main() -> None:

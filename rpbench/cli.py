@@ -20,7 +20,7 @@ from rpbench.places import FLAG, with_dirs
 from rpbench.words import plain
 
 if TYPE_CHECKING:
-    from rpbench.harness.request import Request
+    from rpbench.config.request import Request
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 BROKEN_PIPE = 141  # after SIGPIPE, likewise
@@ -236,8 +236,8 @@ def run(arguments: Sequence[str]) -> int:
     """One run, or with -m a sweep; `--json` prints records on a terminal too."""
     if "-m" in arguments or "--multirun" in arguments:
         print("rpbench: planning a sweep", file=sys.stderr, flush=True)  # before imports, which take a second
-    from rpbench.harness.run import json_if
-    from rpbench.harness.sweep import sweep
+    from rpbench.run.request_to_records import json_if
+    from rpbench.sweep.multirun import sweep
 
     with json_if("--json" in arguments):
         return sweep([item for item in arguments if item != "--json"])
@@ -245,7 +245,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _loaded(arguments: Sequence[str]) -> "Request":
     """The request of a command line; what there is to tell about it goes to stderr."""
-    from rpbench.harness.request import load
+    from rpbench.config.request import load
 
     found = load(arguments)
     for note in found.notes:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rpbench.cli import _verbs
-from rpbench.harness.config import CONF
+from rpbench.config.configuration import CONF
 from rpbench.registry import offered
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,12 @@ PACKAGES = (
     "rpbench/predict",
     "rpbench/advice",
     "rpbench/explain",
-    "rpbench/harness",
+    "rpbench/config",
+    "rpbench/drawing",
+    "rpbench/records",
+    "rpbench/tracking",
+    "rpbench/run",
+    "rpbench/sweep",
     "rpbench/commands",
     "analysis",
 )

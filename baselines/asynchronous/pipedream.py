@@ -26,7 +26,7 @@ Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN T
 from collections.abc import Sequence
 from itertools import accumulate
 
-from baselines.one_f_one_b import alternate
+from baselines.synchronous.one_f_one_b import alternate
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule

@@ -13,7 +13,7 @@ Its other half, the planner that chooses depth and width of equally replicated p
 Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML'21 (arXiv 2006.09503).
 """
 
-from baselines.pipedream import never_flushed
+from baselines.asynchronous.pipedream import never_flushed
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule

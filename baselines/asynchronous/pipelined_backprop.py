@@ -27,7 +27,7 @@ Batches", MLSys'21 (arXiv 2003.11666). Formulas are from memory; the paper's tex
 from collections.abc import Mapping
 from typing import Any
 
-from baselines.pipedream import never_flushed
+from baselines.asynchronous.pipedream import never_flushed
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule

@@ -21,7 +21,7 @@ Source: Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", ML
 from fractions import Fraction
 from itertools import chain
 
-from baselines.one_f_one_b import alternate
+from baselines.synchronous.one_f_one_b import alternate
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule

@@ -15,7 +15,7 @@ Source: Guan et al., "PipeOptim: Ensuring Effective 1F1B Schedule with Optimizer
 2312.00839).
 """
 
-from baselines.pipedream import never_flushed
+from baselines.asynchronous.pipedream import never_flushed
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule

@@ -15,7 +15,7 @@ Source: Chen et al., "Efficient and Robust Parallel DNN Training through Model P
 (arXiv 1809.02839).
 """
 
-from baselines.pipedream import never_flushed
+from baselines.asynchronous.pipedream import never_flushed
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule

@@ -15,7 +15,7 @@ order.
 Source: Guan et al., "XPipe: Efficient Pipeline Model Parallelism for Multi-GPU DNN Training" (arXiv 1911.04610).
 """
 
-from baselines.pipedream import never_flushed
+from baselines.asynchronous.pipedream import never_flushed
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule

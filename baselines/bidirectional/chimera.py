@@ -47,7 +47,7 @@ above holds, as two halves are one microbatch. With B = 2F it waits (p - 2) F fo
 from collections.abc import Iterator
 from functools import lru_cache
 
-from baselines.dualpipe import bidirectional_placement
+from baselines.bidirectional.dualpipe import bidirectional_placement
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape

@@ -16,7 +16,7 @@ activations at most.
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437).
 """
 
-from baselines.dualpipe_v import rank_order
+from baselines.bidirectional.dualpipe_v import rank_order
 from rpbench.ir.action import Action
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule

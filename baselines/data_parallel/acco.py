@@ -25,7 +25,7 @@ code.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.data_parallel import whole_microbatches
+from baselines.data_parallel.data_parallel import whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.policy import Policy

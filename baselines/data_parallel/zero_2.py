@@ -16,7 +16,7 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 5 and 7.
 """
 
-from baselines.data_parallel import whole_microbatches, with_steps
+from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.offload import shard
 from rpbench.registry import schedule

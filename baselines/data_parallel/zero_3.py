@@ -19,7 +19,7 @@ Source: Rajbhandari et al., "ZeRO", SC'20, sections 5 and 7; Zhao et al., "PyTor
 Sharded Data Parallel", VLDB'23, sections 3 and 4.
 """
 
-from baselines.data_parallel import whole_microbatches, with_steps
+from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.offload import offload as move_to_host
 from rpbench.passes.offload import shard

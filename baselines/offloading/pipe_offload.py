@@ -17,10 +17,10 @@ Source: Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism 
 host take turns there (`cluster.devices_per_root_complex`), not by a grid of slots as in its released code.
 """
 
-from baselines.bpipe import with_moved_activations
-from baselines.gis import gis
-from baselines.interleaved_1f1b import interleaved_1f1b
-from baselines.one_f_one_b import one_f_one_b
+from baselines.synchronous.bpipe import with_moved_activations
+from baselines.synchronous.gis import gis
+from baselines.synchronous.interleaved_1f1b import interleaved_1f1b
+from baselines.synchronous.one_f_one_b import one_f_one_b
 from rpbench.ir.action import Kind
 from rpbench.ir.plain_row import plain_of
 from rpbench.ir.schedule import Row, Schedule, Shape

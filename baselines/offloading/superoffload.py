@@ -27,7 +27,7 @@ Source: SuperOffload (arXiv 2509.21271, ASPLOS'26), after a description of its a
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.data_parallel import whole_microbatches, with_steps
+from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, Shape

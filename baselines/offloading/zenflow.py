@@ -31,7 +31,7 @@ before a choice and at the end of a run are ours (`rpbench.ir.rest_rule`).
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.data_parallel import whole_microbatches
+from baselines.data_parallel.data_parallel import whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.rest_rule import LateRest, boundaries, versions_stored

@@ -20,8 +20,8 @@ sections 4 to 6.
 
 from functools import partial
 
-from baselines.data_parallel import whole_microbatches
-from baselines.zero_3 import fully_sharded
+from baselines.data_parallel.data_parallel import whole_microbatches
+from baselines.data_parallel.zero_3 import fully_sharded
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 

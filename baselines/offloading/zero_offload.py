@@ -21,7 +21,7 @@ Source: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", 
 DeepSpeed's ZeRO-Offload++ (ratio).
 """
 
-from baselines.data_parallel import whole_microbatches, with_steps
+from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.offload import offload, shard

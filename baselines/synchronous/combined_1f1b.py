@@ -19,7 +19,7 @@ forward more with interleaving is remembered, not read.
 
 from itertools import chain
 
-from baselines.interleaved_1f1b import check_rounds, group_size, visits
+from baselines.synchronous.interleaved_1f1b import check_rounds, group_size, visits
 from rpbench.ir.action import Kind, overlap
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule

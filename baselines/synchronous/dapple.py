@@ -17,7 +17,7 @@ Source: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Lar
 
 from itertools import chain
 
-from baselines.one_f_one_b import alternate
+from baselines.synchronous.one_f_one_b import alternate
 from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 

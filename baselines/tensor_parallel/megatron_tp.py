@@ -41,7 +41,7 @@ Models", MLSys'23, section 4.2.2.
 
 from dataclasses import replace
 
-from baselines.data_parallel import with_steps
+from baselines.data_parallel.data_parallel import with_steps
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule

@@ -15,7 +15,7 @@ Source: torch.distributed.pipelining 2.13, ScheduleInterleavedZeroBubble, whose 
 
 from itertools import chain
 
-from baselines.interleaved_1f1b import check_rounds, group_size, visits
+from baselines.synchronous.interleaved_1f1b import check_rounds, group_size, visits
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule

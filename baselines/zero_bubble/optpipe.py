@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 
-from baselines.zb_auto import read_limit, zb_auto
+from baselines.zero_bubble.zb_auto import read_limit, zb_auto
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ordering.exact import Optimum, best_order

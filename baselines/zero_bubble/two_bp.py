@@ -16,8 +16,8 @@ microbatches is left out.
 
 from itertools import chain
 
-from baselines.gpipe import gpipe
-from baselines.one_f_one_b import one_f_one_b
+from baselines.synchronous.gpipe import gpipe
+from baselines.synchronous.one_f_one_b import one_f_one_b
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
 from rpbench.registry import schedule, unknown_name

@@ -15,7 +15,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241
 here.
 """
 
-from baselines.zb_h1 import split_schedule
+from baselines.zero_bubble.zb_h1 import split_schedule
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import schedule
 

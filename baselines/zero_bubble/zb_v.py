@@ -20,7 +20,7 @@ that approves extra bubbles and fills gaps with W.
 
 from functools import lru_cache
 
-from baselines.v_block import Pass, check_v, stage_passes, tune, v_rank_of, v_schedule
+from baselines.zero_bubble.v_block import Pass, check_v, stage_passes, tune, v_rank_of, v_schedule
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rpbench.harness.choices import ConfigError
+from rpbench.config.choices import ConfigError
 
 _USAGE = "dashboard [results_dir=DIR] [port=N], or dashboard wandb [project=NAME] [entity=NAME] [--dry-run]"
 
@@ -34,7 +34,7 @@ def dashboard(arguments: Sequence[str]) -> int:
 
 
 def _wandb(options: dict[str, str], *, dry_run: bool) -> int:
-    from rpbench.harness.tracking import dashboard_wandb
+    from rpbench.tracking import dashboard_wandb
 
     project, entity = options.pop("project", "rpbench"), options.pop("entity", "")
     _refuse(options)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from rpbench.commands.explained_record import side_of_number, side_of_record
+from rpbench.config.choices import ConfigError
 from rpbench.explain.number import UNITS, number_of
 from rpbench.explain.side import Side
 from rpbench.explain.split import Metric, explain
-from rpbench.harness import record
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.record import Record
+from rpbench.records import record
+from rpbench.records.record import Record
 from rpbench.registry import unknown_name
 
 USAGE = (

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rpbench.harness.config_error import ConfigError
-from rpbench.harness.hydra_words import reworded
+from rpbench.config.config_error import ConfigError
+from rpbench.config.hydra_words import reworded
 
 T = TypeVar("T")
 

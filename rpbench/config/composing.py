@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rpbench.harness.config import (
+from rpbench.config.configuration import (
     BROKEN_FILES,
     CONF,
     GROUPS,

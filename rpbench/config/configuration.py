@@ -24,10 +24,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rpbench import registry
-from rpbench.harness.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
-from rpbench.harness.hydra_words import reworded
-from rpbench.harness.mesh_config import MeshConfig, nodes_named, with_folders
-from rpbench.harness.own_files import check_own_files, refuse_targets, refuse_what_runs
+from rpbench.config.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
+from rpbench.config.files.own_files import check_own_files, refuse_targets, refuse_what_runs
+from rpbench.config.hydra_words import reworded
+from rpbench.config.mesh.overrides import MeshConfig, nodes_named, with_folders
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
 

@@ -1,15 +1,15 @@
 """Halved microbatches: schedules that order pieces of the microbatches that a run asks for.
 
-With backward halving (`baselines/chimera.py`) a forward takes a whole microbatch and a backward half of one. The pieces
-are then the microbatches of the schedule: a forward is one action with both of them. So a run of N microbatches of
-2b sequences becomes one of 2N microbatches of b sequences, once, when the request is made; what is behind it counts
-pieces, and the record says what was asked for. The tokens of a step stay the same.
+With backward halving (`baselines/bidirectional/chimera.py`) a forward takes a whole microbatch and a backward half of
+one. The pieces are then the microbatches of the schedule: a forward is one action with both of them. So a run of N
+microbatches of 2b sequences becomes one of 2N microbatches of b sequences, once, when the request is made; what is
+behind it counts pieces, and the record says what was asked for. The tokens of a step stay the same.
 """
 
 from dataclasses import replace
 
-from rpbench.harness.choices import ConfigError, Mode, Simulate, Train, WorkloadConfig
-from rpbench.harness.source_file import SourceFile
+from rpbench.config.choices import ConfigError, Mode, Simulate, Train, WorkloadConfig
+from rpbench.config.files.source_file import SourceFile
 from rpbench.registry import Entry
 
 

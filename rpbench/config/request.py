@@ -10,11 +10,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rpbench import registry
-from rpbench.cost.hardware import Cluster
-from rpbench.cost.model import Model
-from rpbench.finite import not_finite
-from rpbench.harness.changed_model import told_apart
-from rpbench.harness.choices import (
+from rpbench.config.changed_model import told_apart
+from rpbench.config.choices import (
     MODES,
     BackendConfig,
     CheckpointConfig,
@@ -33,22 +30,25 @@ from rpbench.harness.choices import (
     first_line,
     typed,
 )
-from rpbench.harness.composing import recalling
-from rpbench.harness.config import BESIDES, Composed, ConfigError, RunConfig, as_plain
-from rpbench.harness.halved_microbatches import check_pieces, cut_sequences
-from rpbench.harness.keys import missing_text
-from rpbench.harness.mesh_config import is_architecture, is_machine
-from rpbench.harness.schedule_options import check_options
-from rpbench.harness.size_checks import check_sizes
-from rpbench.harness.source_file import SourceFile, read_source, source_of
-from rpbench.harness.usual_charge import charged_as
-from rpbench.harness.without_effect import without_effect
+from rpbench.config.composing import recalling
+from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConfig, as_plain
+from rpbench.config.files.keys import missing_text
+from rpbench.config.files.source_file import SourceFile, read_source, source_of
+from rpbench.config.halved_microbatches import check_pieces, cut_sequences
+from rpbench.config.mesh.overrides import is_architecture, is_machine
+from rpbench.config.schedule_options import check_options
+from rpbench.config.size_checks import check_sizes
+from rpbench.config.usual_charge import charged_as
+from rpbench.config.without_effect import without_effect
+from rpbench.cost.hardware import Cluster
+from rpbench.cost.model import Model
+from rpbench.finite import not_finite
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
 from rpbench.yaml_file import keys_of
 
 if TYPE_CHECKING:
-    from rpbench.harness.mesh_choice import MeshChoice
+    from rpbench.config.mesh.choice import MeshChoice
 
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
@@ -375,8 +375,8 @@ def _meshed(
     """The configuration, the choices and the mesh, with what a mesh settles: devices, and where seconds are from."""
     if not config.mesh.is_given:
         return config, found.choices, None
-    from rpbench.harness.mesh_choice import mesh_choice  # the packages of meshes, for runs that have one
-    from rpbench.harness.mesh_rules import check_meshed, counted_cost
+    from rpbench.config.mesh.choice import mesh_choice  # the packages of meshes, for runs that have one
+    from rpbench.config.mesh.rules import check_meshed, counted_cost
 
     choices = dict(found.choices)
     if is_machine(config.cluster) and config.cost.get("name") == "unit":

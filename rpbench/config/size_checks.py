@@ -3,8 +3,8 @@
 import math
 import os
 
-from rpbench.harness.choices import ConfigError, at_least_one
-from rpbench.harness.config import RunConfig
+from rpbench.config.choices import ConfigError, at_least_one
+from rpbench.config.configuration import RunConfig
 from rpbench.passes.recomputation import RECOMPUTES
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")

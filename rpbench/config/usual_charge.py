@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rpbench.config.choices import CostConfig, Mode, Simulate
+from rpbench.config.configuration import RunConfig
+from rpbench.config.files.keys import MOVES
 from rpbench.cost.hardware import Cluster
-from rpbench.harness.choices import CostConfig, Mode, Simulate
-from rpbench.harness.config import RunConfig
-from rpbench.harness.keys import MOVES
 from rpbench.registry import Entry
 
 CONSTANTS = ("optimizer_bytes", "adam_bytes")  # of the costs: traffic of the optimizer for one parameter

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from rpbench.harness.choices import Mode, Predict, Roofline, Simulate
+from rpbench.config.choices import Mode, Predict, Roofline, Simulate
 
 OF_TENSORS = ("dtype", "optimizer")
 # What the published runs of mode=predict have of their own.

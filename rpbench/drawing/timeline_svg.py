@@ -2,7 +2,7 @@
 
 from html import escape
 
-from rpbench.harness.colours import COLOURS, NAMES, OTHER
+from rpbench.drawing.colours import COLOURS, NAMES, OTHER
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.timeline import Timeline
 

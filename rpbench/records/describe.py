@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from rpbench import registry
-from rpbench.harness.clock import clock, unit
-from rpbench.harness.record import Record
+from rpbench.records.clock import clock, unit
+from rpbench.records.record import Record
 
 # What the beginning of a line says anyway.
 _SEEN = ("schedule", "model", "num_devices", "num_microbatches", "partition", "mode.system", "mode")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rpbench import whole_file
-from rpbench.harness import provenance, record
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.record import Record
+from rpbench.config.choices import ConfigError
+from rpbench.records import provenance, record
+from rpbench.records.record import Record
 from rpbench.strict_json import parsed
 
 MEASURED_ELSEWHERE = "measured elsewhere"

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness import provenance, record
-from rpbench.harness.record import Record, append_line, write_atomically
 from rpbench.places import file_of
+from rpbench.records import provenance, record
+from rpbench.records.record import Record, append_line, write_atomically
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_bytes, read_text
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rpbench.harness import provenance
-from rpbench.harness.processes import began
+from rpbench.records import provenance
+from rpbench.records.processes import began
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 from rpbench.words import plain
@@ -66,7 +66,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def run_id(identity: dict[str, Any]) -> str:
-    """Name of a run: 16 hex digits that follow from its identity (`rpbench.harness.recording.identity`)."""
+    """Name of a run: 16 hex digits that follow from its identity (`rpbench.run.recording.identity`)."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -158,7 +158,7 @@ def _digest_of_parsed(record: Record) -> str:
 
 
 def identity_of(record: Record) -> dict[str, Any]:
-    """What the run_id of a record was made of (`rpbench.harness.recording.identity`), as the record says it."""
+    """What the run_id of a record was made of (`rpbench.run.recording.identity`), as the record says it."""
     return {
         "subject": record["config"],
         "choices": record["choices"],

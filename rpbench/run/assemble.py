@@ -7,6 +7,9 @@ from functools import partial
 import numpy as np
 
 from rpbench import registry
+from rpbench.config.choices import ConfigError, CostConfig
+from rpbench.config.files.source_file import SourceFile
+from rpbench.config.request import Request
 from rpbench.cost.activations import UNKNOWN, layer_activations
 from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.hardware import Cluster
@@ -17,12 +20,6 @@ from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.traffic import Traffic
 from rpbench.cost.transfers import TransferTimes
-from rpbench.harness.charging import check_charge, traffic_of, with_charges
-from rpbench.harness.choices import ConfigError, CostConfig
-from rpbench.harness.layer_times import layer_times
-from rpbench.harness.offloading import check_sizes, with_offload
-from rpbench.harness.request import Request
-from rpbench.harness.source_file import SourceFile
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, from_text
@@ -33,6 +30,9 @@ from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
+from rpbench.run.charging import check_charge, traffic_of, with_charges
+from rpbench.run.layer_times import layer_times
+from rpbench.run.offloading import check_sizes, with_offload
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
 from rpbench.sim.graph import Graph

@@ -1,19 +1,19 @@
 """Charging: what takes time beside computing, and the schedule with everything in its lanes that does.
 
-Where a request leaves it open, `rpbench.harness.usual_charge` takes bytes if they are known.
+Where a request leaves it open, `rpbench.config.usual_charge` takes bytes if they are known.
 
 charge=hops    a boundary tensor takes a hop of the costs, the optimizer nothing, transfers what their bytes take
 charge=bytes   all of it takes what its bytes take: boundary tensors over the links of the devices, sums over copies
                of a stage, the optimizer over the memory where it works
 """
 
+from rpbench.config.choices import ConfigError, Simulate
+from rpbench.config.files.keys import MOVES, check_figures
+from rpbench.config.request import Request
+from rpbench.config.usual_charge import CONSTANTS
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
-from rpbench.harness.choices import ConfigError, Simulate
-from rpbench.harness.keys import MOVES, check_figures
-from rpbench.harness.request import Request
-from rpbench.harness.usual_charge import CONSTANTS
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.plan.contest.charges import with_boundaries
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.collective_rates import CollectiveRate
 from rpbench.cost.engine_times import counted
@@ -12,8 +13,7 @@ from rpbench.cost.factors import factors
 from rpbench.cost.hardware import NUMBERS, Cluster
 from rpbench.cost.measured import HALVES, PARTS, factor_name
 from rpbench.engine.measure.calibration import Calibration
-from rpbench.harness.provenance import hardware, now
-from rpbench.harness.request import load
+from rpbench.records.provenance import hardware, now
 
 Figures = dict[str, float | int]
 

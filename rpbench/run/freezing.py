@@ -4,9 +4,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.choices import ConfigError
+from rpbench.config.choices import ConfigError
 from rpbench.ir.timeline import Timeline
+from rpbench.run.assemble import Assembled
 from rpbench.sim.freezing import check_freezable, freeze
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import step_time

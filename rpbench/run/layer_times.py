@@ -6,6 +6,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.files.keys import LAYERS, check_figures
+from rpbench.config.request import Request
 from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
@@ -17,9 +20,6 @@ from rpbench.cost.pieces import of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.keys import LAYERS, check_figures
-from rpbench.harness.request import Request
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
@@ -121,7 +121,7 @@ def _measured(
 ) -> LayerTimes:
     from rpbench.engine.measure.layer_times import time_layers  # torch, where a profile is not read from a file
     from rpbench.engine.training import Settings
-    from rpbench.harness.tensors import one_thread, workload_of
+    from rpbench.run.training.tensors import one_thread, workload_of
 
     with one_thread():
         workload = workload_of(model, sequences, dtype, seed, num_microbatches=1)

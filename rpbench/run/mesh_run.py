@@ -3,14 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from rpbench.config.mesh.choice import MeshChoice
+from rpbench.config.mesh.rules import RECOMPUTED
+from rpbench.config.request import Request
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.assemble import build_schedule
-from rpbench.harness.collection import collection_paused
-from rpbench.harness.layer_times import layer_times
-from rpbench.harness.mesh_choice import MeshChoice
-from rpbench.harness.mesh_rules import RECOMPUTED
-from rpbench.harness.recording import Fields, Outcome, Work
-from rpbench.harness.request import Request
 from rpbench.mesh.exact import mesh_times
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import Bytes, verdict_of
@@ -20,6 +16,10 @@ from rpbench.mesh.smallest_change import smallest_change
 from rpbench.mesh.wrapping import under_mesh
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
+from rpbench.run.assemble import build_schedule
+from rpbench.run.collection import collection_paused
+from rpbench.run.layer_times import layer_times
+from rpbench.run.recording import Fields, Outcome, Work
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
 

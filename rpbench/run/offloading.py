@@ -4,10 +4,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from rpbench.config.choices import ConfigError
 from rpbench.cost.sizes import ModelBytes
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import moved_bytes
-from rpbench.harness.choices import ConfigError
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, carries
 from rpbench.ir.moves import has_transfers

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rpbench import tracking
+from rpbench.config.request import Request
 from rpbench.finite import not_finite
-from rpbench.harness import provenance, record, tracking
-from rpbench.harness.record import Events, Record
-from rpbench.harness.request import Request
-from rpbench.harness.tracking.feed import StepFeed
 from rpbench.ir.timeline import Timeline
+from rpbench.records import provenance, record
+from rpbench.records.record import Events, Record
+from rpbench.tracking.feed import StepFeed
 
 Fields = dict[str, Any]
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rpbench.harness.describe import describe, table
-from rpbench.harness.record import Record
-from rpbench.harness.request import Request
+from rpbench.config.request import Request
+from rpbench.records.describe import describe, table
+from rpbench.records.record import Record
 
 
 def run(request: Request) -> list[Record]:
@@ -18,7 +18,7 @@ def run(request: Request) -> list[Record]:
     Raises:
         ValueError: if the request is wrong; nothing is written then.
     """
-    mode = importlib.import_module(f"rpbench.harness.modes.{request.mode.name}")  # torch, where a mode needs it
+    mode = importlib.import_module(f"rpbench.run.modes.{request.mode.name}")  # torch, where a mode needs it
     found: list[Record] = mode.records(request)
     return found
 

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
+from rpbench.config.request import Request
 from rpbench.cost.memory import device_bytes, why_infeasible
 from rpbench.cost.profiled import to_text
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
-from rpbench.harness.assemble import Assembled, assemble
-from rpbench.harness.clock import clock
-from rpbench.harness.collection import collection_paused
-from rpbench.harness.offloading import transfer_bytes
-from rpbench.harness.recording import Fields, Outcome, Work
-from rpbench.harness.request import Request
-from rpbench.harness.tuned import TRIED, plan_fields, tried_csv, tuned, why_not
 from rpbench.ir.analysis import Analysis
+from rpbench.records.clock import clock
+from rpbench.run.assemble import Assembled, assemble
+from rpbench.run.collection import collection_paused
+from rpbench.run.offloading import transfer_bytes
+from rpbench.run.recording import Fields, Outcome, Work
+from rpbench.run.tuned import TRIED, plan_fields, tried_csv, tuned, why_not
 from rpbench.sim.memory import peak_in_flight
 
 PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of

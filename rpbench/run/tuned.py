@@ -15,14 +15,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rpbench.advice.causes import causes_of
+from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import RunConfig
+from rpbench.config.request import Request
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.hardware import Cluster
-from rpbench.harness.assemble import Assembled, transfers_of
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import RunConfig
-from rpbench.harness.layer_times import check_published
-from rpbench.harness.recording import Fields
-from rpbench.harness.request import Request
 from rpbench.places import CONF
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
@@ -33,6 +30,9 @@ from rpbench.plan.contest.plans import Budget, Tried, Tuned
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Source, Terms, terms_of
+from rpbench.run.assemble import Assembled, transfers_of
+from rpbench.run.layer_times import check_published
+from rpbench.run.recording import Fields
 from rpbench.sim.checked import check_graph
 
 TRIED = "tried.csv"  # in a run's folder: every setting that was looked at

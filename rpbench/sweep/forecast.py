@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from rpbench.harness import record
-from rpbench.harness.choices import Simulate, Train
-from rpbench.harness.record import Record
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import assembled_of, memory_of
+from rpbench.config.choices import Simulate, Train
+from rpbench.config.request import Request
+from rpbench.records import record
+from rpbench.records.record import Record
+from rpbench.run.scheduled import assembled_of, memory_of
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 

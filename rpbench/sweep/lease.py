@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpbench.harness import provenance
-from rpbench.harness.processes import began, boot
-from rpbench.harness.record import create
+from rpbench.records import provenance
+from rpbench.records.processes import began, boot
+from rpbench.records.record import create
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 

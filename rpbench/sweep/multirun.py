@@ -21,8 +21,8 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rpbench.harness.choices import ConfigError, first_line
-from rpbench.harness.config import (
+from rpbench.config.choices import ConfigError, first_line
+from rpbench.config.configuration import (
     CONF,
     GROUPS,
     composed_of,
@@ -32,16 +32,16 @@ from rpbench.harness.config import (
     refuse_old_spellings,
     register,
 )
-from rpbench.harness.machine_lock import machine_alone
-from rpbench.harness.manifest import Journal, Plan
-from rpbench.harness.mesh_config import with_folders
-from rpbench.harness.request import load, request_of
-from rpbench.harness.run import emit, run
-from rpbench.harness.slurm import Slurm, asked_for, refuse_without_slurm
-from rpbench.harness.sweeper import ManifestSweeper
-from rpbench.harness.terms import split_terms
-from rpbench.harness.worker import RunFailed, Terms, Worker
+from rpbench.config.mesh.overrides import with_folders
+from rpbench.config.request import load, request_of
+from rpbench.records.manifest import Journal, Plan
 from rpbench.registry import unknown_name
+from rpbench.run.request_to_records import emit, run
+from rpbench.sweep.machine_lock import machine_alone
+from rpbench.sweep.slurm import Slurm, asked_for, refuse_without_slurm
+from rpbench.sweep.sweeper import ManifestSweeper
+from rpbench.sweep.terms import split_terms
+from rpbench.sweep.worker import RunFailed, Terms, Worker
 
 _MULTIRUN = ("-m", "--multirun")
 _DEFAULT_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness import provenance, record
-from rpbench.harness.composing import Composer
-from rpbench.harness.forecast import DOES_NOT_FIT, Forecaster
-from rpbench.harness.lease import Leases
-from rpbench.harness.manifest import ENDED, FAILED, NOT_APPLICABLE, PLANNED, Manifest, read_manifest, state_of
-from rpbench.harness.recording import identity
-from rpbench.harness.request import request_of
+from rpbench.config.composing import Composer
+from rpbench.config.request import request_of
+from rpbench.records import provenance, record
+from rpbench.records.manifest import ENDED, FAILED, NOT_APPLICABLE, PLANNED, Manifest, read_manifest, state_of
+from rpbench.run.recording import identity
+from rpbench.sweep.forecast import DOES_NOT_FIT, Forecaster
+from rpbench.sweep.lease import Leases
 
 LEASED, STALE = "leased", "stale"
 
@@ -24,7 +24,7 @@ def preview(results: Path, name: str, cells: Sequence[Sequence[str]]) -> Iterato
     """A row for each cell: its overrides, its state, its run_id, and for a stale one what has changed since it ran.
 
     A cell is stale if the manifest has a verdict of it that another code or configuration came to; leased while
-    somebody works on it. One that would be run has a forecast (`rpbench.harness.forecast.Forecast`).
+    somebody works on it. One that would be run has a forecast (`rpbench.sweep.forecast.Forecast`).
     """
     earlier, composer, leases = read_manifest(results, name), Composer(), Leases(results)
     forecaster = Forecaster(results)

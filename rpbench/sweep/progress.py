@@ -10,9 +10,9 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.manifest import FAILED, NOT_APPLICABLE, PLANNED, Plan, recall
-from rpbench.harness.worker import RunFailed, Terms
+from rpbench.config.choices import ConfigError
+from rpbench.records.manifest import FAILED, NOT_APPLICABLE, PLANNED, Plan, recall
+from rpbench.sweep.worker import RunFailed, Terms
 
 EVERY_S = 10.0
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from rpbench.harness.choices import ConfigError, at_least_one, typed
-from rpbench.harness.record import Record
-from rpbench.harness.request import Request
-from rpbench.harness.worker import RunFailed
+from rpbench.config.choices import ConfigError, at_least_one, typed
+from rpbench.config.request import Request
+from rpbench.records.record import Record
+from rpbench.sweep.worker import RunFailed
 from rpbench.torch_runtime.hosts import torchrun_of_task
 
 ROOT = Path(__file__).parents[2]
-TARGET = "rpbench.harness.slurm.Slurm"
+TARGET = "rpbench.sweep.slurm.Slurm"
 EXECUTORS = ("slurm", "local")
 _LAST_LINES = 5
 Answer = tuple[int, list[str], str]  # a task's exit status, its records, its last words

@@ -18,15 +18,15 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.manifest import Plan, manifest_name, write_plan
-from rpbench.harness.preview import Summary, preview
-from rpbench.harness.progress import EVERY_S, Progress, conclude
-from rpbench.harness.provenance import usable_cores
-from rpbench.harness.record import check_writable
-from rpbench.harness.slurm import TARGET as SLURM
-from rpbench.harness.worker import Terms
+from rpbench.config.choices import ConfigError
+from rpbench.records.manifest import Plan, manifest_name, write_plan
+from rpbench.records.provenance import usable_cores
+from rpbench.records.record import check_writable
 from rpbench.side_processes import end_with
+from rpbench.sweep.preview import Summary, preview
+from rpbench.sweep.progress import EVERY_S, Progress, conclude
+from rpbench.sweep.slurm import TARGET as SLURM
+from rpbench.sweep.worker import Terms
 
 MOST_CELLS = 1_000_000
 Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]

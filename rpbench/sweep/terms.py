@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.manifest import STATES
-from rpbench.harness.worker import Terms
+from rpbench.config.choices import ConfigError
+from rpbench.records.manifest import STATES
+from rpbench.sweep.worker import Terms
 
 
 def split_terms(arguments: Sequence[str]) -> tuple[list[str], Terms, bool]:

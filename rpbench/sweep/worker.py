@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.composing import Composer
-from rpbench.harness.lease import Leases
-from rpbench.harness.manifest import Journal, Plan, is_settled, recall
-from rpbench.harness.record import Record, run_id
-from rpbench.harness.recording import identity
-from rpbench.harness.request import Request, request_of
+from rpbench.config.choices import ConfigError
+from rpbench.config.composing import Composer
+from rpbench.config.request import Request, request_of
+from rpbench.records.manifest import Journal, Plan, is_settled, recall
+from rpbench.records.record import Record, run_id
+from rpbench.run.recording import identity
+from rpbench.sweep.lease import Leases
 
 _POLL_S = 0.2
 

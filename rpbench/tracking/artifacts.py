@@ -5,11 +5,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rpbench.harness.record import Record, dump
-from rpbench.harness.timeline_svg import timeline_svg
-from rpbench.harness.tracking.metrics import TIMELINE
+from rpbench.drawing.timeline_svg import timeline_svg
 from rpbench.ir.schedule import to_text
 from rpbench.ir.timeline import Timeline
+from rpbench.records.record import Record, dump
+from rpbench.tracking.metrics import TIMELINE
 
 _MOST_ACTIONS = 20_000  # of a trace or a picture: a dashboard is no place for a million actions
 

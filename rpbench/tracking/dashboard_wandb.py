@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rpbench.harness.choices import ConfigError
+from rpbench.config.choices import ConfigError
 
 # Runs of one group did the same work by the same schedule; a bar is a group, so that bars of one work may be compared.
 GROUPS = ("work", "schedule.name")
@@ -110,7 +110,7 @@ def save(project: str, entity: str = "") -> dict[str, str]:
     Raises:
         ConfigError: without a key, before anything is asked.
     """
-    from rpbench.harness.tracking.wandb_run import wandb_mode
+    from rpbench.tracking.wandb_run import wandb_mode
 
     if wandb_mode() != "online":
         raise ConfigError("dashboard wandb: W&B is offline here; run `wandb login`, or add --dry-run to print it")

@@ -5,10 +5,10 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from rpbench.harness.clock import under_unit
-from rpbench.harness.record import Record
-from rpbench.harness.request import Request
-from rpbench.harness.tracking.metrics import units
+from rpbench.config.request import Request
+from rpbench.records.clock import under_unit
+from rpbench.records.record import Record
+from rpbench.tracking.metrics import units
 
 _NOT_METRICS = ("seed", "num_devices", "num_microbatches", "num_steps", "num_stages", "num_backward_stages")
 _CURVES = ("loss_curve", "loss_curve_s")

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness.clock import clock
-from rpbench.harness.record import Record, write_atomically
-from rpbench.harness.request import Request
-from rpbench.harness.tracking.feed import Listener, Row
-from rpbench.harness.tracking.metrics import in_slots
+from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
+from rpbench.records.clock import clock
+from rpbench.records.record import Record, write_atomically
 from rpbench.strict_json import parsed
+from rpbench.tracking.feed import Listener, Row
+from rpbench.tracking.metrics import in_slots
 from rpbench.whole_file import read_text
 
 MARK = "mirror.json"
@@ -38,7 +38,7 @@ class WandbMirror(Mirror):
     """A run at W&B. After the first thing that fails there, nothing more is sent."""
 
     def __init__(self, request: Request, opening: Mapping[str, Any]) -> None:
-        from rpbench.harness.tracking import wandb_run
+        from rpbench.tracking import wandb_run
 
         self._folder = request.results_dir / opening["run_id"]
         self._attempt = int(_mark(self._folder).get("attempt", 0)) + 1

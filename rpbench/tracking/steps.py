@@ -13,11 +13,11 @@ from time import perf_counter
 
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.training import Training
-from rpbench.harness.tracking.feed import Row, StepFeed
-from rpbench.harness.tracking.metrics import MEMORY, STEP
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.index import GRADIENT
 from rpbench.ir.timeline import Timeline
+from rpbench.tracking.feed import Row, StepFeed
+from rpbench.tracking.metrics import MEMORY, STEP
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rpbench.harness.record import Record
-from rpbench.harness.request import Request
-from rpbench.harness.tracking.artifacts import add_artifact
-from rpbench.harness.tracking.description import config_of, group_of, name_of, summary_of, tags_of
-from rpbench.harness.tracking.metrics import HISTORY, MEMORY, STEP, SUMMARY
+from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
+from rpbench.records.record import Record
+from rpbench.tracking.artifacts import add_artifact
+from rpbench.tracking.description import config_of, group_of, name_of, summary_of, tags_of
+from rpbench.tracking.metrics import HISTORY, MEMORY, STEP, SUMMARY
 
 _EXIT_CODES = {"ok": 0, "failed": 1, "infeasible": 3, "oom": 4}  # W&B shows what is not 0 as failed; a tag says why
 

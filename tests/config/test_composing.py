@@ -6,11 +6,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from spared import spared
 
-from rpbench.harness import composing
-from rpbench.harness.choices import ConfigError, typed
-from rpbench.harness.composing import Composer
-from rpbench.harness.config import CONF, Composed, RunConfig, composed, register
-from rpbench.harness.sweeper import ManifestSweeper
+from rpbench.config import composing
+from rpbench.config.choices import ConfigError, typed
+from rpbench.config.composing import Composer
+from rpbench.config.configuration import CONF, Composed, RunConfig, composed, register
+from rpbench.sweep.sweeper import ManifestSweeper
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 

@@ -5,10 +5,10 @@ from omegaconf import OmegaConf
 from spared import spared
 
 from rpbench import registry
-from rpbench.harness.assemble import pose
-from rpbench.harness.composing import recalling
-from rpbench.harness.config import CONF, composed, options_of
-from rpbench.harness.request import load
+from rpbench.config.composing import recalling
+from rpbench.config.configuration import CONF, composed, options_of
+from rpbench.config.request import load
+from rpbench.run.assemble import pose
 
 # Real work is for as many devices as small machines have cores, drawings for as many as can be read; the others are in
 # the paper's setting.

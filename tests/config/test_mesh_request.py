@@ -7,20 +7,20 @@ from functools import cache
 import pytest
 from spared import spared
 
-from rpbench.harness import provenance, record
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.composing import Composer
-from rpbench.harness.config import composed, register
-from rpbench.harness.mesh_choice import mesh_of
-from rpbench.harness.mesh_config import MeshConfig, nodes_named
-from rpbench.harness.mesh_run import job_of, prepare
-from rpbench.harness.recording import identity
-from rpbench.harness.request import ScheduleChoice, load, request_of
-from rpbench.harness.run import run
-from rpbench.harness.scheduled import assembled_of
+from rpbench.config.choices import ConfigError
+from rpbench.config.composing import Composer
+from rpbench.config.configuration import composed, register
+from rpbench.config.mesh.choice import mesh_of
+from rpbench.config.mesh.overrides import MeshConfig, nodes_named
+from rpbench.config.request import ScheduleChoice, load, request_of
 from rpbench.mesh.exact import makespan_s
 from rpbench.mesh.memory import rank_bytes
+from rpbench.records import provenance, record
 from rpbench.registry import entries
+from rpbench.run.mesh_run import job_of, prepare
+from rpbench.run.recording import identity
+from rpbench.run.request_to_records import run
+from rpbench.run.scheduled import assembled_of
 
 CONSTANT = ("model=llama31_8b", "cost=constant", "cost.hop_ms=0.3", "cost.head_share=0.1", "num_microbatches=12")
 # One of each kind: stages dealt in turn or in a V, copies of stages, orders by times, shared heads, streamed weights,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra.core.plugins import Plugins
 
-from rpbench.harness.allocator import measures
+from rpbench.run.allocator import measures
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rpbench.cli import dispatch
-from rpbench.harness import imports, record
-from rpbench.harness.choices import ConfigError
+from rpbench.config.choices import ConfigError
+from rpbench.records import imports, record
 
 KINETO = [
     {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 1, "ts": 100, "dur": 50},

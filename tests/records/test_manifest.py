@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from rpbench.harness import manifest as manifests
-from rpbench.harness import sweep
-from rpbench.harness.manifest import FOLDER, PLAN, Journal, ManifestError, manifest_name, read_manifest, write_plan
-from rpbench.harness.recording import Outcome
+from rpbench.records import manifest as manifests
+from rpbench.records.manifest import FOLDER, PLAN, Journal, ManifestError, manifest_name, read_manifest, write_plan
+from rpbench.run.recording import Outcome
+from rpbench.sweep import multirun as sweep
 
 SWEEP = ("-m", "schedule=gpipe,1f1b,zb_h1,chimera,zb_v", "num_devices=2", "num_microbatches=4")
 
@@ -79,7 +79,7 @@ def test_a_cell_that_cannot_be_asked_for_is_refused_in_the_manifest(rpbench, tmp
 
 
 def test_a_run_that_breaks_is_a_failed_cell_with_its_record(rpbench, tmp_path, monkeypatch):
-    monkeypatch.setattr("rpbench.harness.recording._carried_out", lambda work, events: _broken())
+    monkeypatch.setattr("rpbench.run.recording._carried_out", lambda work, events: _broken())
     status, rows, _ = rpbench("-m", "schedule=gpipe", "num_devices=2", "num_microbatches=2")
     assert (status, rows[0]["status"]) == (1, "failed")
     (cell,) = only_manifest(tmp_path / "results").cells

@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from rpbench.harness import provenance, record
-from rpbench.harness.modes import simulate
-from rpbench.harness.recording import Outcome, Work, identity, recorded
-from rpbench.harness.request import load
-from rpbench.harness.run import run
+from rpbench.config.request import load
+from rpbench.records import provenance, record
+from rpbench.run.modes import simulate
+from rpbench.run.recording import Outcome, Work, identity, recorded
+from rpbench.run.request_to_records import run
 
 
 def name_of(*overrides):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rpbench.harness import allocator
+from rpbench.run import allocator
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from omegaconf import OmegaConf
 
 from rpbench.cli import dispatch
 from rpbench.commands import calibrate
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.collective_rates import COLLECTIVES
 from rpbench.cost.declared import declarations
@@ -18,11 +20,9 @@ from rpbench.engine.measure import calibration
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.engine.measure.probes import ON_CORES
 from rpbench.engine.measure.rates import Rates
-from rpbench.harness import cluster_file
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.cluster_file import cluster_of, to_text
-from rpbench.harness.request import load
-from rpbench.harness.run import run
+from rpbench.run import cluster_file
+from rpbench.run.cluster_file import cluster_of, to_text
+from rpbench.run.request_to_records import run
 from rpbench.torch_runtime import ranks
 from rpbench.torch_runtime.diagnosis import RunFailed
 

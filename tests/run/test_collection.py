@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 
-from rpbench.harness import collection
-from rpbench.harness.collection import collection_paused
+from rpbench.run import collection
+from rpbench.run.collection import collection_paused
 
 
 class Circle:

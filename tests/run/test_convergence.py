@@ -3,8 +3,8 @@
 import pytest
 
 from analysis.exhibits.figures.convergence import BATCH, EXPERIMENTS, METHODS, ONE_BY_ONE
-from rpbench.harness.config import swept
-from rpbench.harness.request import load
+from rpbench.config.configuration import swept
+from rpbench.config.request import load
 
 SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices=2", "workload=prose")
 

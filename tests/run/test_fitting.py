@@ -2,10 +2,10 @@
 
 import pytest
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
 from rpbench.cost.fitting import fitting_stages
-from rpbench.harness.assemble import assemble
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.request import load
+from rpbench.run.assemble import assemble
 
 RUN = ("schedule=1f1b", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=published", "charge=bytes",
        "num_microbatches=16")  # fmt: skip

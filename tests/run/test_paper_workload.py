@@ -1,10 +1,10 @@
-"""mode=predict and analytic costs through the harness: records and refusals."""
+"""mode=predict and analytic costs as requests: records and refusals."""
 
 import pytest
 
-from rpbench.harness.describe import describe
-from rpbench.harness.request import load
-from rpbench.harness.run import run
+from rpbench.config.request import load
+from rpbench.records.describe import describe
+from rpbench.run.request_to_records import run
 
 PAPER = ["cost=analytic", "mode=predict"]
 

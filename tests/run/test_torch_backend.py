@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpbench.harness import record
+from rpbench.records import record
 
 RUN = ("backend=torch", "model=tiny_gpt", "num_devices=2", "num_microbatches=4")
 

@@ -6,13 +6,13 @@ from io import StringIO
 
 import pytest
 
-from rpbench.harness.record import read
-from rpbench.harness.request import Request, load
-from rpbench.harness.run import run
-from rpbench.harness.tuned import TRIED, contender_of, terms_of_request
+from rpbench.config.request import Request, load
 from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
+from rpbench.records.record import read
+from rpbench.run.request_to_records import run
+from rpbench.run.tuned import TRIED, contender_of, terms_of_request
 
 # Six layers on two devices: everything about it is fast.
 SMALL = (
@@ -93,7 +93,7 @@ def test_what_leaves_nothing_to_search_is_refused(words: list[str], says: str, t
 
 
 def test_everybody_who_can_be_charged_takes_part_in_figure_10() -> None:
-    from rpbench.harness.config import swept
+    from rpbench.config.configuration import swept
 
     able = {each.entry.name for each in contenders() if not why_not_charged(each)}
     assert set(swept("figure10", "schedule")) == able | {"roundpipe_async", "zero_offload_delayed"}

@@ -15,7 +15,9 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 from rpbench.cli import dispatch
 from rpbench.commands.store import export
-from rpbench.harness import composing, lease, record, worker
+from rpbench.config import composing
+from rpbench.records import record
+from rpbench.sweep import lease, worker
 
 
 def table(results, form="csv"):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rpbench.harness.forecast import Forecaster
-from rpbench.harness.request import load
-from rpbench.harness.run import run
+from rpbench.config.request import load
+from rpbench.run.request_to_records import run
+from rpbench.sweep.forecast import Forecaster
 
 LLAMA = ("model=llama31_8b", "cluster=8x_rtx4090", "cost=analytic", "num_microbatches=8")
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from rpbench.harness import lease
-from rpbench.harness.lease import Leases, Owner
+from rpbench.sweep import lease
+from rpbench.sweep.lease import Leases, Owner
 
 
 def owned_by(path, **change):

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from rpbench.harness import machine_lock
-from rpbench.harness.machine_lock import machine_alone
+from rpbench.sweep import machine_lock
+from rpbench.sweep.machine_lock import machine_alone
 
 HOLD = """
 import sys
 from pathlib import Path
-from rpbench.harness import machine_lock
+from rpbench.sweep import machine_lock
 machine_lock._path = lambda: Path(sys.argv[1])
 with machine_lock.machine_alone(wanted=True):
     print("in", flush=True)

@@ -9,9 +9,9 @@ from plugging import compose_once, forked, in_a_child, rests, starts, swept, tab
 from spared import spared
 
 from rpbench import whole_file
+from rpbench.config.files.source_file import read_source
 from rpbench.engine.state import checkpoint
-from rpbench.harness import record
-from rpbench.harness.source_file import read_source
+from rpbench.records import record
 from rpbench.whole_file import read_bytes
 
 SWEEP = ("-m", "schedule=gpipe,1f1b", "num_microbatches=4,5", "num_devices=2", "cost=constant", "save_timeline=true")

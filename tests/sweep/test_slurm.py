@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from rpbench.harness import slurm
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.manifest import read_manifest
-from rpbench.harness.request import load
-from rpbench.harness.slurm import Slurm, asked_for, refuse_without_slurm, run_task
-from rpbench.harness.sweep import sweep
-from rpbench.harness.worker import RunFailed
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
+from rpbench.records.manifest import read_manifest
+from rpbench.sweep import slurm
+from rpbench.sweep.multirun import sweep
+from rpbench.sweep.slurm import Slurm, asked_for, refuse_without_slurm, run_task
+from rpbench.sweep.worker import RunFailed
 
 ROW = {"run_id": "a1", "status": "ok", "reason": None, "mode": "roofline", "model": "m", "cluster": "c",
        "convention": "artifact"}  # fmt: skip

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from rpbench.cli import dispatch
-from rpbench.harness.request import load
-from rpbench.harness.tracking import dashboard_wandb, metrics
-from rpbench.harness.tracking.description import work_of
+from rpbench.config.request import load
+from rpbench.tracking import dashboard_wandb, metrics
+from rpbench.tracking.description import work_of
 
 
 def test_every_metric_of_a_panel_is_one_that_runs_log():

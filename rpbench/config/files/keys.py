@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware import Cluster
-from rpbench.harness.choices import ConfigError
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness.choices import ConfigError
+from rpbench.config.choices import ConfigError
 from rpbench.places import CONF, file_of, own_yaml, places
 from rpbench.whole_file import read_bytes
 from rpbench.yaml_file import read_keys

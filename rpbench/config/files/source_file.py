@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpbench.harness.choices import ConfigError
+from rpbench.config.choices import ConfigError
 from rpbench.whole_file import read_bytes, sha256
 
 MOST_BYTES = 2**28  # of a file that is read whole; a checkpoint is not

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import prod
 from typing import Any, get_args
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import as_plain
+from rpbench.config.mesh.overrides import SEQ_LEN, MeshConfig, OverlapConfig, is_architecture, is_machine
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import as_plain
-from rpbench.harness.mesh_config import SEQ_LEN, MeshConfig, OverlapConfig, is_architecture, is_machine
 from rpbench.mesh.architecture import Architecture, from_mapping, from_model
 from rpbench.mesh.gpu import gpu
 from rpbench.mesh.layer_seconds import Precision

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpbench.harness.choices import ConfigError
+from rpbench.config.choices import ConfigError
 from rpbench.mesh.gpu import CONF, names, read
 from rpbench.places import file_of
 

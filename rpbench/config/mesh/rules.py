@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import RunConfig
-from rpbench.harness.mesh_choice import MeshChoice
+from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import RunConfig
+from rpbench.config.mesh.choice import MeshChoice
 
 RECOMPUTED = {"all": "full", "none": "none"}  # the words of a run, in the words of meshes
 

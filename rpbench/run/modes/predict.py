@@ -4,21 +4,21 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rpbench.config.choices import ConfigError, CostConfig, Predict
+from rpbench.config.files.keys import LAYERS, check_figures
+from rpbench.config.request import Request
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
-from rpbench.harness.choices import ConfigError, CostConfig, Predict
-from rpbench.harness.collection import collection_paused
-from rpbench.harness.keys import LAYERS, check_figures
-from rpbench.harness.published_run import published_run_fields
-from rpbench.harness.record import Record
-from rpbench.harness.recording import Outcome, Work, recorded
-from rpbench.harness.request import Request
 from rpbench.places import CONF
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
 from rpbench.predict.systems import system
+from rpbench.records.record import Record
+from rpbench.run.collection import collection_paused
+from rpbench.run.published_run import published_run_fields
+from rpbench.run.recording import Outcome, Work, recorded
 
 # Schedules that stand for a system of the published tables.
 _SYSTEM_OF = {"roundpipe": "roundpipe", "1f1b": "megatron-pp", "looped_bfs": "mobius"}

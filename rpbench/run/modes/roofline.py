@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from rpbench.config.choices import ConfigError, Roofline
+from rpbench.config.request import Request
 from rpbench.cost.model import CONVENTIONS, Convention
 from rpbench.cost.roofline import (
     ideal_bubble_fraction,
@@ -10,11 +12,9 @@ from rpbench.cost.roofline import (
     reload_time_s,
     smallest_compute_bound_batch,
 )
-from rpbench.harness.choices import ConfigError, Roofline
-from rpbench.harness.record import Record
-from rpbench.harness.recording import Outcome, Work, recorded
-from rpbench.harness.request import Request
+from rpbench.records.record import Record
 from rpbench.registry import unknown_name
+from rpbench.run.recording import Outcome, Work, recorded
 
 # Sequences per upload at which figure 5 draws the intensity.
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

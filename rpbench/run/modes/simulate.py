@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.freezing import check_freezing, frozen
-from rpbench.harness.offloading import simulate_transfers
-from rpbench.harness.record import Record
-from rpbench.harness.recording import Fields, Outcome, Work, recorded
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import assembled_of, scheduled
+from rpbench.config.request import Request
+from rpbench.records.record import Record
+from rpbench.run.assemble import Assembled
+from rpbench.run.freezing import check_freezing, frozen
+from rpbench.run.offloading import simulate_transfers
+from rpbench.run.recording import Fields, Outcome, Work, recorded
+from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
 
@@ -24,7 +24,7 @@ def records(request: Request) -> list[Record]:
 
 def _prepare(request: Request) -> Work:
     if request.mesh is not None and request.mesh.machine is not None:
-        from rpbench.harness.mesh_run import prepare  # the packages of meshes, for runs that have one
+        from rpbench.run.mesh_run import prepare  # the packages of meshes, for runs that have one
 
         return prepare(request)
     assembled, max_ratio = assembled_of(request), request.cost.max_freeze_ratio

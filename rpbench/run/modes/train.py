@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from rpbench.config.choices import BackendConfig, ConfigError
+from rpbench.config.request import Request
 from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend
@@ -31,21 +33,6 @@ from rpbench.engine.training_checks import check_untied
 from rpbench.engine.transfers.paced_copies import PacedCopies
 from rpbench.engine.verification import gated, verified
 from rpbench.engine.workload import Workload
-from rpbench.harness.allocator import is_tuned
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.choices import BackendConfig, ConfigError
-from rpbench.harness.curve import loss_curve
-from rpbench.harness.device_request import check_device
-from rpbench.harness.on_accelerators import HandlersOf, Ran, gated_on_device, run_on_accelerators
-from rpbench.harness.optimizer_settings import optimizer_settings
-from rpbench.harness.record import Record, check_target
-from rpbench.harness.recording import Fields, Outcome, Work, recorded
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import assembled_of, scheduled
-from rpbench.harness.tensors import DTYPES, check_host_memory, one_thread, workload_of
-from rpbench.harness.tracking.feed import StepFeed
-from rpbench.harness.tracking.steps import StepWatch
-from rpbench.harness.validation import Validation
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.moved_objects import LINKS
@@ -57,8 +44,21 @@ from rpbench.models.build import build_layer
 from rpbench.models.data import TEXTS, Data, InPieces, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import check_shares
+from rpbench.records.record import Record, check_target
 from rpbench.registry import Entry
+from rpbench.run.allocator import is_tuned
+from rpbench.run.assemble import Assembled
+from rpbench.run.recording import Fields, Outcome, Work, recorded
+from rpbench.run.scheduled import assembled_of, scheduled
+from rpbench.run.training.curve import loss_curve
+from rpbench.run.training.device_request import check_device
+from rpbench.run.training.on_accelerators import HandlersOf, Ran, gated_on_device, run_on_accelerators
+from rpbench.run.training.optimizer_settings import optimizer_settings
+from rpbench.run.training.tensors import DTYPES, check_host_memory, one_thread, workload_of
+from rpbench.run.training.validation import Validation
 from rpbench.sim.metrics import measure
+from rpbench.tracking.feed import StepFeed
+from rpbench.tracking.steps import StepWatch
 
 Validated = Callable[[Training], Validation | None]
 
@@ -70,7 +70,7 @@ def records(request: Request) -> list[Record]:
         ValueError: if the request is wrong; nothing is written then.
     """
     if _backend(request).name == "torch":
-        from rpbench.harness.torch_backend import torch_records  # processes of its own; torch.distributed
+        from rpbench.run.training.torch_backend import torch_records  # processes of its own; torch.distributed
 
         return torch_records(request)
     return [recorded(request, _prepare)]

@@ -2,8 +2,8 @@
 
 import torch
 
-from rpbench.harness.choices import BackendConfig, ConfigError
-from rpbench.harness.request import Request
+from rpbench.config.choices import BackendConfig, ConfigError
+from rpbench.config.request import Request
 from rpbench.ir.action import SEND, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.communication import hops

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from rpbench.config.choices import BackendConfig
 from rpbench.cost.memory import classes_of
 from rpbench.engine.backends import accelerator
 from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice
@@ -23,11 +24,10 @@ from rpbench.engine.stream_order.trace import Trace
 from rpbench.engine.training import Training
 from rpbench.engine.verification import WHOLE_BOUNDS
 from rpbench.engine.workload import Workload
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.choices import BackendConfig
-from rpbench.harness.recording import Fields
 from rpbench.ir.action import Kind
 from rpbench.ir.timeline import Timeline
+from rpbench.run.assemble import Assembled
+from rpbench.run.recording import Fields
 from rpbench.sim.memory import peak_in_flight
 
 HandlersOf = Callable[[Training], Mapping[Kind, Handler]]

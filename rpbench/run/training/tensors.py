@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import torch
 
+from rpbench.config.choices import ConfigError
 from rpbench.cost.model import Model
 from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.workload import Workload
-from rpbench.harness.choices import ConfigError
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
 

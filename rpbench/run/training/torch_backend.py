@@ -3,15 +3,15 @@
 import math
 from dataclasses import asdict, replace
 
+from rpbench.config.choices import BackendConfig, ConfigError
+from rpbench.config.request import Request
 from rpbench.engine.measure.action_times import measured_costs
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.choices import BackendConfig, ConfigError
-from rpbench.harness.optimizer_settings import optimizer_settings
-from rpbench.harness.record import Record
-from rpbench.harness.recording import Fields, Outcome, Work, recorded
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import assembled_of, scheduled
 from rpbench.models.data import TEXTS
+from rpbench.records.record import Record
+from rpbench.run.assemble import Assembled
+from rpbench.run.recording import Fields, Outcome, Work, recorded
+from rpbench.run.scheduled import assembled_of, scheduled
+from rpbench.run.training.optimizer_settings import optimizer_settings
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
 from rpbench.torch_runtime import outcome as ran

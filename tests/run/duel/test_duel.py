@@ -11,29 +11,29 @@ from random import Random
 import pytest
 from omegaconf import OmegaConf
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.measured import MEASURED
 from rpbench.cost.model import Model
 from rpbench.engine.measure.calibration import calibrate_cores
 from rpbench.engine.measure.probes import Probe
-from rpbench.harness import record
-from rpbench.harness.allocator import is_tuned
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.modes.duel import run as duel_run
-from rpbench.harness.modes.duel import start, team
-from rpbench.harness.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS, contenders
-from rpbench.harness.modes.duel.findings import findings
-from rpbench.harness.modes.duel.order import turn_order
-from rpbench.harness.modes.duel.paired import Ratio, ratio
-from rpbench.harness.modes.duel.plans import make_plans
-from rpbench.harness.modes.duel.rows import drift, over_predicted, predictions, times
-from rpbench.harness.modes.duel.run import CLUSTER, PLANS, SUMMARY, records
-from rpbench.harness.modes.duel.sample import Sample
-from rpbench.harness.modes.duel.summary import lines, summary
-from rpbench.harness.modes.duel.tuning import complete
-from rpbench.harness.modes.duel.turns import play
-from rpbench.harness.request import load
-from rpbench.harness.scheduled import PROFILE
+from rpbench.records import record
+from rpbench.run.allocator import is_tuned
+from rpbench.run.modes.duel import run as duel_run
+from rpbench.run.modes.duel import start, team
+from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS, contenders
+from rpbench.run.modes.duel.findings import findings
+from rpbench.run.modes.duel.order import turn_order
+from rpbench.run.modes.duel.paired import Ratio, ratio
+from rpbench.run.modes.duel.plans import make_plans
+from rpbench.run.modes.duel.rows import drift, over_predicted, predictions, times
+from rpbench.run.modes.duel.run import CLUSTER, PLANS, SUMMARY, records
+from rpbench.run.modes.duel.sample import Sample
+from rpbench.run.modes.duel.summary import lines, summary
+from rpbench.run.modes.duel.tuning import complete
+from rpbench.run.modes.duel.turns import play
+from rpbench.run.scheduled import PROFILE
 
 SMALL = (
     "experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=3", "model.seq_len=16", "num_microbatches=4",
@@ -175,7 +175,7 @@ def test_what_is_the_same_work_is_the_same_plan(rows):
 def test_plans_are_read_back_as_they_were_and_nothing_is_profiled(rows, folder, monkeypatch):
     by_name = {row["contender"]: row for row in rows}
     path = folder / by_name[BASE]["run_id"] / PLANS
-    monkeypatch.setattr("rpbench.harness.layer_times._measured", None)
+    monkeypatch.setattr("rpbench.run.layer_times._measured", None)
     request = load([*SMALL, f"mode.plans={path}", f"results_dir={folder}"])
     assert request.subject["sha256"]["mode.plans"]
     _, read = make_plans(request, OURS)

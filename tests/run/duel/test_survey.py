@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from test_calibrate import COST, RATES, made_up
 
+from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import engine_times
-from rpbench.harness.modes.duel.contenders import contenders
-from rpbench.harness.modes.duel.survey import Survey
-from rpbench.harness.modes.duel.tuning import problem_of
-from rpbench.harness.request import load
 from rpbench.ir.partition import parse
 from rpbench.plan.whole import evaluate_whole
+from rpbench.run.modes.duel.contenders import contenders
+from rpbench.run.modes.duel.survey import Survey
+from rpbench.run.modes.duel.tuning import problem_of
 from rpbench.sim.longest_path import simulate
 
 REQUEST = load(

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from torch_duel_rows import PREDICTED, REPLAYED, SHARES, rows
 
-from rpbench.harness import record
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.modes.torch_duel import run as torch_duel_run
-from rpbench.harness.modes.torch_duel import start
-from rpbench.harness.modes.torch_duel.entrants import REFERENCES, entrants
-from rpbench.harness.modes.torch_duel.findings import derived_fields, findings
-from rpbench.harness.modes.torch_duel.run import records
-from rpbench.harness.request import load
-from rpbench.harness.run import run
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
+from rpbench.records import record
+from rpbench.run.modes.torch_duel import run as torch_duel_run
+from rpbench.run.modes.torch_duel import start
+from rpbench.run.modes.torch_duel.entrants import REFERENCES, entrants
+from rpbench.run.modes.torch_duel.findings import derived_fields, findings
+from rpbench.run.modes.torch_duel.run import records
+from rpbench.run.request_to_records import run
 
 
 def test_a_dearer_table_is_slower_and_the_same_schedule_twice_is_not():

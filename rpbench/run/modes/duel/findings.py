@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rpbench.harness.modes.duel.contenders import REFERENCES
-from rpbench.harness.modes.duel.neighbours import compare, pairs
-from rpbench.harness.modes.duel.runs import Columns, runs_by
-from rpbench.harness.modes.duel.verdict import Finding, Rules, StartFinding, find_start, judge
-from rpbench.harness.record import Record
+from rpbench.records.record import Record
+from rpbench.run.modes.duel.contenders import REFERENCES
+from rpbench.run.modes.duel.neighbours import compare, pairs
+from rpbench.run.modes.duel.runs import Columns, runs_by
+from rpbench.run.modes.duel.verdict import Finding, Rules, StartFinding, find_start, judge
 
 Rows = Mapping[str, Record]
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from rpbench.harness.modes.duel.neighbours import Floats
+from rpbench.run.modes.duel.neighbours import Floats
 
 TRIMMED = 0.2  # share of each end of a block that its mean leaves out
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rpbench.config.choices import Duel
+from rpbench.config.request import Request
 from rpbench.cost.model import Model
 from rpbench.engine.state.optimizer import OptimizerSettings
-from rpbench.harness.choices import Duel
-from rpbench.harness.modes.duel.contenders import Contender
-from rpbench.harness.modes.duel.verdict import Rules
-from rpbench.harness.request import Request
 from rpbench.plan.whole import WholePlan
+from rpbench.run.modes.duel.contenders import Contender
+from rpbench.run.modes.duel.verdict import Rules
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from baselines.systems.ranks import RankFailed
 from rpbench.engine.executor import ActionFailed
-from rpbench.harness.modes.duel.start import Job, make_teams
-from rpbench.harness.modes.duel.team import Parity, Team
-from rpbench.harness.tensors import one_thread
+from rpbench.run.modes.duel.start import Job, make_teams
+from rpbench.run.modes.duel.team import Parity, Team
+from rpbench.run.training.tensors import one_thread
 
 
 def check_parity(job: Job, sequence_tokens: int) -> dict[str, Parity]:

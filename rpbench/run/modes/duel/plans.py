@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rpbench.config.choices import ConfigError, Duel
+from rpbench.config.files.source_file import read_source
+from rpbench.config.request import Request
 from rpbench.cost.profiled import from_text, to_text
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.choices import ConfigError, Duel
-from rpbench.harness.modes.duel.contenders import Contender
-from rpbench.harness.modes.duel.run_off import Raced
-from rpbench.harness.modes.duel.tuning import problem_of, shortlists
-from rpbench.harness.request import Request
-from rpbench.harness.source_file import read_source
 from rpbench.ir.partition import parse
 from rpbench.plan.whole import WholePlan, evaluate_whole
+from rpbench.run.modes.duel.contenders import Contender
+from rpbench.run.modes.duel.run_off import Raced
+from rpbench.run.modes.duel.tuning import problem_of, shortlists
 from rpbench.strict_json import parsed
 
 SCHEMA = "rpbench-duel-plans 1"

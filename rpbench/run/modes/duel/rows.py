@@ -5,10 +5,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from rpbench.harness.modes.duel.paired import Ratio, ratio
-from rpbench.harness.modes.duel.started import Started
-from rpbench.harness.record import Record
 from rpbench.plan.whole import WholePlan
+from rpbench.records.record import Record
+from rpbench.run.modes.duel.paired import Ratio, ratio
+from rpbench.run.modes.duel.started import Started
 
 
 def plan_fields(plan: WholePlan, num_raced: int) -> dict[str, Any]:

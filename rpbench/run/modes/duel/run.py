@@ -5,28 +5,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rpbench import tracking
+from rpbench.config.choices import Duel
+from rpbench.config.request import Request
 from rpbench.cost.profiled import to_text
 from rpbench.engine.backends.cpu import usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores
-from rpbench.harness import record, tracking
-from rpbench.harness.choices import Duel
-from rpbench.harness.modes.duel.contenders import BASE, REFERENCES, Contender, contenders
-from rpbench.harness.modes.duel.emulation import emulated_makespans
-from rpbench.harness.modes.duel.job import Job, job_of
-from rpbench.harness.modes.duel.parity import check_parity, without
-from rpbench.harness.modes.duel.plans import make_plans, plans_text
-from rpbench.harness.modes.duel.rows import calibrated_fields, plan_fields, timed_fields
-from rpbench.harness.modes.duel.run_off import Raced, chosen, run_off, told
-from rpbench.harness.modes.duel.start import start_apart
-from rpbench.harness.modes.duel.started import Started
-from rpbench.harness.modes.duel.summary import lines, summary
-from rpbench.harness.modes.duel.survey import Survey
-from rpbench.harness.modes.duel.tuning import complete
-from rpbench.harness.record import Record
-from rpbench.harness.recording import identity, may_be_found, names, origin
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import PROFILE
-from rpbench.harness.tensors import one_thread
+from rpbench.records import record
+from rpbench.records.record import Record
+from rpbench.run.modes.duel.contenders import BASE, REFERENCES, Contender, contenders
+from rpbench.run.modes.duel.emulation import emulated_makespans
+from rpbench.run.modes.duel.job import Job, job_of
+from rpbench.run.modes.duel.parity import check_parity, without
+from rpbench.run.modes.duel.plans import make_plans, plans_text
+from rpbench.run.modes.duel.rows import calibrated_fields, plan_fields, timed_fields
+from rpbench.run.modes.duel.run_off import Raced, chosen, run_off, told
+from rpbench.run.modes.duel.start import start_apart
+from rpbench.run.modes.duel.started import Started
+from rpbench.run.modes.duel.summary import lines, summary
+from rpbench.run.modes.duel.survey import Survey
+from rpbench.run.modes.duel.tuning import complete
+from rpbench.run.recording import identity, may_be_found, names, origin
+from rpbench.run.scheduled import PROFILE
+from rpbench.run.training.tensors import one_thread
 
 SUMMARY = "summary.json"  # in the folder of 1F1B
 CLUSTER = "cluster.yaml"  # beside it: what the calibration before the first start found

@@ -15,16 +15,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rpbench.config.choices import Duel
+from rpbench.config.request import Request
 from rpbench.engine.backends.cpu import usable_cores
-from rpbench.harness.choices import Duel
-from rpbench.harness.modes.duel.contenders import Contender
-from rpbench.harness.modes.duel.job import Job, job_of
-from rpbench.harness.modes.duel.neighbours import Floats, pairs
-from rpbench.harness.modes.duel.parity import check_parity, without
-from rpbench.harness.modes.duel.runs import runs_by
-from rpbench.harness.modes.duel.started import Started
-from rpbench.harness.request import Request
 from rpbench.plan.whole import WholePlan
+from rpbench.run.modes.duel.contenders import Contender
+from rpbench.run.modes.duel.job import Job, job_of
+from rpbench.run.modes.duel.neighbours import Floats, pairs
+from rpbench.run.modes.duel.parity import check_parity, without
+from rpbench.run.modes.duel.runs import runs_by
+from rpbench.run.modes.duel.started import Started
 
 # Clean comparisons of a plan; with fewer it is not chosen.
 LEAST_COMPARISONS = 5

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rpbench.harness.modes.duel.neighbours import Runs
+from rpbench.run.modes.duel.neighbours import Runs
 
 if TYPE_CHECKING:
-    from rpbench.harness.modes.duel.turns import Run  # which needs torch; whoever reads records does not
+    from rpbench.run.modes.duel.turns import Run  # which needs torch; whoever reads records does not
 
 Columns = Mapping[str, Sequence[Any]]
 

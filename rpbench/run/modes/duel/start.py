@@ -4,7 +4,7 @@ Where a process puts its weights, and on which pages, stays for as long as it li
 Two starts are therefore two processes. Plans are made once and come with the job.
 
 What helps is done to everybody, and is in the record: each worker and each rank computes on a core of its own, memory
-stays with the process (`rpbench.harness.allocator`), one warm-up run each, no garbage collection in a run.
+stays with the process (`rpbench.run.allocator`), one warm-up run each, no garbage collection in a run.
 """
 
 import os
@@ -20,18 +20,18 @@ from baselines.systems.ranks import Ranks
 from rpbench.engine.backends.cpu import CpuBackend, usable_cores
 from rpbench.engine.program import make_program
 from rpbench.engine.training import Settings
-from rpbench.harness.allocator import is_tuned
-from rpbench.harness.modes.duel.contenders import REFERENCES
-from rpbench.harness.modes.duel.job import Job
-from rpbench.harness.modes.duel.neighbours import compare
-from rpbench.harness.modes.duel.order import family_order, turn_order
-from rpbench.harness.modes.duel.runs import columns_of, runs_by
-from rpbench.harness.modes.duel.started import Started, apart
-from rpbench.harness.modes.duel.team import EngineTeam, LimitTeam, Team, TorchTeam
-from rpbench.harness.modes.duel.turns import Run, play
-from rpbench.harness.modes.duel.verdict import find_start
-from rpbench.harness.tensors import one_thread, workload_of
 from rpbench.plan.whole import WholePlan
+from rpbench.run.allocator import is_tuned
+from rpbench.run.modes.duel.contenders import REFERENCES
+from rpbench.run.modes.duel.job import Job
+from rpbench.run.modes.duel.neighbours import compare
+from rpbench.run.modes.duel.order import family_order, turn_order
+from rpbench.run.modes.duel.runs import columns_of, runs_by
+from rpbench.run.modes.duel.started import Started, apart
+from rpbench.run.modes.duel.team import EngineTeam, LimitTeam, Team, TorchTeam
+from rpbench.run.modes.duel.turns import Run, play
+from rpbench.run.modes.duel.verdict import find_start
+from rpbench.run.training.tensors import one_thread, workload_of
 
 
 def start_apart(job: Job) -> Started:

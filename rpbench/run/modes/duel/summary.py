@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rpbench.harness.modes.duel.contenders import BASE
-from rpbench.harness.modes.duel.findings import false_alarms, findings, timed, why_none
-from rpbench.harness.modes.duel.paired import Ratio, ratio
-from rpbench.harness.modes.duel.rows import drift, over_predicted, times
-from rpbench.harness.modes.duel.runs import CLOCKS
-from rpbench.harness.modes.duel.verdict import Finding
-from rpbench.harness.record import Record
+from rpbench.records.record import Record
+from rpbench.run.modes.duel.contenders import BASE
+from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
+from rpbench.run.modes.duel.paired import Ratio, ratio
+from rpbench.run.modes.duel.rows import drift, over_predicted, times
+from rpbench.run.modes.duel.runs import CLOCKS
+from rpbench.run.modes.duel.verdict import Finding
 
 
 def summary(rows: Sequence[Record]) -> dict[str, Any]:

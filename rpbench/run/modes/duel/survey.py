@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import engine_times
 from rpbench.cost.hardware import Cluster
 from rpbench.cost.model import Model
 from rpbench.engine.measure.calibration import Calibration
-from rpbench.harness.cluster_file import cluster_of, to_text
-from rpbench.harness.request import load
 from rpbench.plan.whole import WholePlan
+from rpbench.run.cluster_file import cluster_of, to_text
 from rpbench.sim.longest_path import simulate
 
 NAME = "this_machine"

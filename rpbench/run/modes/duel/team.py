@@ -17,10 +17,10 @@ from rpbench.engine.program import Program
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import verified
 from rpbench.engine.workload import Workload
-from rpbench.harness.modes.duel.sample import Sample
 from rpbench.ir.action import Kind
 from rpbench.models.data import SyntheticTokens
 from rpbench.plan.whole import WholePlan
+from rpbench.run.modes.duel.sample import Sample
 
 Parity = dict[str, Any]
 

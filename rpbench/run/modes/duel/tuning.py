@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rpbench.config.request import Request
 from rpbench.engine.measure.side_by_side import side_by_side
-from rpbench.harness.assemble import pose
-from rpbench.harness.modes.duel.contenders import Contender
-from rpbench.harness.request import Request
 from rpbench.ir.check import check
 from rpbench.plan.problem import Problem
 from rpbench.plan.whole import WholePlan, best_plans
 from rpbench.registry import entry
+from rpbench.run.assemble import pose
+from rpbench.run.modes.duel.contenders import Contender
 from rpbench.sim.longest_path import simulate
 
 # Plans of a contender that go into the run-off, and the share by which one may simulate worse than the best: the same

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from rpbench.harness.modes.duel.sample import Sample
-from rpbench.harness.modes.duel.team import Team
+from rpbench.run.modes.duel.sample import Sample
+from rpbench.run.modes.duel.team import Team
 
 Told = Callable[[str], None]
 

@@ -21,8 +21,8 @@ from typing import Literal
 
 import numpy as np
 
-from rpbench.harness.modes.duel.intervals import block_means, mean_square, order_interval, student_quantile
-from rpbench.harness.modes.duel.neighbours import Comparisons, Floats
+from rpbench.run.modes.duel.intervals import block_means, mean_square, order_interval, student_quantile
+from rpbench.run.modes.duel.neighbours import Comparisons, Floats
 
 Verdict = Literal["faster", "slower", "no difference shown", "no verdict"]
 

@@ -1,10 +1,10 @@
 """mode=failures: ranks that die in a run, simulated or as processes that are killed, and what that costs."""
 
-from rpbench.harness.choices import ConfigError, Failures
-from rpbench.harness.modes.failures.simulated import prepare
-from rpbench.harness.record import Record
-from rpbench.harness.recording import recorded
-from rpbench.harness.request import Request
+from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.request import Request
+from rpbench.records.record import Record
+from rpbench.run.modes.failures.simulated import prepare
+from rpbench.run.recording import recorded
 
 
 def records(request: Request) -> list[Record]:
@@ -18,6 +18,6 @@ def records(request: Request) -> list[Record]:
         return [recorded(request, prepare)]
     if request.model is None:
         raise ConfigError("mode.run=processes trains tensors, which model=abstract does not have; take model=tiny_gpt")
-    from rpbench.harness.modes.failures.processes import prepare as prepare_processes  # torch
+    from rpbench.run.modes.failures.processes import prepare as prepare_processes  # torch
 
     return [recorded(request, prepare_processes)]

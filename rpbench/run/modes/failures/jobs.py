@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rpbench.config.choices import ConfigError, Failures
 from rpbench.cost.memory import device_bytes
 from rpbench.cost.replicas import shares_or_offloads
 from rpbench.cost.table import Work
@@ -10,11 +11,10 @@ from rpbench.cost.transfers import StageBytes
 from rpbench.failures.detours import SplitTimes
 from rpbench.failures.job import Job
 from rpbench.failures.shadow_rows import Act, Rows, StageTimes, What
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.choices import ConfigError, Failures
 from rpbench.ir.action import BACKWARD, COMPUTE, Kind, parts_of
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
+from rpbench.run.assemble import Assembled
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.request import Request
 from rpbench.failures.bamboo import Bamboo
 from rpbench.failures.checkpoint import Checkpoint
 from rpbench.failures.gemini import Gemini
@@ -12,13 +14,11 @@ from rpbench.failures.morphing import Form, NoForm, Varuna, best_form
 from rpbench.failures.network import busy_spans
 from rpbench.failures.recycle import Recycle
 from rpbench.failures.walk import Policy
-from rpbench.harness.choices import ConfigError, Failures
-from rpbench.harness.modes.failures import jobs
-from rpbench.harness.modes.failures.jobs import Step
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import assembled_of
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy as Updates
+from rpbench.run.modes.failures import jobs
+from rpbench.run.modes.failures.jobs import Step
+from rpbench.run.scheduled import assembled_of
 
 
 def policy_of(request: Request, asked: Failures, step: Step) -> Policy:

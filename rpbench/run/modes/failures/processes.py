@@ -6,6 +6,8 @@ from dataclasses import asdict, replace
 from operator import itemgetter
 from typing import Any
 
+from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
@@ -18,17 +20,15 @@ from rpbench.failures.checkpoint import Checkpoint
 from rpbench.failures.gemini import Gemini
 from rpbench.failures.placement import holders
 from rpbench.failures.walk import Policy, Progress
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.choices import ConfigError, Failures
-from rpbench.harness.modes.failures import jobs
-from rpbench.harness.optimizer_settings import optimizer_settings
-from rpbench.harness.recording import Fields, Outcome, Work
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import assembled_of, scheduled
-from rpbench.harness.tensors import one_thread
 from rpbench.ir.schedule import Schedule, to_text
 from rpbench.ir.timeline import Timeline
 from rpbench.passes.lower import add_steps
+from rpbench.run.assemble import Assembled
+from rpbench.run.modes.failures import jobs
+from rpbench.run.recording import Fields, Outcome, Work
+from rpbench.run.scheduled import assembled_of, scheduled
+from rpbench.run.training.optimizer_settings import optimizer_settings
+from rpbench.run.training.tensors import one_thread
 
 
 def prepare(request: Request) -> Work:

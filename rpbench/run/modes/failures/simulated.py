@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.request import Request
 from rpbench.failures.bamboo import Bamboo
 from rpbench.failures.detours import is_absorbed
 from rpbench.failures.failures import Failure, drawn, listed
@@ -12,13 +14,11 @@ from rpbench.failures.morphing import NoForm, Varuna
 from rpbench.failures.placement import recoverable_probability
 from rpbench.failures.recycle import Recycle
 from rpbench.failures.walk import Event, History, Policy, walk
-from rpbench.harness.choices import ConfigError, Failures
-from rpbench.harness.modes.failures import jobs
-from rpbench.harness.modes.failures.jobs import Step
-from rpbench.harness.modes.failures.policies import policy_of
-from rpbench.harness.recording import Fields, Outcome, Work
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import assembled_of, scheduled
+from rpbench.run.modes.failures import jobs
+from rpbench.run.modes.failures.jobs import Step
+from rpbench.run.modes.failures.policies import policy_of
+from rpbench.run.recording import Fields, Outcome, Work
+from rpbench.run.scheduled import assembled_of, scheduled
 
 
 def prepare(request: Request) -> Work:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rpbench.harness.modes.duel.neighbours import Comparisons, compare
-from rpbench.harness.modes.duel.runs import Columns, runs_by
-from rpbench.harness.modes.duel.verdict import Finding, Rules, StartFinding, find_start, judge
-from rpbench.harness.modes.torch_duel.entrants import REFERENCES, Entrant
-from rpbench.harness.modes.torch_duel.sample import MISSING
-from rpbench.harness.record import Record
+from rpbench.records.record import Record
+from rpbench.run.modes.duel.neighbours import Comparisons, compare
+from rpbench.run.modes.duel.runs import Columns, runs_by
+from rpbench.run.modes.duel.verdict import Finding, Rules, StartFinding, find_start, judge
+from rpbench.run.modes.torch_duel.entrants import REFERENCES, Entrant
+from rpbench.run.modes.torch_duel.sample import MISSING
 
 CLOCKS = ("wall", "cpu")
 

@@ -6,22 +6,22 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
-from rpbench import registry
+from rpbench import registry, tracking
+from rpbench.config.choices import ConfigError, TorchDuel
+from rpbench.config.request import Request
 from rpbench.engine.backends.cpu import usable_cores
-from rpbench.harness import record, tracking
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.choices import ConfigError, TorchDuel
-from rpbench.harness.modes.duel.rows import other_cores
-from rpbench.harness.modes.duel.started import Started
-from rpbench.harness.modes.duel.verdict import Rules
-from rpbench.harness.modes.torch_duel.entrants import OWN, TWIN, Entrant, entrants
-from rpbench.harness.modes.torch_duel.findings import derived_fields
-from rpbench.harness.modes.torch_duel.start import Job, check_parity, start_apart
-from rpbench.harness.record import Record
-from rpbench.harness.recording import identity, may_be_found, names, origin
-from rpbench.harness.request import Request
-from rpbench.harness.scheduled import assembled_of
-from rpbench.harness.tensors import one_thread
+from rpbench.records import record
+from rpbench.records.record import Record
+from rpbench.run.assemble import Assembled
+from rpbench.run.modes.duel.rows import other_cores
+from rpbench.run.modes.duel.started import Started
+from rpbench.run.modes.duel.verdict import Rules
+from rpbench.run.modes.torch_duel.entrants import OWN, TWIN, Entrant, entrants
+from rpbench.run.modes.torch_duel.findings import derived_fields
+from rpbench.run.modes.torch_duel.start import Job, check_parity, start_apart
+from rpbench.run.recording import identity, may_be_found, names, origin
+from rpbench.run.scheduled import assembled_of
+from rpbench.run.training.tensors import one_thread
 from rpbench.torch_runtime.own_schedules import SAME_NAME
 from rpbench.torch_runtime.request import TorchRequest, make_request
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rpbench.harness.modes.duel.runs import DECIMALS
-from rpbench.harness.modes.duel.runs import columns_of as plain_columns
-from rpbench.harness.modes.duel.sample import Sample
+from rpbench.run.modes.duel.runs import DECIMALS
+from rpbench.run.modes.duel.runs import columns_of as plain_columns
+from rpbench.run.modes.duel.sample import Sample
 
 if TYPE_CHECKING:
-    from rpbench.harness.modes.duel.turns import Run  # which needs torch; whoever reads records does not
+    from rpbench.run.modes.duel.turns import Run  # which needs torch; whoever reads records does not
 
 # Rank-seconds of a step that its replay does not explain (`rpbench.torch_runtime.replay.unexplained`).
 MISSING = ("late", "messages", "after", "between", "outside")

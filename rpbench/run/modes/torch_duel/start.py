@@ -10,17 +10,17 @@ from random import Random
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend, usable_cores
-from rpbench.harness.allocator import is_tuned
-from rpbench.harness.modes.duel.order import turn_order
-from rpbench.harness.modes.duel.started import Started, apart
-from rpbench.harness.modes.duel.team import Parity, Team
-from rpbench.harness.modes.duel.turns import Run, play
-from rpbench.harness.modes.duel.verdict import Rules
-from rpbench.harness.modes.torch_duel.entrants import THREADS, Entrant
-from rpbench.harness.modes.torch_duel.findings import find_starts
-from rpbench.harness.modes.torch_duel.sample import columns_of
-from rpbench.harness.modes.torch_duel.teams import RankTeam, ThreadTeam
-from rpbench.harness.tensors import one_thread
+from rpbench.run.allocator import is_tuned
+from rpbench.run.modes.duel.order import turn_order
+from rpbench.run.modes.duel.started import Started, apart
+from rpbench.run.modes.duel.team import Parity, Team
+from rpbench.run.modes.duel.turns import Run, play
+from rpbench.run.modes.duel.verdict import Rules
+from rpbench.run.modes.torch_duel.entrants import THREADS, Entrant
+from rpbench.run.modes.torch_duel.findings import find_starts
+from rpbench.run.modes.torch_duel.sample import columns_of
+from rpbench.run.modes.torch_duel.teams import RankTeam, ThreadTeam
+from rpbench.run.training.tensors import one_thread
 from rpbench.torch_runtime.diagnosis import RunFailed
 from rpbench.torch_runtime.ranks import Ranks
 from rpbench.torch_runtime.request import TorchRequest

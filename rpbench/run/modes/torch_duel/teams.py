@@ -16,9 +16,9 @@ from rpbench.engine.measure.action_times import measured_costs
 from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import verified
-from rpbench.harness.modes.duel.team import Parity, shortened
-from rpbench.harness.modes.torch_duel.sample import StepSample
 from rpbench.ir.timeline import Timeline
+from rpbench.run.modes.duel.team import Parity, shortened
+from rpbench.run.modes.torch_duel.sample import StepSample
 from rpbench.torch_runtime.own_schedules import ONE_STAGE
 from rpbench.torch_runtime.ranks import Ranks
 from rpbench.torch_runtime.replay import (
