@@ -4,7 +4,8 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rpbench.cli import _verbs
+from analysis.verbs import VERBS
+from rpbench.cli import all_verbs
 from rpbench.config.configuration import CONF
 from rpbench.registry import offered
 
@@ -48,7 +49,7 @@ def filled(text: str) -> str:
 
 def _verbs_table() -> str:
     rows = []
-    for name, verb in _verbs().items():
+    for name, verb in {**all_verbs(), **VERBS}.items():
         words = verb.takes.replace("|", "\\|")
         rows.append(f"| `{name}` | {verb.says} | `{words}` |")
     return "\n".join(["| verb | what it does | its words |", "| --- | --- | --- |", *rows])

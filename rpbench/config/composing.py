@@ -6,19 +6,15 @@ schedules and 25 sizes has 45 parts to compose and not 500 configurations. Where
 defaults list of its own, an interpolation, an override that adds or deletes a group - Hydra composes the cell.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import fields
+from copy import copy
+from dataclasses import fields, make_dataclass
 from typing import Any, cast
 
-from hydra import initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra.core.default_element import ResultDefault
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -32,78 +28,109 @@ from rpbench.config.configuration import (
     composed,
     is_of_hydra,
     refuse_old_spellings,
-    register,
+    schedule_node,
 )
-from rpbench.places import own_yaml
+from rpbench.places import file_of, own_yaml
 from rpbench.registry import offered
 
-_KEYS = tuple(f.name for f in fields(RunConfig))
-_OVERLAYS = ("rpbench_schema", "config")  # what may set keys beside groups and the experiment
+_KEYS = {f.name: make_dataclass("Key", [(f.name, f.type, copy(f))]) for f in fields(RunConfig)}  # a schema for each
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
 class Separate(Exception):
     """Parts of a configuration depend on each other; Hydra has to compose it whole."""
 
 
-class Overlays:
-    """What is laid over the options of groups: schema, primary file and experiment."""
+class Base:
+    """What is laid over the options of groups: schema, primary file and experiment.
 
-    def __init__(self, loader: ConfigLoaderImpl, experiment: str | None) -> None:
-        self._loader, self._repository = loader, CachingConfigRepository(loader.repository)
-        asked = [f"experiment={experiment}"] if experiment else []
-        found = loader.compute_defaults_list("config", asked, RunMode.MULTIRUN)
-        self.choices = {key: None if value == "null" else value for key, value in found.overrides.known_choices.items()}
-        mine = [item for item in found.defaults if not str(item.config_path).startswith("hydra/")]
-        self._nodes = [self._node(item) for item in mine if self._is_overlay(item, experiment)]
+    Hydra composes it once; parts that are not what Hydra made of them have something else in them.
+    """
 
-    def _is_overlay(self, item: ResultDefault, experiment: str | None) -> bool:
-        path = str(item.config_path)
-        if path in (*_OVERLAYS, f"experiment/{experiment}"):
-            return True
-        group, _, option = path.partition("/")
-        if group not in GROUPS or option != self.choices.get(group):
-            raise Separate(path)
-        return False
-
-    def _node(self, item: ResultDefault) -> DictConfig:
-        return cast(DictConfig, self._loader._load_single_config(item, self._repository).config)
+    def __init__(self, found: Composed) -> None:
+        experiment = found.choices["experiment"]
+        self.choices = found.choices
+        files = [CONF / "config.yaml", *([file_of("experiment", experiment)] if experiment else [])]
+        self._files = [_loaded(path.read_text(encoding="utf-8")) for path in files if path is not None]
+        whole: DictConfig = OmegaConf.structured(RunConfig)
+        whole.merge_with({key: _option(key, option) for key, option in self.choices.items() if option and key in whole})
+        for node in self._files:
+            whole.merge_with(OmegaConf.masked_copy(node, [key for key in _KEYS if key in node]))
+        ours, theirs = _plain(whole), _plain(cast(DictConfig, found.node))
+        for key in _KEYS:
+            if ours[key] != theirs[key] and key != "results_dir":  # which a sweep gives to its workers
+                raise Separate(key)
 
     def part(self, key: str, option: str | None, values: Sequence[Override]) -> Any:
         """The value of a key, as `typed(RunConfig, ...)` would give it, from its group's option and its overrides."""
-        schema, *others = self._nodes
-        first = [] if option is None else [self._option(key, option)]
-        root = OmegaConf.create()
-        root[key] = schema._get_node(key)  # which gives the types
-        for node in (*first, *others):
-            root.merge_with(_slice(node, key))
-        OmegaConf.set_struct(root, True)
-        ConfigLoaderImpl._apply_overrides_to_config(list(values), root)
-        plain = OmegaConf.to_container(root, resolve=False)
-        if "${" in repr(plain[key]) or plain[key] == "???":  # type: ignore[index, call-overload]
+        root = self._merged(key, option)
+        for override in values:
+            _set(root, override)
+        plain = _plain(root)[key]
+        if "${" in repr(plain) or plain == "???":
             raise Separate(key)
         value = root[key]
         return OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
 
-    def _option(self, group: str, option: str) -> DictConfig:
-        found = self._repository.load_config(f"{group}/{option}")
-        package = None if found is None else found.header.get("package")
-        if found is None or found.defaults_list or package not in (None, group, "_group_"):
-            raise Separate(f"{group}/{option}")
-        return self._node(ResultDefault(config_path=f"{group}/{option}", package=group, parent="config"))
+    def _merged(self, key: str, option: str | None) -> DictConfig:
+        """A configuration of one key: its type, and over each other its option, the primary file and the experiment."""
+        root: DictConfig = OmegaConf.structured(_KEYS[key])
+        if option is not None:
+            root.merge_with({key: _option(key, option)})
+        for node in self._files:
+            if key in node:
+                root.merge_with(OmegaConf.masked_copy(node, [key]))
+        OmegaConf.set_struct(root, True)
+        return root
 
 
-def _slice(node: DictConfig, key: str) -> DictConfig:
-    return OmegaConf.masked_copy(node, [key]) if key in node else OmegaConf.create()
+def _plain(node: DictConfig) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(node))
+
+
+def _loaded(text: str) -> DictConfig:
+    node = OmegaConf.create(text)
+    if not isinstance(node, DictConfig):
+        raise Separate(text[:80])
+    return node
+
+
+def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
+    """What an option of a group says about the group's own key."""
+    path = file_of(group, option)
+    if path is None and group == "schedule" and option in offered():
+        return schedule_node(offered()[option])
+    if path is None:
+        raise Separate(f"{group}/{option}")
+    text = path.read_text(encoding="utf-8")
+    package, node = _PACKAGE.search(text), _loaded(text)
+    if "defaults" in node or (package is not None and package[1] not in (group, "_group_")):
+        raise Separate(f"{group}/{option}")
+    return node
+
+
+def _set(root: DictConfig, override: Override) -> None:
+    """Do as an override says, with Hydra's rules for keys that are there and keys that are not."""
+    key, value = override.key_or_group, override.value()
+    if override.package is not None or override.is_delete():
+        raise Separate(override.input_line)
+    if override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(root, key) is not None:
+        raise Separate(override.input_line)
+    OmegaConf.update(root, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
 
 
 class Composer:
-    """Composes cells; parts that cells share are made once."""
+    """Composes cells; parts that cells share are made once.
 
-    def __init__(self) -> None:
-        self._overlays: dict[str | None, Overlays | None] = {}
+    Args:
+        known: what Hydra has composed already, of an experiment or of none, with no other choice.
+    """
+
+    def __init__(self, known: Composed | None = None) -> None:
+        self._known = known
+        self._bases: dict[str | None, Base | None] = {}
         self._parts: dict[tuple[Any, ...], Any] = {}
         self._parsed: dict[str, Override] = {}
-        self._loader: ConfigLoaderImpl | None = None
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """The configuration of one cell.
@@ -118,9 +145,9 @@ class Composer:
 
     def _assembled(self, overrides: Sequence[str]) -> Composed:
         groups, values = self._sorted(overrides)
-        overlays = self._overlays_of(groups.pop("experiment", None))
-        choices = {**overlays.choices, **groups}
-        parts = {key: self._part(overlays, key, choices.get(key), tuple(values.pop(key, ()))) for key in _KEYS}
+        base = self._base_of(groups.pop("experiment", None))
+        choices = {**base.choices, **groups}
+        parts = {key: self._part(base, key, choices.get(key), tuple(values.pop(key, ()))) for key in _KEYS}
         if values:
             raise Separate(next(iter(values)))
         chosen = {group: choices.get(group) for group in GROUPS}
@@ -149,32 +176,27 @@ class Composer:
             (self._parsed[text],) = OverridesParser.create().parse_overrides([text])
         return self._parsed[text]
 
-    def _overlays_of(self, experiment: str | None) -> Overlays:
-        if experiment not in self._overlays:
+    def _base_of(self, experiment: str | None) -> Base:
+        if experiment not in self._bases:
             try:
-                self._overlays[experiment] = Overlays(self._hydra(), experiment)
+                self._bases[experiment] = Base(self._composed(experiment))
             except Separate:
-                self._overlays[experiment] = None
-        found = self._overlays[experiment]
+                self._bases[experiment] = None
+        found = self._bases[experiment]
         if found is None:
             raise Separate(str(experiment))
         return found
 
-    def _part(self, overlays: Overlays, key: str, option: str | None, values: tuple[str, ...]) -> Any:
-        name = (id(overlays), key, option, values)
-        if name not in self._parts:
-            self._parts[name] = overlays.part(key, option, [self._override(text) for text in values])
-        return self._parts[name]
+    def _composed(self, experiment: str | None) -> Composed:
+        if self._known is not None and self._known.choices["experiment"] == experiment:
+            return self._known
+        return composed([f"experiment={experiment}"] if experiment else [])
 
-    def _hydra(self) -> ConfigLoaderImpl:
-        if self._loader is None:
-            register()
-            GlobalHydra.instance().clear()
-            with initialize_config_dir(str(CONF), version_base="1.3"):
-                hydra = GlobalHydra.instance().hydra
-                assert hydra is not None
-                self._loader = cast(ConfigLoaderImpl, hydra.config_loader)
-        return self._loader
+    def _part(self, base: Base, key: str, option: str | None, values: tuple[str, ...]) -> Any:
+        name = (id(base), key, option, values)
+        if name not in self._parts:
+            self._parts[name] = base.part(key, option, [self._override(text) for text in values])
+        return self._parts[name]
 
 
 class Recalling:

@@ -122,9 +122,14 @@ def register(overrides: Sequence[str] = ()) -> None:
     store = ConfigStore.instance()
     store.store(name="rpbench_schema", node=RunConfig)
     for name, entry in registry.offered().items():
-        store.store(group="schedule", name=name, node={"name": name, **entry.options}, package="schedule")
+        store.store(group="schedule", name=name, node=schedule_node(entry), package="schedule")
     for group, name, keys in nodes_named(overrides):
         store.store(group=group, name=name, node=keys, package=group)
+
+
+def schedule_node(entry: registry.Entry) -> dict[str, Any]:
+    """A registered schedule as an option of its group: its name, and its options with their defaults."""
+    return {"name": entry.name, **entry.options}
 
 
 def composed(overrides: Sequence[str]) -> Composed:

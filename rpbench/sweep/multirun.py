@@ -5,19 +5,20 @@ Hydra composes and launches; this module gives failures the words and exit statu
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -44,7 +45,6 @@ from rpbench.sweep.terms import split_terms
 from rpbench.sweep.worker import RunFailed, Terms, Worker
 
 _MULTIRUN = ("-m", "--multirun")
-_DEFAULT_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -128,7 +128,7 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
                 config = hydra.compose_config("config", [*overrides], RunMode.MULTIRUN, with_log_configuration=False)
             if config.hydra.callbacks and not any("callbacks" in item for item in overrides):
                 raise ConfigError("hydra.callbacks: they run code; name them by hydra/callbacks=NAME, and in no file")
-            context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
+            context = HydraContext(config_loader=hydra.config_loader, callbacks=cast(Any, _Callbacks(config)))
             _sweep_with(config, context, terms, is_dry=is_dry)
     except (HydraException, OmegaConfBaseException) as error:
         raise explained(error, overrides) from None
@@ -149,8 +149,8 @@ def _of_launcher(error: Exception) -> str:
 def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_dry: bool) -> None:
     """Our own sweeper in the place of Hydra's default; any other as it was asked for."""
     _check_hydra(config)
-    asked, arguments, plugins = config.hydra.sweeper, list(config.hydra.overrides.task), Plugins.instance()
-    if asked.get("_target_") != _DEFAULT_SWEEPER:
+    arguments, plugins = list(config.hydra.overrides.task), Plugins.instance()
+    if config.hydra.runtime.choices["hydra/sweeper"] != "basic":  # Hydra's default
         plugins.instantiate_sweeper(hydra_context=context, task_function=_job, config=config).sweep(arguments)
         return
 
@@ -184,6 +184,26 @@ def _check_hydra(config: DictConfig) -> None:
         raise ConfigError("hydra.job.chdir=true: cells write beside where the command was given; leave it out")
 
 
+class _Callbacks:
+    """What the command line named by hydra/callbacks=NAME, told of the start and the end of each job."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self._named = [instantiate(each) for each in (config.hydra.callbacks or {}).values()]
+
+    def on_job_start(self, **told: Any) -> None:
+        self._tell("on_job_start", self._named, told)
+
+    def on_job_end(self, **told: Any) -> None:
+        self._tell("on_job_end", self._named[::-1], told)
+
+    def _tell(self, event: str, those: Sequence[Any], told: dict[str, Any]) -> None:
+        for each in those:
+            try:
+                getattr(each, event)(**told)
+            except Exception as error:  # somebody's own code, beside which the runs go on
+                warnings.warn(f"{type(each).__name__}.{event}: {type(error).__name__}: {error}", stacklevel=2)
+
+
 class _Here:
     """A launcher of one worker, in this process: what it hands out runs elsewhere."""
 
@@ -196,11 +216,10 @@ class _Here:
         return [JobReturn(status=JobStatus.COMPLETED)]
 
 
-def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, _: DictConfig) -> None:
+def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, node: DictConfig) -> None:
     """What a worker of a sweep does, in whatever process the launcher runs it."""
     job = cast(DictConfig, HydraConfig.get())
-    worker = Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit)
-    worker.work()
+    Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit, composed_of(node, job)).work()
 
 
 def _work_by_jobs(slurm: Slurm, plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, config: DictConfig) -> None:

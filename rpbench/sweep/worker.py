@@ -13,6 +13,7 @@ from typing import Any
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.composing import Composer
+from rpbench.config.configuration import Composed
 from rpbench.config.request import Request, request_of
 from rpbench.records.manifest import Journal, Plan, is_settled, recall
 from rpbench.records.record import Record, run_id
@@ -52,6 +53,7 @@ class Worker:
         terms: which of them are run.
         carry_out: runs a request and tells a journal.
         emit: says a record that was there before.
+        known: what Hydra composed for this worker.
     """
 
     results: Path
@@ -60,6 +62,7 @@ class Worker:
     terms: Terms
     carry_out: Callable[[Request, Journal], None]
     emit: Callable[[Record], None]
+    known: Composed | None = None
 
     def work(self, first: int = 0) -> None:
         """Run what is left, beginning at a cell and going round."""
@@ -69,7 +72,7 @@ class Worker:
         waiting = deque(number for number in chosen if not self._is_there(known[number], number))
         if len(waiting) < len(chosen):
             print(f"rpbench: {len(chosen) - len(waiting)} of {len(chosen)} cells are there", file=sys.stderr)
-        leases, composer, refusals = Leases(self.results), Composer(), 0
+        leases, composer, refusals = Leases(self.results), Composer(self.known), 0
         try:
             while waiting:
                 number = waiting.popleft()

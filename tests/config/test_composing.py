@@ -63,15 +63,15 @@ def test_overrides_of_every_kind_are_hydras(number):
 
 
 def test_a_part_is_composed_once_and_hydra_is_not_asked(monkeypatch):
+    composer = Composer(composed(()))
     monkeypatch.setattr(composing, "composed", None)
-    made, real = [], composing.Overlays.part
+    made, real = [], composing.Base.part
 
     def part(self, key, option, values):
         made.append((key, option))
         return real(self, key, option, values)
 
-    monkeypatch.setattr(composing.Overlays, "part", part)
-    composer = Composer()
+    monkeypatch.setattr(composing.Base, "part", part)
     for schedule in ("gpipe", "1f1b"):
         for number in range(4, 24):
             assert (

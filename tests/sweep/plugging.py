@@ -11,11 +11,13 @@ import signal
 from functools import partial
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 
 from rpbench.cli import dispatch
 from rpbench.commands.store import export
 from rpbench.config import composing
+from rpbench.places import CONF
 from rpbench.records import record
 from rpbench.sweep import lease, worker
 
@@ -40,11 +42,14 @@ def compose_once(patch):
     Args:
         patch: a `pytest.MonkeyPatch`.
     """
-    composer, load, known = composing.Composer(), ConfigLoaderImpl._load_configuration_impl, {}
-    patch.setattr(worker, "Composer", lambda: composer)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = type(GlobalHydra.instance().config_loader())
+    composer, load, known = composing.Composer(), loader._load_configuration_impl, {}
+    patch.setattr(worker, "Composer", lambda known: composer)
     patch.setattr(lease, "LAPSE_S", 0.5)
     patch.setattr(
-        ConfigLoaderImpl,
+        loader,
         "_load_configuration_impl",
         lambda self, *arguments, **named: remembering(partial(load, self), known, *arguments, **named),
     )

@@ -120,7 +120,7 @@ def test_runs_of_one_process_are_sent_elsewhere():
 def test_what_cannot_be_asked(given, said):
     with pytest.raises(ConfigError, match=said):
         asked_for({"_target_": slurm.TARGET, "folder": "x"} | given)
-    assert asked_for({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}) is None
+    assert asked_for({"_target_": "hydra.basic_launcher"}) is None
 
 
 def test_every_task_starts_torchrun_for_its_host(monkeypatch):

@@ -1,6 +1,5 @@
 """dashboard: W&B's workspace and report as code, or our own page on loopback."""
 
-import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ def dashboard(arguments: Sequence[str]) -> int:
     words, options = _parsed(arguments)
     if "wandb" in words:
         return _wandb(options, dry_run="--dry-run" in words)
-    serve = importlib.import_module("analysis.dashboard.server").serve  # stands above this layer
+    from analysis.dashboard.server import serve
+
     results = Path(options.pop("results_dir", "results"))
     port = _port(options.pop("port", "0"))
     _refuse(options)
