@@ -22,7 +22,7 @@ from pathlib import Path
 from analysis.claims.catalogue import all_claims
 from analysis.claims.expected import statement
 from analysis.driver import convergence_study, duels
-from rpbench.harness.record import write_atomically
+from rpbench.records.record import write_atomically
 
 ROOT = Path(__file__).parents[1]
 _MARK = re.compile(r"(?P<text>[-+\d.,?]*)<!--=(?P<claim>[^>]*?)-->")

@@ -4,14 +4,16 @@ import gc
 import os
 import sys
 
-from rpbench.cli import COLLECT_AFTER, INTERRUPTED, dispatch
-from rpbench.harness.allocator import restart_tuned
+from analysis.verbs import VERBS
+from rpbench.cli import COLLECT_AFTER, INTERRUPTED, dispatch, register
+from rpbench.run.allocator import restart_tuned
 
 
 def main() -> None:
     """Entry point; the exit status is 0, 1 (a run failed), 2 (the request was wrong) or 130 (interrupted)."""
     gc.set_threshold(COLLECT_AFTER)
     restart_tuned(sys.argv[1:])
+    register(VERBS)
     status = dispatch(sys.argv[1:])
     if status == INTERRUPTED:
         # A worker may be in the middle of a long operation. Python, on its way out, would wait for it or abort over it.

@@ -1,16 +1,14 @@
-"""The verbs of the command line: run (Hydra), advise, show, plan, profile, calibrate, compare, explain, list, new,
-export, query, pivot, report, dashboard, import, completion.
+"""The command line and its verbs; those of higher layers are registered by them (`register`).
 
 stdout is data, one JSON object per finished run; everything for people goes to stderr.
 """
 
 import argparse
-import importlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +18,7 @@ from rpbench.places import FLAG, with_dirs
 from rpbench.words import plain
 
 if TYPE_CHECKING:
-    from rpbench.harness.request import Request
+    from rpbench.config.request import Request
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 BROKEN_PIPE = 141  # after SIGPIPE, likewise
@@ -71,7 +69,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    verbs = _verbs()
+    verbs = all_verbs()
     first = arguments[0] if arguments else ""
     if first in ("-h", "--help", "help"):
         print(_main_parser(verbs).format_help(), end="")
@@ -121,7 +119,16 @@ def _version() -> str:
         return "0 (not installed)"
 
 
-def _verbs() -> dict[str, Verb]:
+_registered: dict[str, Verb] = {}
+
+
+def register(verbs: Mapping[str, Verb]) -> None:
+    """Add verbs of a layer above, which this one does not know."""
+    _registered.update(verbs)
+
+
+def all_verbs() -> dict[str, Verb]:
+    """Every verb by its name, in the order of the help."""
     from rpbench.commands.advise_usage import USAGE as ADVISE
     from rpbench.commands.new_usage import USAGE as NEW
 
@@ -144,12 +151,6 @@ def _verbs() -> dict[str, Verb]:
             "key=value ... [accelerators=N] [mutants=yes]",
         ),
         "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
-        "explain": Verb(
-            explain,
-            "why two numbers differ: causes, and what no cause explains",
-            "A B [metric=pace|tflops|mfu] [results_dir=DIR], each a RUN or table=NAME:ROW; B may be tokens_per_s=N "
-            "key=value ...",
-        ),
         "export": Verb(export, "records as one table", "[--format csv|jsonl|latex|parquet] [columns=A,B] [out=FILE]"),
         "query": Verb(query, "rows that an SQL query finds in the table `runs`", '"select ..." [results_dir=DIR]'),
         "pivot": Verb(
@@ -161,16 +162,11 @@ def _verbs() -> dict[str, Verb]:
         "compact": Verb(compact, "records packed into Parquet, which query and pivot read fast", "[results_dir=DIR]"),
         "list": Verb(list_options, "what can be chosen, a line each", "|".join(_LISTS) + " [--json]"),
         "new": Verb(new, "a model, cluster or schedule of your own: a commented file that runs", NEW[4:]),
-        "report": Verb(report, "the report, from records", "[results_dir=DIR] [out=FILE]"),
-        "dashboard": Verb(
-            dashboard,
-            "a page on loopback that follows the records, or W&B's workspace and report",
-            "[results_dir=DIR] [port=N] | wandb [project=NAME] [entity=NAME] [--dry-run]",
-        ),
         "import": Verb(
             import_, "what was measured elsewhere, as records", "kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
         ),
         "completion": Verb(completion, "a script that completes rpbench in a shell", "bash|zsh"),
+        **_registered,
     }
 
 
@@ -228,7 +224,7 @@ def completion(arguments: Sequence[str]) -> int:
     """The completion of a shell, on stdout."""
     from rpbench.commands.completion import completion as script
 
-    print(script(arguments, list(_verbs()), _LISTS), end="")
+    print(script(arguments, list(all_verbs()), _LISTS), end="")
     return 0
 
 
@@ -236,8 +232,8 @@ def run(arguments: Sequence[str]) -> int:
     """One run, or with -m a sweep; `--json` prints records on a terminal too."""
     if "-m" in arguments or "--multirun" in arguments:
         print("rpbench: planning a sweep", file=sys.stderr, flush=True)  # before imports, which take a second
-    from rpbench.harness.run import json_if
-    from rpbench.harness.sweep import sweep
+    from rpbench.run.request_to_records import json_if
+    from rpbench.sweep.multirun import sweep
 
     with json_if("--json" in arguments):
         return sweep([item for item in arguments if item != "--json"])
@@ -245,7 +241,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _loaded(arguments: Sequence[str]) -> "Request":
     """The request of a command line; what there is to tell about it goes to stderr."""
-    from rpbench.harness.request import load
+    from rpbench.config.request import load
 
     found = load(arguments)
     for note in found.notes:
@@ -333,14 +329,6 @@ def compare(arguments: Sequence[str]) -> int:
     return 0
 
 
-def explain(arguments: Sequence[str]) -> int:
-    """The difference of two numbers by causes: one JSON object on stdout, its table on stderr."""
-    from rpbench.commands.explain import explain_numbers
-
-    print(json.dumps(explain_numbers(arguments, sys.stderr), allow_nan=False))
-    return 0
-
-
 def export(arguments: Sequence[str]) -> int:
     """The canonical table of a folder of records, to stdout or a file."""
     from rpbench.commands.store import export as write
@@ -372,26 +360,6 @@ def compact(arguments: Sequence[str]) -> int:
 
     print(json.dumps(gather(arguments)))
     return 0
-
-
-def report(arguments: Sequence[str]) -> int:
-    """The report as one HTML page; the analysis layer stands above this one and is loaded by name."""
-    options = dict(item.partition("=")[::2] for item in arguments)
-    unknown = set(options) - {"results_dir", "out"}
-    if unknown:
-        raise ValueError(f"report takes results_dir=DIR and out=FILE, not {sorted(unknown)[0]!r}")
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    build = importlib.import_module("analysis.report").build
-    path = build(Path(options.get("results_dir", "results")), Path(options.get("out", "report.html")))
-    print(json.dumps({"report": str(path)}))
-    return 0
-
-
-def dashboard(arguments: Sequence[str]) -> int:
-    """A page on loopback over the records, or W&B's workspace and report."""
-    from rpbench.commands.dashboard import dashboard as show_dashboard
-
-    return show_dashboard(arguments)
 
 
 def import_(arguments: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """Registry: the name of every schedule and the function that builds it.
 
-A module of `rpbench.schedules` or `baselines` registers its generator by a decorator, and nothing else has to
-know of it: the command line, the property tests and the figures iterate over `entries()`. So does a module
+A module of `rpbench.schedules`, or of a family of `baselines`, registers its generator by a decorator, and nothing else
+has to know of it: the command line, the property tests and the figures iterate over `entries()`. So does a module
 schedule/NAME.py of a user's place (`rpbench.places`), and one that an installed package names as an entry point.
 """
 
@@ -29,6 +29,7 @@ from rpbench.places import places
 
 PACKAGES = ("rpbench.schedules", "baselines")
 _PROJECT = tuple(f"{package}." for package in PACKAGES)
+_ADAPTERS = "baselines.systems."  # other people's engines, which order nothing of ours and need torch
 # What a schedule was called before -> its name now, and why.
 RENAMED = {
     "harp": ("adaptive_1f1b", "the rule is ours, and HARP's planner is no part of it"),
@@ -68,7 +69,7 @@ class Entry:
             for (devices, microbatches). What changes the method or its staleness is none of them.
         late: the options under which an update comes one step late; None for a method without them.
         halved: the options under which the microbatches of its shape are halves of those that a run asks for; None
-            for a method that never halves them. See `rpbench.harness.halved_microbatches`.
+            for a method that never halves them. See `rpbench.config.halved_microbatches`.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
@@ -229,9 +230,9 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
     modules = set()
     for package_name in PACKAGES:
         package = importlib.import_module(package_name)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.ispkg:
-                modules.add(importlib.import_module(f"{package_name}.{module.name}").__name__)
+        for module in pkgutil.walk_packages(package.__path__, f"{package_name}."):
+            if not module.ispkg and not module.name.startswith(_ADAPTERS):
+                modules.add(importlib.import_module(module.name).__name__)
     own = {_module_of(path) for path in files}
     for name, each in list(_entries.items()):  # of other places, which this process has looked at before
         if each.generate.__module__.startswith(_OWN) and each.generate.__module__ not in own:

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from rpbench.cli import COLLECT_AFTER, dispatch
+from analysis.verbs import VERBS
+from rpbench.cli import COLLECT_AFTER, dispatch, register
 
 # How long an example takes says something of the machine and of what else it does, and nothing of the code.
 settings.register_profile("any_machine", deadline=None)
 settings.load_profile("any_machine")
+register(VERBS)  # as `python -m rpbench` does
 
 
 def pytest_configure():

@@ -2,9 +2,9 @@
 
 from random import Random
 
-from rpbench.harness.modes.torch_duel.entrants import entrants
-from rpbench.harness.modes.torch_duel.findings import derived_fields
-from rpbench.harness.modes.torch_duel.sample import MISSING
+from rpbench.run.modes.torch_duel.entrants import entrants
+from rpbench.run.modes.torch_duel.findings import derived_fields
+from rpbench.run.modes.torch_duel.sample import MISSING
 
 SCHEDULES = ("1f1b", "zb_v")
 REPLAYED, PREDICTED = 0.92, 0.9  # of a step

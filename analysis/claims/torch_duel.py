@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from analysis.claims.claim import Claim, Record, Value
 from analysis.claims.evidence import Need
 from analysis.claims.printed import Printed
-from rpbench.harness.modes.torch_duel.entrants import ENGINES, TABLE, entrants
-from rpbench.harness.modes.torch_duel.findings import derived_fields
+from rpbench.run.modes.torch_duel.entrants import ENGINES, TABLE, entrants
+from rpbench.run.modes.torch_duel.findings import derived_fields
 
 SECTION = "Our tables on torch's runtime"
 SCHEDULES = ("1f1b", "zb_v")

@@ -9,7 +9,7 @@ from analysis.claims.claim import Claim, Record
 from analysis.claims.evidence import Need
 from analysis.claims.ours import stated
 from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
-from rpbench.harness.config import swept
+from rpbench.config.configuration import swept
 
 SECTION = "Rankings that turn"
 _KEYS = ("schedule", "model", "cluster")

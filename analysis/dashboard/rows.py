@@ -8,9 +8,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness import record
-from rpbench.harness.clock import under_unit, unit
-from rpbench.harness.recording import TIMELINE
+from rpbench.records import record
+from rpbench.records.clock import under_unit, unit
+from rpbench.run.recording import TIMELINE
 
 SHOWN = (
     "run_id",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness.manifest import PLANNED, Manifest, ManifestError, manifest_names, read_manifest
+from rpbench.records.manifest import PLANNED, Manifest, ManifestError, manifest_names, read_manifest
 
 RECENT_S = 600.0  # of the pace
 

@@ -24,8 +24,8 @@ from analysis.claims.regression import CONTENDER, row_of
 from analysis.claims.summary import red_text
 from analysis.driver.sweeps import ROOT, experiments
 from analysis.records.experiments import ENDED, Experiments, MissingRuns
-from rpbench.harness import provenance
-from rpbench.harness.record import append_line, write_atomically
+from rpbench.records import provenance
+from rpbench.records.record import append_line, write_atomically
 
 Rows = Sequence[Mapping[str, str]]
 

@@ -27,9 +27,9 @@ from pathlib import Path
 
 from analysis.exhibits.figures.duel import MODELS, NAMES, plan
 from analysis.records.experiments import Experiments, MissingRuns
-from rpbench.harness import record
-from rpbench.harness.modes.duel.findings import findings, findings_over, timed
-from rpbench.harness.record import Record, write_atomically
+from rpbench.records import record
+from rpbench.records.record import Record, write_atomically
+from rpbench.run.modes.duel.findings import findings, findings_over, timed
 from rpbench.whole_file import read_text
 
 LEAST_MEETING = 0.95

@@ -73,7 +73,7 @@ def fork_command(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO
         folder: the working directory.
         out, err: files that take its output.
     """
-    import rpbench.harness.sweep  # noqa: F401  # here, so that no copy has to
+    import rpbench.sweep.multirun  # noqa: F401  # here, so that no copy has to
 
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,8 +15,8 @@ from typing import IO
 from analysis.claims import Need
 from analysis.driver.forked import Forked, can_fork, fork_command
 from analysis.records.experiments import Experiments, Sweep, is_complete
-from rpbench.harness import record
-from rpbench.harness.allocator import measures
+from rpbench.records import record
+from rpbench.run.allocator import measures
 
 ROOT = Path(__file__).parents[2]
 LOGS = "logs"  # folder within the results

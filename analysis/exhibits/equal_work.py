@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rpbench.harness.clock import Clock, clock
-from rpbench.harness.manifest import Cell, Manifest
+from rpbench.records.clock import Clock, clock
+from rpbench.records.manifest import Cell, Manifest
 
 Row = Mapping[str, Any]
 Work = tuple[tuple[str, str], ...]  # name and value of each thing that makes work equal

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from rpbench.config.request import load
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
-from rpbench.harness.request import load
-from rpbench.harness.scheduled import assembled_of
+from rpbench.run.scheduled import assembled_of
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
 

@@ -23,7 +23,7 @@ from analysis.exhibits.equal_work import (
     works_told,
 )
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
-from rpbench.harness.manifest import Manifest
+from rpbench.records.manifest import Manifest
 
 _MOST_BARS = 60
 _MOST_TOLD = 6  # works whose winner is named one by one

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from analysis.explained.rows import PLATFORMS, SYSTEM_TABLES, row_names, side_of
 from analysis.predictions.cases import declared_basis
+from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
 from rpbench.explain.side import Side
 from rpbench.explain.split import Explanation, explain
-from rpbench.harness.choices import ConfigError
 
 FOLDER = Path(__file__).parent
 HELD_OUT = FOLDER.parent / "predictions" / "clusters_holdout.csv"

@@ -13,12 +13,12 @@ from analysis.predictions.cases import PLATFORMS, case_of
 from analysis.predictions.clusters.case import Case, Row, rows_of
 from analysis.predictions.clusters.problems import SOURCES
 from analysis.records.paper import PUBLISHED_MODELS
+from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
 from rpbench.explain.number import Number, counted_flops
 from rpbench.explain.of_case import side_of_case
 from rpbench.explain.of_job import side_of_job, with_settings
 from rpbench.explain.side import Rate, Side
-from rpbench.harness.choices import ConfigError
 from rpbench.mesh.job import Job
 from rpbench.registry import unknown_name
 
@@ -157,6 +157,6 @@ def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Si
     job = with_settings(like, settings)
     own = side_of_job(job, None, f"{number.unit}={number.value:g} {words}".strip())
     rate = number.rate(job.architecture, job.seq_len, own.work)
-    seconds = number.device_seconds(job.machine.num_devices, job.tokens, rate)
+    seconds = number.device_seconds(job.machine.size, job.tokens, rate)
     notes = (f"what is not typed is as in {word}",)
     return replace(own, seconds=seconds, evidence="given", rate=rate, notes=notes)

@@ -11,8 +11,8 @@ from analysis.claims.regression import claim_of
 from analysis.mutate.mutants import ASKED, FOUND, GONE, KINDS, MANIFEST, TABLE, Mutant
 from analysis.records import identity
 from analysis.records.experiments import ENDED, Experiments, MissingRuns, Record
-from rpbench.harness import record
-from rpbench.harness.manifest import Cell
+from rpbench.records import record
+from rpbench.records.manifest import Cell
 
 # Of each kind so many must be noticed. What a record says of its origin is held by the digest in its manifest alone,
 # which is taken to be written anew here.

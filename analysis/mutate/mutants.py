@@ -16,7 +16,7 @@ from typing import Any
 
 from analysis.claims.expected import STATEMENTS, read_table
 from analysis.records.experiments import Experiments, Record
-from rpbench.harness.manifest import PLANNED, Cell
+from rpbench.records.manifest import PLANNED, Cell
 
 FACTORS = (0.5, 0.9, 1.1, 2.0)
 # What is falsified: what a record says of its question, of its making, of what came out; that it is there; a cell of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.predictions import compare, holdout, misses, outcomes, refit, score, tables
-from rpbench.harness.record import write_atomically
+from rpbench.records.record import write_atomically
 
 _VERBS = ("write", "score", "outcomes", "refit", "holdout", "misses")
 

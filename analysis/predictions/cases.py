@@ -3,14 +3,14 @@
 from functools import cache
 
 from analysis.records.paper import PUBLISHED_MODELS
+from rpbench.config.request import load
 from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine
 from rpbench.cost.model import Model
-from rpbench.harness.modes.predict import basis_of
-from rpbench.harness.request import load
 from rpbench.predict import SYSTEMS
 from rpbench.predict.case import Case
 from rpbench.predict.settings import published_settings
+from rpbench.run.modes.predict import basis_of
 
 # Machines of the paper, by the name of their configuration.
 PLATFORMS = {"8x_rtx4090": "8x-rtx4090-24gb", "8x_a800": "8x-a800-80gb-sxm"}

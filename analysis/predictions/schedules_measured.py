@@ -22,9 +22,9 @@ from rpbench.cost.activations import LayerActivations
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.record import write_atomically
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.plan.problem import Problem
+from rpbench.records.record import write_atomically
 from rpbench.registry import entries
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph

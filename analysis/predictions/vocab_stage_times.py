@@ -30,9 +30,9 @@ from analysis.predictions.tables import FOLDER, Row, as_csv
 from analysis.predictions.vocab_orders import build_order
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import CostTable, Work
-from rpbench.harness.record import write_atomically
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Shape
+from rpbench.records.record import write_atomically
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from analysis.records import identity
-from rpbench.harness import provenance, record
-from rpbench.harness.manifest import (
+from rpbench.records import provenance, record
+from rpbench.records.manifest import (
     ENDED,
     FAILED,
     NOT_APPLICABLE,

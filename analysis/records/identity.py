@@ -11,15 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness import provenance, record
-from rpbench.harness.choices import Duel, Predict, TorchDuel
-from rpbench.harness.composing import Composer
-from rpbench.harness.manifest import Cell
-from rpbench.harness.modes.duel.contenders import contenders
-from rpbench.harness.modes.torch_duel.entrants import entrants
-from rpbench.harness.record import Record
-from rpbench.harness.recording import names
-from rpbench.harness.request import Request, request_of
+from rpbench.config.choices import Duel, Predict, TorchDuel
+from rpbench.config.composing import Composer
+from rpbench.config.request import Request, request_of
+from rpbench.records import provenance, record
+from rpbench.records.manifest import Cell
+from rpbench.records.record import Record
+from rpbench.run.modes.duel.contenders import contenders
+from rpbench.run.modes.torch_duel.entrants import entrants
+from rpbench.run.recording import names
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 

@@ -15,9 +15,9 @@ from analysis.report import views
 from analysis.report.content import Content
 from analysis.report.images import draw_all, drawings_of
 from analysis.report.pages import render_all
-from rpbench.harness.config import options_of
-from rpbench.harness.manifest import Manifest
-from rpbench.harness.record import write_atomically
+from rpbench.config.configuration import options_of
+from rpbench.records.manifest import Manifest
+from rpbench.records.record import write_atomically
 
 _EVERY_S = 3.0
 

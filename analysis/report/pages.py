@@ -15,7 +15,7 @@ from analysis.report.answers import FIRST, answer, judgement, question
 from analysis.report.content import Content
 from analysis.report.site import Site, by_sweep, sections_of, slug
 from analysis.report.statements import Statement, choices, counted, grouped_by, judged, statements
-from rpbench.harness.provenance import now
+from rpbench.records.provenance import now
 
 _HERE = Path(__file__).parent
 PAPER = "RoundPipe, reproduced"

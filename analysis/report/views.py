@@ -13,7 +13,7 @@ from analysis.claims.printed import table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
-from rpbench.harness.describe import describe
+from rpbench.records.describe import describe
 
 Row = dict[str, Any]
 View = dict[str, Any]

@@ -4,8 +4,9 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rpbench.cli import _verbs
-from rpbench.harness.config import CONF
+from analysis.verbs import VERBS
+from rpbench.cli import all_verbs
+from rpbench.config.configuration import CONF
 from rpbench.registry import offered
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,12 @@ PACKAGES = (
     "rpbench/predict",
     "rpbench/advice",
     "rpbench/explain",
-    "rpbench/harness",
+    "rpbench/config",
+    "rpbench/drawing",
+    "rpbench/records",
+    "rpbench/tracking",
+    "rpbench/run",
+    "rpbench/sweep",
     "rpbench/commands",
     "analysis",
 )
@@ -43,7 +49,7 @@ def filled(text: str) -> str:
 
 def _verbs_table() -> str:
     rows = []
-    for name, verb in _verbs().items():
+    for name, verb in {**all_verbs(), **VERBS}.items():
         words = verb.takes.replace("|", "\\|")
         rows.append(f"| `{name}` | {verb.says} | `{words}` |")
     return "\n".join(["| verb | what it does | its words |", "| --- | --- | --- |", *rows])

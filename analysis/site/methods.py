@@ -7,9 +7,9 @@ from io import StringIO
 from pathlib import Path
 
 from rpbench.commands.show import draw_schedule
-from rpbench.harness.assemble import assemble
-from rpbench.harness.request import load
+from rpbench.config.request import load
 from rpbench.registry import Entry, entry, offered
+from rpbench.run.assemble import assemble
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "methods"

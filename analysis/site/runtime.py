@@ -24,7 +24,8 @@ _PACKAGES = (
     "rpbench/cost",
     "rpbench/plan",
     "rpbench/sim",
-    "rpbench/harness",
+    "rpbench/config",
+    "rpbench/drawing",
     "baselines",
 )
 _MODULES = ("rpbench", "analysis", "analysis/site")  # their own files, not the folders below
@@ -60,6 +61,7 @@ def project() -> bytes:
 def _sources() -> Iterator[Path]:
     for package in _PACKAGES:
         yield from (ROOT / package).glob("*.py")
+    yield from (path for path in (ROOT / "baselines").glob("*/*.py") if path.parent.name != "systems")
     for package in _MODULES:
         yield from (ROOT / package).glob("*.py")
 

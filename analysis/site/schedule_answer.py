@@ -11,11 +11,11 @@ from math import isfinite
 from typing import Any
 from urllib.parse import parse_qsl
 
+from rpbench.config.schedule_options import check_options
 from rpbench.cost.constant import constant_times
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.table import CostTable
-from rpbench.harness.schedule_options import check_options
-from rpbench.harness.timeline_svg import timeline_svg
+from rpbench.drawing.timeline_svg import timeline_svg
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric

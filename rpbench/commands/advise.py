@@ -24,14 +24,14 @@ from rpbench.advice.ranking import Advice, Misfit, advise
 from rpbench.commands.advise_nodes import advise_nodes
 from rpbench.commands.advise_table import gigabytes, table
 from rpbench.commands.advise_usage import USAGE
+from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import options_of
+from rpbench.config.files.keys import LAYERS, MOVES, check_figures
+from rpbench.config.request import Request, cluster_file, load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.device import names
 from rpbench.cost.machine import Machine, devices_named, machine, machine_of
 from rpbench.cost.model import Model
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import options_of
-from rpbench.harness.keys import LAYERS, MOVES, check_figures
-from rpbench.harness.request import Request, cluster_file, load
 from rpbench.mesh.architecture import Architecture, architecture, from_model
 from rpbench.mesh.plans import SCHEDULES, Space
 from rpbench.plan.contest.plans import Budget

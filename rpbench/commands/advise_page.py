@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.commands.advise_table import label, lacks, notes
-from rpbench.harness.record import write_atomically
+from rpbench.records.record import write_atomically
 
 PAGE = Path("advice.html")
 # Okabe and Ito's palette; each cause is named in the table below the bars as well.

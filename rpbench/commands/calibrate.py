@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.provenance import now
-from rpbench.harness.record import check_writable, write_atomically
+from rpbench.config.choices import ConfigError
 from rpbench.places import CONF, home
+from rpbench.records.provenance import now
+from rpbench.records.record import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from rpbench.cost.collective_rates import CollectiveRate
@@ -49,7 +49,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     device, path = options.get("device", "cpu"), folder / f"{name}.yaml"
     _check_name(name, path)
     from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device  # torch
-    from rpbench.harness.cluster_file import cluster_of, to_text
+    from rpbench.run.cluster_file import cluster_of, to_text
 
     check_device(device)
     num_devices = _num_devices(options, device)

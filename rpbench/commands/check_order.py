@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import Request, load
 from rpbench.engine.stream_order.mutants import summary
 from rpbench.engine.verification import verified
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.modes import train
-from rpbench.harness.on_accelerators import Ran
-from rpbench.harness.request import Request, load
-from rpbench.harness.scheduled import assembled_of
-from rpbench.harness.tensors import one_thread
+from rpbench.run.modes import train
+from rpbench.run.scheduled import assembled_of
+from rpbench.run.training.on_accelerators import Ran
+from rpbench.run.training.tensors import one_thread
 
 _SHOWN = 20  # findings that are printed; all are counted
 

@@ -6,9 +6,9 @@ from typing import Any, TextIO
 
 from rpbench.commands.noise import noises, verdict
 from rpbench.finite import is_finite
-from rpbench.harness import record
-from rpbench.harness.clock import IN_SLOTS, clock
-from rpbench.harness.record import Record
+from rpbench.records import record
+from rpbench.records.clock import IN_SLOTS, clock
+from rpbench.records.record import Record
 
 _ROUNDING = 1e-9  # what is smaller, in seconds or as a share, is zero come out of floats
 

@@ -6,13 +6,13 @@ The script holds its words: completing starts no Python. Print it again after ad
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import GROUPS, RunConfig, options_of
 from rpbench.cost.device import names
-from rpbench.harness.charging import CHARGES
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import GROUPS, RunConfig, options_of
-from rpbench.harness.offloading import OFFLOADS
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.plan import METHODS
+from rpbench.run.charging import CHARGES
+from rpbench.run.offloading import OFFLOADS
 from rpbench.sim.events import RULES
 
 SHELLS = ("bash", "zsh")

@@ -1,7 +1,6 @@
 """`explain`: why two numbers differ - two records, a record or a row and a typed number, or two rows of tables."""
 
 import difflib
-import importlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from rpbench.commands.explained_record import side_of_number, side_of_record
-from rpbench.explain.number import UNITS, number_of
+from rpbench.config.choices import ConfigError
+from rpbench.explain.number import UNITS, Number, number_of
 from rpbench.explain.side import Side
 from rpbench.explain.split import Metric, explain
-from rpbench.harness import record
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.record import Record
+from rpbench.records import record
+from rpbench.records.record import Record
 from rpbench.registry import unknown_name
 
 USAGE = (
@@ -42,8 +41,18 @@ class Asked:
         return Path(self.own.get("results_dir", "results"))
 
 
-def explain_numbers(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
+SideOfRow = Callable[[str], Side]
+SideOfNumber = Callable[[str, Number, Mapping[str, str]], Side]
+
+
+def explain_numbers(
+    arguments: Sequence[str], people: TextIO, side_of_row: SideOfRow, side_of_row_number: SideOfNumber
+) -> dict[str, Any]:
     """The explanation as JSON-ready data; its table goes to `people`.
+
+    Args:
+        side_of_row: reads the row `NAME:ROW` of a published table.
+        side_of_row_number: a typed number of a run that is like the one of such a row but for some settings.
 
     Raises:
         ValueError: for whatever in the request cannot be.
@@ -51,7 +60,7 @@ def explain_numbers(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
     asked = _asked(arguments)
     metric = _metric(asked)
     try:
-        answer = explain(*_sides(asked), metric).plain()
+        answer = explain(*_sides(asked, side_of_row, side_of_row_number), metric).plain()
     except ConfigError:
         raise
     except ValueError as error:
@@ -92,27 +101,18 @@ def _metric(asked: Asked) -> Metric:
     return name  # type: ignore[return-value]  # one of them
 
 
-def _sides(asked: Asked) -> tuple[Side, Side]:
-    first = _side(asked, asked.names[0])
-    if len(asked.names) == 2:
-        return first, _side(asked, asked.names[1])
+def _sides(asked: Asked, side_of_row: SideOfRow, side_of_row_number: SideOfNumber) -> tuple[Side, Side]:
+    first, *others = [
+        side_of_row(name.removeprefix(TABLE)) if name.startswith(TABLE) else side_of_record(find(asked.results, name))
+        for name in asked.names
+    ]
+    if others:
+        return first, others[0]
     number, settings = number_of(asked.typed)
     name = asked.names[0]
     if name.startswith(TABLE):
-        return first, _rows("side_of_number")(name.removeprefix(TABLE), number, settings)
+        return first, side_of_row_number(name.removeprefix(TABLE), number, settings)
     return first, side_of_number(find(asked.results, name), number, settings)
-
-
-def _side(asked: Asked, name: str) -> Side:
-    if name.startswith(TABLE):
-        return _rows("side_of")(name.removeprefix(TABLE))
-    return side_of_record(find(asked.results, name))
-
-
-def _rows(name: str) -> Callable[..., Side]:
-    """What reads the published tables: the analysis layer stands above this one and is loaded by name."""
-    found: Callable[..., Side] = getattr(importlib.import_module("analysis.explained.rows"), name)
-    return found
 
 
 def find(results: Path, name: str) -> Record:

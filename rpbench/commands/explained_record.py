@@ -12,20 +12,20 @@ from functools import lru_cache
 from typing import Any
 
 from rpbench.advice.causes import causes_at
+from rpbench.config.choices import ConfigError, Predict
+from rpbench.config.configuration import is_of_hydra
+from rpbench.config.request import Request, load
 from rpbench.cost.table import CostTable
 from rpbench.explain.number import Number
 from rpbench.explain.of_case import side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.finite import is_finite
-from rpbench.harness.assemble import Assembled
-from rpbench.harness.choices import ConfigError, Predict
-from rpbench.harness.clock import unit
-from rpbench.harness.config import is_of_hydra
-from rpbench.harness.modes.predict import basis_of, case_of
-from rpbench.harness.record import Record
-from rpbench.harness.request import Request, load
-from rpbench.harness.scheduled import assembled_of
 from rpbench.mesh.architecture import Architecture, from_model
+from rpbench.records.clock import unit
+from rpbench.records.record import Record
+from rpbench.run.assemble import Assembled
+from rpbench.run.modes.predict import basis_of, case_of
+from rpbench.run.scheduled import assembled_of
 from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import measure
 from rpbench.sim.steady import step_time

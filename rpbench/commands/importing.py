@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rpbench.harness import imports, record
-from rpbench.harness.choices import ConfigError
+from rpbench.config.choices import ConfigError
+from rpbench.records import imports, record
 
 _FORMS = ("kineto", "wandb", "csv")
 _USAGE = "import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rpbench import registry
 from rpbench.commands.new_usage import USAGE
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.config import options_of
-from rpbench.harness.keys import CLUSTER, MODEL, Key
-from rpbench.harness.record import check_writable, write_atomically
+from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import options_of
+from rpbench.config.files.keys import CLUSTER, MODEL, Key
 from rpbench.places import FILE, FLAG, VARIABLE, home
+from rpbench.records.record import check_writable, write_atomically
 
 _HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 from rpbench.finite import is_finite
-from rpbench.harness.record import Record
+from rpbench.records.record import Record
 
 Interval = tuple[float, float]
 Verdict = Literal["beyond", "within", "equal", "unknown"]

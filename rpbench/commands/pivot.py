@@ -8,9 +8,9 @@ from typing import Any, TextIO
 
 from rpbench.commands.record_table import table
 from rpbench.commands.store import latex_table, options_of
-from rpbench.harness import record
-from rpbench.harness.clock import IN_SLOTS, clock
-from rpbench.harness.record import Record
+from rpbench.records import record
+from rpbench.records.clock import IN_SLOTS, clock
+from rpbench.records.record import Record
 from rpbench.registry import unknown_name
 
 FORMATS = ("terminal", "csv", "latex", "html")

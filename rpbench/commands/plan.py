@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from rpbench.harness.assemble import build_schedule, pose
-from rpbench.harness.clock import clock
-from rpbench.harness.request import Request
+from rpbench.config.request import Request
 from rpbench.plan import METHODS, Choice, choose
 from rpbench.plan.problem import Problem
+from rpbench.records.clock import clock
+from rpbench.run.assemble import build_schedule, pose
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import measure

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from rpbench.config.choices import ConfigError, typed
 from rpbench.cost.layer_graph import LayerGraph, from_csv
-from rpbench.harness.choices import ConfigError, typed
 from rpbench.plan.cuts import Cuts, cuts_of
 from rpbench.plan.forecast import data_parallel_time_s, one_machine_time_s, stage_bytes, traffic, weight_versions
 from rpbench.plan.machines import Network, Rules

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpbench.config.choices import ConfigError, typed
+from rpbench.config.request import Request, load
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain, to_csv
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
-from rpbench.harness import record
-from rpbench.harness.assemble import pose
-from rpbench.harness.choices import ConfigError, typed
-from rpbench.harness.request import Request, load
+from rpbench.records import record
+from rpbench.run.assemble import pose
 
 LOSS_BYTES = 4  # one float, all that the head hands on
 
@@ -65,9 +65,9 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
 def _measured(request: Request, num_runs: int) -> LayerGraph:
     from rpbench.engine.measure.layer_profile import profile_layers  # torch, which a table does not need
     from rpbench.engine.workload import Workload
-    from rpbench.harness.tensors import DTYPES, check_host_memory
     from rpbench.models.build import build_model
     from rpbench.models.data import SyntheticTokens
+    from rpbench.run.training.tensors import DTYPES, check_host_memory
 
     model = _model(request)
     if request.dtype not in DTYPES:

@@ -21,8 +21,8 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from rpbench.finite import is_finite
-from rpbench.harness import record
-from rpbench.harness.record import Record
+from rpbench.records import record
+from rpbench.records.record import Record
 from rpbench.whole_file import read_bytes
 
 PACKS = "records-*.parquet"

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from rpbench.harness.assemble import Assembled, assemble
-from rpbench.harness.request import Request
+from rpbench.config.request import Request
 from rpbench.ir.schedule import to_text
+from rpbench.run.assemble import Assembled, assemble
 
 
 def drawing_path(name: str) -> Path:
@@ -51,7 +51,7 @@ def _exported(assembled: Assembled, form: str) -> str:
 
 def draw_schedule(assembled: Assembled, path: Path, unit: str) -> None:
     """Draw the simulated timeline of a schedule, in `unit`, to a file; its ending decides the format."""
-    from rpbench.harness.drawing import draw_timeline
+    from rpbench.drawing.timeline_figure import draw_timeline
     from rpbench.sim.longest_path import simulate
 
     timeline = simulate(assembled.schedule, assembled.costs)

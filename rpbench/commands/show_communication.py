@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
+from rpbench.config.request import Request, load
 from rpbench.cost.transfers import StageBytes
-from rpbench.harness.assemble import Assembled, assemble
-from rpbench.harness.request import Request, load
 from rpbench.ir.action import Kind
 from rpbench.registry import unknown_name
+from rpbench.run.assemble import Assembled, assemble
 from rpbench.torch_runtime.communication.channels import Queues
 from rpbench.torch_runtime.communication.execution import Durations
 from rpbench.torch_runtime.communication.levels import find_levels

@@ -10,8 +10,8 @@ from typing import Any, TextIO
 import pyarrow.parquet
 
 from rpbench.commands.record_table import canonical, columns_of, pack, table
-from rpbench.harness import record
-from rpbench.harness.record import Record, check_target
+from rpbench.records import record
+from rpbench.records.record import Record, check_target
 from rpbench.registry import unknown_name
 
 FORMATS = ("csv", "jsonl", "latex", "parquet")

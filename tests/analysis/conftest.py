@@ -28,12 +28,12 @@ from analysis.records.runs import MODELS, ONE_ROUND
 from analysis.records.turns import LEVELS
 from analysis.report.content import Content
 from analysis.report.page import gather
-from rpbench.harness import record
-from rpbench.harness.composing import Composer
-from rpbench.harness.config import CONF, composed, swept
-from rpbench.harness.record import Record
-from rpbench.harness.request import Request, request_of
-from rpbench.harness.run import run
+from rpbench.config.composing import Composer
+from rpbench.config.configuration import CONF, composed, swept
+from rpbench.config.request import Request, request_of
+from rpbench.records import record
+from rpbench.records.record import Record
+from rpbench.run.request_to_records import run
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rpbench.harness import record
-from rpbench.harness.manifest import FOLDER, Journal, write_plan
-from rpbench.harness.record import Record
+from rpbench.records import record
+from rpbench.records.manifest import FOLDER, Journal, write_plan
+from rpbench.records.record import Record
 
 # What a cell of a sweep sets, and the records it left.
 Cells = Iterable[tuple[Mapping[str, Any], list[Record]]]

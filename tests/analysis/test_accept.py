@@ -11,8 +11,8 @@ from manifests import forge
 
 from analysis.claims import expected
 from analysis.driver import accept
-from rpbench.harness import record
-from rpbench.harness.manifest import FOLDER as MANIFESTS
+from rpbench.records import record
+from rpbench.records.manifest import FOLDER as MANIFESTS
 
 TABLE = "figure17"
 

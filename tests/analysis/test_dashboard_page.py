@@ -14,8 +14,8 @@ import pytest
 from analysis.dashboard import server
 from analysis.dashboard.server import Dashboard
 from analysis.dashboard.sweeps import read_sweeps
-from rpbench.harness.manifest import Journal, write_plan
-from rpbench.harness.record import REQUIRED, put_file
+from rpbench.records.manifest import Journal, write_plan
+from rpbench.records.record import REQUIRED, put_file
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.exhibits.figures import duel
 from analysis.records.experiments import MissingRuns
-from rpbench.harness.modes.duel.contenders import BASE
+from rpbench.run.modes.duel.contenders import BASE
 
 SECONDS = {"roundpipe": 0.9, "gpipe": 1.1}
 

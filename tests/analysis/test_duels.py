@@ -9,7 +9,7 @@ from test_duel_exhibit import table_of as duel_of
 from analysis.driver.duels import Kept, compare, kept_of, main, markdown, over, ratios, read, sealed, table_of
 from analysis.exhibits.figures.duel import MODELS, NAMES
 from analysis.records.experiments import Experiments
-from rpbench.harness import provenance
+from rpbench.records import provenance
 
 
 @pytest.fixture(scope="module")

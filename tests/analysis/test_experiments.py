@@ -12,10 +12,10 @@ from analysis.claims import all_claims, evaluate
 from analysis.exhibits import catalogue
 from analysis.records.experiments import Experiments, MissingRuns, Sweep, WrongRecord, index, is_complete, succeeded
 from analysis.records.published import published
-from rpbench.harness import provenance, record
-from rpbench.harness.config import swept
-from rpbench.harness.manifest import FOLDER, PLAN, Journal, read_manifest, write_plan
-from rpbench.harness.record import Record
+from rpbench.config.configuration import swept
+from rpbench.records import provenance, record
+from rpbench.records.manifest import FOLDER, PLAN, Journal, read_manifest, write_plan
+from rpbench.records.record import Record
 
 COMMAND = "python -m rpbench -m experiment=figure17"
 

@@ -26,8 +26,8 @@ from analysis.records.paper import PUBLISHED_MODELS
 from analysis.records.published import published
 from analysis.report.content import Content
 from rpbench import registry
-from rpbench.harness.config import CONF
-from rpbench.harness.manifest import FOLDER, PLAN
+from rpbench.config.configuration import CONF
+from rpbench.records.manifest import FOLDER, PLAN
 
 ALL = (
     "figure17",

@@ -12,9 +12,9 @@ from manifests import forge
 from analysis.claims import all_claims, evaluate
 from analysis.exhibits import catalogue
 from analysis.records.experiments import Experiments, MissingRuns, WrongRecord
-from rpbench.harness import record
-from rpbench.harness.manifest import FOLDER, Cell, read_manifest
-from rpbench.harness.record import Record
+from rpbench.records import record
+from rpbench.records.manifest import FOLDER, Cell, read_manifest
+from rpbench.records.record import Record
 
 EXPERIMENT = "figure17"
 Change = Callable[[Record], None]

@@ -12,9 +12,9 @@ from analysis.exhibits.figures import convergence, thousand_devices
 from analysis.exhibits.figures.labels import name_points
 from analysis.exhibits.figures.legibility import defects
 from analysis.records.experiments import Experiments
-from baselines.dualpipe import dualpipe
+from baselines.bidirectional.dualpipe import dualpipe
 from rpbench.cost.constant import unit_times
-from rpbench.harness.drawing import bars_of, draw_timeline
+from rpbench.drawing.timeline_figure import bars_of, draw_timeline
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape

@@ -21,9 +21,9 @@ from analysis.report.opening import PAPER
 from analysis.report.page import gather, write
 from analysis.report.pages import render_all
 from analysis.report.views import command_of
-from rpbench.harness.record import run_id
-from rpbench.harness.recording import identity
-from rpbench.harness.request import load
+from rpbench.config.request import load
+from rpbench.records.record import run_id
+from rpbench.run.recording import identity
 
 
 def _image(stem: str) -> Image:

@@ -8,7 +8,7 @@ import pytest
 from analysis.exhibits.own_sweep import exhibit
 from analysis.records.experiments import Experiments
 from analysis.report.page import build, gather
-from rpbench.harness.manifest import Journal, write_plan
+from rpbench.records.manifest import Journal, write_plan
 
 CELLS = (
     ("schedule=1f1b", "num_microbatches=8"),

@@ -26,10 +26,10 @@ from analysis.driver.forked import fork_command
 from analysis.driver.reproduce import main, reproduce
 from analysis.driver.sweeps import ALL, DUELS, LOGS, PAPER, QUICK, Scope, Sweep, run_sweeps
 from analysis.records.experiments import Experiments
-from rpbench.harness import provenance, record
-from rpbench.harness.config import CONF, register
-from rpbench.harness.manifest import write_plan
-from rpbench.harness.sweeper import ManifestSweeper
+from rpbench.config.configuration import CONF, register
+from rpbench.records import provenance, record
+from rpbench.records.manifest import write_plan
+from rpbench.sweep.sweeper import ManifestSweeper
 
 ROOT = Path(__file__).parents[2]
 

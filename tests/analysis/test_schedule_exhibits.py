@@ -11,7 +11,7 @@ from analysis.exhibits.figures import (
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns
 from analysis.records.paper import PUBLISHED_MODELS, look_up
-from rpbench.harness.config import swept
+from rpbench.config.configuration import swept
 
 
 def test_the_lead_is_best_baseline_over_roundpipe(full_experiments: Experiments) -> None:

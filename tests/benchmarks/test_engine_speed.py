@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from rpbench.config.request import load
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.cpu import CpuBackend, usable_cores
 from rpbench.engine.backends.emulated import EmulatedBackend
@@ -24,14 +25,13 @@ from rpbench.engine.program import make_program
 from rpbench.engine.training import Training
 from rpbench.engine.transfers.link import Link
 from rpbench.engine.workload import Workload
-from rpbench.harness.assemble import pose
-from rpbench.harness.request import load
-from rpbench.harness.tensors import one_thread
 from rpbench.ir.schedule import Schedule
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
 from rpbench.plan import choose
 from rpbench.plan.whole import evaluate_whole
+from rpbench.run.assemble import pose
+from rpbench.run.training.tensors import one_thread
 from rpbench.sim.longest_path import simulate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))

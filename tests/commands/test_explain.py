@@ -16,21 +16,21 @@ from analysis.predictions.cases import case_of
 from analysis.predictions.clusters.case import rows_of
 from analysis.predictions.clusters.problems import SOURCES
 from rpbench.cli import dispatch
+from rpbench.config.request import load
 from rpbench.cost.machine import machine
 from rpbench.explain.number import counted_flops, number_of
 from rpbench.explain.of_case import case_causes
 from rpbench.explain.of_job import job_causes, side_of_job, with_settings
 from rpbench.explain.side import CAUSES, COMPUTATION, Rate, Side, Work
 from rpbench.explain.split import explain
-from rpbench.harness import record
-from rpbench.harness.request import load
-from rpbench.harness.run import run
 from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
 from rpbench.predict import SYSTEMS, predict
+from rpbench.records import record
+from rpbench.run.request_to_records import run
 
 # --- the split -------------------------------------------------------------------------------------------------
 

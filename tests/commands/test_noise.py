@@ -3,8 +3,8 @@
 import pytest
 
 from rpbench.commands.noise import interval, noises, verdict
-from rpbench.harness.clock import clock, under_unit
-from rpbench.harness.record import read_all
+from rpbench.records.clock import clock, under_unit
+from rpbench.records.record import read_all
 
 
 def measured(step, *ends):

@@ -10,12 +10,12 @@ import pytest
 from rpbench import places, registry
 from rpbench.cli import dispatch
 from rpbench.commands.completion import completion
-from rpbench.harness.describe import label
-from rpbench.harness.request import load
+from rpbench.config.request import load
+from rpbench.records.describe import label
 
 MODEL = "# Mine.\nname: mine\nnum_layers: 4\nhidden: 64\nheads: 2\nvocab: 99\n"
 SCHEDULE = """
-from baselines.gpipe import gpipe
+from baselines.synchronous.gpipe import gpipe
 from rpbench.registry import schedule
 
 @schedule("NAME", source="here")

@@ -11,9 +11,9 @@ import pytest
 from rpbench.commands import record_table
 from rpbench.commands.record_table import pack, table
 from rpbench.commands.store import export
-from rpbench.harness import record
-from rpbench.harness.request import load
-from rpbench.harness.run import run
+from rpbench.config.request import load
+from rpbench.records import record
+from rpbench.run.request_to_records import run
 
 KINDS = (None, 4, 2.5, "auto", "\ud800", True, 2**70, ["a"], {"b": 1})
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from rpbench.cli import _verbs, dispatch
+from rpbench.cli import all_verbs, dispatch
 
 SIZES = ("schedule=zb_v", "num_devices=2", "num_microbatches=4")
 
 
-@pytest.mark.parametrize("verb", sorted(_verbs()))
+@pytest.mark.parametrize("verb", sorted(all_verbs()))
 @pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
 def test_every_verb_answers_for_itself(verb, flag, capsys):
     assert dispatch((verb, flag)) == 0
@@ -26,7 +26,7 @@ def test_the_version_is_ours(capsys):
 def test_help_has_every_verb(capsys):
     assert dispatch(("--help",)) == 0
     out = capsys.readouterr().out
-    assert all(f"\n    {verb}" in out for verb in _verbs())
+    assert all(f"\n    {verb}" in out for verb in all_verbs())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ PACKAGE = {
     "their_orders/__init__.py": "",
     "their_orders/orders.py": '''"""A schedule of a package."""
 
-from baselines.gpipe import gpipe
+from baselines.synchronous.gpipe import gpipe
 from rpbench.registry import schedule
 
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from rpbench.config.configuration import CONF
 from rpbench.cost.basis import make_basis
 from rpbench.cost.engine_times import ADDED_BYTES, PUBLISHED_BYTES, counted, engine_times
 from rpbench.cost.factors import factors
 from rpbench.cost.machine import Machine
 from rpbench.cost.measured import FACTORS, HALVES, MEASURED, PARTS, TERMS, factor_name
 from rpbench.cost.model import Model
-from rpbench.harness.config import CONF
 
 COST = OmegaConf.to_container(OmegaConf.load(CONF / "cost" / "analytic.yaml"))
 GPT = Model("a_gpt", num_layers=3, hidden=256, heads=8, vocab=4096, gated_mlp=False, seq_len=128)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from rpbench.config.request import load
 from rpbench.cost.halves import input_share, with_halves
 from rpbench.cost.published import published_times
-from rpbench.harness.assemble import assemble
-from rpbench.harness.request import load
+from rpbench.run.assemble import assemble
 from rpbench.sim.longest_path import simulate_graph
 
 SETTING = ["cost=published", "cost.split_backward=true"]

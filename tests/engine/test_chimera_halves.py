@@ -4,10 +4,10 @@ import pytest
 import torch
 from spared import slow
 
-from rpbench.harness.assemble import assemble
-from rpbench.harness.modes import train
-from rpbench.harness.request import load
+from rpbench.config.request import load
 from rpbench.models.data import InPieces, SyntheticTokens
+from rpbench.run.assemble import assemble
+from rpbench.run.modes import train
 
 SIZES = (
     "schedule=chimera",

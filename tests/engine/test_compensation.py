@@ -14,7 +14,7 @@ from spared import slow, spared
 from torch import nn
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from baselines.pipemare import throughput_over_flushed, weights_over_one_copy
+from baselines.asynchronous.pipemare import throughput_over_flushed, weights_over_one_copy
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.state.compensation import (
     Compensation,

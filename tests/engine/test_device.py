@@ -11,6 +11,8 @@ from test_replicated_training import complete
 from training_cases import Run, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.cli import dispatch
+from rpbench.config.choices import BackendConfig, ConfigError
+from rpbench.config.configuration import RunConfig
 from rpbench.engine.backends import device as backends
 from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice
 from rpbench.engine.executor import ActionFailed, execute
@@ -18,11 +20,9 @@ from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.mutants import judged
 from rpbench.engine.training import Settings, Training
-from rpbench.harness.choices import BackendConfig, ConfigError
-from rpbench.harness.config import RunConfig
-from rpbench.harness.device_request import check_device
 from rpbench.ir.action import Kind
 from rpbench.passes.offload import stream
+from rpbench.run.training.device_request import check_device
 
 needs_accelerator = pytest.mark.skipif(
     not torch.accelerator.is_available(), reason="torch finds no accelerator on this machine"

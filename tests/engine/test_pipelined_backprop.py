@@ -11,7 +11,7 @@ from test_compensation import Head, known
 from torch import nn
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from baselines.pipelined_backprop import one_by_one
+from baselines.asynchronous.pipelined_backprop import one_by_one
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, check_momentum

@@ -8,6 +8,7 @@ from cases import build
 from spared import slow
 from training_cases import MOE, TINY, assert_same, reference_of, train, workload_of
 
+from rpbench.config.request import load
 from rpbench.cost.memory import classes_of
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
@@ -17,12 +18,11 @@ from rpbench.engine.shards import tensor_parallel
 from rpbench.engine.shards.cut_layers import cut_state, joined_state
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import WHOLE_BOUNDS, verified
-from rpbench.harness.assemble import assemble
-from rpbench.harness.modes.train import check_request
-from rpbench.harness.request import load
 from rpbench.ir.check import check
 from rpbench.ir.schedule import Schedule, Shape, from_text, to_text
 from rpbench.registry import entry
+from rpbench.run.assemble import assemble
+from rpbench.run.modes.train import check_request
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
 

@@ -9,6 +9,8 @@ from cases import build
 from spared import slow
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.cpu import CpuBackend
@@ -21,10 +23,6 @@ from rpbench.engine.shards.collectives import Rank
 from rpbench.engine.shards.cut_layers import joined
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import verified
-from rpbench.harness.assemble import assemble
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.modes.train import check_request
-from rpbench.harness.request import load
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
@@ -32,6 +30,8 @@ from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.passes.lower import split_backward
 from rpbench.registry import entry
+from rpbench.run.assemble import assemble
+from rpbench.run.modes.train import check_request
 
 LLAMA = replace(TINY, family="llama", gated_mlp=True)
 QWEN = replace(TINY, family="qwen3", gated_mlp=True, qk_norm=True, tied_embedding=True)

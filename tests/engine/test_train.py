@@ -4,11 +4,11 @@ import pytest
 import torch
 from spared import slow
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
 from rpbench.engine import verification
-from rpbench.harness.assemble import assemble
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.modes import train
-from rpbench.harness.request import load
+from rpbench.run.assemble import assemble
+from rpbench.run.modes import train
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure

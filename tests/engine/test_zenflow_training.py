@@ -10,20 +10,20 @@ from spared import slow
 from test_replicated_training import complete
 from training_cases import MOE, TINY, Run, assert_same, reference_of, train, workload_of
 
+from rpbench.config.request import load
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state import selective_optimizer
 from rpbench.engine.state.important_columns import important, num_important
 from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.weights import Weights
-from rpbench.harness.assemble import assemble
-from rpbench.harness.modes.train import check_request
-from rpbench.harness.request import load
 from rpbench.ir.partition import symmetric
 from rpbench.ir.rest_rule import boundaries
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
+from rpbench.run.assemble import assemble
+from rpbench.run.modes.train import check_request
 
 STEPS = 7
 TOPK = Fraction(3, 10)

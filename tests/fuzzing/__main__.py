@@ -9,10 +9,15 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from analysis.verbs import VERBS
+from rpbench.cli import register
+
 from .bending import bent
 from .documents import Documents, documents
 from .guard import Finding, Guard
 from .readers import Reader, readers
+
+register(VERBS)
 
 
 def prepared(folder: Path) -> tuple[list[Reader], Documents]:

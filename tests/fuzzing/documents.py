@@ -11,8 +11,8 @@ from rpbench.commands.record_table import canonical, pack
 from rpbench.commands.store import export
 from rpbench.cost.constant import constant_times
 from rpbench.cost.profiled import to_text
-from rpbench.harness import record
-from rpbench.harness.lease import Owner
+from rpbench.records import record
+from rpbench.sweep.lease import Owner
 
 from .guard import ROOT
 

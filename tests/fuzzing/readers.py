@@ -17,12 +17,12 @@ from analysis.dashboard.server import Dashboard
 from rpbench.advice.model_source import architecture_of, model_of, read_config
 from rpbench.cli import _dispatch
 from rpbench.commands.record_table import canonical, pack, table, table_of
-from rpbench.harness import record
-from rpbench.harness.lease import Leases
-from rpbench.harness.manifest import PLAN, PLANNED, STATES, Manifest, Plan, is_settled, read_manifest
-from rpbench.harness.record import Record
-from rpbench.harness.request import cluster_file
+from rpbench.config.request import cluster_file
 from rpbench.places import places
+from rpbench.records import record
+from rpbench.records.manifest import PLAN, PLANNED, STATES, Manifest, Plan, is_settled, read_manifest
+from rpbench.records.record import Record
+from rpbench.sweep.lease import Leases
 
 from .documents import TRAIN, Documents
 from .guard import Wrong

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from rpbench.harness.manifest import Journal, write_plan
-from rpbench.harness.request import load
-from rpbench.harness.run import run
+from rpbench.config.request import load
+from rpbench.records.manifest import Journal, write_plan
+from rpbench.run.request_to_records import run
 from rpbench.yaml_file import keys_of
 
 from .bending import bent

@@ -11,14 +11,13 @@ import pytest
 from problems import small, uniform
 
 from rpbench.cli import dispatch
+from rpbench.config.request import load
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, model_bytes
 from rpbench.cost.traffic import Traffic
-from rpbench.harness.assemble import pose
-from rpbench.harness.request import load
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.residency import prefetch_depth
 from rpbench.plan import choose
@@ -27,6 +26,7 @@ from rpbench.plan.mobius import pose_rotation
 from rpbench.plan.problem import Problem
 from rpbench.plan.rotation_program import solve
 from rpbench.registry import entry
+from rpbench.run.assemble import pose
 
 MODEL = Model("tiny", num_layers=12, hidden=64, heads=2, vocab=256, seq_len=32)
 SIZES = model_bytes(MODEL, 32)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baselines.adaptis import SPLIT, WHOLE
+from baselines.zero_bubble.adaptis import SPLIT, WHOLE
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.check import check
 from rpbench.ir.costs import StageCosts

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpbench.config.request import load
 from rpbench.cost.memory import device_bytes
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.assemble import assemble
-from rpbench.harness.recording import names
-from rpbench.harness.request import load
 from rpbench.ir.action import parts_of
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
+from rpbench.run.assemble import assemble
+from rpbench.run.recording import names
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight

@@ -6,7 +6,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entries
 
 # Huang et al., NeurIPS'19, figure 2c: four devices, four microbatches. The figure drains in descending order;
-# torch and the RoundPipe artifact ascend, and so does this one (baselines/gpipe.py).
+# torch and the RoundPipe artifact ascend, and so does this one (baselines/synchronous/gpipe.py).
 GPIPE = """
     0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3
     1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3

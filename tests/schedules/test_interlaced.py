@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spared import slow
 
+from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.request import load
-from rpbench.harness.run import run
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
+from rpbench.run.request_to_records import run
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.bpipe import most_held
+from baselines.synchronous.bpipe import most_held
+from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.request import load
-from rpbench.harness.run import run
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
@@ -17,6 +16,7 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.registry import entry
+from rpbench.run.request_to_records import run
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight

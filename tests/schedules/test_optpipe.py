@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpbench.config.request import load
 from rpbench.cost.table import CostTable, Work
-from rpbench.harness.request import load
-from rpbench.harness.scheduled import assembled_of
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
@@ -19,6 +18,7 @@ from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import Schedule, Shape, from_text, to_text
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entries, entry, offered
+from rpbench.run.scheduled import assembled_of
 from rpbench.sim.longest_path import simulate
 
 solved = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-tools is not installed: extra `exact`")
@@ -229,7 +229,7 @@ TRAINED = (
 @pytest.mark.parametrize("backend", ["virtual", "cpu"])
 def test_it_trains_bit_for_bit_and_moves_what_is_counted(backend, tmp_path):
     """Two steps; what stage 0 keeps are tokens, which are on the host anyway."""
-    from rpbench.harness.run import run
+    from rpbench.run.request_to_records import run
 
     (row,) = run(load([*TRAINED, f"backend={backend}", f"results_dir={tmp_path}"]))
     assert row["status"] == "ok"

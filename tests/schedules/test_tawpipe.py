@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from baselines.tawpipe import owner
+from baselines.data_parallel.tawpipe import owner
 from rpbench.cost.memory import classes_of
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import LayerSize, model_bytes

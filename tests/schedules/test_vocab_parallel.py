@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spared import slow
 
+from rpbench.config.request import load
 from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.request import load
-from rpbench.harness.run import run
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
@@ -22,6 +21,7 @@ from rpbench.plan import choose
 from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
+from rpbench.run.request_to_records import run
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from rpbench.config.request import load
 from rpbench.cost.memory import classes_of
 from rpbench.cost.model import Model
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.harness.request import load
-from rpbench.harness.run import run
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
@@ -17,6 +16,7 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
+from rpbench.run.request_to_records import run
 
 MODEL = Model("even", num_layers=8, hidden=16, heads=2, vocab=32, seq_len=8)
 

@@ -1,4 +1,4 @@
-"""What the simulator's tests share: a published cell, assembled without the harness."""
+"""What the simulator's tests share: a published cell, assembled without a request."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -13,7 +13,6 @@ from rpbench.cost.model import Model
 from rpbench.cost.sizes import OPTIMIZER_BYTES, model_bytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.cost.transfers import moved_bytes
-from rpbench.harness.charging import with_charges
 from rpbench.ir.action import SEND, Kind
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
@@ -23,6 +22,7 @@ from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard
 from rpbench.registry import entry
+from rpbench.run.charging import with_charges
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import fair_rates, fill_up, simulate_charged
 

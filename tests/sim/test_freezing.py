@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.request import load
-from rpbench.harness.run import run
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.registry import entry
+from rpbench.run.request_to_records import run
 from rpbench.sim.freezing import freeze
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
@@ -192,7 +192,7 @@ def test_backwards_beside_forwards_and_costs_without_halves_are_refused():
 
 
 def test_without_the_solver_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("rpbench.harness.freezing.find_spec", lambda name: None)
+    monkeypatch.setattr("rpbench.run.freezing.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs OR-tools; pip install"):
         record(tmp_path, "cost.max_freeze_ratio=0.5")
 

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
 
+from rpbench.config.choices import ConfigError
+from rpbench.config.request import load
 from rpbench.cost.machine import Machine
 from rpbench.cost.table import LayerTimes
-from rpbench.harness.assemble import assemble
-from rpbench.harness.choices import ConfigError
-from rpbench.harness.request import load
 from rpbench.ir.action import Kind
 from rpbench.ir.check import check
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entries, entry
+from rpbench.run.assemble import assemble
 from rpbench.sim.events import RULES, deal
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate, simulate_graph

@@ -16,8 +16,8 @@ import pytest
 from analysis.site import runtime
 from analysis.site.schedule_answer import answer, catalogue, read
 from rpbench.cli import dispatch
-from rpbench.harness.assemble import assemble
-from rpbench.harness.request import load
+from rpbench.config.request import load
+from rpbench.run.assemble import assemble
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
 from tests.site.site_pages import DOCS

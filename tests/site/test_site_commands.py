@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from analysis.site.fences import GROUNDS, commands, fences
-from rpbench.cli import _verbs, dispatch
+from rpbench.cli import all_verbs, dispatch
 from tests.site.site_pages import PAGES, ROOT, blocks, name_of, write_file
 
-OURS = "|".join(_verbs())
+OURS = "|".join(all_verbs())
 COMMANDS = re.compile(
     rf"\s*(python -m|torchrun |\./reproduce|rpbench (-m|\w+=|({OURS})\b)|pip install|wandb (login|sync)"
     r"|jupyter |pytest |git clone)"

@@ -11,8 +11,8 @@ from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.exhibits.figures.timelines import draw_small, lacking_timelines, read_timeline
 from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.harness.config import swept
-from rpbench.harness.drawing import Bars, draw_timeline, handles
+from rpbench.config.configuration import swept
+from rpbench.drawing.timeline_figure import Bars, draw_timeline, handles
 
 EXPERIMENT = "atlas"
 _ACROSS = 4

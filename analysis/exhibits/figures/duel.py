@@ -14,13 +14,13 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.experiments import Experiments, MissingRuns
-from rpbench.harness.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
-from rpbench.harness.modes.duel.findings import false_alarms, findings, timed, why_none
-from rpbench.harness.modes.duel.neighbours import MOST_OTHERS
-from rpbench.harness.modes.duel.paired import ratio
-from rpbench.harness.modes.duel.rows import times
-from rpbench.harness.modes.duel.runs import CLOCKS
-from rpbench.harness.modes.duel.verdict import Finding
+from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
+from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
+from rpbench.run.modes.duel.neighbours import MOST_OTHERS
+from rpbench.run.modes.duel.paired import ratio
+from rpbench.run.modes.duel.rows import times
+from rpbench.run.modes.duel.runs import CLOCKS
+from rpbench.run.modes.duel.verdict import Finding
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.harness.config import swept
+from rpbench.config.configuration import swept
 
 EXPERIMENT = "hop_latency"
 

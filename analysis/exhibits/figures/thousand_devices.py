@@ -13,7 +13,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.harness.config import swept
+from rpbench.config.configuration import swept
 
 # Schedules in V placement go less far than the others.
 EXPERIMENTS = ("thousand_devices", "thousand_devices_v")

@@ -15,13 +15,13 @@ from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, index
-from rpbench.harness import record
-from rpbench.harness.drawing import Bars, bars_of, draw_timeline, handles, put_bars
-from rpbench.harness.recording import TIMELINE
+from rpbench.drawing.timeline_figure import Bars, bars_of, draw_timeline, handles, put_bars
 from rpbench.ir.action import Action, parse
 from rpbench.ir.partition import parse as parse_partition
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.timeline import Timeline
+from rpbench.records import record
+from rpbench.run.recording import TIMELINE
 
 
 def exhibit(experiments: Experiments) -> Exhibit:

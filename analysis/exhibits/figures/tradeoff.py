@@ -13,7 +13,7 @@ from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.exhibits.figures.labels import name_points
 from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.harness.config import swept
+from rpbench.config.configuration import swept
 
 EXPERIMENT = "tradeoff"
 

@@ -16,7 +16,7 @@ from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.experiments import Experiments, index
 from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
-from rpbench.harness.config import swept
+from rpbench.config.configuration import swept
 
 _FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
 _KEYS = ("model", "cluster", "schedule")

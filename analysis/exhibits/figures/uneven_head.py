@@ -12,7 +12,7 @@ from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.harness.config import swept
+from rpbench.config.configuration import swept
 
 EXPERIMENT = "uneven_head"
 _DEALT = ("roundpipe", runs.ONE_ROUND)

@@ -16,7 +16,7 @@ from analysis.exhibits.tables import contest
 from analysis.records.experiments import Experiments, MissingRuns, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 from analysis.records.runs import MODELS
-from rpbench.harness.config import swept
+from rpbench.config.configuration import swept
 
 EXPERIMENT = "figure10_published"
 PLATFORM = "8x-rtx4090-24gb"

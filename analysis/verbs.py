@@ -1,0 +1,58 @@
+"""Verbs of the command line that read tables and pages: explain, report, dashboard.
+
+Each imports what it needs when it is called, so that other verbs do not wait for it.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rpbench.cli import Verb
+
+
+def explain(arguments: Sequence[str]) -> int:
+    """The difference of two numbers by causes: one JSON object on stdout, its table on stderr."""
+    from analysis.explained import rows
+    from rpbench.commands.explain import explain_numbers
+
+    print(json.dumps(explain_numbers(arguments, sys.stderr, rows.side_of, rows.side_of_number), allow_nan=False))
+    return 0
+
+
+def report(arguments: Sequence[str]) -> int:
+    """The report as one HTML page."""
+    options = dict(item.partition("=")[::2] for item in arguments)
+    unknown = set(options) - {"results_dir", "out"}
+    if unknown:
+        raise ValueError(f"report takes results_dir=DIR and out=FILE, not {sorted(unknown)[0]!r}")
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    from analysis.report import build
+
+    path = build(Path(options.get("results_dir", "results")), Path(options.get("out", "report.html")))
+    print(json.dumps({"report": str(path)}))
+    return 0
+
+
+def dashboard(arguments: Sequence[str]) -> int:
+    """A page on loopback over the records, or W&B's workspace and report."""
+    from analysis.dashboard.command import dashboard as show_dashboard
+
+    return show_dashboard(arguments)
+
+
+VERBS: Mapping[str, Verb] = {
+    "explain": Verb(
+        explain,
+        "why two numbers differ: causes, and what no cause explains",
+        "A B [metric=pace|tflops|mfu] [results_dir=DIR], each a RUN or table=NAME:ROW; B may be tokens_per_s=N "
+        "key=value ...",
+    ),
+    "report": Verb(report, "the report, from records", "[results_dir=DIR] [out=FILE]"),
+    "dashboard": Verb(
+        dashboard,
+        "a page on loopback that follows the records, or W&B's workspace and report",
+        "[results_dir=DIR] [port=N] | wandb [project=NAME] [entity=NAME] [--dry-run]",
+    ),
+}

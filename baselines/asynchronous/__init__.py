@@ -1,0 +1,1 @@
+"""Pipelines that are never flushed: weights are stashed, foretold or stale."""

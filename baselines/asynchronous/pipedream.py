@@ -1,0 +1,113 @@
+"""PipeDream: 1F1B that is never flushed, every microbatch a step of its own, old weights kept for those under way.
+
+A stage s of p admits p - 1 - s forwards, then one forward and one backward in turn; it steps after every backward.
+What PipeDream calls a minibatch is a microbatch here, and a step's window is one of them. With 3 ranks and 5
+microbatches (steps, which follow every backward, left out; @v is the version a forward reads):
+
+    rank 0   0F0@0 0F1@0 0F2@0 0B0 0F3@1 0B1 0F4@2 0B2 0B3 0B4
+    rank 1   1F0@0 1F1@0 1B0 1F2@1 1B1 1F3@2 1B2 1F4@3 1B3 1B4
+    rank 2   2F0@0 2B0 2F1@1 2B1 2F2@2 2B2 2F3@3 2B3 2F4@4 2B4
+
+Weight stashing: backward reads what its forward read. Forward i of stage s reads version max(0, i - (p - 1 - s)), so
+a gradient is p - 1 - s steps old and a stage keeps p - s versions. Vertical sync: a microbatch reads on every stage
+the version that was newest on the first stage when it was let in; then all are p - 1 steps old.
+
+Replicated stages (1F1B-RR): a stage with n replicas stands on n ranks, microbatch i on its replica i mod n, forth and
+back. A step adds up what all replicas found, so its window is the least common multiple of the replica counts, and a
+replica goes on with the new version once its own share of the window is done. With replicas=[2,1]:
+
+    rank 0   0F0@0 0F2@0 0B0 0F4@1 0B2 ...      rank 2   1F0@0 1B0 1F1@0 1B1 1F2@1 1B2 ...
+    rank 1   0F1@0 0F3@0 0B1 0F5@1 0B3 ...
+
+Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP'19 (arXiv
+1806.03377); warm-up of replicated stages as in the released runtime.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from baselines.synchronous.one_f_one_b import alternate
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("pipedream", source="Narayanan et al., SOSP'19", steps_each_microbatch=True)
+def pipedream(
+    shape: Shape,
+    *,
+    weight_stashing: bool = True,
+    vertical_sync: bool = False,
+    replicas: Sequence[int] | None = None,
+) -> Schedule:
+    """Rank r keeps at most p - r microbatches in flight, and as many versions of its weights.
+
+    Args:
+        shape: `num_microbatches` is the window of a step; the paper's is 1.
+        weight_stashing: backward reads what its forward read; without, what is newest, as the paper warns not to.
+        vertical_sync: all stages read the version that was newest on the first one.
+        replicas: ranks of each stage; None for one each.
+
+    Raises:
+        ValueError: if the replicas do not use up the ranks, or cannot share a window evenly.
+    """
+    if not weight_stashing and (vertical_sync or replicas is not None):
+        raise ValueError(
+            "schedule.weight_stashing=false: vertical_sync and replicas keep versions by name, which takes stashing; "
+            "leave them out"
+        )
+    policy = Policy.VERTICAL if vertical_sync else Policy.STASH if weight_stashing else Policy.LATEST
+    if replicas is None:
+        return never_flushed(shape, "pipedream", policy)
+    _check_replicas(shape, replicas)
+    starts = [0, *accumulate(replicas)]
+    holders = tuple(tuple(range(start, start + n)) for start, n in zip(starts, replicas, strict=False))
+    rows = tuple(row for stage in range(shape.num_stages) for row in _replicated(shape, stage, holders[stage]))
+    return Schedule(shape, rows, name="pipedream", policy=policy, placement=holders)
+
+
+def never_flushed(shape: Shape, name: str, policy: Policy) -> Schedule:
+    """1F1B over all microbatches of a run, drained only at its end.
+
+    Raises:
+        ValueError: unless there is one stage for each rank.
+    """
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"{name} puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1 or try schedule=interleaved_1f1b"
+        )
+    microbatches = range(shape.total_microbatches)
+    rows = tuple(alternate(rank, microbatches, shape.num_ranks - 1 - rank) for rank in range(shape.num_ranks))
+    return Schedule(shape, rows, name=name, policy=policy, placement=looped_placement(shape))
+
+
+def _replicated(shape: Shape, stage: int, holders: Sequence[int]) -> list[Row]:
+    """The rows of a stage's replicas: each has its share of the ranks downstream to fill before the first backward."""
+    num_replicas, downstream = len(holders), shape.num_ranks - 1 - holders[0]
+    return [
+        alternate(stage, range(replica, shape.total_microbatches, num_replicas), downstream // num_replicas)
+        for replica in range(num_replicas)
+    ]
+
+
+def _check_replicas(shape: Shape, replicas: Sequence[int]) -> None:
+    given = ",".join(map(str, replicas))
+    if not all(isinstance(count, int) and count >= 1 for count in replicas):
+        raise ValueError(f"schedule.replicas=[{given}]: a stage has a whole number of replicas, 1 or more")
+    if sum(replicas) != shape.num_ranks:
+        raise ValueError(
+            f"schedule.replicas=[{given}] takes {sum(replicas)} devices, there are {shape.num_ranks}: the replicas of "
+            f"all stages use every device once; set num_devices={sum(replicas)}"
+        )
+    if len(replicas) != shape.num_stages:
+        raise ValueError(
+            f"schedule.replicas=[{given}] counts {len(replicas)} stages, the partition has {shape.num_stages}: "
+            "give one number a stage"
+        )
+    uneven = [count for count in replicas if shape.num_microbatches % count]
+    if uneven:
+        raise ValueError(
+            f"schedule.replicas=[{given}]: a step adds up {shape.num_microbatches} microbatches, which {uneven[0]} "
+            "replicas cannot share evenly; take a multiple of every replica count"
+        )

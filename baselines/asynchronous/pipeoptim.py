@@ -1,0 +1,32 @@
+"""PipeOptim: forward on the weights that its own backward will find, as the optimizer's direction foretells them.
+
+1F1B that is never flushed, one copy of the weights and a step for every minibatch. Between forward and backward of a
+minibatch, stage s of p makes p - 1 - s steps; forward reads w - (p - 1 - s) * d, where d is what the optimizer would do
+next (AdamW: with its weight decay), and backward reads what is there by then. Were the foretelling perfect, both would
+be the same and nothing would have to be stashed. With 3 ranks, +n for n steps foretold:
+
+    rank 0   0F0@0 0F1@0 0F2@0 0B0@0 0F3@1+2 0B1@1 0F4@2+2 0B2@2 ...
+    rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 1F3@2+1 1B2@2 ...
+    rank 2   2F0@0 2B0@0 2F1@1 2B1@1 2F2@2 2B2@2 ...
+
+Before its first step an optimizer foretells nothing.
+
+Source: Guan et al., "PipeOptim: Ensuring Effective 1F1B Schedule with Optimizer-Dependent Weight Prediction" (arXiv
+2312.00839).
+"""
+
+from baselines.asynchronous.pipedream import never_flushed
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import schedule
+
+
+@schedule(
+    "pipeoptim",
+    source="Guan et al., arXiv 2312.00839",
+    steps_each_microbatch=True,
+    compensation=lambda: {"predictor": "pipeoptim"},
+)
+def pipeoptim(shape: Shape) -> Schedule:
+    """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""
+    return never_flushed(shape, "pipeoptim", Policy.PREDICT)

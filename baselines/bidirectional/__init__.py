@@ -1,0 +1,1 @@
+"""Pipelines in both directions through the same ranks, and waves that turn at the ends."""

@@ -1,0 +1,253 @@
+"""Chimera: two 1F1B pipelines through the same ranks in opposite directions, fitted into each other.
+
+Rank r holds stage r of the pipeline that goes down and stage p - 1 - r of the one that goes up: two copies of the
+weights, whose gradients are summed before the step. Each takes half of the microbatches, and with forward and
+backward of equal length one runs exactly where the other would wait. With 4 ranks and 4 microbatches, of which 2
+and 3 go up:
+
+    rank 0   0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1
+    rank 1   1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1
+    rank 2   1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3
+    rank 3   0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3
+
+A unit is p microbatches; more of them are units one after another, each filling the end of the one before. With
+F = B the makespan is 2m + p - 2 slots; with B = 2F and m = p the idle share is (p - 2) / (3m/2 + p - 2). A rank
+holds p/2 + 1 (ends) to p (middle) stage activations.
+
+With B = 2F units do not fit into each other. So for m > p the order is looked for by times: among the units', one
+that repeats a microbatch of each direction (`rpbench.ordering.periodic`), and both with passes pulled forward, as long
+as no rank holds more than p. For B = 2F its idle share is (p - 2) / (3m/2 + p - 2), whatever the number of units.
+
+Source: Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC'21.
+The merged order is found by a list schedule on unit slots: backward first, then the forward of the deeper stage, with
+at most min(p - s, p/2) microbatches in flight per direction at stage s.
+
+`pipelines=2f` runs f pipelines a direction, each p/f ranks further round: the j-th microbatch of a pipeline enters at
+slot 2j, moves a stage a slot, and comes back. With F = B the bubble is p/f - 2, for 2f copies of the weights. With 4
+ranks and 4 pipelines no slot is empty:
+
+    rank 0   0F0 1F3 2F1 3F2 3B2 2B1 1B3 0B0
+    rank 1   0F3 1F0 2F2 3F1 3B1 2B2 1B0 0B3
+
+`forward_doubling` is the paper's cure for more units where B = 2F: a forward takes two microbatches at once, so that it
+is as long as a backward of one. It holds twice as much; the repeated orders above need no more memory.
+
+`backward_halving` is its other cure: a forward takes a microbatch, and each backward half of one, so that it is as long
+as a forward. With halves in the place of microbatches this is the order of doubling: 2N halves, forwards of two. Hence
+the microbatches of the shape are halves, numbered through, where a run asks for N whole ones. It holds what the order
+above holds, as two halves are one microbatch. With B = 2F it waits (p - 2) F for every multiple of p, an idle share of
+(p - 2) / (3N + p - 2). With 4 ranks and 4 microbatches, 0F01 being one forward of halves 0 and 1:
+
+    rank 0   0F01 0F23 3F45 3B4 3B5 3F67 3B6 3B7 0B0 0B1 0B2 0B3
+    rank 1   1F01 2F45 1F23 2F67 2B4 2B5 1B0 1B1 2B6 2B7 1B2 1B3
+    rank 2   1F45 2F01 1F67 2F23 2B0 2B1 1B4 1B5 2B2 2B3 1B6 1B7
+    rank 3   0F45 0F67 3F01 3B0 3B1 3F23 3B2 3B3 0B4 0B5 0B6 0B7
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from baselines.bidirectional.dualpipe import bidirectional_placement
+from rpbench.ir.action import Action, Kind, overlap
+from rpbench.ir.costs import StageCosts
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ordering.list_order import Pass, Rows, Timed, shortest, time_rows
+from rpbench.ordering.periodic import grids, make_period
+from rpbench.ordering.pull import Pull, pull_rows
+from rpbench.registry import schedule
+
+PULLS = (Pull(16, 0.0), Pull(48, 1.0))
+
+
+@schedule("chimera", source="Li and Hoefler, SC'21", needs_costs=True, halved={"backward_halving": True})
+def chimera(
+    shape: Shape,
+    costs: StageCosts,
+    *,
+    pipelines: int = 2,
+    forward_doubling: bool = False,
+    backward_halving: bool = False,
+) -> Schedule:
+    """Of the p microbatches of a unit, the first half goes down and the second up.
+
+    Args:
+        pipelines: of both directions together; p must be a multiple of it.
+        forward_doubling: forwards take two microbatches at once, and a unit has 2p.
+        backward_halving: the same of microbatches that are halves: a forward takes a whole one, a backward a half.
+    """
+    p, m = shape.num_ranks, shape.num_microbatches
+    if shape.num_stages != p:
+        raise ValueError(
+            f"chimera puts one stage of each direction on each rank, got {shape.num_stages} stages on {p} ranks; "
+            "set chunks_per_device=1"
+        )
+    if p % 2:
+        raise ValueError(
+            f"chimera's two pipelines meet in the middle: the {p} ranks must be an even number; "
+            f"take num_devices={p + 1}"
+        )
+    in_pairs = forward_doubling or backward_halving
+    _check_options(p, pipelines, forward_doubling=forward_doubling, backward_halving=backward_halving)
+    _check_units(p, m, in_pairs=in_pairs, halves=1 + backward_halving)
+    placement = bidirectional_placement(shape)
+    if pipelines > 2:
+        step = _of_slots(p, m, pipelines)
+        placement = tuple(tuple(route[stage] for route in _routes(p, pipelines)) for stage in range(p))
+    else:
+        step = _merge(p, m // 2) if in_pairs else _by_times(p, m, costs)
+    rows = [
+        tuple(
+            action
+            for first in range(0, shape.total_microbatches, m)
+            for what in row
+            for action in (_paired(what, first) if in_pairs else _plain(what, first))
+        )
+        for row in step
+    ]
+    return Schedule(shape, tuple(rows), name="chimera", placement=placement)
+
+
+def _check_units(p: int, m: int, *, in_pairs: bool, halves: int) -> None:
+    """Whole units; told in microbatches as they were asked for, of `halves` of the shape's each."""
+    unit = p * (1 + in_pairs)
+    if m % unit:
+        asked, whole = f"{m / halves:g}", unit // halves
+        raise ValueError(
+            f"chimera runs {asked} microbatches in units of {whole // p} for each rank: they must be a multiple of "
+            f"{whole}; take num_microbatches={(m + -m % unit) // halves}"
+        )
+
+
+def _check_options(p: int, pipelines: int, *, forward_doubling: bool, backward_halving: bool) -> None:
+    if type(pipelines) is not int or pipelines < 2 or pipelines % 2 or p % pipelines:
+        raise ValueError(
+            f"schedule.pipelines={pipelines}: an even number, of which {p} ranks must be a multiple; try 2"
+        )
+    if forward_doubling and backward_halving:
+        raise ValueError(
+            "schedule.forward_doubling=true with schedule.backward_halving=true: each alone makes a forward as long as "
+            "a backward; take one of the two"
+        )
+    if pipelines > 2 and (forward_doubling or backward_halving):
+        option, members = ("backward_halving", "halves") if backward_halving else ("forward_doubling", "microbatches")
+        raise ValueError(
+            f"schedule.pipelines={pipelines} with schedule.{option}=true: pairs of {members} are for two "
+            "pipelines; take one of the two"
+        )
+
+
+def _plain(what: Pass, first: int) -> list[Action]:
+    return [Action(what.kind, what.stage, first + what.microbatch)]
+
+
+def _paired(what: Pass, first: int) -> list[Action]:
+    """A pass of a pair of microbatches, or of halves: forwards together, backwards one after the other."""
+    pair = [Action(what.kind, what.stage, first + 2 * what.microbatch + other) for other in (0, 1)]
+    return [overlap(*pair)] if what.kind is Kind.F else pair
+
+
+def _routes(p: int, pipelines: int) -> list[list[int]]:
+    """The ranks of the stages of every pipeline: those that go down, then the same the other way round."""
+    each = pipelines // 2
+    down = [[(stage + number * p // each) % p for stage in range(p)] for number in range(each)]
+    up = [[(p - 1 - stage + number * p // each) % p for stage in range(p)] for number in range(each)]
+    return down + up
+
+
+def _of_slots(p: int, m: int, pipelines: int) -> Rows:
+    """Units one after another; in each, the microbatches of every pipeline go through two slots apart."""
+    size = p // pipelines
+    rows: list[list[Pass]] = [[] for _ in range(p)]
+    for unit in range(0, m, p):
+        slots: list[list[tuple[int, Pass]]] = [[] for _ in range(p)]
+        for number, route in enumerate(_routes(p, pipelines)):
+            for member in range(size):
+                microbatch = unit + number * size + member
+                for stage, rank in enumerate(route):
+                    slots[rank].append((2 * member + stage, Pass(Kind.F, stage, microbatch)))
+                    slots[rank].append((2 * member + 2 * p - 1 - stage, Pass(Kind.B, stage, microbatch)))
+        for rank, row in enumerate(slots):
+            rows[rank] += [what for _, what in sorted(row)]
+    return rows
+
+
+@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+def _by_times(p: int, m: int, costs: StageCosts) -> Rows:
+    """The rows of one step that end first."""
+
+    def rank_of(stage: int, microbatch: int) -> int:
+        return stage if _goes_down(microbatch, p) else p - 1 - stage
+
+    def timed(rows: Rows) -> Timed:
+        return time_rows(rows, rank_of, costs)
+
+    def trials() -> Iterator[Timed]:
+        repeated = [timed(_repeat(p, m, *grid)) for grid in grids(costs)]
+        yield from repeated
+        for base in (made, *repeated):
+            for how in PULLS:
+                yield timed(pull_rows(base.rows, rank_of, costs, max(p, base.peak), how))
+
+    made = timed(_merge(p, m))
+    return shortest(made, trials(), p).rows if m > p else made.rows
+
+
+def _goes_down(microbatch: int, p: int) -> bool:
+    """In a unit of p microbatches the first half goes down and the second up."""
+    return microbatch % p < p // 2
+
+
+def _batches(p: int, m: int) -> list[list[int]]:
+    return [[mb for mb in range(m) if _goes_down(mb, p) == down] for down in (True, False)]
+
+
+def _repeat(p: int, m: int, forward: float, backward: float) -> Rows:
+    """A microbatch of each direction a period."""
+    routes = [list(range(p)), list(reversed(range(p)))]
+    period = make_period(routes, p, forward, backward)
+    rows: list[list[tuple[float, Pass]]] = [[] for _ in range(p)]
+    for route, batch, starts in zip(routes, _batches(p, m), period.starts, strict=True):
+        for number, microbatch in enumerate(batch):
+            for (kind, stage), start in starts.items():
+                rows[route[stage]].append((start + number * period.length, Pass(kind, stage, microbatch)))
+    return [[what for _, what in sorted(row)] for row in rows]
+
+
+def _merge(p: int, m: int) -> Rows:
+    """Units one after another, found on a grid of equal slots."""
+    grid = _Grid(p, _batches(p, m))
+    while grid.left:
+        grid.run_slot()
+    return grid.rows
+
+
+class _Grid:
+    """Two pipelines on their way, one slot after another; `over` counts what has ended."""
+
+    def __init__(self, p: int, batches: list[list[int]]) -> None:
+        self.p, self.batches = p, batches
+        self.rows: list[list[Pass]] = [[] for _ in range(p)]
+        self.left = 2 * p * sum(map(len, batches))
+        self.over = {kind: [[0] * p for _ in batches] for kind in (Kind.F, Kind.B)}  # by direction and stage
+
+    def run_slot(self) -> None:
+        """On every rank: a backward if there is one, else the forward of the deeper stage."""
+        chosen = []
+        for rank in range(self.p):
+            stages = sorted([(rank, 0), (self.p - 1 - rank, 1)], reverse=True)
+            tried = ((kind, stage, way) for kind in (Kind.B, Kind.F) for stage, way in stages)
+            chosen.append(next((found for found in tried if self._can_run(*found)), None))
+        for rank, found in enumerate(chosen):
+            if found is not None:
+                kind, stage, way = found
+                self.rows[rank].append(Pass(kind, stage, self.batches[way][self.over[kind][way][stage]]))
+                self.over[kind][way][stage] += 1
+                self.left -= 1
+
+    def _can_run(self, kind: Kind, stage: int, way: int) -> bool:
+        forwards, backwards = self.over[Kind.F][way], self.over[Kind.B][way]
+        if kind is Kind.F:
+            room = min(self.p - stage, self.p // 2) - (forwards[stage] - backwards[stage])
+            above = forwards[stage - 1] if stage else len(self.batches[way])
+            return room > 0 and forwards[stage] < above
+        return backwards[stage] < (backwards[stage + 1] if stage < self.p - 1 else forwards[stage])

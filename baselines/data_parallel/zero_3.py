@@ -1,0 +1,53 @@
+"""ZeRO-3, also FSDP: replicas keep a shard each of weights, gradients and optimizer state.
+
+The order is that of `data_parallel`. The weights of a stage are gathered before it runs and dropped after it, forth
+and back; the gather of the next stage runs meanwhile. With 2 devices, 3 stages and 2 microbatches (row of device 0):
+
+    net       0UNSHARD 1UNSHARD 0RESHARD 2UNSHARD 1RESHARD 2UNSHARD 2RESHARD ...
+    compute            0F0               1F0               2F0      2B0 ...
+
+With n devices a device holds 16/n bytes a parameter and the stages that are gathered; a microbatch a device moves
+3 (n - 1) / n elements a parameter (gather forward, gather backward, reduce-scatter). A schedule whose stages stay where
+they are sends only boundary tensors for each further microbatch. `reduce_each_microbatch=false` (no_sync) scatters
+gradients once a step and keeps them whole until then. With `offload` the shards live on the host: each is loaded
+before its gather, its gradient stored after the reduce-scatter, and the optimizer works there.
+
+The last stage's weights leave between its forward and its backward like all others, so the engine runs the head again,
+which FSDP does not: it keeps the head's graph and fills the same memory anew.
+
+Source: Rajbhandari et al., "ZeRO", SC'20, sections 5 and 7; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully
+Sharded Data Parallel", VLDB'23, sections 3 and 4.
+"""
+
+from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.offload import offload as move_to_host
+from rpbench.passes.offload import shard
+from rpbench.registry import schedule
+
+
+def fully_sharded(order: Schedule, *, prefetch: int, reduce_each_microbatch: bool, offload: bool) -> Schedule:
+    """The order with steps, gathers, reduce-scatters, and shards that come from the host if they live there."""
+    per = "visit" if reduce_each_microbatch else "step"
+    steps = with_steps(order, on_host=range(order.shape.num_stages) if offload else ())
+    sharded = shard(steps, parameters="visit", gradients=per, prefetch=prefetch)  # type: ignore[arg-type]
+    if not offload:
+        return sharded
+    return move_to_host(sharded, parameters="visit", gradients=per, prefetch=prefetch)  # type: ignore[arg-type]
+
+
+@schedule(
+    "zero_3",
+    source="Rajbhandari et al., SC'20, section 5",
+    looped=True,
+    lower=fully_sharded,
+    searched={"reduce_each_microbatch": (True, False), "offload": (False, True)},
+)
+def zero_3(shape: Shape, *, reduce_each_microbatch: bool = True, offload: bool = False) -> Schedule:
+    """The order of data parallelism.
+
+    Args:
+        reduce_each_microbatch: scatter gradients after every backward; otherwise once a step.
+        offload: shards live on the host, and the optimizer works there.
+    """
+    return whole_microbatches(shape, "zero_3")

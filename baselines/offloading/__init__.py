@@ -1,0 +1,1 @@
+"""Weights, optimizer state or activations at home on the host."""

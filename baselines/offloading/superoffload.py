@@ -1,0 +1,118 @@
+"""SuperOffload: the host steps a stage as soon as its gradient has come, and takes steps back where that was too early.
+
+As in `zero_offload` gradients go to the host as they are made, and the optimizer works there. It does not wait for the
+end of the backward, where overflow and norm of all gradients are known: VALIDATE looks at them then, and a ROLLBACK
+ends each step, which is taken back after an overflow and done again where gradients are clipped. New weights come to
+the device as they are made; the next step begins when all is settled. With 1 device, 3 stages and 1 microbatch a step:
+
+    compute   0F0 1F0 2F0 2B0 1B0 0B0                          0F1 1F1 2F1 ...
+    d2h                       2STORE:G 1STORE:G 0STORE:G
+    host                               2STEP@1 1STEP@1 0STEP@1 0VALIDATE@1 2ROLLBACK@1 1ROLLBACK@1 0ROLLBACK@1
+    h2d                       2FREE:P          2LOAD:P@1 1LOAD:P@1 0LOAD:P@1
+
+Nothing is stale: a step that lasts is the step of plain training. Behind the last backward there is, where the host is
+fast enough, the way of one gradient down, one step, and the way of its weights up.
+
+`speculate=false` is what the release does with gradient clipping: VALIDATE comes first and no step is taken back.
+`device_stages` of the first stages, whose gradients come last, are stepped on the devices, behind VALIDATE, and neither
+their gradients nor their weights travel.
+
+Several devices keep shards (ZeRO-3): weights are gathered for every visit, once they are settled, and gradients
+scattered after it. With `gather_each_visit=false` they are gathered once a step, as in `zero_offload` (ours).
+
+Source: SuperOffload (arXiv 2509.21271, ASPLOS'26), after a description of its abstract and of the code in DeepSpeed
+(superoffload_stage3).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.passes.offload import offload, shard
+from rpbench.registry import schedule
+
+
+def _lower(order: Schedule, *, prefetch: int, speculate: bool, device_stages: int, gather_each_visit: bool) -> Schedule:
+    on_host = range(device_stages, order.shape.num_stages)
+    steps = _validated(with_steps(order, on_host), speculate=speculate)
+    if order.shape.num_ranks > 1:
+        steps = shard(steps, parameters="visit" if gather_each_visit else "step", gradients="visit", prefetch=prefetch)
+    if not on_host:
+        return steps
+    stored = offload(steps, gradients="visit", parameters=None, stages=on_host)
+    loads = tuple(_loads(order.shape, on_host))
+    return replace(stored, rows=tuple({**dict(lanes), "h2d": loads} for lanes in stored.rows))
+
+
+@schedule(
+    "superoffload",
+    source="arXiv 2509.21271",
+    looped=True,
+    lower=_lower,
+    searched={"device_stages": (0, 1, 2), "gather_each_visit": (True, False)},
+)
+def superoffload(
+    shape: Shape, *, speculate: bool = True, device_stages: int = 0, gather_each_visit: bool = True
+) -> Schedule:
+    """The order of data parallelism.
+
+    Args:
+        speculate: step before overflow and norm are known.
+        device_stages: first stages that the devices step, from 0 to all.
+        gather_each_visit: of several devices; otherwise they gather weights once a step, and hold all of them.
+
+    Raises:
+        ValueError: if there are not so many stages, or the devices cannot share the microbatches evenly.
+    """
+    whole_number = isinstance(device_stages, int) and not isinstance(device_stages, bool)
+    if not whole_number or not 0 <= device_stages <= shape.num_stages:
+        raise ValueError(
+            f"schedule.device_stages={device_stages}: stages that the devices step, from 0 to {shape.num_stages}, of "
+            f"which there are {shape.num_stages}; take 0"
+        )
+    return whole_microbatches(shape, "superoffload", Policy.OPTIMISTIC)
+
+
+def _validated(stepped: Schedule, *, speculate: bool) -> Schedule:
+    """The schedule with a VALIDATE where the first stage is stepped, and an end of each step that went ahead."""
+    rows = []
+    for lanes in stepped.rows:
+        row = {name: tuple(_with_looks(actions)) for name, actions in lanes if name != "host"}
+        host = dict(lanes).get("host", ())
+        if host:
+            row["host"] = tuple(_with_ends(host) if speculate else _with_looks(host))
+        rows.append(row)
+    return replace(stepped, rows=tuple(rows))
+
+
+def _with_looks(row: Row) -> Iterator[Action]:
+    """A row with a VALIDATE before the steps that go with that of the first stage."""
+    first = {action.version for action in row if (action.kind, action.stage) == (Kind.STEP, 0)}
+    for action in row:
+        if action.kind is Kind.STEP and action.version in first:
+            first.discard(action.version)
+            yield Action(Kind.VALIDATE, 0, version=action.version)
+        yield action
+
+
+def _with_ends(row: Row) -> Iterator[Action]:
+    """A host's row: the steps to a version, their VALIDATE behind that of the first stage, and the ROLLBACK of each."""
+    for version in dict.fromkeys(action.version for action in row):
+        steps = [action for action in row if action.version == version]
+        yield from steps
+        if any(step.stage == 0 for step in steps):
+            yield Action(Kind.VALIDATE, 0, version=version)
+        yield from (step._replace(kind=Kind.ROLLBACK) for step in steps)
+
+
+def _loads(shape: Shape, stages: range) -> Iterator[Action]:
+    """Weights for the first step; behind the last backward of a stage its next ones, in the place of those it had."""
+    yield from (Action(Kind.LOAD, stage, version=0, object="P") for stage in stages)
+    for step in range(1, shape.num_steps + 1):
+        for stage in reversed(stages):
+            yield Action(Kind.FREE, stage, object="P")
+            if step < shape.num_steps:
+                yield Action(Kind.LOAD, stage, version=step, object="P")

@@ -1,0 +1,44 @@
+"""ZeRO-Infinity: shards of weights, gradients and optimizer state live on the host and come when they are needed.
+
+The order is that of `data_parallel`, the traffic that of `zero_3` with `offload`: every device loads its own shard of a
+stage over its own link (bandwidth-centric partitioning: n links at once), all gather it, and gradients take the way
+back. With 2 devices (row of device 0), `prefetch` stages ahead of the one that runs:
+
+    h2d       0LOAD:P 1LOAD:P 0FREE:P 2LOAD:P ...          1/n of a stage each
+    net               0UNSHARD 1UNSHARD 0RESHARD ...       (n - 1)/n of it
+    compute                    0F0 1F0 ...
+    d2h                                      1STORE:G 1FREE:G 0STORE:G 0FREE:G
+    host                                                           1STEP@1 0STEP@1
+
+A device holds only the stages that are gathered; a microbatch a device loads 2/n elements a parameter over its link.
+Compute waits for a fraction of them that depends on its arithmetic intensity ait (FLOPs for a byte): the efficiency is
+ait bw / (ait bw + peak) if nothing overlaps (section 4.2). NVMe and the offload of kept inputs are not modelled.
+
+Source: Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC'21,
+sections 4 to 6.
+"""
+
+from functools import partial
+
+from baselines.data_parallel.data_parallel import whole_microbatches
+from baselines.data_parallel.zero_3 import fully_sharded
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import schedule
+
+_lower = partial(fully_sharded, offload=True)
+
+
+@schedule(
+    "zero_infinity",
+    source="Rajbhandari et al., SC'21, section 5",
+    looped=True,
+    lower=_lower,
+    searched={"reduce_each_microbatch": (True, False)},
+)
+def zero_infinity(shape: Shape, *, reduce_each_microbatch: bool = True) -> Schedule:
+    """The order of data parallelism.
+
+    Args:
+        reduce_each_microbatch: scatter gradients and store them after every backward; otherwise once a step.
+    """
+    return whole_microbatches(shape, "zero_infinity")

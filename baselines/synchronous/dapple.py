@@ -1,0 +1,44 @@
+"""DAPPLE: 1F1B with a flush, and a warm-up that may be longer to hide the links (early backward, policies PA and PB).
+
+Policy A admits p - r microbatches on rank r before its first backward: plain 1F1B. Policy B admits 2(p - r) - 1,
+which lets a gradient take its hops while the rank still has forwards to do. With 3 ranks and 6 microbatches, policy B:
+
+    rank 0   0F0 0F1 0F2 0F3 0F4 0B0 0F5 0B1 0B2 0B3 0B4 0B5
+    rank 1   1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1B4 1B5
+    rank 2   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4 2F5 2B5
+
+Both leave (p - 1)(F + B) idle where hops take no time. Where one takes c, policy A pays about 2c for every microbatch
+and policy B only while it fills and drains: with p = 8, m = 32, F = 1, B = 2 and c = 1/2, 55 against 28. It holds
+min(2(p - r) - 1, m) activations for that.
+
+Source: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP'21 (arXiv
+2007.01045).
+"""
+
+from itertools import chain
+
+from baselines.synchronous.one_f_one_b import alternate
+from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.registry import schedule
+
+
+@schedule("dapple", source="Fan et al., PPoPP'21", searched={"early_warmup": (True, False)})
+def dapple(shape: Shape, *, early_warmup: bool = True) -> Schedule:
+    """1F1B with a warm-up of policy A or B.
+
+    Args:
+        early_warmup: policy B, which hides hops and holds nearly twice as many activations; otherwise policy A.
+    """
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"dapple puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            "set chunks_per_device=1 or try schedule=interleaved_1f1b"
+        )
+    pace = 2 if early_warmup else 1  # forwards ahead of the first backward for each rank downstream
+    rows = tuple(
+        tuple(
+            chain.from_iterable(alternate(rank, batch, pace * (shape.num_ranks - 1 - rank)) for batch in shape.batches)
+        )
+        for rank in range(shape.num_ranks)
+    )
+    return Schedule(shape, rows, name="dapple", placement=looped_placement(shape))

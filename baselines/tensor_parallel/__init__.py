@@ -1,0 +1,1 @@
+"""Matrices cut over devices: all layers, the head alone, or sums hidden behind the other microbatch."""

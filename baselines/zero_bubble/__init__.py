@@ -1,0 +1,1 @@
+"""Backward cut in two, so that weight gradients fill bubbles."""

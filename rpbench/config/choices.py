@@ -1,0 +1,333 @@
+"""Typed choices: what each group of `conf/` may say, one dataclass a group. A file of a group has the keys it reads."""
+
+import copy
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rpbench.config.config_error import ConfigError
+from rpbench.config.hydra_words import reworded
+
+T = TypeVar("T")
+
+# How the keys of a group begin on the command line, by its dataclass.
+_PREFIXES = {
+    "CostConfig": "cost.",
+    "WorkloadConfig": "workload.",
+    "BackendConfig": "backend.",
+    "OptimizerConfig": "optimizer.",
+    "TrackerConfig": "tracker.",
+    **dict.fromkeys(("Simulate", "Train", "Predict", "Roofline", "Duel", "Failures"), "mode."),
+}
+
+
+def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
+    """The dataclass that a config node stands for.
+
+    Cells of a sweep say the same of most groups: what plain data stand for is worked out once a process.
+
+    Raises:
+        ConfigError: for a key the dataclass does not have, or a value of another type.
+    """
+    if isinstance(node, DictConfig):
+        return _typed(schema, node)
+    key = schema, json.dumps(node, default=repr)
+    if key not in _known:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = _typed(schema, node)
+    return copy.deepcopy(_known[key])
+
+
+_known: dict[tuple[type, str], Any] = {}
+_MOST_KNOWN = 1000
+
+
+def _typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), node)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ConfigError(reworded(_PREFIXES.get(schema.__name__, "") + first_line(error))) from None
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of omegaconf or Hydra says first, behind the key it is about."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    return f"{key}: {lines[0]}" if key else (lines[0] if lines else type(error).__name__)
+
+
+def at_least_one(settings: object, prefix: str, *names: str) -> None:
+    """Refuse numbers below 1.
+
+    Raises:
+        ConfigError: naming the key and its value.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{prefix}{name}={value}: a whole number of at least 1")
+
+
+@dataclass
+class CostConfig:
+    """Any of `conf/cost/`."""
+
+    name: str = MISSING
+    forward_ms: float = 1.0
+    input_grad_ms: float = 1.0
+    weight_grad_ms: float = 1.0
+    recompute_ms: float = 0.0
+    hop_ms: float = 0.0
+    head_share: float = 0.0
+    overlap_gain: float = 0.0
+    recompute_ahead: bool | None = None
+    fused_ahead: bool = False
+    split_backward: bool = False
+    split_penalty: float = 1.0
+    max_freeze_ratio: float = 0.0
+    profile: str | None = None
+    microbatches_per_device: int = 3
+    constants: dict[str, Any] = field(default_factory=dict)
+    declared: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap_gain <= 1:
+            raise ConfigError(
+                f"cost.overlap_gain={self.overlap_gain}: a fraction, from 0 (nothing is hidden) to 1 (all is)"
+            )
+        if not (math.isfinite(self.split_penalty) and self.split_penalty >= 1):
+            raise ConfigError(
+                f"cost.split_penalty={self.split_penalty}: kernels of two halves over those of one backward; at least 1"
+            )
+        if not 0 <= self.max_freeze_ratio <= 1:
+            raise ConfigError(
+                f"cost.max_freeze_ratio={self.max_freeze_ratio}: a mean ratio of a stage, from 0 (all weight gradients "
+                "are made) to 1 (none is)"
+            )
+        at_least_one(self, "cost.", "microbatches_per_device")
+
+
+@dataclass
+class WorkloadConfig:
+    """Any of `conf/workload/`: the sequences of a microbatch, and where their tokens come from."""
+
+    name: str = MISSING
+    microbatch_sequences: int = 4
+    path: str | None = None  # of `name=text`: any file
+    text: str | None = None  # a file of `rpbench/models/text`, without its ending
+    held_out: float = 0.0  # share of the text, at its end, that is not trained on
+    validate_every: int = 50  # batches between two validations on it
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "workload.", "microbatch_sequences", "validate_every")
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(f"workload.held_out={self.held_out}: a share of the text, from 0 to below 1")
+
+
+@dataclass
+class BackendConfig:
+    """Any of `conf/backend/`: what executes a schedule in mode train."""
+
+    name: str = MISSING
+    recompute_grain: str = "stage"
+    device_memory_bytes: int | None = None
+    num_warmup_runs: int = 0
+    time_scale: float = 1.0
+    paced_links: bool = False
+    device: str = "cpu"
+    data_parallel: int = 1
+    data_mode: str = "plain"
+    tensor_parallel: int = 1
+    stall_s: float = 40.0
+    dry_accelerators: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.time_scale > 0:
+            raise ConfigError(f"backend.time_scale={self.time_scale}: a factor above 0; 1 is real time")
+        if not self.stall_s > 0:
+            raise ConfigError(f"backend.stall_s={self.stall_s}: seconds above 0")
+        if not 0 <= self.num_warmup_runs <= 1000:
+            raise ConfigError(f"backend.num_warmup_runs={self.num_warmup_runs}: a whole number from 0 to 1,000")
+        at_least_one(self, "backend.", "device_memory_bytes", "data_parallel", "tensor_parallel")
+        if self.dry_accelerators is not None and self.dry_accelerators < 1:
+            raise ConfigError(
+                f"backend.dry_accelerators={self.dry_accelerators}: how many to make up, 1 or more; null for real ones"
+            )
+
+
+@dataclass
+class OptimizerConfig:
+    """Any of `conf/optimizer/`: how weights are stepped in modes that train."""
+
+    name: str = MISSING
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    momentum: float = 0.0
+    num_warmup_steps: int = 0
+    clip_norm: float | None = None
+    loss_scale: float = 65536.0
+    loss_scale_growth_steps: int = 2000
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay", "momentum", "loss_scale"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)}: a finite number")
+        for name in ("learning_rate", "weight_decay", "momentum", "num_warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)}: a number of at least 0")
+        for name in ("clip_norm", "loss_scale"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"optimizer.{name}={value}: a number above 0")
+        at_least_one(self, "optimizer.", "loss_scale_growth_steps")
+
+
+@dataclass
+class TrackerConfig:
+    """Any of `conf/tracker/`."""
+
+    name: str = MISSING
+    project: str = "rpbench"
+    group: str | None = None
+    init_timeout_s: float = 10.0
+
+
+@dataclass
+class CheckpointConfig:
+    """Files: where to leave the state after the last step, and what to go on from."""
+
+    save_to: str | None = None
+    resume_from: str | None = None
+
+
+@dataclass
+class Simulate:
+    """`mode=simulate`: times of a schedule from given costs, without tensors."""
+
+    name: str = "simulate"
+
+
+@dataclass
+class Train:
+    """`mode=train`: the schedule runs on the engine, on a backend."""
+
+    name: str = "train"
+
+
+@dataclass
+class Predict:
+    """`mode=predict`: a whole system on a machine, by default with the sequences and microbatches of the scripts."""
+
+    name: str = "predict"
+    system: str | None = None
+    sequences: int | None = None
+    microbatches: int | None = None
+    by_action: bool = False
+
+
+@dataclass
+class Roofline:
+    """`mode=roofline`: closed forms. `convention`: how FLOPs are counted (`rpbench.cost.model`)."""
+
+    name: str = "roofline"
+    convention: str = "artifact"
+
+
+@dataclass
+class Duel:
+    """`mode=duel`: every contender in real time on this machine."""
+
+    name: str = "duel"
+    contenders: str = "all"
+    num_starts: int = 2
+    budget_s: float = 720.0
+    half_width: float = 0.02
+    search_budget: int = 400
+    run_off_s: float = 480.0
+    plans: str | None = None
+    recompute: str = "except_last"
+    parity_seq_len: int = 16
+    timeout_s: float = 120.0
+    calibrate: bool = True
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mode.", "num_starts", "search_budget", "parity_seq_len")
+        for name in ("budget_s", "half_width", "run_off_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
+        if self.recompute not in ("all", "except_last"):
+            raise ConfigError(f"mode.recompute={self.recompute}: all or except_last")
+
+
+@dataclass
+class TorchDuel:
+    """`mode=torch_duel`: torch's runtime with our table, torch's own schedules and our threads, in real time."""
+
+    name: str = "torch_duel"
+    schedules: list[str] = field(default_factory=lambda: ["1f1b", "zb_v"])
+    num_starts: int = 2
+    budget_s: float = 122.0
+    half_width: float = 0.02
+    parity_seq_len: int = 16
+    stall_s: float = 40.0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mode.", "num_starts", "parity_seq_len")
+        for name in ("budget_s", "half_width", "stall_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
+
+
+POLICIES = ("checkpoint", "gemini", "recycle", "bamboo", "varuna")
+
+
+@dataclass
+class Failures:
+    """`mode=failures`: ranks that die in a run, and what that costs under a policy."""
+
+    name: str = "failures"
+    policy: str = "checkpoint"
+    run: str = "simulated"
+    failures: list[Any] = field(default_factory=list)
+    mean_between_s: float | None = None
+    horizon_s: float | None = None
+    horizon_steps: int = 100
+    pipelines: int = 1
+    checkpoint_every: int = 10
+    copies: int = 2
+    dies: str = "machine"
+    detect_s: float = 0.0
+    restart_s: float = 0.0
+    store_bytes_per_s: float | None = None
+    net_bytes_per_s: float | None = None
+    stall_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mode.", "horizon_steps", "pipelines", "checkpoint_every", "copies")
+        for name, known in (
+            ("policy", POLICIES),
+            ("run", ("simulated", "processes")),
+            ("dies", ("machine", "process")),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"mode.{name}={getattr(self, name)}: one of {', '.join(known)}")
+        if not self.stall_s > 0:
+            raise ConfigError(f"mode.stall_s={self.stall_s}: seconds above 0")
+
+
+Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel | Failures
+MODES: dict[str, type[Mode]] = {
+    "simulate": Simulate,
+    "train": Train,
+    "predict": Predict,
+    "roofline": Roofline,
+    "duel": Duel,
+    "torch_duel": TorchDuel,
+    "failures": Failures,
+}

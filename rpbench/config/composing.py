@@ -1,0 +1,242 @@
+"""Composer: configurations as Hydra would compose them, from parts that are composed once.
+
+A configuration is a value for each key of `RunConfig`. It depends on the option of the group of that name, on the
+primary file and the experiment, and on the overrides that begin with the key: on no other override. So a sweep over 20
+schedules and 25 sizes has 45 parts to compose and not 500 configurations. Where that does not hold - an option with a
+defaults list of its own, an interpolation, an override that adds or deletes a group - Hydra composes the cell.
+"""
+
+import re
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import fields, make_dataclass
+from typing import Any, cast
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rpbench.config.configuration import (
+    BROKEN_FILES,
+    CONF,
+    GROUPS,
+    Composed,
+    RunConfig,
+    asked_for,
+    composed,
+    is_of_hydra,
+    refuse_old_spellings,
+    schedule_node,
+)
+from rpbench.places import file_of, own_yaml
+from rpbench.registry import offered
+
+_KEYS = {f.name: make_dataclass("Key", [(f.name, f.type, copy(f))]) for f in fields(RunConfig)}  # a schema for each
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+
+
+class Separate(Exception):
+    """Parts of a configuration depend on each other; Hydra has to compose it whole."""
+
+
+class Base:
+    """What is laid over the options of groups: schema, primary file and experiment.
+
+    Hydra composes it once; parts that are not what Hydra made of them have something else in them.
+    """
+
+    def __init__(self, found: Composed) -> None:
+        experiment = found.choices["experiment"]
+        self.choices = found.choices
+        files = [CONF / "config.yaml", *([file_of("experiment", experiment)] if experiment else [])]
+        self._files = [_loaded(path.read_text(encoding="utf-8")) for path in files if path is not None]
+        whole: DictConfig = OmegaConf.structured(RunConfig)
+        whole.merge_with({key: _option(key, option) for key, option in self.choices.items() if option and key in whole})
+        for node in self._files:
+            whole.merge_with(OmegaConf.masked_copy(node, [key for key in _KEYS if key in node]))
+        ours, theirs = _plain(whole), _plain(cast(DictConfig, found.node))
+        for key in _KEYS:
+            if ours[key] != theirs[key] and key != "results_dir":  # which a sweep gives to its workers
+                raise Separate(key)
+
+    def part(self, key: str, option: str | None, values: Sequence[Override]) -> Any:
+        """The value of a key, as `typed(RunConfig, ...)` would give it, from its group's option and its overrides."""
+        root = self._merged(key, option)
+        for override in values:
+            _set(root, override)
+        plain = _plain(root)[key]
+        if "${" in repr(plain) or plain == "???":
+            raise Separate(key)
+        value = root[key]
+        return OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+
+    def _merged(self, key: str, option: str | None) -> DictConfig:
+        """A configuration of one key: its type, and over each other its option, the primary file and the experiment."""
+        root: DictConfig = OmegaConf.structured(_KEYS[key])
+        if option is not None:
+            root.merge_with({key: _option(key, option)})
+        for node in self._files:
+            if key in node:
+                root.merge_with(OmegaConf.masked_copy(node, [key]))
+        OmegaConf.set_struct(root, True)
+        return root
+
+
+def _plain(node: DictConfig) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(node))
+
+
+def _loaded(text: str) -> DictConfig:
+    node = OmegaConf.create(text)
+    if not isinstance(node, DictConfig):
+        raise Separate(text[:80])
+    return node
+
+
+def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
+    """What an option of a group says about the group's own key."""
+    path = file_of(group, option)
+    if path is None and group == "schedule" and option in offered():
+        return schedule_node(offered()[option])
+    if path is None:
+        raise Separate(f"{group}/{option}")
+    text = path.read_text(encoding="utf-8")
+    package, node = _PACKAGE.search(text), _loaded(text)
+    if "defaults" in node or (package is not None and package[1] not in (group, "_group_")):
+        raise Separate(f"{group}/{option}")
+    return node
+
+
+def _set(root: DictConfig, override: Override) -> None:
+    """Do as an override says, with Hydra's rules for keys that are there and keys that are not."""
+    key, value = override.key_or_group, override.value()
+    if override.package is not None or override.is_delete():
+        raise Separate(override.input_line)
+    if override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(root, key) is not None:
+        raise Separate(override.input_line)
+    OmegaConf.update(root, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
+
+
+class Composer:
+    """Composes cells; parts that cells share are made once.
+
+    Args:
+        known: what Hydra has composed already, of an experiment or of none, with no other choice.
+    """
+
+    def __init__(self, known: Composed | None = None) -> None:
+        self._known = known
+        self._bases: dict[str | None, Base | None] = {}
+        self._parts: dict[tuple[Any, ...], Any] = {}
+        self._parsed: dict[str, Override] = {}
+
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """The configuration of one cell.
+
+        Raises:
+            ConfigError: for an unknown name, key or value, as of `composed`.
+        """
+        try:
+            return self._assembled(overrides)
+        except (Separate, HydraException, OmegaConfBaseException, *BROKEN_FILES):
+            return composed(overrides)  # which also finds the words for what is wrong
+
+    def _assembled(self, overrides: Sequence[str]) -> Composed:
+        groups, values = self._sorted(overrides)
+        base = self._base_of(groups.pop("experiment", None))
+        choices = {**base.choices, **groups}
+        parts = {key: self._part(base, key, choices.get(key), tuple(values.pop(key, ()))) for key in _KEYS}
+        if values:
+            raise Separate(next(iter(values)))
+        chosen = {group: choices.get(group) for group in GROUPS}
+        return Composed(RunConfig(**parts), chosen, asked_for(overrides))
+
+    def _sorted(self, overrides: Sequence[str]) -> tuple[dict[str, str | None], dict[str, list[str]]]:
+        """Options of groups, and the other overrides by the key they begin with."""
+        groups: dict[str, str | None] = {}
+        values: dict[str, list[str]] = {}
+        for text in overrides:
+            override = self._override(text)
+            if override.is_hydra_override():
+                continue
+            key = override.key_or_group
+            if key not in GROUPS:
+                values.setdefault(key.partition(".")[0], []).append(text)
+                continue
+            option = override.value()
+            if not _is_plain(override) or not isinstance(option, str | None) or key in values:
+                raise Separate(text)
+            groups[key] = None if option == "null" else option
+        return groups, values
+
+    def _override(self, text: str) -> Override:
+        if text not in self._parsed:
+            (self._parsed[text],) = OverridesParser.create().parse_overrides([text])
+        return self._parsed[text]
+
+    def _base_of(self, experiment: str | None) -> Base:
+        if experiment not in self._bases:
+            try:
+                self._bases[experiment] = Base(self._composed(experiment))
+            except Separate:
+                self._bases[experiment] = None
+        found = self._bases[experiment]
+        if found is None:
+            raise Separate(str(experiment))
+        return found
+
+    def _composed(self, experiment: str | None) -> Composed:
+        if self._known is not None and self._known.choices["experiment"] == experiment:
+            return self._known
+        return composed([f"experiment={experiment}"] if experiment else [])
+
+    def _part(self, base: Base, key: str, option: str | None, values: tuple[str, ...]) -> Any:
+        name = (id(base), key, option, values)
+        if name not in self._parts:
+            self._parts[name] = base.part(key, option, [self._override(text) for text in values])
+        return self._parts[name]
+
+
+class Recalling:
+    """Composes single configurations, one after another: after the first, from parts that are kept.
+
+    The first is Hydra's, because most processes need one. A file, a place or a schedule that has changed begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._state: tuple[object, ...] = ()
+        self._composer: Composer | None = None
+
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """The configuration of a single run.
+
+        Raises:
+            ConfigError: as of `composed`.
+        """
+        if any(map(is_of_hydra, overrides)):  # a composer leaves them to whoever sweeps
+            return composed(overrides)
+        state = _state_of_files()
+        if state != self._state:
+            self._state, self._composer = state, None
+            return composed(overrides)
+        refuse_old_spellings(overrides)
+        self._composer = self._composer or Composer()
+        return self._composer.compose(overrides)
+
+
+recalling = Recalling()
+
+
+def _state_of_files() -> tuple[object, ...]:
+    """What a configuration is composed of, by name and time of change."""
+    files = sorted([*CONF.rglob("*.yaml"), *own_yaml()])
+    stats = ((path, path.stat()) for path in files)
+    return (tuple(offered().items()), *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
+
+
+def _is_plain(override: Override) -> bool:
+    """`group=option`, and nothing added, deleted or put elsewhere."""
+    special = (override.is_add(), override.is_force_add(), override.is_delete(), override.is_sweep_override())
+    return not any(special) and override.package is None

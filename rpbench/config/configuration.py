@@ -1,0 +1,324 @@
+"""Hydra's side: the groups of `conf/`, how a configuration is composed, and its errors in the words of who typed it."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rpbench import registry
+from rpbench.config.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
+from rpbench.config.files.own_files import check_own_files, refuse_targets, refuse_what_runs
+from rpbench.config.hydra_words import reworded
+from rpbench.config.mesh.overrides import MeshConfig, nodes_named, with_folders
+from rpbench.places import CONF, file_of, files_of, places
+from rpbench.registry import unknown_name
+
+GROUPS = (
+    "mode",
+    "schedule",
+    "model",
+    "cluster",
+    "workload",
+    "cost",
+    "backend",
+    "optimizer",
+    "tracker",
+    "experiment",
+)
+
+
+@dataclass
+class RunConfig:
+    """One configuration as Hydra composes it; `conf/config.yaml` explains the keys, `request_of` types it."""
+
+    mode: dict[str, Any] | None = None
+    schedule: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    cluster: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
+    cost: dict[str, Any] = field(default_factory=dict)
+    backend: dict[str, Any] | None = None
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    tracker: dict[str, Any] = field(default_factory=dict)
+    num_devices: int | None = None
+    num_microbatches: int = MISSING
+    num_steps: int = MISSING
+    chunks_per_device: int | None = None
+    partition: str = MISSING
+    dispatch: str = MISSING
+    offload: str | None = None
+    prefetch: int = 1
+    charge: str | None = None
+    recompute: str = "all"
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    tuning_budget: int | None = None
+    schedule_file: str | None = None
+    seed: int = MISSING
+    dtype: str = "float32"
+    verify: bool = False
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    results_dir: str = MISSING
+    save_timeline: bool = False
+    force: bool = False
+
+
+_FIELDS = frozenset(f.name for f in fields(RunConfig))
+
+# What a run is asked for besides its subject: these do not enter its identity.
+BESIDES = ("results_dir", "save_timeline", "force", "tracker")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A composed configuration, and how it was asked for.
+
+    Args:
+        node: the values, as Hydra has them or typed already.
+        choices: the option chosen in each of `GROUPS`; None for a group without one.
+        overrides: what the command line, or a cell of a sweep, set, as `key=value`.
+    """
+
+    node: "DictConfig | RunConfig"
+    choices: Mapping[str, str | None]
+    overrides: tuple[str, ...] = ()
+
+
+class Places(SearchPathPlugin):
+    """Lets Hydra look into the user's folders as well."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for place in places():
+            search_path.append("rpbench", f"file://{place}")
+
+
+def register(overrides: Sequence[str] = ()) -> None:
+    """Offer the schema, every registered schedule and the user's folders to Hydra; safe to call twice.
+
+    Args:
+        overrides: may name machines and architectures, which runs under a mesh take.
+    """
+    refuse_targets(overrides)
+    check_own_files(GROUPS, overrides)
+    refuse_what_runs()
+    Plugins.instance().register(Places)
+    store = ConfigStore.instance()
+    store.store(name="rpbench_schema", node=RunConfig)
+    for name, entry in registry.offered().items():
+        store.store(group="schedule", name=name, node=schedule_node(entry), package="schedule")
+    for group, name, keys in nodes_named(overrides):
+        store.store(group=group, name=name, node=keys, package=group)
+
+
+def schedule_node(entry: registry.Entry) -> dict[str, Any]:
+    """A registered schedule as an option of its group: its name, and its options with their defaults."""
+    return {"name": entry.name, **entry.options}
+
+
+def composed(overrides: Sequence[str]) -> Composed:
+    """The configuration of a single run.
+
+    Raises:
+        ConfigError: for an unknown name, key or value, with the nearest known one.
+    """
+    refuse_old_spellings(overrides)
+    register(overrides)
+    GlobalHydra.instance().clear()
+    with in_our_words(overrides), initialize_config_dir(str(CONF), version_base="1.3"):
+        node = compose("config", overrides=list(overrides), return_hydra_config=True)
+        hydra = node.hydra
+        with open_dict(node):
+            del node["hydra"]
+        return composed_of(node, hydra)
+
+
+# What Hydra, omegaconf and PyYAML raise over files that are not what they take them for.
+BROKEN_FILES = (YAMLError, OSError, RecursionError, TypeError, AttributeError, LookupError, AssertionError)
+
+
+@contextmanager
+def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
+    """Hydra composes inside; what it raises is answered as a wrong request.
+
+    Raises:
+        ConfigError: naming the key, name or file.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise explained(error, overrides) from None
+    except BROKEN_FILES as error:
+        if "Unexpected type for root" in str(error):  # keys beneath a group without an option
+            keys = " ".join(item for item in overrides if item.lstrip("+").startswith(("mode.", "backend.")))
+            raise ConfigError(f"{keys}: choose what has such keys first, as in mode=failures or backend=cpu") from None
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            f"cannot compose {' '.join(overrides)}: a file of it is none that Hydra reads ({what})"
+        ) from None
+
+
+def composed_of(node: DictConfig, hydra: DictConfig) -> Composed:
+    """A composed node, with what Hydra knows of how it was asked for."""
+    chosen = hydra.runtime.choices
+    choices = {group: None if chosen.get(group) in (None, "null") else str(chosen[group]) for group in GROUPS}
+    for key in node:
+        if key not in _FIELDS:
+            raise ConfigError(_unknown_key(str(key), ""))
+    return Composed(node, choices, asked_for([str(item) for item in hydra.overrides.task]))
+
+
+def asked_for(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that say what is run, not how or where it is kept."""
+    named = ((item, item.partition("=")[0]) for item in overrides)
+    return tuple(item for item, key in named if key.split(".")[0] not in BESIDES and not is_of_hydra(item))
+
+
+def is_of_hydra(override: str) -> bool:
+    """Whether an override is of Hydra's own keys and groups, such as `hydra/launcher=joblib`."""
+    return override.partition("=")[0].lstrip("+~").replace("/", ".").split(".")[0] == "hydra"
+
+
+def options_of(group: str) -> list[str]:
+    """Options of a config group: its files; of `schedule`, the registered ones first."""
+    files = [path.stem for path in files_of(group)]
+    return [*registry.offered(), *files] if group == "schedule" else files
+
+
+def swept(experiment: str, key: str) -> list[Any]:
+    """The values an experiment of `conf/experiment/` sweeps a key over, in its order; numbers as numbers."""
+    path = file_of("experiment", experiment)
+    if path is None:
+        raise ConfigError(unknown_name("experiment", experiment, options_of("experiment")))
+    params = OmegaConf.load(path).hydra.sweeper.params
+    return list(OmegaConf.create(f"[{params[key]}]"))
+
+
+# --- spellings of earlier versions ---------------------------------------------------------------------------
+
+_OLD_CHOICES = {
+    ("backend", "sim"): "a simulation is what runs where no backend is chosen: leave it out",
+    ("backend", "roofline"): "closed forms are a mode: mode=roofline",
+    ("backend", "duel"): "the duel is a mode: mode=duel",
+    ("workload", "paper"): "whole systems are predicted in a mode of their own: mode=predict",
+    ("backend.optimizer", "sgd"): "the optimizer is a group of its own: optimizer=sgd",
+    ("backend.optimizer", "adamw"): "the optimizer is a group of its own: optimizer=adamw",
+}
+_MOVED_KEYS = {
+    **{f"workload.{key}": f"mode.{key}" for key in ("system", "sequences", "microbatches")},
+    "backend.convention": "mode.convention",
+    **{f"backend.{f.name}": f"mode.{f.name}" for f in fields(Duel) if f.name != "name"},
+    **{f"backend.{f.name}": f"optimizer.{f.name}" for f in fields(OptimizerConfig) if f.name != "name"},
+    "method": "schedule",
+}
+
+
+def refuse_old_spellings(arguments: Sequence[str]) -> None:
+    """Answer a command line of an earlier version with what it is called now.
+
+    Raises:
+        ConfigError: for the first such word.
+    """
+    for item in arguments:
+        key, equals, value = item.lstrip("+~").partition("=")
+        if not equals:
+            continue
+        for word in value.split(","):
+            if key == "schedule" and word.strip() in registry.RENAMED and word.strip() not in registry.offered():
+                raise ConfigError(registry.renamed(word.strip()))
+            if (key, word.strip()) in _OLD_CHOICES:
+                raise ConfigError(f"{key}={word.strip()}: {_OLD_CHOICES[key, word.strip()]}")
+        if key in _MOVED_KEYS:
+            raise ConfigError(f"{key} is now {_MOVED_KEYS[key]}: write {_MOVED_KEYS[key]}={value}")
+
+
+# --- what went wrong, in a few lines -------------------------------------------------------------------------
+
+
+def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """Hydra's error in the words of the person who typed the overrides."""
+    message = first_line(error)
+    if isinstance(error, OverrideParseException):
+        given = getattr(error, "override", None)
+        if given == "" or str(given).startswith("="):
+            return ConfigError(reworded("Could not override ''", overrides))
+        return ConfigError(
+            f"cannot read {given or ' '.join(overrides)!r}: write key=value, and brackets and quotes in pairs; quote "
+            "values with spaces, bars or commas, as in \"partition='2-2|1-1-2-0*'\""
+        )
+    if isinstance(error, MissingConfigException) and (
+        missing := re.search(r"Could not find '([\w/]+)/([^']*)'", str(error))
+    ):
+        group, name = missing.groups()
+        if group.startswith("hydra/"):
+            return ConfigError(
+                f"{group}={name}: none of this name is installed; leave it out, or install the package that brings it, "
+                "such as hydra-joblib-launcher or hydra-submitit-launcher"
+            )
+        return ConfigError(unknown_name(group, name, with_folders(group, options_of(group))))
+    if isinstance(error, ConfigCompositionException) and (
+        missing := re.search(r"Could not override '([^']+)'", str(error))
+    ):
+        return ConfigError(
+            reworded(message) if not missing[1] else _unknown_key(missing[1], str(error.__cause__ or ""))
+        )
+    cause = first_line(error.__cause__) if error.__cause__ else ""
+    return ConfigError(reworded(f"{message}: {cause}" if cause and cause not in message else message, overrides))
+
+
+def _unknown_key(key: str, cause: str) -> str:
+    group, _, name = key.rpartition(".")
+    known = _known_keys(group)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    if name in known:
+        return f"{key} is not a key of the chosen {group}; {group} files that have it: {_having(group, name)}"
+    hint = f"; did you mean {group + '.' if group else ''}{near[0]}?" if near else ""
+    if "Value" in cause and "not" in cause:
+        return f"{key}: {cause.splitlines()[0]}"
+    return f"unknown key {key!r}{hint} Keys: {', '.join(known) or 'none here'}"
+
+
+def _known_keys(group: str) -> list[str]:
+    if not group:
+        return [f.name for f in fields(RunConfig)]
+    if group == "schedule":
+        return sorted({option for entry in registry.offered().values() for option in entry.options})
+    return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)})
+
+
+def _having(group: str, name: str) -> str:
+    if group == "schedule":
+        return ", ".join(entry.name for entry in registry.offered().values() if name in entry.options)
+    return ", ".join(path.stem for path in files_of(group) if name in OmegaConf.load(path))
+
+
+def as_plain(value: Any) -> Any:
+    """Dataclasses and containers as JSON-ready data."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_plain(item) for item in value]
+    return value
+
+
+__all__ = ["CONF", "GROUPS", "MODES", "Composed", "ConfigError", "RunConfig", "composed", "register"]

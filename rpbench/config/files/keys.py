@@ -1,0 +1,92 @@
+"""Keys of a model's or a cluster's file: unit, range and an example of each, for who writes one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rpbench.config.choices import ConfigError
+from rpbench.cost.machine import Machine
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a file.
+
+    Args:
+        says: what it is, with its unit.
+        range: which values it takes.
+        example: a value as it is typed.
+    """
+
+    says: str
+    range: str
+    example: str
+
+
+_SIZE, _ABOVE, _SHARE = "a whole number of at least 1", "a number above 0", "above 0, at most 1"
+
+MODEL: Mapping[str, Key] = {
+    "num_layers": Key("decoder layers", _SIZE, "28"),
+    "hidden": Key("width of the residual stream", _SIZE, "3072"),
+    "heads": Key("attention heads of a layer", _SIZE + " that divides hidden, or give head_dim", "24"),
+    "vocab": Key("rows of embedding and head, tokens", _SIZE, "128_256"),
+    "kv_heads": Key("heads of keys and values", "a divisor of heads; null: as many", "8"),
+    "head_dim": Key("width of one head", _SIZE + "; null: hidden / heads", "128"),
+    "intermediate": Key("inner width of the MLP, or of one expert", _SIZE + "; null: 4 * hidden", "8192"),
+    "seq_len": Key("tokens of one sequence", _SIZE, "2048"),
+}
+CLUSTER: Mapping[str, Key] = {
+    "num_devices": Key("accelerators of the host", _SIZE, "4"),
+    "device_memory_bytes": Key("memory of one device, bytes", _SIZE, "48_000_000_000"),
+    "host_memory_bytes": Key("memory of the host, bytes", _SIZE, "512_000_000_000"),
+    "matmul_flops_per_s": Key("matrix peak of a device in 16 bits, dense, FLOP/s", _ABOVE, "362.0e+12"),
+    "wide_matmul_flops_per_s": Key("the same where sums are in fp32, FLOP/s", _ABOVE, "362.0e+12"),
+    "matmul_efficiency": Key("fraction of that peak large products reach", _SHARE, "0.7"),
+    "wide_matmul_efficiency": Key("the same where sums are in fp32", _SHARE, "0.7"),
+    "attention_efficiency": Key("fraction of that peak fused attention reaches", _SHARE, "0.5"),
+    "memory_bytes_per_s": Key("a device's own memory, read and write together, bytes/s", _ABOVE, "864.0e+9"),
+    "memory_efficiency": Key("fraction of it element-wise kernels reach", _SHARE, "0.85"),
+    "host_to_device_bytes_per_s": Key("link of a device to the host, one way, nominal, bytes/s", _ABOVE, "32.0e+9"),
+    "copy_bytes_per_s": Key("the same as achieved from pinned memory, bytes/s", _ABOVE, "21.0e+9"),
+    "intra_bytes_per_s": Key("direct link, one way, bytes/s; null: over the host", _ABOVE, "null"),
+    "collective_bytes_per_s": Key("what a device sends in a ring over all devices, bytes/s", _ABOVE, "15.0e+9"),
+    "host_bytes_per_s": Key("the host's memory under an optimizer, all devices together, bytes/s", _ABOVE, "150.0e+9"),
+}
+KEYS: Mapping[str, Mapping[str, Key]] = {"model": MODEL, "cluster": CLUSTER}
+
+
+# Figures of a machine without which there is no time: of layers, and of what is moved and of the optimizer.
+LAYERS = (
+    "matmul_flops_per_s",
+    "wide_matmul_flops_per_s",
+    "matmul_efficiency",
+    "attention_efficiency",
+    "memory_bytes_per_s",
+    "memory_efficiency",
+)
+MOVES = ("memory_bytes_per_s", "memory_efficiency", "host_bytes_per_s")
+
+
+def check_figures(cluster: Machine, needed: Sequence[str], why: str) -> None:
+    """Refuse a cluster without some figures, all of them at once.
+
+    Args:
+        why: what needs them, such as `cost=analytic`.
+
+    Raises:
+        ConfigError: a line for each, with its unit, its range and an example.
+    """
+    missing = [name for name in dict.fromkeys(needed) if getattr(cluster, name) is None]
+    if missing:
+        others = ", take cluster=8x_rtx4090, or measure this machine: rpbench calibrate"
+        raise ConfigError(f"{why}: {missing_text('cluster', cluster.name, missing)}{others}")
+
+
+def missing_text(group: str, name: str, missing: Sequence[str]) -> str:
+    """All keys that a file lacks, a line each, and how to write them."""
+    lines = [f"{group}={name} has no {', '.join(missing)}"]
+    for each in missing:
+        known = KEYS[group][each]
+        lines.append(f"  {each}: {known.example}   # {known.says}; {known.range}")
+    first = missing[0]
+    lines.append(f"write such lines into a file of yours, or give {group}.{first}={KEYS[group][first].example}")
+    return "\n".join(lines)

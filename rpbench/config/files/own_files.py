@@ -1,0 +1,121 @@
+"""Own files: the YAML of the user's folders is data, whoever wrote it; what Hydra would run for it is refused.
+
+Hydra builds what `_target_` names under its own keys, logging what `()` names, and launchers take commands. On the
+command line a launcher is chosen by its name, and its options are the user's own words; a file of models, machines or
+experiments may only say what is swept.
+A resolver, such as `${oc.env:HOME}`, would put the environment into what is written and shown; `${key}` alone is data.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rpbench.config.choices import ConfigError
+from rpbench.places import CONF, file_of, own_yaml, places
+from rpbench.whole_file import read_bytes
+from rpbench.yaml_file import read_keys
+
+_RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
+_EXAMPLE = "hydra: {sweeper: {params: {schedule: 'gpipe,1f1b'}}}"
+
+
+def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse a chosen file that is no mapping of keys, before Hydra reads it.
+
+    Raises:
+        ValueError: naming file and line.
+    """
+    for item in overrides:
+        group, equals, names = item.lstrip("+").partition("=")
+        for name in names.split(",") if equals and group in groups else ():
+            path = file_of(group, name.strip())
+            if path is not None and CONF not in path.parents:
+                read_keys(path)
+
+
+def refuse_targets(overrides: Sequence[str]) -> None:
+    """Refuse a command line that names what Hydra would build.
+
+    Raises:
+        ConfigError: naming the word.
+    """
+    for item in overrides:
+        if "_target_" in item and item.lstrip("+~").startswith("hydra"):
+            raise ConfigError(
+                f"{item[:120]}: what Hydra runs is chosen by its name, as in hydra/launcher=joblib; leave _target_ out"
+            )
+
+
+def refuse_what_runs() -> None:
+    """Refuse folders with a file that says more to Hydra than what a sweep varies, or calls a resolver.
+
+    Raises:
+        ConfigError: naming the file and the key.
+    """
+    for path in own_yaml():
+        try:
+            content = read_bytes(path)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}; move it out of the folder") from None
+        if not any(mark in content for mark in (b"hydra", b"${", b"\\")):  # what is quoted may be spelled by escapes
+            continue
+        for text in _resolving(path):
+            raise ConfigError(
+                f"{path}: {text!r:.80} asks for what is outside the file; write the value, or the name of another key, "
+                "as in ${hidden}; what is read from the environment is for the command line"
+            )
+        for said in _said_to_hydra(path):
+            raise ConfigError(
+                f"{path}: {said}: a file says what is swept and nothing else to Hydra, as in {_EXAMPLE}; what runs "
+                "code, starts workers or sets the environment is for the command line"
+            )
+
+
+def _resolving(path: Path) -> Iterator[str]:
+    """The texts of a file that call a resolver."""
+    try:
+        waiting: list[Any] = [read_keys(path)]
+    except ValueError:
+        return  # not to be composed either
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            waiting += each
+        elif isinstance(each, str) and _RESOLVER.search(each):
+            yield each
+
+
+def _said_to_hydra(path: Path) -> Iterator[str]:
+    """What a file says to Hydra and may not."""
+    if any(part == "hydra" for place in places() if place in path.parents for part in path.relative_to(place).parts):
+        yield "a file of hydra's own groups"
+    for line in read_bytes(path).decode("utf-8", "replace").splitlines():
+        if line.startswith("#") and "@package" in line and "hydra" in line:
+            yield line[:80]
+    try:
+        found = read_keys(path)
+    except ValueError:
+        return  # not to be composed either
+    for key in _keys(found):
+        if key.startswith("hydra") and not f"{key}.".startswith("hydra.sweeper.params."):
+            yield key
+    defaults = found.get("defaults")
+    for item in defaults if isinstance(defaults, list) else [defaults]:
+        if "hydra" in str(item).replace("override /hydra/launcher", ""):
+            yield f"defaults: {item!s:.80}"
+
+
+def _keys(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The keys at the top; under `hydra` each, and under `hydra.sweeper`, with their way."""
+    for key, value in tree.items():
+        if key != "hydra" or not isinstance(value, Mapping):
+            yield str(key)
+            continue
+        for name, inner in value.items():
+            if name == "sweeper" and isinstance(inner, Mapping):
+                yield from (f"hydra.sweeper.{each}" for each in inner)
+            else:
+                yield f"hydra.{name}"

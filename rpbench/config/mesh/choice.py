@@ -1,0 +1,153 @@
+"""Mesh choice: the mesh a run is asked for, with the machine, the architecture and the framework it stands on."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import Any, get_args
+
+from rpbench.config.choices import ConfigError
+from rpbench.config.mesh.overrides import SEQ_LEN, MeshConfig, OverlapConfig, is_architecture
+from rpbench.cost.machine import Machine
+from rpbench.cost.model import Model
+from rpbench.mesh.architecture import Architecture, from_mapping, from_model
+from rpbench.mesh.layer_seconds import Precision
+from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.software import Software, software
+from rpbench.registry import unknown_name
+
+FRAMEWORK = "megatron_core"  # whose kernels and overlap stand for a run that names none
+PRECISION = "bf16"
+INNER = ("data", "tensor", "context")  # axes whose sizes make the group behind one rank of the schedule
+
+
+@dataclass(frozen=True)
+class MeshChoice:
+    """A mesh as it was chosen.
+
+    Args:
+        machine: as many devices as the mesh has; None for a pipeline on one host, which needs no mesh.
+        architecture: of the model; None for a model without a shape.
+        seq_len: tokens of a sequence.
+        counts_layers: whether the seconds of layers are counted for this machine, and not those of `cost=` scaled.
+    """
+
+    mesh: Mesh
+    machine: Machine | None
+    architecture: Architecture | None
+    software: Software
+    precision: Precision
+    seq_len: int
+    counts_layers: bool
+
+    def plain(self) -> dict[str, Any]:
+        """Sizes and choices of the mesh, JSON-ready."""
+        found = asdict(self.mesh)
+        sharing = found.pop("sharing")
+        found |= {"shard": sharing["what"], "shard_group": sharing["group"], "reshard": sharing["reshard"]}
+        found["order"] = list(found["order"])
+        return found | {"framework": self.software.name, "precision": self.precision}
+
+
+def mesh_of(config: MeshConfig, num_devices: int | None) -> Mesh:
+    """The mesh of a configuration; its pipeline takes the devices that the other axes leave.
+
+    Args:
+        num_devices: of the whole mesh; None where only its sizes say.
+
+    Raises:
+        ConfigError: for sizes that do not multiply to the devices, with those that do.
+    """
+    sizes = config.given("data", "tensor", "context", "expert", "expert_tensor")
+    pipeline = config.pipeline
+    if pipeline is None:
+        inner = {name: sizes.get(name, 1) for name in INNER}
+        group = prod(max(1, size) for size in inner.values())
+        pipeline = _left(group, num_devices, " x ".join(f"{name} {size}" for name, size in inner.items()))
+    given = {"what": config.shard, "group": config.shard_group, "reshard": config.reshard}
+    try:
+        sharing = Sharing(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        more = config.given("sequence_parallel", "order")
+        found = Mesh(pipeline=pipeline, sharing=sharing, **sizes, **more)
+        if num_devices is not None:
+            found.check_devices(num_devices)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return found
+
+
+def _left(group: int, num_devices: int | None, said: str) -> int:
+    if num_devices is None:
+        raise ConfigError(
+            f"mesh: {said} say nothing of the pipeline; give mesh.pipeline=, or num_devices= of the whole mesh, a "
+            f"multiple of {group}"
+        )
+    found, rest = divmod(num_devices, group)
+    if rest or not found:
+        near = f"are {found * group} and {(found + 1) * group}" if found else f"is {group}"
+        raise ConfigError(f"num_devices={num_devices}: mesh {said} takes multiples of {group}; the nearest {near}")
+    return found
+
+
+def mesh_choice(
+    config: MeshConfig,
+    num_devices: int | None,
+    cluster: Machine,
+    shape: Mapping[str, Any],
+    model: Model | None,
+    cost: str,
+) -> MeshChoice:
+    """What a run under a mesh stands on.
+
+    Args:
+        num_devices: as asked for.
+        shape: the keys of group `model` as composed.
+        cost: the chosen source of seconds.
+
+    Raises:
+        ValueError: for whatever in the mesh cannot be, or a cluster whose links nobody knows.
+    """
+    mesh = mesh_of(config, cluster.num_devices if num_devices is None and config.pipeline is None else num_devices)
+    framework = _overlapping(software(config.framework or FRAMEWORK), config.overlap)
+    precision = config.precision or PRECISION
+    if precision not in get_args(Precision):
+        raise ConfigError(unknown_name("mesh.precision", precision, list(get_args(Precision))))
+    of_one_host = cluster.num_devices is None or mesh.num_devices <= cluster.node_devices
+    is_pipeline = prod((mesh.data, mesh.tensor, mesh.context, mesh.expert)) == 1
+    machine = None if is_pipeline and of_one_host else _with_links(cluster).with_devices(mesh.num_devices)
+    architecture, seq_len = _architecture(shape, model)
+    if machine is not None and architecture is None:
+        raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
+    counts = cluster.gpu is not None and cost == "analytic"
+    return MeshChoice(mesh, machine, architecture, framework, precision, seq_len, counts)  # type: ignore[arg-type]
+
+
+def _with_links(cluster: Machine) -> Machine:
+    """The machine, if its collectives can be timed.
+
+    Raises:
+        ValueError: if nobody knows its links, with the way out.
+    """
+    if cluster.gpu is None and cluster.ring_bytes_per_s is None:
+        raise ConfigError(
+            f"cluster={cluster.name} has no measured collectives, and a mesh is made of them: run python -m rpbench "
+            "calibrate ranks=2 on it, or name its devices, as in cluster=8x_h100 or cluster.gpu=l40s"
+        )
+    return cluster
+
+
+def _architecture(values: Mapping[str, Any], model: Model | None) -> tuple[Architecture | None, int]:
+    if is_architecture(values):
+        sizes = {key: value for key, value in values.items() if key != "seq_len"}
+        return from_mapping(sizes), int(values.get("seq_len", SEQ_LEN))
+    return (None, 0) if model is None else (from_model(model), model.seq_len)
+
+
+def _overlapping(found: Software, asked: OverlapConfig) -> Software:
+    """The framework with what is said of overlap."""
+    traits = {
+        "gradients_beside": asked.gradients,
+        "parameters_beside": asked.parameters,
+        "hidden_tensor": asked.tensor,
+        "hidden_expert": asked.expert,
+    }
+    return replace(found, **{name: value for name, value in traits.items() if value is not None})  # type: ignore[arg-type]

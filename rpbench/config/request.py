@@ -1,0 +1,500 @@
+"""Request: what one run is asked for, typed and checked once. Nothing behind it reads a dictionary of choices again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rpbench import registry
+from rpbench.config.changed_model import told_apart
+from rpbench.config.choices import (
+    MODES,
+    BackendConfig,
+    CheckpointConfig,
+    CostConfig,
+    Duel,
+    Failures,
+    Mode,
+    OptimizerConfig,
+    Predict,
+    Roofline,
+    Simulate,
+    TorchDuel,
+    TrackerConfig,
+    Train,
+    WorkloadConfig,
+    first_line,
+    typed,
+)
+from rpbench.config.composing import recalling
+from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConfig, as_plain
+from rpbench.config.files.keys import missing_text
+from rpbench.config.files.source_file import SourceFile, read_source, source_of
+from rpbench.config.halved_microbatches import check_pieces, cut_sequences
+from rpbench.config.mesh.overrides import is_architecture
+from rpbench.config.schedule_options import check_options
+from rpbench.config.size_checks import check_sizes
+from rpbench.config.usual_charge import charged_as
+from rpbench.config.without_effect import without_effect
+from rpbench.cost.machine import Machine, machine_of
+from rpbench.cost.model import Model
+from rpbench.finite import not_finite
+from rpbench.places import file_of
+from rpbench.registry import Entry, sources, unknown_name
+from rpbench.yaml_file import keys_of
+
+if TYPE_CHECKING:
+    from rpbench.config.mesh.choice import MeshChoice
+
+ABSTRACT = "abstract"  # the model without a shape
+_TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
+
+MOST_LAYERS_TO_CUT = 10**6  # of the model without a shape, which has as many layers as a schedule has stages
+DEVICES = 8  # of a run whose cluster does not say how many it has
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ScheduleChoice:
+    """A schedule as it was chosen.
+
+    Args:
+        chosen: the option of `schedule=`, such as `roundpipe_call`.
+        entry: the registered generator behind it.
+        options: what the generator is given.
+        file: a schedule in text form that takes the generator's place, or None.
+    """
+
+    chosen: str
+    entry: Entry
+    options: Mapping[str, Any]
+    file: SourceFile | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run.
+
+    Args:
+        mode: what the run is for.
+        model: None for `model=abstract`, whose number of layers, if given, is `num_layers`.
+        backend: what executes the schedule; None unless the mode is `train`.
+        choices: the option chosen in each group, with the experiment; the mode as it was resolved.
+        overrides: what the command line, or a cell of a sweep, set.
+        subject: everything that decides what the run measures, as plain data: values, and the bytes of files by
+            their SHA-256.
+        notes: what there is to tell about how it was read, a sentence each.
+        mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices,
+            and `model` is None where the architecture is more than a `Model` says.
+        pieces: how many of `num_microbatches` one that was asked for has become; the workload's sequences are a
+            piece's. 1 but for schedules that halve microbatches.
+    """
+
+    mode: Mode
+    schedule: ScheduleChoice
+    model: Model | None
+    num_layers: int | None
+    cluster: Machine
+    workload: WorkloadConfig
+    cost: CostConfig
+    backend: BackendConfig | None
+    optimizer: OptimizerConfig
+    tracker: TrackerConfig
+    num_devices: int
+    num_microbatches: int
+    num_steps: int
+    chunks_per_device: int | None
+    partition: str
+    dispatch: str
+    offload: str
+    prefetch: int
+    charge: str
+    recompute: str
+    tuning_budget: int | None
+    seed: int
+    dtype: str
+    verify: bool
+    checkpoint: CheckpointConfig
+    results_dir: Path
+    save_timeline: bool
+    force: bool
+    choices: Mapping[str, str | None]
+    overrides: tuple[str, ...]
+    subject: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    mesh: "MeshChoice | None" = None
+    pieces: int = 1
+
+    @property
+    def entry(self) -> Entry:
+        """The registered generator of the schedule."""
+        return self.schedule.entry
+
+    @property
+    def model_name(self) -> str:
+        if self.mesh is not None and self.mesh.architecture is not None:
+            return self.mesh.architecture.name
+        return self.model.name if self.model else ABSTRACT
+
+    @property
+    def asked_microbatches(self) -> int:
+        """Microbatches of a step as they were asked for, not in pieces."""
+        return self.num_microbatches // self.pieces
+
+    @property
+    def tokens_per_microbatch(self) -> int | None:
+        """Tokens of one microbatch, for a model with sequences."""
+        return self.workload.microbatch_sequences * self.model.seq_len if self.model else None
+
+    @property
+    def measures(self) -> bool:
+        """Whether what comes out depends on this machine's pace."""
+        timed, backend = ("cpu", "device", "emulated", "torch"), self.backend
+        on_clock = backend is not None and backend.name in timed and backend.dry_accelerators is None
+        measured_costs = self.cost.name == "profiled" and self.cost.profile is None
+        with_processes = isinstance(self.mode, Failures) and self.mode.run == "processes"
+        return isinstance(self.mode, Duel | TorchDuel) or with_processes or on_clock or measured_costs
+
+
+def load(overrides: Sequence[str]) -> Request:
+    """The request of a command line.
+
+    Raises:
+        ConfigError: for an unknown name, key or value, with the nearest known one.
+        ValueError: for a model or a cluster that cannot be.
+    """
+    return request_of(recalling.compose(overrides))
+
+
+def cluster_file(path: Path) -> Machine:
+    """The cluster of a YAML file of one's own.
+
+    Raises:
+        ConfigError: if it cannot be read, or has a key that a cluster does not have.
+        ValueError: for a number that cannot be.
+    """
+    source = read_source("cluster", str(path))
+    assert source is not None
+    try:
+        if not keys_of(source.text):
+            raise ValueError("no keys; write key: value, one a line, such as num_devices: 8")
+        values: Any = OmegaConf.to_container(OmegaConf.create(source.text))
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(f"cluster={path}: {first_line(error)}") from None
+    keys = {"name": path.stem, **{str(key): value for key, value in values.items()}}
+    _check_name("cluster", keys)
+    return machine_of(keys)
+
+
+def request_of(found: Composed) -> Request:
+    """The request that a composed configuration stands for.
+
+    Raises:
+        ValueError: as of `load`.
+    """
+    config = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
+    _check_names(found.choices)
+    shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
+    _check_name("cluster", config.cluster)
+    cluster, model = machine_of(config.cluster), _model(config, shape)
+    config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model)
+    config = replace(config, num_devices=_num_devices(config, cluster))
+    check_sizes(config, mesh.mesh.pipeline if mesh else config.num_devices or 1)
+    mode = _mode(config)
+    cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
+    schedule = _schedule(config, found.choices)
+    config = replace(config, **charged_as(config, mode, schedule.entry, cluster, cost))  # type: ignore[arg-type]
+    files = {
+        ("schedule_file", ""): schedule.file,
+        ("schedule", "generator"): _own_generator(schedule.entry),
+        ("cost", "profile"): read_source("cost.profile", cost.profile),
+        ("workload", "path"): read_source("workload.path", workload.path),
+        ("workload", "text"): _shipped_text(workload),
+        ("mode", "plans"): read_source("mode.plans", mode.plans) if isinstance(mode, Duel) else None,
+        ("checkpoint", "resume_from"): read_source(
+            "checkpoint.resume_from", config.checkpoint.resume_from, whole=False
+        ),
+    }
+    request = Request(
+        mode=mode,
+        schedule=schedule,
+        model=model,
+        num_layers=_num_layers(config),
+        cluster=cluster,
+        workload=workload,
+        cost=cost,
+        backend=typed(BackendConfig, config.backend) if config.backend else None,
+        optimizer=typed(OptimizerConfig, config.optimizer),
+        tracker=typed(TrackerConfig, config.tracker),
+        results_dir=Path(config.results_dir),
+        choices={**choices, "mode": mode.name},
+        overrides=found.overrides,
+        subject={
+            **_subject(config, mode, schedule, files),
+            "cluster": as_plain(cluster),
+            **({"framework": as_plain(mesh.software)} if mesh else {}),
+        },
+        notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides)),
+        mesh=mesh,
+        **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
+    )
+    _check_mode(request)
+    return _in_pieces(request)
+
+
+def _in_pieces(request: Request) -> Request:
+    """The same run in the microbatches that its schedule orders."""
+    pieces = request.entry.pieces(request.schedule.options)
+    if pieces == 1:
+        return request
+    file, profile = request.schedule.file, request.cost.profile
+    check_pieces(request.entry, request.mode, file, request.tuning_budget, profile)
+    return replace(
+        request,
+        pieces=pieces,
+        num_microbatches=request.num_microbatches * pieces,
+        workload=cut_sequences(request.workload, pieces),
+    )
+
+
+_PLAIN = (
+    "num_devices",
+    "num_microbatches",
+    "num_steps",
+    "chunks_per_device",
+    "partition",
+    "dispatch",
+    "offload",
+    "prefetch",
+    "charge",
+    "recompute",
+    "tuning_budget",
+    "seed",
+    "dtype",
+    "verify",
+    "checkpoint",
+    "save_timeline",
+    "force",
+)
+
+
+def _subject(
+    config: RunConfig, mode: Mode, schedule: ScheduleChoice, files: Mapping[tuple[str, str], SourceFile | None]
+) -> dict[str, Any]:
+    """The part of a configuration that decides what a run measures, as plain data."""
+    subject = {f.name: as_plain(getattr(config, f.name)) for f in fields(config) if f.name not in BESIDES}
+    subject["mode"] = as_plain(mode)
+    subject["schedule"] = {"name": schedule.entry.name, **as_plain(dict(schedule.options))}
+    if not (isinstance(mode, Train | Duel) or (isinstance(mode, Failures) and mode.run == "processes")):
+        del subject["optimizer"]  # nothing is stepped
+    if not config.mesh.is_given:
+        del subject["mesh"]  # as in records from before there were meshes
+    if not config.cost.get("max_freeze_ratio"):  # likewise
+        subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
+    for found in not_finite(subject):
+        raise ConfigError(f"{found}: a finite number")
+    subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
+    return subject
+
+
+def _frozen(cost: CostConfig) -> tuple[str, ...]:
+    """What there is to tell of weight gradients that are not made."""
+    if not cost.max_freeze_ratio:
+        return ()
+    return (
+        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
+        "other training than without; only its times are simulated",
+    )
+
+
+def _renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
+    """What there is to tell of an old name."""
+    is_old = choices.get("backend") == "cuda"
+    return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()
+
+
+def _mode(config: RunConfig) -> Mode:
+    """The chosen mode; without one, `train` where a backend is chosen, and else `simulate`."""
+    given = config.mode or {"name": "train" if config.backend else "simulate"}
+    name = str(given.get("name"))
+    if name not in MODES:
+        raise ConfigError(unknown_name("mode", name, list(MODES)))
+    return typed(MODES[name], given)
+
+
+def _schedule(config: RunConfig, choices: Mapping[str, str | None]) -> ScheduleChoice:
+    if "name" not in config.schedule:
+        raise ConfigError("schedule=null: choose one, as in schedule=1f1b")
+    name = str(config.schedule["name"])
+    entry, given = registry.entry(name), {key: value for key, value in config.schedule.items() if key != "name"}
+    for key in given:
+        if key not in entry.options:
+            raise ConfigError(unknown_name(f"option of schedule {name}", key, list(entry.options)))
+    check_options(entry, given)
+    file = read_source("schedule_file", config.schedule_file)
+    return ScheduleChoice(choices.get("schedule") or name, entry, {**entry.options, **given}, file)
+
+
+def _check_names(choices: Mapping[str, str | None]) -> None:
+    """Refuse an option that two files have.
+
+    Raises:
+        ValueError: naming both.
+    """
+    for group, option in choices.items():
+        found = None if option is None else file_of(group, option)
+        if found is not None and group == "schedule" and option in registry.offered():
+            raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
+
+
+def _model(config: RunConfig, shape: Mapping[str, Any]) -> Model | None:
+    """The model that schedules on one host are timed with; None where only a mesh knows its shape."""
+    if shape.get("name") == ABSTRACT or (is_architecture(shape) and config.mesh.is_given):
+        return None
+    if is_architecture(shape):
+        raise ConfigError(
+            f"model={shape.get('name')} is an architecture of conf/architecture/, which only meshes take: give one, as "
+            "in mesh.pipeline=8 cluster=dgx_h100, or take a model of conf/model/"
+        )
+    return _built(Model, "model", shape)
+
+
+def _meshed(
+    config: RunConfig, found: Composed, cluster: Machine, model: Model | None
+) -> tuple[RunConfig, Mapping[str, str | None], "MeshChoice | None"]:
+    """The configuration, the choices and the mesh, with what a mesh settles: devices, and where seconds are from."""
+    if not config.mesh.is_given and (config.num_devices or 1) > cluster.node_devices < cluster.size:
+        config = replace(config, mesh=replace(config.mesh, pipeline=config.num_devices))  # more than one host
+    if not config.mesh.is_given:
+        return config, found.choices, None
+    from rpbench.config.mesh.choice import mesh_choice  # the packages of meshes, for runs that have one
+    from rpbench.config.mesh.rules import check_meshed, counted_cost
+
+    choices = dict(found.choices)
+    if cluster.gpu is not None and config.cost.get("name") == "unit":
+        config = replace(config, cost=counted_cost(found.overrides))
+        choices["cost"] = str(config.cost["name"])
+    mesh = mesh_choice(config.mesh, config.num_devices, cluster, config.model, model, str(config.cost.get("name")))
+    check_meshed(config, mesh)
+    settled = replace(config.mesh, pipeline=mesh.mesh.pipeline)
+    config = replace(config, mesh=settled, num_devices=mesh.mesh.num_devices)
+    if mesh.machine is not None:
+        config = replace(config, charge="hops", offload="none")
+    return config, choices, mesh
+
+
+def _num_devices(config: RunConfig, cluster: Machine) -> int:
+    """As asked for; else those of a host of the cluster."""
+    return config.num_devices or (DEVICES if cluster.num_devices is None else cluster.node_devices)
+
+
+def _own_generator(entry: Entry) -> SourceFile | None:
+    """The code of a generator that is the user's: with it, what a run measures changes."""
+    found = sources(entry)
+    return source_of(found[0], b"".join(path.read_bytes() for path in found)) if found else None
+
+
+def _num_layers(config: RunConfig) -> int | None:
+    given = config.model.get("num_layers")
+    if given is not None and (type(given) is not int or not 1 <= given <= MOST_LAYERS_TO_CUT):
+        raise ConfigError(f"model.num_layers={given!r:.60}: a whole number from 1 to {MOST_LAYERS_TO_CUT:,}")
+    return given
+
+
+def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
+    """A dataclass made of a group's keys.
+
+    Raises:
+        ConfigError: for a key it does not have.
+    """
+    each = fields(kind)  # type: ignore[arg-type]  # a dataclass
+    known = {f.name for f in each}
+    for key in values:
+        if key not in known:
+            raise ConfigError(unknown_name(f"key of {group}", str(key), sorted(known)))
+    _check_name(group, values)
+    if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
+        raise ConfigError(missing_text(group, str(values["name"]), missing))
+    return kind(**values)
+
+
+def _check_name(group: str, values: Mapping[str, Any]) -> None:
+    """Refuse a group's keys without a name that can be one."""
+    if "name" not in values:
+        raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
+    if not isinstance(values["name"], str):
+        raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
+    name = values["name"]
+    if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
+        raise ConfigError(f"{group}.name={name!r:.80}: a name is no path, and has at most 100 characters")
+
+
+def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
+    path = None if workload.text is None else _TEXTS / f"{workload.text}.txt"
+    return read_source("workload.text", None if path is None else str(path))
+
+
+def _check_mode(request: Request) -> None:
+    """Refuse what a mode has no use for.
+
+    Raises:
+        ConfigError: naming what to write instead.
+    """
+    mode, backend = request.mode, request.backend
+    if request.mesh is not None and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"mesh with mode={mode.name}: meshes are simulated; use mode=simulate, search one with rpbench plan "
+            "mesh=search, or train replicas and tensor shards with backend=torch backend.data_parallel=2 "
+            "backend.tensor_parallel=2"
+        )
+    if isinstance(mode, Train) and backend is None:
+        raise ConfigError("mode=train: choose what executes it, as in backend=virtual, backend=cpu or backend=emulated")
+    if not isinstance(mode, Train) and backend is not None:
+        raise ConfigError(f"mode={mode.name} has no backend: leave backend={backend.name} out, or take mode=train")
+    has_tensors = backend is not None and backend.name != "emulated"
+    if request.verify and not has_tensors and not isinstance(mode, Duel):
+        where = f"backend={backend.name}" if backend else f"mode={mode.name}"
+        raise ConfigError(f"verify=true: {where} has no tensors to compare; use backend=virtual or backend=cpu")
+    asked = request.checkpoint.save_to or request.checkpoint.resume_from
+    if asked and (backend is None or backend.name not in ("virtual", "cpu")):
+        where = f"backend={backend.name}" if backend else f"mode={mode.name}"
+        raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
+    if isinstance(mode, Predict | Roofline | Duel | TorchDuel) and request.model is None:
+        raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
+    if request.tuning_budget is not None and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"tuning_budget={request.tuning_budget} with mode={mode.name}: plans are searched in simulation; use "
+            "mode=simulate"
+        )
+    _check_frozen(request)
+    if request.recompute == "fitting" and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "
+            "recompute=all, except_last or none"
+        )
+    if request.recompute == "fitting" and (request.model is None or request.schedule.file is not None):
+        raise ConfigError(
+            "recompute=fitting: what fits follows from a model's bytes and a schedule of the registry; "
+            "choose both, or use recompute=all"
+        )
+    if isinstance(mode, Duel) and request.recompute != "all":
+        raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")
+
+
+def _check_frozen(request: Request) -> None:
+    ratio = request.cost.max_freeze_ratio
+    if not ratio or (isinstance(request.mode, Simulate) and request.mesh is None and request.tuning_budget is None):
+        return
+    what = f"mode={request.mode.name}"
+    if request.mesh is not None:
+        what = "a mesh"
+    elif request.tuning_budget is not None:
+        what = f"tuning_budget={request.tuning_budget}"
+    raise ConfigError(
+        f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are simulated "
+        "for one schedule on one host; use mode=simulate alone, or leave it at 0"
+    )

@@ -1,0 +1,56 @@
+"""Schedule options: whether what was typed is of the kind that a generator's signature asks for."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rpbench.config.config_error import ConfigError
+from rpbench.registry import Entry
+
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    NoneType: "null",
+}
+
+
+def check_options(entry: Entry, given: Mapping[str, Any]) -> None:
+    """Refuse an option's value that its generator has no use for.
+
+    Raises:
+        ConfigError: naming the kinds of values it takes.
+    """
+    kinds = get_type_hints(inspect.unwrap(entry.generate)) if given else {}
+    for name, value in given.items():
+        if name in kinds and not _is_one(value, kinds[name]):
+            shown = str(value).replace(" ", "") if isinstance(value, list) else value
+            raise ConfigError(f"schedule.{name}={shown}: {entry.name} takes {_said(kinds[name])}")
+
+
+def _is_one(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is_one(value, each) for each in inner)
+    if origin is Literal:
+        return value in inner
+    if inspect.isclass(origin) and issubclass(origin, Sequence):
+        return isinstance(value, list | tuple) and all(_is_one(each, inner[0]) for each in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return kind not in _WORDS or isinstance(value, kind)
+
+
+def _said(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_said(each) for each in inner)
+    if origin is Literal:
+        return " or ".join(map(str, inner))
+    if inspect.isclass(origin) and issubclass(origin, Sequence):
+        return f"a list, each {_said(inner[0])}, as in [2,1,1]"
+    return _WORDS.get(kind, str(kind))

@@ -1,0 +1,45 @@
+"""Without effect: choices of a command line that change nothing in a mode, so that a run says so."""
+
+from collections.abc import Collection, Sequence
+
+from rpbench.config.choices import Mode, Predict, Roofline, Simulate
+
+OF_TENSORS = ("dtype", "optimizer")
+# What the published runs of mode=predict have of their own.
+OF_SCRIPTS = frozenset(
+    [
+        "num_microbatches",
+        "num_steps",
+        "chunks_per_device",
+        "partition",
+        "recompute",
+        "prefetch",
+        "dispatch",
+        "offload",
+        "workload",
+        "seed",
+    ]
+)
+
+
+def without_effect(mode: Mode, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What was asked for and changes nothing in a mode."""
+    if not isinstance(mode, Simulate | Predict | Roofline):
+        return ()
+    found = []
+    if words := _of_groups(overrides, OF_TENSORS):
+        found.append(
+            f"{words} without effect: mode={mode.name} has no tensors; it counts 16-bit weights, Adam's states"
+        )
+    if isinstance(mode, Predict) and (words := _of_groups(overrides, OF_SCRIPTS)):
+        found.append(
+            f"{words} without effect: mode=predict takes a system's published run; mode.sequences=N with "
+            "mode.microbatches=N are another, and mode=simulate takes all of them"
+        )
+    return tuple(found)
+
+
+def _of_groups(overrides: Sequence[str], groups: Collection[str]) -> str:
+    """The words of a command line that set a key of some groups."""
+    keys = [item.lstrip("+").partition("=")[0].partition(".")[0] for item in overrides]
+    return " ".join(item for item, key in zip(overrides, keys, strict=True) if key in groups)

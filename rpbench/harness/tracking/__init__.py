@@ -1,3 +1,0 @@
-"""Where records also go. A tracker mirrors; the record on disk is the source."""
-
-from rpbench.harness.tracking.mirror import Mirror, begun, mirror

@@ -1,0 +1,140 @@
+"""One line for people about a record, and a short table of it."""
+
+from collections.abc import Callable
+
+from rpbench import registry
+from rpbench.records.clock import clock, unit
+from rpbench.records.record import Record
+
+# What the beginning of a line says anyway.
+_SEEN = ("schedule", "model", "num_devices", "num_microbatches", "partition", "mode.system", "mode")
+
+
+def describe(row: Record) -> str:
+    """What was run, what came out, and what is not in it."""
+    outcome = _DESCRIBED.get(row["mode"], (_schedule, _timed))[1]
+    if row["status"] != "ok":
+        return f"{label(row)}: {row['status']}, {row['reason']}"
+    out = left_out(row)
+    return f"{label(row)}{outcome(row)}" + (f"; left out: {out}" if out else "") + _way_to_seconds(row)
+
+
+def label(row: Record) -> str:
+    """What was run, as it was asked for, with the beginning of its id: no two runs that differ share it."""
+    what = _DESCRIBED.get(row["mode"], (_schedule, _timed))[0]
+    asked = [item.lstrip("+") for item in row.get("overrides", ())]
+    more = " ".join(item for item in asked if item.partition("=")[0] not in _SEEN)
+    return " ".join(filter(None, (what(row), more, f"[{row['run_id'][:8]}]")))
+
+
+def left_out(row: Record) -> str:
+    """What takes time on a machine and takes none in this run; "" where all is charged, or times are slots."""
+    asked = row.get("config", {})
+    if row.get("mesh") is not None and row["evidence"] == "predicted":
+        return ""
+    in_hops = row["mode"] == "simulate" and asked.get("charge") == "hops" and asked.get("tuning_budget") is None
+    if not in_hops or row["cost"] == "unit" or asked.get("model", {}).get("name") == "abstract":
+        return ""
+    entry = registry.entries().get(row.get("generator", ""))
+    streams = asked.get("offload") == "none" and entry is not None and entry.separate_cuts
+    parts = ["the way of weights and gradients to the devices"] if streams else []
+    return f"{' and '.join([*parts, 'the optimizer'])} (charge=bytes{' offload=all' if streams else ''} charges it)"
+
+
+def _way_to_seconds(row: Record) -> str:
+    """What gives seconds where a run of a model on a known machine counted slots; "" elsewhere."""
+    config = row.get("config", {})
+    is_known = config.get("cluster", {}).get("matmul_flops_per_s") and config.get("model", {}).get("name") != "abstract"
+    return "; cost=analytic gives seconds" if is_known and clock(row) == "slots" else ""
+
+
+def table(row: Record) -> list[str]:
+    """The few figures of a run that are looked at first, a line each."""
+    memory = max(row.get("peak_memory_bytes") or [0])
+    shown = {
+        "run": f"{row['run_id'][:8]} ({row['status']}{', ' + row['evidence'] if row.get('evidence') else ''})",
+        "makespan": _number(row.get("makespan_s"), f" {unit(row)}"),
+        "step": _number(row.get("step_time_s"), f" {unit(row)}"),
+        "tokens/s": _number(row.get("tokens_per_s"), "", ",.0f"),
+        "bubble": _number(row.get("bubble_makespan"), " of the devices' time", ".2%"),
+        "memory": f"{memory / 1e9:.1f} GB on the fullest device" if memory else "",
+    }
+    return [f"{name:<10}{value}" for name, value in shown.items() if value]
+
+
+def _number(value: float | None, unit: str, form: str = ".6g") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def _schedule(row: Record) -> str:
+    return f"{row['schedule']} {row['model']} {row['num_devices']}x{row['num_microbatches']} {row['partition']}"
+
+
+def _timed(row: Record) -> str:
+    if "terms_s" in row:
+        return f": step {row['step_time_s']:.6g} s, {row['tokens_per_s']:,.0f} tokens/s of all devices"
+    text = f": makespan {row['makespan_s']:.6g} {unit(row)}, bubble {100 * row['bubble_makespan']:.2f} %"
+    if "grad_max_abs_diff" in row:
+        text += f", gradients within {row['grad_max_abs_diff']:g} of plain training"
+    return text
+
+
+def _system(row: Record) -> str:
+    system = row.get("system") or row["schedule"]
+    return f"{system} {row['model']} on {row['num_devices']} of {row['cluster']}, predicted"
+
+
+def _pace(row: Record) -> str:
+    if "tokens_per_s_low" not in row:  # the published run, action by action
+        return f": {row['tokens_per_s']:,.0f} tokens/s"
+    rate, low, high = (row[f"tokens_per_s{end}"] for end in ("", "_low", "_high"))
+    return f": {rate:,.0f} tokens/s ({low:,.0f} to {high:,.0f}), {row['memory_margin']:.0%} of memory left"
+
+
+def _formulas(row: Record) -> str:
+    return f"closed forms of {row['model']} on {row['cluster']}"
+
+
+def _convention(row: Record) -> str:
+    return f" ({row['convention']})"
+
+
+def _contender(row: Record) -> str:
+    return f"duel {row['model']} {row['contender']}"
+
+
+def _clocked(row: Record) -> str:
+    return f": {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['partition_layers']}"
+
+
+def _entrant(row: Record) -> str:
+    return f"torch duel {row['model']} {row['contender']}"
+
+
+def _over_own(row: Record) -> str:
+    return f": {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['verdict']}"
+
+
+def _failing(row: Record) -> str:
+    return f"{row['policy']} {_schedule(row)}"
+
+
+def _went_on(row: Record) -> str:
+    if "weight_max_abs_diff" in row:
+        return (
+            f": {row['num_failures']} killed, {row['lost_steps']} steps done again, weights within "
+            f"{row['weight_max_abs_diff']:g} of training without failures"
+        )
+    return (
+        f": {row['num_failures']} failures, {row['lost_steps']} steps and {row['lost_microbatches']} microbatches "
+        f"done again, goodput {row['goodput']:.1%} of the pace without failures"
+    )
+
+
+_DESCRIBED: dict[str, tuple[Callable[[Record], str], Callable[[Record], str]]] = {
+    "predict": (_system, _pace),
+    "roofline": (_formulas, _convention),
+    "duel": (_contender, _clocked),
+    "torch_duel": (_entrant, _over_own),
+    "failures": (_failing, _went_on),
+}

@@ -1,0 +1,214 @@
+"""Imports: what others measured, as a timeline or as records with evidence `measured elsewhere`.
+
+A stranger's file is data: it is parsed as JSON or CSV, its sizes and numbers are checked, nothing in it is run.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rpbench import whole_file
+from rpbench.config.choices import ConfigError
+from rpbench.records import provenance, record
+from rpbench.records.record import Record
+from rpbench.strict_json import parsed
+
+MEASURED_ELSEWHERE = "measured elsewhere"
+MOST_BYTES = 256 * 2**20
+_NAMES = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend")
+_COUNTS = ("num_devices", "num_microbatches", "seed")
+# What a record says of its own making; in a stranger's it is of another program.
+_OURS = ("run_id", "config", "choices", "started_at", "schema", "digest", "surroundings", "code_version", "overrides")
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # what a device does, by the profiler's categories
+
+
+def read_text(path: Path) -> str:
+    """A stranger's file.
+
+    Raises:
+        ConfigError: for what is not there, is no file, is too large, or is not UTF-8.
+    """
+    try:
+        return whole_file.read_text(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        reason = f"{error.strerror}; name a file of JSON or CSV" if isinstance(error, OSError) else error
+        raise ConfigError(f"import {path}: {reason}") from None
+
+
+def records_of_csv(text: str) -> list[Record]:
+    """A record for each row of a table; columns as records name them, `schedule` at least.
+
+    Raises:
+        ConfigError: naming the first line that does not fit.
+    """
+    if "\0" in text:
+        number = text[: text.index("\0")].count("\n") + 1
+        raise ConfigError(f"import csv: line {number} holds a NUL; export it as text")
+    try:
+        return _records_of_rows(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ConfigError(f"import csv: {error}; write a row a line, with fields of at most 128 KiB") from None
+
+
+def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
+    names = list(rows.fieldnames or ())
+    if "schedule" not in names:
+        raise ConfigError("import csv: a header with at least `schedule`, and records' names such as tokens_per_s")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"import csv: column {twice!r:.60} stands twice in the header; leave one")
+    found = []
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise ConfigError(f"import csv: line {number} has more or fewer fields than the header")
+        found.append(_record({key: _value(value) for key, value in row.items() if value != ""}, f"line {number}"))
+    return found
+
+
+def records_of_wandb(text: str) -> list[Record]:
+    """The record of an exported run: one JSON object with `config` and `summary`, or a list of them, or one a line.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    runs = _runs(text)
+    return [_record(_flat(run), f"run {number}") for number, run in enumerate(runs)]
+
+
+def _runs(text: str) -> list[Mapping[str, Any]]:
+    try:
+        whole = parsed(text)
+        found = whole if isinstance(whole, list) else [whole]
+    except ValueError:
+        try:
+            found = [parsed(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
+            raise ConfigError(f"import wandb: not JSON ({error})") from None
+    for run in found:
+        if not isinstance(run, dict) or not isinstance(run.get("summary"), dict):
+            raise ConfigError("import wandb: a run is an object with `config` and `summary`")
+    return found
+
+
+def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Summary and configuration side by side; a group of the configuration by its name."""
+    config = run.get("config")
+    flat: dict[str, Any] = {}
+    for key, value in (config if isinstance(config, dict) else {}).items():
+        plain = value.get("value", value) if isinstance(value, dict) else value
+        flat[str(key)] = plain.get("name") if isinstance(plain, dict) else plain
+    flat |= {str(key): value for key, value in run["summary"].items() if not str(key).startswith("_")}
+    return {key: value for key, value in flat.items() if isinstance(value, (str, int, float))}
+
+
+def _value(text: str) -> Any:
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() and "." not in text and "e" not in text.lower() else number
+
+
+def _record(given: Mapping[str, Any], place: str) -> Record:
+    for key, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"import: {place}: {key}={value} is no number to keep; leave the field empty")
+    if not isinstance(given.get("schedule"), str):
+        raise ConfigError(f"import: {place}: no schedule; every record says which one it ran")
+    for key in _COUNTS:
+        if type(given.get(key, 0)) is not int or given.get(key, 0) < 0:
+            raise ConfigError(f"import: {place}: {key}={given[key]!r}: a whole number of at least 0")
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+    names = {key: str(given.get(key, "elsewhere")) for key in _NAMES}
+    counts = {key: given.get(key, 0) for key in _COUNTS}
+    kept = {key: value for key, value in given.items() if key not in _OURS}
+    found = {
+        **kept,
+        **names,
+        **counts,
+        "run_id": digest,
+        "status": "ok",
+        "reason": None,
+        "evidence": MEASURED_ELSEWHERE,
+        "choices": {},
+        "config": {},
+        "files": [],
+        "started_at": provenance.now(),
+    }
+    if problem := record.defect(found, digest):
+        raise ConfigError(f"import: {place}: {problem}; mend the field, or leave it out")
+    return found
+
+
+def trace_of_kineto(text: str) -> dict[str, Any]:
+    """A torch profiler's trace as a trace of ours: a process a device, a thread a stream, only what devices did.
+
+    Where there are no kernels, as on a CPU, operators that no other operator of their thread contains take their place.
+    No slices of a thread overlap.
+
+    Raises:
+        ConfigError: for what is no trace.
+    """
+    events = list(_slices(text))
+    device = [event for event in events if event.get("cat") in _KERNELS]
+    chosen = device or [event for event in events if event.get("cat") == "cpu_op"]
+    if not chosen:
+        raise ConfigError("import kineto: no kernels and no operators in it; profile with activities=[CPU, CUDA]")
+    lanes: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for event in chosen:
+        lanes.setdefault((str(event.get("pid")), str(event.get("tid"))), []).append(event)
+    processes = {pid: number for number, pid in enumerate(sorted({pid for pid, _ in lanes}))}
+    threads = {lane: number for number, lane in enumerate(sorted(lanes))}
+    begin = min(event["ts"] for event in chosen)
+    out: list[dict[str, Any]] = []
+    for (pid, tid), slices in sorted(lanes.items()):
+        out.append({"ph": "M", "name": "process_name", "pid": processes[pid], "tid": 0, "args": {"name": pid}})
+        where = {"pid": processes[pid], "tid": threads[pid, tid]}
+        out.append({"ph": "M", "name": "thread_name", **where, "args": {"name": tid}})
+        for event in _outermost(slices):
+            times = {"ts": event["ts"] - begin, "dur": event["dur"]}
+            out.append({"ph": "X", "name": str(event.get("name", "")), **where, **times})
+    return {"traceEvents": out, "displayTimeUnit": "ms", "evidence": MEASURED_ELSEWHERE}
+
+
+def _slices(text: str) -> Iterator[dict[str, Any]]:
+    try:
+        trace = parsed(text)
+    except ValueError as error:
+        raise ConfigError(f"import kineto: not JSON ({error})") from None
+    events = trace.get("traceEvents") if isinstance(trace, dict) else trace
+    if not isinstance(events, list):
+        raise ConfigError("import kineto: no traceEvents; export it by torch.profiler's export_chrome_trace")
+    for number, event in enumerate(events):
+        if isinstance(event, dict) and event.get("ph") == "X":
+            times = (event.get("ts"), event.get("dur"))
+            if not all(isinstance(time, (int, float)) and math.isfinite(time) for time in times) or event["dur"] < 0:
+                raise ConfigError(f"import kineto: event {number}: ts={times[0]!r} dur={times[1]!r}: microseconds")
+            yield event
+
+
+def _outermost(slices: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Slices that no earlier one of their lane reaches into."""
+    free = -math.inf
+    for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
+        if event["ts"] >= free:
+            free = event["ts"] + event["dur"]
+            yield event
+
+
+def summary_of_trace(trace: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds from first start to last end, and the mean fraction of it that lanes are idle."""
+    lanes: dict[tuple[int, int], float] = {}
+    ends = [0.0]
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            lane = event["pid"], event["tid"]
+            lanes[lane] = lanes.get(lane, 0.0) + event["dur"]
+            ends.append(event["ts"] + event["dur"])
+    span = max(ends)
+    idle = 1 - sum(lanes.values()) / (len(lanes) * span) if span else 0.0
+    return {"makespan_s": span / 1e6, "bubble_makespan": idle}

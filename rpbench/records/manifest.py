@@ -1,0 +1,349 @@
+"""Manifests: what a sweep was asked for, cell by cell, and what became of each. Exhibits find their runs through them.
+
+    <results>/manifests/<name>/plan.json        experiment, code, configuration and the cells, written before the first
+    <results>/manifests/<name>/<worker>.jsonl   a line for each cell that ended, appended by the process that ran it
+
+A worker appends to a file of its own, so that workers on several machines need no lock. The plan and every line hold a
+digest of all their values. A line that was torn by a kill, or changed, is as if it had not been written: its cell is
+still to be run, and finds its record if there is one.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rpbench.places import file_of
+from rpbench.records import provenance, record
+from rpbench.records.record import Record, append_line, write_atomically
+from rpbench.strict_json import parsed
+from rpbench.whole_file import read_bytes, read_text
+
+FOLDER = "manifests"
+PLAN = "plan.json"
+
+PLANNED, DONE, INFEASIBLE, OOM = "planned", "done", "infeasible", "oom"
+NOT_APPLICABLE, FAILED = "not applicable", "failed"
+STATES = (PLANNED, DONE, INFEASIBLE, OOM, NOT_APPLICABLE, FAILED)
+_MOST_BYTES = 2**29  # of a plan or a worker's lines; a million cells take less
+_NAME = re.compile(r"\w[\w.-]{0,99}")  # of a record or an experiment
+ENDED = (DONE, INFEASIBLE, OOM)  # of a cell with a verdict
+_STATE_OF = {"ok": DONE, "infeasible": INFEASIBLE, "oom": OOM, "failed": FAILED}
+
+# What a command line says beside the subject of a sweep; these do not enter a manifest's name.
+_BESIDES = ("results_dir", "tracker", "force", "save_timeline", "experiment", "hydra")
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration of a sweep.
+
+    Args:
+        number: its place in the plan.
+        overrides: what it sets, by key.
+        state: one of `STATES`.
+        run_ids: the records it left; a duel leaves one for each contender.
+        reason: why it did not end well.
+        machine: a word for the machine, where a record depends on its pace.
+        digests: of its records, as they were when it ended.
+    """
+
+    number: int
+    overrides: Mapping[str, str]
+    state: str = PLANNED
+    run_ids: tuple[str, ...] = ()
+    reason: str = ""
+    machine: str | None = None
+    digests: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.overrides.items())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A sweep: what was asked for, and its cells."""
+
+    name: str
+    experiment: str | None
+    overrides: tuple[str, ...]
+    code_version: str
+    conf_version: str
+    cells: tuple[Cell, ...] = field(default=())
+
+    @property
+    def command(self) -> str:
+        """What runs the sweep, and goes on where it stopped."""
+        asked = [f"experiment={self.experiment}"] if self.experiment else []
+        return " ".join(["python -m rpbench -m", *asked, *self.overrides])
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Cells by state."""
+        return Counter(cell.state for cell in self.cells)
+
+
+def manifest_name(experiment: str | None, arguments: Sequence[str]) -> str:
+    """The folder of a sweep: its experiment, with a digest of what else the command line says."""
+    asked = asked_of(arguments)
+    digest = hashlib.sha256("\0".join(asked).encode()).hexdigest()[:8]
+    return "-".join(filter(None, (experiment or "sweep", digest if asked or not experiment else "")))
+
+
+def asked_of(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The overrides of a command line that belong to the subject of a sweep, sorted."""
+    return tuple(sorted(item for item in arguments if "=" in item and not _is_beside(item)))
+
+
+def _is_beside(item: str) -> bool:
+    return item.lstrip("+~").partition("=")[0].replace("/", ".").split(".")[0] in _BESIDES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the workers of a sweep call it."""
+
+    name: str
+    plan_id: str
+
+    def folder(self, results: Path) -> Path:
+        """Where it is written down."""
+        return results / FOLDER / self.name
+
+
+def recall(results: Path, plan: Plan) -> tuple[Cell, ...]:
+    """The cells of a plan as they stand now.
+
+    Raises:
+        ManifestError: if the plan is not there, or another has taken its place.
+    """
+    found = read_manifest(results, plan.name)
+    if found is None:
+        raise ManifestError(f"{plan.folder(results) / PLAN} is gone; run the sweep again")
+    return found.cells
+
+
+# What a cell's identity may hold besides its plan: files, by their bytes; and keys that ask for more than a record.
+_LOOKED_INTO = (
+    "schedule_file",
+    "path",
+    "profile",
+    "resume_from",
+    "save_to",
+    "save_timeline",
+    "force",
+    "tracker",
+    "text",
+)
+
+
+def is_settled(results: Path, cell: Cell, overrides: Sequence[str]) -> list[Record] | None:
+    """The records of a cell that came to a verdict, as far as the manifest alone can tell; None if it has to be asked.
+
+    The plan vouches for code, configuration and packages; what else can change a result, or asks for more than the
+    record, sends the cell through `recording`, which looks at everything.
+    """
+    if cell.state not in ENDED or not cell.run_ids or (cell.machine or machine_word()) != machine_word():
+        return None
+    text = " ".join(overrides)
+    name = cell.overrides.get("experiment") or next((o[11:] for o in overrides if o.startswith("experiment=")), None)
+    if name:
+        file = file_of("experiment", name) if _NAME.fullmatch(name) else None
+        if file is None:
+            return None
+        text += read_text(file)
+    if any(word in text for word in _LOOKED_INTO):
+        return None
+    rows = [record.read(results / run_id) for run_id in cell.run_ids]
+    sound = [row for row in rows if row is not None]
+    if len(sound) < len(rows) or _worst(sound) != cell.state or not all(_answers(row, cell) for row in sound):
+        return None
+    return sound
+
+
+def _answers(row: Record, cell: Cell) -> bool:
+    """Whether a record says that it was asked for what the cell asks for."""
+    return {f"{key}={value}" for key, value in cell.overrides.items()} <= set(row.get("overrides") or ())
+
+
+def machine_word() -> str:
+    """A word for all that the pace of this machine depends on."""
+    text = json.dumps(provenance.surroundings(measured=True), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Write what a sweep is going to run, and return what its workers call it: name and plan."""
+    name = manifest_name(experiment, arguments)
+    plan: dict[str, Any] = {
+        "experiment": experiment,
+        "overrides": asked_of(arguments),
+        "code_version": provenance.code_version(),
+        "conf_version": provenance.conf_version(),
+        "git_commit": provenance.git_commit(),
+        "calibrated": provenance.calibrated_version(),
+        "surroundings": provenance.surroundings(measured=False),
+        "cells": [_by_key(cell) for cell in cells],
+    }
+    plan_id = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:12]
+    text = json.dumps(record.sealed({"plan": plan_id, "planned_at": provenance.now(), **plan}), indent=1)
+    write_atomically(results / FOLDER / name / PLAN, text + "\n")
+    return f"{name}@{plan_id}"
+
+
+def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+    pairs = (item.lstrip("+").partition("=")[::2] for item in overrides if not _is_beside(item))
+    return dict(pairs)
+
+
+def state_of(row: Record) -> str:
+    """The state of a cell that left this record."""
+    return _STATE_OF[row["status"]]
+
+
+def _worst(rows: Sequence[Record]) -> str:
+    """The state of a cell that left these records: failed if one is, done if one has numbers."""
+    states = [state_of(row) for row in rows]
+    return next((state for state in (FAILED, DONE) if state in states), states[0])
+
+
+class Journal:
+    """How one cell tells its manifest what became of it."""
+
+    def __init__(self, folder: Path | None, plan_id: str, number: int) -> None:
+        self._folder, self._plan_id, self._number = folder, plan_id, number
+        self._told = False
+        self._machine: str | None = None
+
+    @classmethod
+    def of_none(cls) -> "Journal":
+        """The journal of a run that belongs to no sweep: it writes nothing."""
+        return cls(None, "", 0)
+
+    def ended(self, rows: Sequence[Record]) -> None:
+        """The cell has left its records."""
+        measured = any(row.get("evidence") in ("measured", "emulated") for row in rows)
+        self._machine = machine_word() if measured else None
+        told = next((row for row in rows if state_of(row) == _worst(rows)), rows[0])
+        self._write(_worst(rows), told.get("reason") or "", rows)
+
+    def refused(self, reason: str) -> None:
+        """The cell cannot be asked for."""
+        self._write(NOT_APPLICABLE, reason)
+
+    def failed(self, reason: str) -> None:
+        """The cell broke; what it left, if anything, it has told by `ended`."""
+        if not self._told:
+            self._write(FAILED, reason)
+
+    def _write(self, state: str, reason: str, rows: Sequence[Record] = ()) -> None:
+        self._told = True
+        if self._folder is None:
+            return
+        line: dict[str, Any] = {"plan": self._plan_id, "cell": self._number, "state": state, "reason": reason}
+        line |= {"run_ids": [row["run_id"] for row in rows], "digests": [row.get("digest", "") for row in rows]}
+        if self._machine:
+            line["machine"] = self._machine
+        append_line(self._folder / f"{_host()}-{os.getpid()}.jsonl", json.dumps(record.sealed(line)))
+
+
+def _host() -> str:
+    """A word for this host that does not tell its name."""
+    return provenance.host_word()
+
+
+def read_manifest(results: Path, name: str) -> Manifest | None:
+    """The manifest of that name; None if there is none.
+
+    Raises:
+        ManifestError: if its plan is torn or not what a plan is.
+    """
+    folder = results / FOLDER / name
+    path = folder / PLAN
+    try:
+        plan = parsed(read_text(path, _MOST_BYTES))
+        if problem := _defect(plan):
+            raise ValueError(problem)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{path}: not a readable plan ({error}); remove it and run the sweep again") from None
+    cells = [Cell(number, overrides) for number, overrides in enumerate(plan["cells"])]
+    for line in _lines(folder, plan["plan"]):
+        number = line.get("cell")
+        if type(number) is int and 0 <= number < len(cells):
+            cells[number] = _settled(cells[number], line)
+    asked = (plan["experiment"], tuple(plan["overrides"]), plan["code_version"], plan["conf_version"])
+    return Manifest(name, *asked, tuple(cells))
+
+
+def _defect(plan: Any) -> str | None:
+    """What keeps a parsed file from being a plan."""
+    if not isinstance(plan, dict):
+        return "a plan is one JSON object"
+    for key in ("plan", "code_version", "conf_version"):
+        if not isinstance(plan.get(key), str):
+            return f"its {key} is no text"
+    if not isinstance(plan.get("experiment", ()), str | None):
+        return "its experiment is no name"
+    if not _is_list_of_texts(plan.get("overrides")):
+        return "its overrides are no list of texts"
+    cells = plan.get("cells")
+    if not isinstance(cells, list) or not all(
+        isinstance(cell, dict) and _is_list_of_texts([*cell.values()]) for cell in cells
+    ):
+        return "its cells are no list of objects with texts"
+    return None if record.is_sealed(plan) else "its values are not those that its digest was made of"
+
+
+def _is_list_of_texts(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(item, str) for item in found)
+
+
+def _is_told(line: Any, plan_id: str) -> bool:
+    """Whether a line of a journal says something of this plan; records are named, never pointed at by a path."""
+    if not isinstance(line, dict) or line.get("plan") != plan_id or line.get("state") not in STATES:
+        return False
+    run_ids = line.get("run_ids") or []
+    texts = _is_list_of_texts(run_ids) and _is_list_of_texts(line.get("digests") or [])
+    return texts and all(map(_NAME.fullmatch, run_ids)) and record.is_sealed(line)
+
+
+def manifest_names(results: Path) -> list[str]:
+    """The sweeps that a folder of results knows of."""
+    return sorted(path.parent.name for path in (results / FOLDER).glob(f"*/{PLAN}"))
+
+
+def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
+    """What workers of this plan have written, the oldest file first; torn and changed lines are left out."""
+    lines = []
+    files = [path for path in folder.glob("*.jsonl") if path.is_file()]
+    for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name)):
+        for text in read_bytes(path, _MOST_BYTES).decode("utf-8", "replace").split("\n"):
+            try:
+                line = parsed(text)
+            except ValueError:
+                continue
+            if _is_told(line, plan_id):
+                lines.append(line)
+    return lines
+
+
+def _settled(cell: Cell, line: Mapping[str, Any]) -> Cell:
+    """A cell after one more line about it: a verdict outlasts a failure, and numbers outlast both."""
+    if cell.state == DONE and line["state"] != DONE:
+        return cell
+    if cell.state in ENDED and line["state"] not in ENDED:
+        return cell
+    run_ids, digests = (tuple(line.get(key) or ()) for key in ("run_ids", "digests"))
+    reason, machine = str(line.get("reason") or ""), line.get("machine")
+    return Cell(cell.number, cell.overrides, line["state"], run_ids, reason, machine, digests)

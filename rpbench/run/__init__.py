@@ -1,0 +1,1 @@
+"""One run, from request to record: a mode is a module of `modes`."""

@@ -1,0 +1,325 @@
+"""Request -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from rpbench import registry
+from rpbench.config.choices import ConfigError, CostConfig
+from rpbench.config.files.source_file import SourceFile
+from rpbench.config.request import Request
+from rpbench.cost.activations import UNKNOWN, layer_activations
+from rpbench.cost.fitting import fitting_stages
+from rpbench.cost.machine import Machine
+from rpbench.cost.memory import Footprint
+from rpbench.cost.model import Model
+from rpbench.cost.published import published_partition, published_tokens_per_microbatch
+from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
+from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.traffic import Traffic
+from rpbench.cost.transfers import TransferTimes
+from rpbench.ir.moves import has_transfers
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.schedule import Schedule, from_text
+from rpbench.ir.versions import Versions
+from rpbench.passes.lower import add_steps
+from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
+from rpbench.plan import Choice, choose
+from rpbench.plan.contest.plans import Tuned
+from rpbench.plan.problem import Problem
+from rpbench.registry import Entry
+from rpbench.run.charging import check_charge, traffic_of, with_charges
+from rpbench.run.layer_times import layer_times
+from rpbench.run.offloading import check_sizes, with_offload
+from rpbench.sim.checked import checked_graph
+from rpbench.sim.events import deal
+from rpbench.sim.graph import Graph
+from rpbench.sim.memory import peak_in_flight
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A run, ready to be simulated or executed."""
+
+    entry: Entry | None  # None for a schedule read from a file
+    schedule: Schedule
+    graph: Graph
+    versions: Versions
+    costs: CostTable
+    choice: Choice
+    model: Model | None
+    cluster: Machine
+    sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
+    tokens_per_microbatch: int | None
+    transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
+    profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
+    evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
+    plan: Tuned | None = None  # what a search of all options found
+    step_terms_s: Mapping[str, float] | None = None  # of such a plan: seconds of a step by cause
+    order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
+    keeps: tuple[int, ...] | None = None  # stages that recompute nothing, where they were chosen one by one
+
+    @property
+    def switch_after_last_forward(self) -> bool:
+        """How the artifact's switch time is counted for this schedule; see `registry.Entry`."""
+        return self.entry is not None and self.entry.switch_after_last_forward
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens behind one optimizer step, for a model with sequences."""
+        tokens = self.tokens_per_microbatch
+        return None if tokens is None else tokens * self.schedule.shape.num_microbatches
+
+
+def assemble(request: Request) -> Assembled:
+    """Everything a run needs, checked.
+
+    Raises:
+        ValueError: for whatever in the request cannot be; nothing has been written by then.
+    """
+    if request.schedule.file is not None:
+        return _from_file(request, request.schedule.file)
+    problem = pose(request)
+    choice = choose(request.partition, problem)
+    costs = problem.costs(choice.partition)
+    schedule = build_schedule(problem, choice, costs, request.dispatch)
+    sizes = _model_bytes(request)
+    if request.offload != "none":
+        check_sizes(schedule, sizes)
+    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    if request.backend is not None and request.recompute != "all":
+        check_nothing_leaves(schedule, request.recompute, {"P", "G"})
+    if request.model is not None:
+        schedule.shape.check_length(request.model.seq_len)
+    graph, versions = checked_graph(schedule)
+    keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
+    costs = replace(problem, keeps=keeps or ()).charged(schedule)
+    return Assembled(
+        problem.entry,
+        schedule,
+        graph,
+        versions,
+        costs,
+        choice,
+        request.model,
+        request.cluster,
+        sizes,
+        request.tokens_per_microbatch,
+        transfers_of(costs),
+        profile=problem.times if request.cost.name == "profiled" else None,
+        evidence=_evidence(request.cost),
+        keeps=keeps,
+    )
+
+
+def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
+    """The stages that recompute nothing, where as many keep their activations as fit."""
+    num_stages, memory = schedule.shape.num_backward_stages, problem.memory
+    if memory is None or schedule.partition is None:
+        return tuple(range(num_stages))
+    footprint = Footprint(schedule, memory.sizes, peak_in_flight(graph), keeps=())
+    cut = np.array([schedule.partition.forward]), np.array([schedule.partition.backward])
+    return fitting_stages(lambda keeps: int(footprint.keeping(keeps).peaks(*cut).max()), num_stages, memory.limit_bytes)
+
+
+def transfers_of(costs: CostTable) -> TransferTimes | None:
+    """The times of transfers that costs have been charged with."""
+    return costs.transfer_time if isinstance(costs.transfer_time, TransferTimes) else None
+
+
+def pose(request: Request) -> Problem:
+    """The planning problem of a request: what is to be cut, for which schedule, at which costs.
+
+    Raises:
+        ValueError: for a size, a name or a combination that cannot be.
+    """
+    entry, cost, cluster, model = request.entry, request.cost, request.cluster, request.model
+    if request.mesh is not None and request.mesh.machine is not None:
+        raise ConfigError(
+            "mesh: only runs and rpbench plan mesh=search take one; for the schedule alone leave it out and set "
+            f"num_devices={request.mesh.mesh.pipeline}"
+        )
+    check_charge(request)
+    if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
+        raise ConfigError(
+            f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
+            "ask for fewer, or use cluster=local"
+        )
+    _check_timed_tokens(request)
+    sizes = _model_bytes(request)
+    return Problem(
+        entry=entry,
+        times=layer_times(request, _num_layers(request)),
+        num_ranks=request.num_devices,
+        num_microbatches=request.num_microbatches,
+        num_steps=request.num_steps,
+        chunks_per_rank=request.chunks_per_device,
+        options=dict(request.schedule.options),
+        keeps_last=request.recompute == "except_last",
+        recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
+        fused_ahead=cost.fused_ahead,
+        published=_published(request),
+        memory=None if sizes is None or (limit := cluster.usable_memory_bytes) is None else DeviceMemory(sizes, limit),
+        activations=layer_activations(model, request.tokens_per_microbatch or 0) if model else UNKNOWN,
+        finish=partial(_finished, request),
+        traffic=_traffic(request, sizes),
+    )
+
+
+def _published(request: Request) -> Partition | None:
+    """The published partition: an error without one if it is asked for, otherwise a start for other methods."""
+    name = (request.model.published_name if request.model else None) or ""
+    if request.partition == "published":
+        return published_partition(request.entry.name, name)
+    if request.cost.name != "published":
+        return None
+    try:
+        return published_partition(request.entry.name, name)
+    except ValueError:
+        return None
+
+
+def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
+    """What is charged for transfers; None for a run without any, or whose bytes nobody knows."""
+    lowers = request.entry.lower is not None
+    if sizes is None and request.charge == "bytes":
+        raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
+    if sizes is None or (request.charge == "hops" and request.offload == "none" and not lowers):
+        return None
+    return traffic_of(request, sizes, boundaries=request.offload in ("all", "auto") or lowers)
+
+
+def _finished(request: Request, order: Schedule) -> Schedule:
+    """What runs of an order: with steps where several follow each other, and the transfers that are asked for.
+
+    Methods that move weights or gradients say themselves what they move.
+    """
+    lower, charged = request.entry.lower, request.charge == "bytes"
+    if lower is not None:
+        schedule = lower(order, prefetch=request.prefetch, **request.schedule.options)
+    else:
+        schedule = add_steps(order) if order.shape.num_steps > 1 or charged else order
+    schedule = with_offload(request.offload, request.prefetch, schedule)
+    return with_charges(schedule, request.cluster) if charged else schedule
+
+
+def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
+    """The schedule of a partition, dealt as asked, with its steps and transfers."""
+    return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
+
+
+def _evidence(cost: CostConfig) -> str:
+    return "predicted" if cost.name == "analytic" else "simulated"
+
+
+def _num_layers(request: Request) -> int:
+    """Layers of the model; of one without a shape as many as asked for, or one for every stage."""
+    if request.model is not None:
+        return request.model.num_layers
+    chunks = request.chunks_per_device or request.entry.chunks or (2 if request.entry.looped else 1)
+    return request.num_layers or request.num_devices * chunks
+
+
+def _check_timed_tokens(request: Request) -> None:
+    """Refuse microbatches of another size than those that published timings are of."""
+    model, tokens = request.model, request.tokens_per_microbatch
+    if model is None or model.published_name is None or request.cost.name != "published":
+        return
+    measured, asked = published_tokens_per_microbatch(model.published_name), request.workload.microbatch_sequences
+    if tokens != measured:
+        way = "leave both alone" if request.pieces == 1 else f"cut one of {request.pieces * measured} tokens"
+        raise ConfigError(
+            f"workload.microbatch_sequences={asked * request.pieces} of {model.seq_len} tokens: the "
+            f"published timings are of {measured} tokens a microbatch; {way}, or use cost=constant"
+        )
+
+
+def _model_bytes(request: Request) -> ModelBytes | None:
+    tokens = request.tokens_per_microbatch
+    if request.model is None or not tokens:
+        return None
+    return replace(model_bytes(request.model, tokens), keeps_activations=request.recompute == "none")
+
+
+# --- a schedule from a file ----------------------------------------------------------------------------------
+
+
+def _from_file(request: Request, file: SourceFile) -> Assembled:
+    """A schedule in text form, checked; without a partition of its own every stage holds one layer."""
+    schedule = _read(file)
+    _check_typed(request, schedule, file)
+    graph, versions = checked_graph(schedule)
+    if schedule.partition is None:
+        if schedule.shape.separate_cuts:
+            raise ConfigError(
+                f"schedule_file={file.path}: forward and backward are cut apart; its header must name a partition"
+            )
+        schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
+    assert schedule.partition is not None
+    entry, cost = registry.offered().get(schedule.name), request.cost
+    request = replace(request, num_devices=schedule.shape.num_ranks)
+    _check_timed_tokens(request)
+    ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
+    times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)
+    costs = times.table(
+        schedule.partition,
+        recompute_ahead=ahead,
+        fused_ahead=cost.fused_ahead,
+        num_head_shards=schedule.shape.num_head_shards,
+    )
+    sizes = _model_bytes(request)
+    check_sizes(schedule, sizes)
+    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    if request.model is not None:
+        schedule.shape.check_length(request.model.seq_len)
+    if sizes is not None and has_transfers(schedule):
+        costs = Traffic(sizes, request.cluster).charged(schedule, costs)
+    return Assembled(
+        entry,
+        schedule,
+        replace(graph, schedule=schedule),
+        versions,
+        costs,
+        Choice(schedule.partition, "given"),
+        request.model,
+        request.cluster,
+        sizes,
+        request.tokens_per_microbatch,
+        transfers_of(costs),
+        profile=times if cost.name == "profiled" else None,
+    )
+
+
+def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None:
+    """Refuse a name or sizes on the command line that are not those of the file.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    shape, asked = schedule.shape, request.num_microbatches
+    own = {
+        "schedule": (request.entry.name == schedule.name, f"is {schedule.name}"),
+        "num_devices": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),
+        # Updates after every microbatch are steps of one: then the file has as many steps as the run had microbatches.
+        "num_microbatches": (
+            shape.num_microbatches in (asked, 1),
+            f"has {shape.num_microbatches} microbatches a step",
+        ),
+    }
+    for item in request.overrides:
+        holds, told = own.get(item.lstrip("+").partition("=")[0], (True, ""))
+        if not holds:
+            raise ConfigError(f"{item}: schedule_file={file.path} {told}; leave one of both out")
+
+
+def _read(file: SourceFile) -> Schedule:
+    try:
+        if file.path.suffix == ".csv":
+            from rpbench.torch_runtime.torch_csv import read_schedule  # the form of torch's own runtime
+
+            return read_schedule(file.text, file.path.stem)
+        return from_text(file.text)
+    except ValueError as error:
+        raise ConfigError(f"schedule_file={file.path}: {error}") from None

@@ -1,0 +1,107 @@
+"""Machine file: what a calibration found, as the YAML that `cluster=` takes."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rpbench.config.request import load
+from rpbench.cost.basis import make_basis
+from rpbench.cost.collective_rates import CollectiveRate
+from rpbench.cost.engine_times import counted
+from rpbench.cost.factors import factors
+from rpbench.cost.machine import NUMBERS, Machine
+from rpbench.cost.measured import HALVES, PARTS, factor_name
+from rpbench.engine.measure.calibration import Calibration
+from rpbench.records.provenance import hardware, now
+
+Figures = dict[str, float | int]
+
+# One standard deviation of what is measured, relative: machines are not always the same.
+WITHIN = 0.05
+
+
+def cluster_of(
+    name: str, found: Calibration, devices: Mapping[str, int], collectives: Sequence[CollectiveRate] = ()
+) -> Machine:
+    """The machine as `cost=analytic` sees it.
+
+    Args:
+        devices: `num_devices`, and `device_memory_bytes` where devices have memory of their own.
+        collectives: of several ranks of it, if they were measured.
+
+    Raises:
+        ValueError: if a probe took no time.
+    """
+    figures = _figures(found, devices)
+    half = {"half_rate_width": found.rates.half_rate_width}
+    bare = Machine(name=name, **figures, measured=half)  # type: ignore[arg-type]
+    cost = load(["cost=analytic"]).cost
+    basis = make_basis(bare, cost.constants, cost.declared)
+    counts = [counted(probe.model, probe.num_tokens, basis) for probe, _ in found.probes]
+    measured: dict[str, float] = dict(half)
+    for part, terms in PARTS.items():
+        rows = [[each[part][term] for term in terms] for each in counts]
+        solved = factors(rows, [times[part] for _, times in found.probes])
+        measured |= {factor_name(part, term): factor for term, factor in zip(terms, solved, strict=True)}
+    measured |= zip(HALVES, found.halves, strict=True)
+    if layer_s := measured[factor_name("forward", "layer")]:
+        figures["launch_s"] = layer_s
+    source = f"python -m rpbench calibrate, {now()}"
+    row = {"origin": "measured", "within": WITHIN, "source": source}
+    declared = dict.fromkeys((*figures, *measured), row)
+    declared |= {each.name: row | {"within": round(_within(each), 4)} for each in collectives}
+    rates = {each.name: each.plain() for each in collectives}
+    return Machine(name=name, **figures, measured=measured, collectives=rates, declared=declared)  # type: ignore[arg-type]
+
+
+def _within(rate: CollectiveRate) -> float:
+    """One standard deviation of a bandwidth, relative, from the interval that holds nine of ten."""
+    return max(WITHIN, (rate.bytes_per_s_high - rate.bytes_per_s_low) / (2 * 1.645 * rate.bytes_per_s))
+
+
+def _figures(found: Calibration, devices: Mapping[str, int]) -> Figures:
+    """The fields of a cluster; rates are as achieved, so the shares of the peaks are 1."""
+    rates = asdict(found.rates)
+    rates.pop("half_rate_width")
+    attention = rates.pop("attention_flops_per_s")
+    return {
+        **rates,
+        "matmul_efficiency": 1.0,
+        "wide_matmul_efficiency": 1.0,
+        "attention_efficiency": min(1.0, attention / rates["wide_matmul_flops_per_s"]),
+        "memory_efficiency": 1.0,
+        "host_memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        **devices,
+    }
+
+
+def to_text(cluster: Machine, first_line: str, foreign_cores: float | None) -> str:
+    """The cluster as YAML; `first_line` says what wrote it."""
+    machine = ", ".join(f"{key} {value}" for key, value in hardware().items() if isinstance(value, str | int))
+    foreign = "" if foreign_cores is None else f"; other programs kept {foreign_cores:.2f} cores busy meanwhile"
+    lines = [f"# {first_line}", f"# {machine}{foreign}", f"name: {cluster.name}", "published_name: null"]
+    lines += [f"{key}: {_number(getattr(cluster, key))}" for key in NUMBERS]
+    lines += ["transfer_latency_s: 0.0", "device_speeds: null"]
+    lines.append("measured:   # constants of cost=analytic on this machine; rpbench/cost/engine_times.py says what of")
+    lines += [f"  {key}: {_number(value)}" for key, value in cluster.measured.items()]
+    head = "collectives:   # a tensor of X bytes: latency_s + volume X / bytes_per_s; rpbench/cost/collective_rates.py"
+    lines.append(head if cluster.collectives else "collectives: {}")
+    lines += [f"  {key}: {_rates(row)}" for key, row in cluster.collectives.items()]
+    lines.append("declared:")
+    lines += [f"  {key}: {_inline(row)}" for key, row in cluster.declared.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _rates(row: Mapping[str, float | int]) -> str:
+    return "{" + ", ".join(f"{key}: {_number(value)}" for key, value in row.items()) + "}"
+
+
+def _number(value: float | int | None) -> str:
+    if value is None:
+        return "null"
+    return str(value) if isinstance(value, int) else f"{value:.6e}"
+
+
+def _inline(row: Mapping[str, Any]) -> str:
+    return f'{{origin: {row["origin"]}, within: {row["within"]}, source: "{row["source"]}"}}'

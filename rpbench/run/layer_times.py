@@ -1,0 +1,137 @@
+"""Layer times of a request: what every layer of its model takes, from the source that `cost=` names."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from rpbench.config.choices import ConfigError
+from rpbench.config.files.keys import LAYERS, check_figures
+from rpbench.config.request import Request
+from rpbench.cost.analytic import analytic_times
+from rpbench.cost.basis import make_basis
+from rpbench.cost.constant import constant_times, unit_times
+from rpbench.cost.engine_times import engine_times
+from rpbench.cost.halves import penalised, with_halves
+from rpbench.cost.measured import has_engine
+from rpbench.cost.model import Model
+from rpbench.cost.pieces import of_piece
+from rpbench.cost.profiled import read_profile
+from rpbench.cost.published import TIMED_ON, published_times
+from rpbench.cost.table import LayerTimes
+
+
+def layer_times(request: Request, num_layers: int) -> LayerTimes:
+    """Times of the model's layers on the cluster's devices, which may differ in speed.
+
+    Args:
+        num_layers: of a model without a shape.
+
+    Raises:
+        ConfigError: if the source needs what the request does not have.
+    """
+    times = _SOURCES[request.cost.name](request, num_layers)
+    if request.recompute == "none":
+        times = replace(times, recompute=[0] * times.num_layers)
+    speeds = request.cluster.speeds_of(request.num_devices)
+    times = penalised(times, request.cost.split_penalty)
+    return replace(times, overlap_gain=request.cost.overlap_gain, speeds=speeds)
+
+
+def check_published(request: Request) -> None:
+    """Refuse published timings on another machine than theirs; a cluster that is no machine says nothing against them.
+
+    Raises:
+        ConfigError: with what to take instead.
+    """
+    cluster = request.cluster
+    if request.cost.name != "published" or cluster.published_name == TIMED_ON or cluster.matmul_flops_per_s is None:
+        return
+    raise ConfigError(
+        f"cost=published with cluster={cluster.name}: the published timings are of an RTX 4090; use cost=analytic, "
+        f"which counts for {cluster.name}, take cluster=8x_rtx4090, or say that its devices are the same: "
+        f"cluster.published_name={TIMED_ON}"
+    )
+
+
+def _unit(request: Request, num_layers: int) -> LayerTimes:
+    return of_piece(unit_times(num_layers), request.pieces)
+
+
+def _constant(request: Request, num_layers: int) -> LayerTimes:
+    cost = request.cost
+    times = constant_times(
+        num_layers,
+        request.num_devices,
+        forward_ms=cost.forward_ms,
+        input_grad_ms=cost.input_grad_ms,
+        weight_grad_ms=cost.weight_grad_ms,
+        recompute_ms=cost.recompute_ms,
+        hop_ms=cost.hop_ms,
+        head_share=cost.head_share,
+    )
+    return of_piece(times, request.pieces)
+
+
+def _published(request: Request, num_layers: int) -> LayerTimes:
+    model = request.model
+    check_published(request)
+    return _halved(request, published_times((model.published_name if model else None) or ""))
+
+
+def _halved(request: Request, times: LayerTimes) -> LayerTimes:
+    """The same times with both halves of every backward, if they are asked for."""
+    return with_halves(times, request.model) if request.cost.split_backward and request.model else times
+
+
+def _analytic(request: Request, num_layers: int) -> LayerTimes:
+    model, cost = request.model, request.cost
+    if model is None:
+        raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
+    if not has_engine(request.cluster.measured):
+        check_figures(request.cluster, LAYERS, "cost=analytic")
+    basis = make_basis(request.cluster, cost.constants, cost.declared)
+    count = engine_times if has_engine(request.cluster.measured) else analytic_times
+    return count(model, request.tokens_per_microbatch or 0, basis)
+
+
+def _profiled(request: Request, num_layers: int) -> LayerTimes:
+    """Measured once a process for the same model, sizes and precision, or read from the file of an earlier run."""
+    model, profile = request.model, request.cost.profile
+    if model is None:
+        raise ConfigError("cost=profiled measures the layers of a model; choose one, as in model=mid_gpt")
+    if profile is not None:
+        times = read_profile(Path(profile))
+        if times.num_layers != model.num_layers:
+            raise ConfigError(
+                f"cost.profile={profile} is of {times.num_layers} layers, model={model.name} has "
+                f"{model.num_layers}; leave cost.profile null to measure this one"
+            )
+        return _halved(request, times)
+    # More threads than cores would only wait for each other.
+    threads = min(request.num_devices, os.cpu_count() or 1)
+    sequences, per_device = request.workload.microbatch_sequences, request.cost.microbatches_per_device
+    return _halved(request, _measured(model, sequences, request.dtype, request.seed, threads, per_device))
+
+
+@cache
+def _measured(
+    model: Model, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
+) -> LayerTimes:
+    from rpbench.engine.measure.layer_times import time_layers  # torch, where a profile is not read from a file
+    from rpbench.engine.training import Settings
+    from rpbench.run.training.tensors import one_thread, workload_of
+
+    with one_thread():
+        workload = workload_of(model, sequences, dtype, seed, num_microbatches=1)
+        return time_layers(workload, Settings(), num_devices, microbatches_per_device)
+
+
+_SOURCES: Mapping[str, Callable[[Request, int], LayerTimes]] = {
+    "unit": _unit,
+    "constant": _constant,
+    "published": _published,
+    "analytic": _analytic,
+    "profiled": _profiled,
+}

@@ -1,0 +1,183 @@
+"""Verdicts: what the starts of a duel say of every contender, with one error rate for the whole table.
+
+The unit of replication is a start, a process of its own: within one, memory stands where it stands and every run of a
+contender shares that. A contender's value in a start is the mean of its block means. What differs between starts is
+estimated from all contenders together, because two starts alone tell one contender next to nothing; how exactly its
+own value is known within a start comes from its own blocks. Both go into the variance of its mean over starts:
+
+    variance = (between - mean of within + own within) / starts        never less than own within / starts
+
+The values of one start share the references it was compared with. With R references two contenders correlate by
+1 / (R + 1), so that K contenders tell as much of what differs between starts as fewer independent ones would.
+
+`low` and `high` hold each ratio by itself with 95 %; `sure_low` and `sure_high` hold all of the table at once
+(Bonferroni), and only they decide. A verdict needs all of `Rules` besides.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from rpbench.run.modes.duel.intervals import block_means, mean_square, order_interval, student_quantile
+from rpbench.run.modes.duel.neighbours import Comparisons, Floats
+
+Verdict = Literal["faster", "slower", "no difference shown", "no verdict"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a verdict needs.
+
+    Args:
+        least_pairs, least_minutes: clean comparisons in each start, and the minutes of the clock they lie in.
+        half_width: the most that the interval may reach to either side, as a share, what differs between starts apart.
+        least_starts: processes.
+        block_length, most_blocks: the comparisons of a start are cut into blocks of at least so many, and no more.
+        confidence: of each interval by itself, and of all verdicts together.
+    """
+
+    least_pairs: int = 30
+    least_minutes: int = 3
+    half_width: float = 0.02
+    least_starts: int = 2
+    block_length: int = 5
+    most_blocks: int = 12
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True)
+class StartFinding:
+    """A contender in one start: its ratio to the references, the exact interval of its blocks, and what is behind."""
+
+    ratio: float
+    low: float
+    high: float
+    num_pairs: int
+    num_disturbed: int
+    num_minutes: int
+    logs: Floats = field(repr=False, compare=False)  # block means of the logarithms
+
+    @property
+    def half_width(self) -> float:
+        """How far the interval reaches to either side, as a share; of 1F1B over this contender it is the same."""
+        return math.log(self.high / self.low) / 2 if self.low else math.inf
+
+    def lacks(self, rules: Rules) -> str:
+        """What keeps this start from counting; empty if nothing does."""
+        if self.num_pairs < rules.least_pairs:
+            spoilt = f", other programs spoilt {self.num_disturbed}" if self.num_disturbed else ""
+            return f"{self.num_pairs} clean comparisons of at least {rules.least_pairs}{spoilt}"
+        if self.num_minutes < rules.least_minutes:
+            return f"comparisons in {self.num_minutes} minutes of at least {rules.least_minutes}"
+        return ""
+
+    def is_enough(self, rules: Rules) -> bool:
+        """Whether starts like this one would be known well enough together."""
+        return not self.lacks(rules) and self.half_width <= rules.half_width * math.sqrt(rules.least_starts)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A contender in all starts: how many times as fast as the references it is."""
+
+    ratio: float
+    low: float
+    high: float
+    sure_low: float
+    sure_high: float
+    verdict: Verdict
+    reason: str
+    starts: tuple[StartFinding, ...]
+
+    @property
+    def excludes_one(self) -> bool:
+        """Whether its own interval does not hold 1, whatever the rest of the table says."""
+        return not self.low <= 1 <= self.high
+
+
+def find_start(found: Comparisons, rules: Rules) -> StartFinding:
+    """What one start says of a contender."""
+    clean = found.clean
+    values, num = found.log_ratios[clean], int(clean.sum())
+    minutes = len(np.unique(found.at_s[clean] // 60))
+    num_blocks = min(rules.most_blocks, num // rules.block_length)
+    if num_blocks < 2:
+        return StartFinding(math.nan, 0.0, math.inf, num, len(clean) - num, minutes, np.array([]))
+    logs = block_means(values, num_blocks)
+    low, high = order_interval(logs, rules.confidence)
+    ratio = math.exp(float(logs.mean()))
+    return StartFinding(ratio, math.exp(low), math.exp(high), num, len(clean) - num, minutes, logs)
+
+
+def judge(
+    table: Mapping[str, Sequence[StartFinding]], num_references: int, rules: Rules, num_verdicts: int | None = None
+) -> dict[str, Finding]:
+    """The finding of every contender.
+
+    Args:
+        table: contender -> its starts.
+        num_references: behind every comparison.
+        num_verdicts: that are given together; those of this table if it stands alone.
+    """
+    sound = {name: [start for start in starts if start.logs.size] for name, starts in table.items()}
+    means = [np.array([start.logs.mean() for start in starts]) for starts in sound.values()]
+    between = _Between(means, [_within(starts) for starts in sound.values()], num_references)
+    share = 1 - (1 - rules.confidence) / (num_verdicts or len(table))
+    return {name: _find(tuple(table[name]), sound[name], between, rules, share) for name in table}
+
+
+class _Between:
+    """What differs between starts, of all contenders together."""
+
+    def __init__(self, means: Sequence[Floats], within: Sequence[float], num_references: int) -> None:
+        several = [number for number, row in enumerate(means) if len(row) > 1]
+        self.variance = mean_square([means[number] for number in several])
+        self.mean_within = float(np.mean([within[number] for number in several])) if several else 0.0
+        common, num = 1 / (num_references + 1), len(several)
+        worth = 1 / (1 / num + (1 - 1 / num) * common**2) if num else 0.0
+        self.freedom = worth * float(np.mean([len(means[number]) - 1 for number in several])) if several else 0.0
+
+
+def _within(starts: Sequence[StartFinding]) -> float:
+    """Variance of the value of a start, from the spread of its blocks."""
+    return float(np.mean([start.logs.var(ddof=1) / start.logs.size for start in starts])) if starts else 0.0
+
+
+def _find(
+    starts: tuple[StartFinding, ...], sound: Sequence[StartFinding], between: _Between, rules: Rules, share: float
+) -> Finding:
+    reason = _lacks(starts, rules)
+    if not sound:
+        return Finding(math.nan, 0.0, math.inf, 0.0, math.inf, "no verdict", reason, starts)
+    centre = float(np.mean([start.logs.mean() for start in sound]))
+    own = _within(sound)
+    variance = max(between.variance - between.mean_within + own, own)
+    error = math.sqrt(variance / len(sound))
+    freedom = max(1, int(between.freedom))
+    near, far = (error * student_quantile(confidence, freedom) for confidence in (rules.confidence, share))
+    if len(sound) < rules.least_starts:
+        far = math.inf
+    low, high, sure_low, sure_high = (math.exp(centre + each) for each in (-near, near, -far, far))
+    verdict = _verdict((sure_low, sure_high), reason)
+    return Finding(math.exp(centre), low, high, sure_low, sure_high, verdict, reason, starts)
+
+
+def _lacks(starts: Sequence[StartFinding], rules: Rules) -> str:
+    if len(starts) < rules.least_starts:
+        return f"{len(starts)} starts of at least {rules.least_starts}"
+    lacking = [f"start {number}: {lack}" for number, start in enumerate(starts, 1) if (lack := start.lacks(rules))]
+    width = math.sqrt(sum(start.half_width**2 for start in starts)) / len(starts)
+    if not lacking and width > rules.half_width:
+        return f"half width {100 * width:.1f} % of at most {100 * rules.half_width:g} %"
+    return "; ".join(lacking)
+
+
+def _verdict(sure: tuple[float, float], reason: str) -> Verdict:
+    if reason:
+        return "no verdict"
+    if sure[0] > 1:
+        return "faster"
+    return "slower" if sure[1] < 1 else "no difference shown"

@@ -1,0 +1,23 @@
+"""mode=failures: ranks that die in a run, simulated or as processes that are killed, and what that costs."""
+
+from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.request import Request
+from rpbench.records.record import Record
+from rpbench.run.modes.failures.simulated import prepare
+from rpbench.run.recording import recorded
+
+
+def records(request: Request) -> list[Record]:
+    """The record of a run with failures.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    assert isinstance(request.mode, Failures)
+    if request.mode.run == "simulated":
+        return [recorded(request, prepare)]
+    if request.model is None:
+        raise ConfigError("mode.run=processes trains tensors, which model=abstract does not have; take model=tiny_gpt")
+    from rpbench.run.modes.failures.processes import prepare as prepare_processes  # torch
+
+    return [recorded(request, prepare_processes)]

@@ -1,0 +1,207 @@
+"""Processes that are killed: training on a process a rank, beside the same training undisturbed and the simulation."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from operator import itemgetter
+from typing import Any
+
+from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.request import Request
+from rpbench.cost.table import CostTable
+from rpbench.engine.backends.virtual import VirtualBackend
+from rpbench.engine.executor import execute
+from rpbench.engine.recovery.plan import Death, Plan
+from rpbench.engine.recovery.watch import Return, train
+from rpbench.engine.reference import largest_difference
+from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.training import Settings, Training
+from rpbench.failures.checkpoint import Checkpoint
+from rpbench.failures.gemini import Gemini
+from rpbench.failures.placement import holders
+from rpbench.failures.walk import Policy, Progress
+from rpbench.ir.schedule import Schedule, to_text
+from rpbench.ir.timeline import Timeline
+from rpbench.passes.lower import add_steps
+from rpbench.run.assemble import Assembled
+from rpbench.run.modes.failures import jobs
+from rpbench.run.recording import Fields, Outcome, Work
+from rpbench.run.scheduled import assembled_of, scheduled
+from rpbench.run.training.optimizer_settings import optimizer_settings
+from rpbench.run.training.tensors import one_thread
+
+
+def prepare(request: Request) -> Work:
+    """Check a request and give its work.
+
+    Raises:
+        ValueError: if the request is wrong.
+    """
+    asked = request.mode
+    assert isinstance(asked, Failures)
+    assembled = assembled_of(replace(request, num_steps=1))
+    plan = _plan(request, asked, assembled)
+    whole = assembled_of(request)
+    work = scheduled(
+        request, assembled, lambda: Outcome(_carried_out(plan, asked, assembled, whole)), lambda error: False
+    )
+    return replace(work, opening={**work.opening, "policy": asked.policy})
+
+
+def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
+    """What the processes are asked for."""
+    assert assembled.model is not None  # or the request had been refused
+    if asked.policy not in ("checkpoint", "gemini") or asked.pipelines != 1 or asked.dies != "machine":
+        raise ConfigError(
+            f"mode.run=processes with mode.policy={asked.policy} mode.pipelines={asked.pipelines} "
+            f"mode.dies={asked.dies}: processes of one pipeline die with their memory, and come back by gemini or "
+            "checkpoint; others are simulated"
+        )
+    if request.workload.name != "synthetic" or request.dtype not in ("float32", "float64"):
+        raise ConfigError(
+            f"mode.run=processes with workload={request.workload.name} dtype={request.dtype}: processes train on "
+            "workload=synthetic in float32 or float64"
+        )
+    ranks = assembled.schedule.shape.num_ranks
+    settings = optimizer_settings(request.optimizer)
+    in_memory = asked.policy == "gemini"
+    try:
+        plan = Plan(
+            to_text(add_steps(assembled.schedule)),
+            asdict(assembled.model),
+            request.num_steps,
+            tuple(holders(rank, ranks, asked.copies) if in_memory else (rank,) for rank in range(ranks)),
+            _deaths(asked.failures),
+            "memory" if in_memory else "store",
+            0 if in_memory else asked.checkpoint_every,
+            "" if in_memory else "unset",
+            request.workload.microbatch_sequences,
+            request.seed,
+            request.dtype,
+            asdict(settings),
+            asked.stall_s,
+        )
+        plan.workload(), plan.settings()
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"mode.run=processes: {error}") from None
+    return plan
+
+
+def _deaths(given: Sequence[Any]) -> tuple[Death, ...]:
+    if not given:
+        raise ConfigError("mode.failures=[]: nobody dies; name a rank and a step, as in mode.failures=[[1,3]]")
+    for each in given:
+        if not isinstance(each, list) or len(each) not in (2, 3) or not all(type(value) is int for value in each):
+            raise ConfigError(
+                f"mode.failures={list(given)}: with mode.run=processes each is a rank, a step and, if not 0, an "
+                "action of its row, whole numbers as in [[1,3,2]]"
+            )
+    steps = [each[1] for each in given]
+    for step in steps:
+        if steps.count(step) > 1:
+            raise ConfigError(
+                f"mode.failures={list(given)}: two deaths in step {step}, which are one failure or two by chance; name "
+                "different steps"
+            )
+    return tuple(Death(*each) for each in sorted(given, key=itemgetter(1)))
+
+
+def _carried_out(plan: Plan, asked: Failures, assembled: Assembled, whole: Assembled) -> Fields:
+    with tempfile.TemporaryDirectory(prefix="rpbench-failures-") as folder:
+        found = train(replace(plan, folder=folder) if plan.folder else plan)
+    with one_thread():
+        difference = largest_difference(found.masters, undisturbed(plan, whole.schedule, whole.costs))
+    simulated = _simulated(plan, asked, assembled)
+    window = plan.order.shape.num_microbatches
+    fields = {
+        "evidence": "measured",
+        "num_ranks": plan.num_ranks,
+        "num_failures": len(found.returns),
+        "weight_max_abs_diff": difference,
+        "num_actions": found.num_actions,
+        "num_actions_needed": _num_needed(plan),
+        "lost_steps": sum(each.lost_steps for each in found.returns),
+        "lost_steps_simulated": [steps for steps, _ in simulated],
+        "lost_microbatches_simulated": [microbatches for _, microbatches in simulated],
+        "lost_microbatches": [each.lost_steps * window + each.num_microbatches for each in found.returns],
+        "fetched_bytes": {asked.policy: sum(each.fetched_bytes for each in found.returns)},
+        "failures": [_told(each) for each in found.returns],
+    }
+    return fields | _verdict(plan, difference, found.returns, simulated)
+
+
+def _verdict(plan: Plan, difference: float, found: Sequence[Return], simulated: Sequence[tuple[int, int]]) -> Fields:
+    """The status `failed`, with a reason, where weights or what was done again are not as they must be.
+
+    How far others had come when a rank died is up to their clocks; the rank of the first stage knows it of itself.
+    """
+    if difference:
+        reason = f"weights differ by up to {difference:g} from those of training without failures, expected 0"
+        return {"status": "failed", "reason": reason}
+    if len(found) != len(simulated):
+        return {"status": "failed", "reason": f"{len(found)} failures, {len(simulated)} were to come"}
+    for each, (steps, microbatches) in zip(found, simulated, strict=True):
+        whole = each.lost_steps * plan.order.shape.num_microbatches
+        again = each.lost_steps, whole + each.num_microbatches
+        knows = each.ranks == plan.rank_of[:1]
+        if again[0] != steps or (knows and again[1] != microbatches):
+            reason = (
+                f"rank {each.ranks[0]} in step {each.step}: steps and microbatches done again {again}, simulated "
+                f"{(steps, microbatches)}"
+            )
+            return {"status": "failed", "reason": reason}
+    return {}
+
+
+def _told(found: Return) -> Fields:
+    return {
+        "ranks": list(found.ranks),
+        "step": found.step,
+        "source": found.source,
+        "lost_steps": found.lost_steps,
+        "lost_actions": list(found.num_actions),
+        "lost_microbatches": found.num_microbatches,
+        "fetched_bytes": found.fetched_bytes,
+        "stop_s": found.stop_s,
+    }
+
+
+def _num_needed(plan: Plan) -> int:
+    """Actions of all ranks if nobody had died."""
+    return plan.num_steps * sum(len(plan.order.compute(rank)) for rank in range(plan.num_ranks))
+
+
+def undisturbed(plan: Plan, schedule: Schedule, costs: CostTable) -> Tensors:
+    """The weights of the same training in one process and one run of all steps, without failures."""
+    if schedule.shape.num_steps == 1:
+        schedule = add_steps(schedule)
+    training = Training(plan.workload(), schedule, Settings(plan.settings()))
+    execute(training.program(costs), training.handlers, VirtualBackend(costs))
+    return training.optimizer.masters
+
+
+def _simulated(plan: Plan, asked: Failures, assembled: Assembled) -> list[tuple[int, int]]:
+    """For each death, the steps and microbatches that the policy says are done again.
+
+    Copies are complete when a step counts, as those of the processes are: their network takes no time.
+    """
+    step = jobs.step_of(assembled, asked, 1)
+    job = replace(step.job, net_bytes_per_s=None)
+    policy: Policy = Checkpoint(job, asked.checkpoint_every)
+    if plan.source == "memory":
+        policy = Gemini(job, asked.copies, ((),) * job.num_stages, asked.checkpoint_every)
+    found = []
+    for death in plan.deaths:
+        into_s = _start_s(step.timeline, death)
+        recovery = policy.recover(frozenset({death.rank}), Progress(death.step, into_s))
+        found.append((recovery.lost_steps, recovery.lost_microbatches))
+    return found
+
+
+def _start_s(timeline: Timeline, death: Death) -> float:
+    """When the action before which a rank dies begins; the end of the step for what follows its row's work."""
+    spans = [span for span in timeline.spans() if (span.device, span.lane) == (death.rank, "compute")]
+    moment = spans[death.action].start if death.action < len(spans) else timeline.makespan
+    return float(moment) / timeline.units_per_second

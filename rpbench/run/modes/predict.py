@@ -1,0 +1,137 @@
+"""mode=predict: whole systems on a machine, request -> case -> record fields. Evidence: predicted."""
+
+from typing import Any
+
+from rpbench.config.choices import ConfigError, CostConfig, Predict
+from rpbench.config.files.keys import LAYERS, check_figures
+from rpbench.config.request import Request
+from rpbench.cost.basis import Basis, make_basis
+from rpbench.cost.machine import Machine, machine
+from rpbench.cost.model import Model
+from rpbench.predict import SYSTEMS, Prediction, predict
+from rpbench.predict.case import Case
+from rpbench.predict.settings import Settings, given_settings, published_settings
+from rpbench.predict.systems import system
+from rpbench.records.record import Record
+from rpbench.run.collection import collection_paused
+from rpbench.run.published_run import published_run_fields
+from rpbench.run.recording import Outcome, Work, recorded
+
+# Schedules that stand for a system of the published tables.
+_SYSTEM_OF = {"roundpipe": "roundpipe", "1f1b": "megatron-pp", "looped_bfs": "mobius"}
+# The machine on which the layers of published models were timed (`analysis/published/layer_timings.csv`).
+_TIMED_ON = "8x_rtx4090"
+# Figures without which there is no verdict or no time; where they do not bind, a large number says so.
+_NEEDED = ("device_memory_bytes", "host_memory_bytes", "copy_bytes_per_s", "host_bytes_per_s")
+_STATUS = {"ok": "ok", "OOM": "oom", "N/A": "infeasible"}
+
+
+def records(request: Request) -> list[Record]:
+    """The record of a prediction.
+
+    Raises:
+        ValueError: if model, cluster or system lacks what is needed.
+    """
+    return [recorded(request, _prepare)]
+
+
+def _prepare(request: Request) -> Work:
+    case = case_of(request)
+    with collection_paused():
+        by_action = _asked(request).by_action
+        outcome = Outcome(published_run_fields(case, request.cluster) if by_action else fields_of(predict(case)))
+    return Work({}, lambda: outcome)
+
+
+def basis_of(cluster: Machine, cost: CostConfig) -> Basis:
+    """The numbers behind `cost=analytic` on a cluster.
+
+    Raises:
+        ConfigError: for another source of costs.
+        ValueError: for a constant that cannot be.
+    """
+    if cost.name != "analytic":
+        raise ConfigError(f"mode=predict rests on a model of the machine; set cost=analytic, not {cost.name}")
+    return make_basis(cluster, cost.constants, cost.declared)
+
+
+def case_of(request: Request) -> Case:
+    """What a request in mode predict asks for.
+
+    Raises:
+        ConfigError: for a schedule or system without a model of its own.
+    """
+    model, cluster = request.model, request.cluster
+    assert model is not None  # or the request had been refused
+    if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
+        raise ConfigError(
+            f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer"
+        )
+    basis = basis_of(cluster, request.cost)
+    check_figures(cluster, (*LAYERS, *_NEEDED), "mode=predict")
+    name = _system(request)
+    settings = _settings(request, name, model, cluster)
+    return Case(name, model, basis, settings, request.num_devices, measured_on=_measured_on(model, request))
+
+
+def _measured_on(model: Model, request: Request) -> Basis | None:
+    """The constants on the machine where a published model's layers were timed."""
+    if model.published_name is None:
+        return None
+    return basis_of(machine(_TIMED_ON), request.cost)
+
+
+def _settings(request: Request, name: str, model: Model, cluster: Machine) -> Settings:
+    asked = _asked(request)
+    if asked.sequences is None and asked.microbatches is None:
+        memory = float(cluster.device_memory_bytes or "inf")
+        return published_settings(name, cluster.published_name, model.published_name, memory)
+    if not (asked.sequences and asked.microbatches and asked.sequences > 0 and asked.microbatches > 0):
+        raise ConfigError(
+            f"mode.sequences={asked.sequences} with mode.microbatches={asked.microbatches}: give both as whole "
+            "numbers of at least 1, or neither for the settings of the scripts"
+        )
+    return given_settings(name, request.num_devices, asked.sequences, asked.microbatches)
+
+
+def _system(request: Request) -> str:
+    asked = _asked(request).system
+    if asked is not None:
+        system(asked)
+        return asked
+    schedule = request.entry.name
+    if schedule not in _SYSTEM_OF:
+        raise ConfigError(
+            f"schedule={schedule} is no system of the published tables; name one, as in mode.system=fsdp "
+            f"({', '.join(SYSTEMS)}), or take mode=simulate"
+        )
+    return _SYSTEM_OF[schedule]
+
+
+def _asked(request: Request) -> Predict:
+    assert isinstance(request.mode, Predict)
+    return request.mode
+
+
+def fields_of(found: Prediction) -> dict[str, Any]:
+    """A prediction as record fields."""
+    case = found.case
+    fields: dict[str, Any] = {
+        "status": _STATUS[found.status],
+        "reason": found.reason or None,
+        "evidence": "predicted",
+        "system": case.system,
+        "settings": case.settings.source,
+        "tokens_per_step": case.tokens_per_step,
+        "tokens_per_s": found.tokens_per_s,
+        "tokens_per_s_low": found.low,
+        "tokens_per_s_high": found.high,
+        "step_time_s": sum(found.terms.values()) if found.terms else None,
+        "step_terms_s": found.terms,
+        "sensitivity": dict(found.sensitivity) if found.sensitivity is not None else None,
+        "memory_margin": found.verdict.margin if found.verdict else None,
+        "device_bytes_by_class": found.device_bytes,
+        "host_bytes_by_class": found.host_bytes,
+        "peak_memory_bytes": [round(sum(found.device_bytes.values()))] * case.num_devices,
+    }
+    return fields

@@ -1,0 +1,76 @@
+"""mode=roofline: closed forms of a model on a cluster. Nothing is simulated. Evidence: derived."""
+
+from typing import Any
+
+from rpbench.config.choices import ConfigError, Roofline
+from rpbench.config.request import Request
+from rpbench.cost.model import CONVENTIONS, Convention
+from rpbench.cost.roofline import (
+    ideal_bubble_fraction,
+    operational_intensity,
+    recompute_time_s,
+    reload_time_s,
+    smallest_compute_bound_batch,
+)
+from rpbench.records.record import Record
+from rpbench.registry import unknown_name
+from rpbench.run.recording import Outcome, Work, recorded
+
+# Sequences per upload at which figure 5 draws the intensity.
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def records(request: Request) -> list[Record]:
+    """The record of a model's closed forms.
+
+    Raises:
+        ValueError: if the model or the cluster lacks the numbers a formula needs.
+    """
+    return [recorded(request, _prepare)]
+
+
+def _prepare(request: Request) -> Work:
+    fields = closed_forms(request)
+    return Work({}, lambda: Outcome({"evidence": "derived", **fields}))
+
+
+def closed_forms(request: Request) -> dict[str, Any]:
+    """Times, intensities and the ideal bubble of the model, cluster and workload, as record fields.
+
+    Raises:
+        ValueError: as of `records`.
+    """
+    convention = _convention(request)
+    model, cluster = request.model, request.cluster
+    assert model is not None  # or the request had been refused
+    if cluster.matmul_flops_per_s is None or cluster.host_to_device_bytes_per_s is None:
+        raise ConfigError(
+            f"mode=roofline needs the rates of a machine, cluster={cluster.name} has none; try 8x_rtx4090"
+        )
+    tokens = request.workload.microbatch_sequences * model.seq_len
+    recompute = recompute_time_s(model, tokens, cluster.matmul_flops_per_s, convention)
+    reload = reload_time_s(model, tokens, cluster.host_to_device_bytes_per_s, convention)
+    ridge = cluster.matmul_flops_per_s / cluster.host_to_device_bytes_per_s
+    return {
+        "convention": convention,
+        "recompute_s": recompute,
+        "reload_s": reload,
+        "reload_over_recompute": reload / recompute,
+        "ideal_bubble": ideal_bubble_fraction(model.num_layers, request.num_devices, request.num_microbatches),
+        "batch_sequences": list(BATCHES),
+        "intensity_flop_per_byte": [operational_intensity(model, batch, convention) for batch in BATCHES],
+        "ridge_flop_per_byte": ridge,
+        "smallest_compute_bound_batch": smallest_compute_bound_batch(model, ridge, convention),
+        "total_parameters": model.total_parameters,
+        "trainable_parameters": model.trainable_parameters,
+        "forward_flops_per_token": model.forward_flops(1, convention),
+    }
+
+
+def _convention(request: Request) -> Convention:
+    assert isinstance(request.mode, Roofline)
+    name = request.mode.convention
+    for convention in CONVENTIONS:
+        if name == convention:
+            return convention
+    raise ConfigError(unknown_name("mode.convention", name, list(CONVENTIONS)))

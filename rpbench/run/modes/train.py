@@ -1,0 +1,470 @@
+"""mode=train: a schedule on the engine, with tensors on a virtual clock or on threads, or with threads that sleep."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rpbench.config.choices import BackendConfig, ConfigError
+from rpbench.config.request import Request
+from rpbench.cost.model import Model
+from rpbench.cost.table import CostTable
+from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.emulated import EmulatedBackend
+from rpbench.engine.backends.virtual import VirtualBackend, known_clock, replay_clock
+from rpbench.engine.executor import Handler
+from rpbench.engine.executor import execute as run_program
+from rpbench.engine.measure.action_times import measured_costs
+from rpbench.engine.measure.other_load import ForeignLoad
+from rpbench.engine.program import Program, make_program
+from rpbench.engine.rehearsal import rehearse
+from rpbench.engine.shards.cut_layers import DRAWS_APART
+from rpbench.engine.state import checkpoint
+from rpbench.engine.state.checkpoint import State
+from rpbench.engine.state.compensation import Compensation, check_compensation, check_momentum
+from rpbench.engine.state.device_memory import is_out_of_memory
+from rpbench.engine.state.device_weights import copy_in_memory
+from rpbench.engine.state.loss_scale import LossScaling
+from rpbench.engine.training import Settings, Training
+from rpbench.engine.training_checks import check_untied
+from rpbench.engine.transfers.paced_copies import PacedCopies
+from rpbench.engine.verification import gated, verified
+from rpbench.engine.workload import Workload
+from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.moved_objects import LINKS
+from rpbench.ir.moves import has_transfers
+from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.schedule import Schedule
+from rpbench.ir.timeline import Timeline
+from rpbench.models.build import build_layer
+from rpbench.models.data import TEXTS, Data, InPieces, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.shards import check_shares
+from rpbench.records.record import Record, check_target
+from rpbench.registry import Entry
+from rpbench.run.allocator import is_tuned
+from rpbench.run.assemble import Assembled
+from rpbench.run.recording import Fields, Outcome, Work, recorded
+from rpbench.run.scheduled import assembled_of, scheduled
+from rpbench.run.training.curve import loss_curve
+from rpbench.run.training.device_request import check_device
+from rpbench.run.training.on_accelerators import HandlersOf, Ran, gated_on_device, run_on_accelerators
+from rpbench.run.training.optimizer_settings import optimizer_settings
+from rpbench.run.training.tensors import DTYPES, check_host_memory, one_thread, workload_of
+from rpbench.run.training.validation import Validation
+from rpbench.sim.metrics import measure
+from rpbench.tracking.feed import StepFeed
+from rpbench.tracking.steps import StepWatch
+
+Validated = Callable[[Training], Validation | None]
+
+
+def records(request: Request) -> list[Record]:
+    """The record of a run on the engine.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    if _backend(request).name == "torch":
+        from rpbench.run.training.torch_backend import torch_records  # processes of its own; torch.distributed
+
+        return torch_records(request)
+    return [recorded(request, _prepare)]
+
+
+def _prepare(request: Request) -> Work:
+    assembled = assembled_of(request)
+    check_request(request, assembled)
+    _rehearse(request, assembled)
+    feed = StepFeed()
+    work = scheduled(request, assembled, lambda: Outcome(*execute(request, assembled, feed)), is_out_of_memory)
+    return replace(work, steps=feed)
+
+
+def _rehearse(request: Request, assembled: Assembled) -> None:
+    """Refuse what the engine would refuse once it has begun.
+
+    Raises:
+        ValueError: with the value, the rule and a way out.
+    """
+    backend, analysis = _backend(request), Analysis(assembled.schedule)
+    if backend.name == "emulated":
+        make_program(analysis, assembled.costs)
+        return
+    workload, settings = _workload(request, assembled, device="meta"), settings_of(request, assembled.entry)
+    real_time = backend.name != "virtual"
+    rehearse(workload, analysis, settings, assembled.costs, real_time=real_time, verify=request.verify)
+
+
+def settings_of(request: Request, entry: Entry | None) -> Settings:
+    """How to train, with loss scaling if gradients are in float16."""
+    asked, backend = request.optimizer, _backend(request)
+    scaling = LossScaling(asked.loss_scale, asked.loss_scale_growth_steps)
+    return Settings(
+        optimizer_settings(asked, scaling if request.dtype == "float16" else None),
+        backend.recompute_grain,  # type: ignore[arg-type]  # checked there
+        keep_gradients=request.verify,
+        compensation=_compensation(request, entry),
+        keep_state=request.checkpoint.save_to is not None,
+        device_memory_bytes=backend.device_memory_bytes,
+        recompute=request.recompute,  # type: ignore[arg-type]  # checked there
+    )
+
+
+def _compensation(request: Request, entry: Entry | None) -> Compensation:
+    """What the schedule's method does about late gradients, by its options; a schedule from a file has none."""
+    if entry is None or request.schedule.file is not None or entry.compensation is None:
+        return Compensation()
+    return Compensation(**entry.compensation(**request.schedule.options))
+
+
+def _backend(request: Request) -> BackendConfig:
+    assert request.backend is not None  # or the request had been refused
+    return request.backend
+
+
+def check_request(request: Request, assembled: Assembled) -> None:
+    """Refuse what cannot be run, before any work begins.
+
+    Raises:
+        ConfigError: for a backend, model, precision or option that does not fit.
+    """
+    backend = _backend(request)
+    if backend.name == "emulated":
+        return
+    settings = settings_of(request, assembled.entry)
+    if request.recompute != "all" and settings.compensation.is_needed:
+        raise ConfigError(
+            f"recompute={request.recompute}: what {assembled.schedule.name} does about late gradients changes weights; "
+            "use recompute=all"
+        )
+    if backend.name == "device":
+        check_device(request, assembled.schedule, backend)
+    if backend.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:
+        raise ConfigError(
+            f"backend.paced_links=true: the links of cluster {assembled.cluster.name} have no pace; set "
+            "cluster.host_to_device_bytes_per_s, or take a cluster that has it, such as cluster=8x_rtx4090"
+        )
+    if assembled.model is None:
+        raise ConfigError(
+            f"backend={backend.name} trains tensors, which model=abstract does not have; "
+            "take one with a shape, such as model=tiny_gpt"
+        )
+    if assembled.schedule.shape.tensor_parallel:
+        _check_shares(assembled.model, assembled.schedule, backend.name)
+    if request.workload.held_out and backend.name != "virtual":
+        raise ConfigError(f"workload.held_out: backend={backend.name} validates nothing; use backend=virtual")
+    if request.dtype not in DTYPES:
+        raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
+    _data(request, assembled)
+    _check_checkpoint(request, assembled)
+    check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
+    check_untied(assembled.schedule, has_tied=assembled.model.tied_embedding)
+    check_momentum(settings.compensation, settings.optimizer)
+    check_host_memory(assembled.model, DTYPES[request.dtype], _num_copies(assembled.schedule))
+
+
+def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
+    """Refuse layers that have no equal shares, and a backend whose devices do not meet half-way."""
+    if backend == "device":
+        raise ConfigError(
+            f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on accelerators; "
+            "use backend=cpu, virtual or emulated"
+        )
+    if schedule.shape.sequence_parallel and model.dropout:
+        raise ConfigError(f"model.dropout={model.dropout}: {DRAWS_APART}")
+    layer = build_layer(model, 1, device="meta")
+    assert isinstance(layer, DecoderLayer)
+    try:
+        check_shares(layer, schedule.shape.num_ranks)
+    except ValueError as error:
+        raise ConfigError(f"schedule={schedule.name}, model={model.name}: {error}") from None
+
+
+def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None) -> tuple[Fields, Timeline]:
+    """Run what is assembled on the configured backend.
+
+    Args:
+        feed: told of each batch as it is done, where somebody listens.
+
+    Returns:
+        Record fields (evidence, times, loss, every metric of the timeline) and the timeline.
+
+    Raises:
+        ConfigError: if the request cannot be; nothing has run by then.
+        ActionFailed: if an action raised.
+    """
+    backend = _backend(request)
+    if backend.name == "emulated":
+        return _emulate(backend, assembled)
+    check_request(request, assembled)
+    settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
+    start = _start(request, assembled)
+    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_microbatch or 0)
+    with one_thread():
+        if backend.name == "virtual":
+            validated = _validated(request, assembled)
+            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start, told, validated)
+        elif backend.name == "device":
+            fields, timeline, training = _on_accelerators(request, assembled, told)
+        else:
+            fields, timeline, training = _on_cpu(workload, settings, assembled, start, backend, told)
+        fields |= _scales(training) | _copied(training) | _sums(training)
+        if training.memory is not None:
+            fields["held_memory_bytes"] = training.memory.peak_bytes
+        fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
+        fields |= loss_curve(training, timeline, request.num_microbatches)
+        if request.checkpoint.save_to is not None:
+            checkpoint.save(Path(request.checkpoint.save_to), training.state(), _subject(request, assembled))
+        if request.verify:
+            fields |= _verified(fields, training, DTYPES[request.dtype])
+    return fields, timeline
+
+
+def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
+    """A run beside plain training: on the processor bit for bit, on accelerators within rounding."""
+    on_device = gated_on_device(fields, dtype) if "device_grad_max_rel_diff" in fields else None
+    is_real = on_device is not None and fields["evidence"] == "measured"  # and rounds as the processor does not
+    return ({} if is_real else gated(verified(training), dtype)) | (on_device or {})
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Who is told of each batch of a run, and how large one is."""
+
+    feed: StepFeed
+    num_microbatches: int
+    tokens_per_microbatch: int
+
+    def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
+        """The handlers of a training run, watched if somebody listens.
+
+        Args:
+            known: gives the timeline, where the clock is virtual.
+        """
+        if self.feed.listener is None:
+            return training.handlers
+        tokens = self.num_microbatches * self.tokens_per_microbatch
+        watch = StepWatch(training, self.feed, self.num_microbatches, tokens, known() if known else None)
+        return watch.watched(training.handlers)
+
+
+def _scales(training: Training) -> Fields:
+    """What loss scaling came to; nothing where there is none."""
+    if training.scaler is None:
+        return {}
+    scales = training.scaler.scales
+    return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
+
+
+def _copied(training: Training) -> Fields:
+    """Bytes that the transfers have really copied over each kind of link, per device, beside those actions count."""
+    moved, devices = training.traffic.moved_bytes, range(training.schedule.shape.num_ranks)
+    if not has_transfers(training.schedule):
+        return {}
+    return {f"{lane}_copied_bytes": [moved[device, lane] for device in devices] for lane in LINKS}
+
+
+def _sums(training: Training) -> Fields:
+    """What devices with shares of matrices sent for their sums; nothing where there are none."""
+    return {"sums_sent_bytes": [member.rank.sent_bytes for member in training.team.members]} if training.team else {}
+
+
+# --- the backends -------------------------------------------------------------------------------------------
+
+
+def _on_virtual_clock(
+    workload: Workload,
+    settings: Settings,
+    assembled: Assembled,
+    start: State | None,
+    told: _Told,
+    validated: Validated,
+) -> tuple[Fields, Timeline, Training]:
+    training = Training(workload, assembled.schedule, settings, start)
+    program = training.program(assembled.costs)
+    validation = validated(training)
+    handlers = told.handlers(training, lambda: known_clock(program, assembled.costs))
+    if validation:
+        handlers = validation.watching(handlers)
+    timeline = run_program(program, handlers, VirtualBackend(assembled.costs))
+    fields = {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}
+    return fields | (validation.fields() if validation else {}), timeline, training
+
+
+def _validated(request: Request, assembled: Assembled) -> Validated:
+    """Makes the validation of a training, where a part of its text is held out."""
+    data = _data(request, assembled)
+    if not isinstance(data, TextTokens) or not request.workload.held_out:
+        return lambda training: None
+    updates_per_batch = request.num_microbatches // assembled.schedule.shape.num_microbatches
+    every = request.workload.validate_every * max(1, updates_per_batch)
+    return lambda training: Validation(training, data.held_out(), every)
+
+
+def _on_cpu(
+    workload: Workload,
+    settings: Settings,
+    assembled: Assembled,
+    start: State | None,
+    asked: BackendConfig,
+    told: _Told,
+) -> tuple[Fields, Timeline, Training]:
+    with CpuBackend() as backend, ExitStack() as links:
+        copy = links.enter_context(PacedCopies(assembled.cluster)).copy if asked.paced_links else copy_in_memory
+        for _ in range(asked.num_warmup_runs):
+            training = Training(workload, assembled.schedule, settings, start, copy)
+            run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)
+        training = Training(workload, assembled.schedule, settings, start, copy)
+        program = training.program(assembled.costs, real_time=True)
+        handlers = told.handlers(training)
+        with ForeignLoad() as foreign:
+            timeline = run_program(program, handlers, backend)
+        replayed = replay_clock(program, backend.pre_cpu_s, backend.main_cpu_s)
+    costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
+    replay = _metrics(program, replayed, costs, assembled)
+    fields = {
+        "evidence": "measured",
+        **_metrics(program, timeline, costs, assembled),
+        **{f"replay_{name}": replay[name] for name in ("makespan_s", "busy_s", "bubble_makespan")},
+        "foreign_cpu_share": foreign.cores,
+        "malloc_tuned": is_tuned(),
+    }
+    if training.team:  # part of the time of the actions
+        fields["sums_wait_s"] = training.team.meeting.wait_s
+    return fields, timeline, training
+
+
+def run_accelerated(
+    request: Request, assembled: Assembled, handlers_of: HandlersOf = lambda training: training.handlers
+) -> Ran:
+    """Run what is assembled on accelerators, without a record."""
+    workload, start = _workload(request, assembled), _start(request, assembled)
+    settings = settings_of(request, assembled.entry)
+    return run_on_accelerators(
+        lambda own, copy: Training(own, assembled.schedule, settings, start, copy, pin_memory=True),
+        workload,
+        assembled,
+        _backend(request),
+        handlers_of,
+        verify=request.verify,
+    )
+
+
+def _on_accelerators(request: Request, assembled: Assembled, told: _Told) -> tuple[Fields, Timeline, Training]:
+    ran = run_accelerated(request, assembled, told.handlers)
+    costs = measured_costs(ran.timeline, recompute_ahead=assembled.costs.recompute_ahead)
+    return _metrics(ran.program, ran.timeline, costs, assembled) | ran.fields, ran.timeline, ran.training
+
+
+def _emulate(asked: BackendConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
+    program = make_program(assembled.schedule, assembled.costs)
+    with EmulatedBackend(assembled.costs, asked.time_scale) as backend, ForeignLoad() as foreign:
+        timeline = run_program(program, backend.handlers, backend)
+    hop_s = float(assembled.costs.hop) * asked.time_scale / assembled.costs.units_per_second
+    costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead, hop_s=hop_s)
+    fields = {"evidence": "emulated", **_metrics(program, timeline, costs, assembled)}
+    return fields | {"foreign_cpu_share": foreign.cores}, timeline
+
+
+def _metrics(program: Program, timeline: Timeline, costs: CostTable, assembled: Assembled) -> Fields:
+    after_last = assembled.switch_after_last_forward
+    return measure(program.graph, timeline, costs, switch_after_last_forward=after_last)
+
+
+# --- what is trained ----------------------------------------------------------------------------------------
+
+
+def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Workload:
+    assert assembled.model is not None  # or the request had been refused
+    sequences = request.workload.microbatch_sequences
+    num_microbatches = assembled.schedule.shape.num_microbatches
+    workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
+    return replace(workload, data=_same_batches(request, assembled, _data(request, assembled)))
+
+
+def _data(request: Request, assembled: Assembled) -> Data:
+    """The tokens to train on.
+
+    Raises:
+        ConfigError: if they are to come from a file that does not do.
+    """
+    workload, model = request.workload, assembled.model
+    window = assembled.schedule.shape.num_microbatches
+    assert model is not None  # or the request had been refused
+    if workload.name != "text" and workload.text is None:
+        whole = workload.microbatch_sequences * request.pieces
+        data = SyntheticTokens(model.vocab, model.seq_len, whole, request.seed)
+        return data if request.pieces == 1 else InPieces(data, request.pieces)
+    path = workload.path if workload.text is None else TEXTS / f"{workload.text}.txt"
+    if path is None:
+        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
+    try:
+        return TextTokens(
+            Path(path),
+            vocab=model.vocab,
+            seq_len=model.seq_len,
+            microbatch_sequences=workload.microbatch_sequences,
+            num_microbatches=window if request.schedule.file is not None else request.num_microbatches,
+            seed=request.seed,
+            held_out=workload.held_out,
+            num_steps=request.num_steps if workload.held_out else None,
+        )
+    except ValueError as error:
+        raise ConfigError(f"workload.{'path' if workload.text is None else 'text'}: {error}") from None
+
+
+def _subject(request: Request, assembled: Assembled) -> Fields:
+    """What a checkpoint is of: everything that must be the same for training to go on as if it had not stopped."""
+    return {
+        "model": request.subject["model"],
+        "dtype": request.dtype,
+        "workload": request.subject["workload"],
+        "num_microbatches": assembled.schedule.shape.num_microbatches,
+        "seed": request.seed,
+    }
+
+
+def _start(request: Request, assembled: Assembled) -> State | None:
+    """What to go on from, if anything.
+
+    Raises:
+        ConfigError: if it is not there, torn, or of something else.
+    """
+    if request.checkpoint.resume_from is None:
+        return None
+    try:
+        return checkpoint.load(Path(request.checkpoint.resume_from), _subject(request, assembled))
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(f"checkpoint.resume_from={error}") from None
+
+
+def _check_checkpoint(request: Request, assembled: Assembled) -> None:
+    _start(request, assembled)
+    if request.checkpoint.save_to is None:
+        return
+    policy, num_steps = assembled.schedule.policy, assembled.schedule.shape.num_steps
+    if policy not in STEPS_BEHIND or policy is Policy.SELECTIVE or num_steps < 2:
+        raise ConfigError(
+            f"checkpoint.save_to: policy {policy.value} over {num_steps} steps leaves no state to go on from; use "
+            "num_steps=2 or more, and a schedule that flushes or is one step stale"
+        )
+    check_target(Path(request.checkpoint.save_to))
+    folder = Path(request.checkpoint.save_to).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"checkpoint.save_to={request.checkpoint.save_to}: {folder} is no folder that can be written")
+
+
+def _same_batches(request: Request, assembled: Assembled, data: Data) -> Data:
+    """The microbatches every other schedule gets, in their order, however many of them make a step here."""
+    window = assembled.schedule.shape.num_microbatches
+    return data if request.schedule.file is not None else Regrouped(data, request.num_microbatches, window)
+
+
+def _num_copies(schedule: Schedule) -> int:
+    """Replicas that keep all of the weights and step them by themselves."""
+    return schedule.shape.num_ranks if Kind.REDUCE_GRAD in schedule.kinds and Kind.UNSHARD not in schedule.kinds else 1

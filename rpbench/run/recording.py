@@ -1,0 +1,182 @@
+"""Recording: one run from a request to its record on disk, found if it is there, or made by the request's mode."""
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rpbench import tracking
+from rpbench.config.request import Request
+from rpbench.finite import not_finite
+from rpbench.ir.timeline import Timeline
+from rpbench.records import provenance, record
+from rpbench.records.record import Events, Record
+from rpbench.tracking.feed import StepFeed
+
+Fields = dict[str, Any]
+
+TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found.
+
+    Args:
+        fields: of the record, with `status` and `evidence`.
+        words: what else there is to tell of a run that failed, for its events.
+    """
+
+    fields: Fields
+    timeline: Timeline | None = None
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run that has been checked and can begin.
+
+    Args:
+        opening: record fields that are known before.
+        carry_out: does it.
+        files: what stands beside the record from the start, by name.
+        is_out_of_memory: whether an error says that a device or the host had no memory left.
+        steps: what it tells while it is carried out, to a tracker if there is one.
+    """
+
+    opening: Fields
+    carry_out: Callable[[], Outcome]
+    files: Mapping[str, str] = field(default_factory=dict)
+    is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError)
+    steps: StepFeed = field(default_factory=StepFeed)
+
+
+def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
+    """The record of a run, found or made; it is on disk when this returns. A run that breaks leaves one as well.
+
+    Args:
+        prepare: checks the request and gives the work.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    name = record.run_id(identity(request))
+    folder = request.results_dir / name
+    record.check_writable(request.results_dir, "results_dir")
+    if may_be_found(request) and (known := _finished(request, name)):
+        tracking.mirror(request, known, None)
+        return known
+    work = prepare(request)
+    opening = {"run_id": name, **names(request), **work.opening, "config": dict(request.subject), **origin()}
+    opening |= {"schema": record.SCHEMA, "surroundings": provenance.surroundings(measured=request.measures)}
+    events = Events(folder, opening["started_at"])
+    mirror = tracking.begun(request, opening)
+    try:
+        files: dict[str, str] = {}
+        for file, text in work.files.items():
+            files |= record.put_file(folder, file, text)
+        with work.steps.heard_by(mirror.step):
+            outcome = _carried_out(work, events)
+        if outcome.timeline is not None and request.save_timeline:
+            files |= record.put_file(folder, TIMELINE, outcome.timeline.to_csv())
+    except BaseException:
+        mirror.abandon()
+        raise
+    opening |= {"files": list(files), "file_digests": files}
+    row = record.write(folder, opening | {"status": "ok", "reason": None} | outcome.fields)
+    mirror.end(row, outcome.timeline)
+    return row
+
+
+def _carried_out(work: Work, events: Events) -> Outcome:
+    """What the work found; an error in it is an outcome as well."""
+    began = time.perf_counter()
+    try:
+        outcome = work.carry_out()
+    except Exception as error:
+        if work.is_out_of_memory(error):
+            events.add("oom", reason=str(error))
+            return Outcome({"status": "oom", "reason": str(error).partition("\n")[0], "evidence": None})
+        events.add("failed", traceback=traceback.format_exc())
+        return Outcome({"status": "failed", "reason": f"{type(error).__name__}: {error}", "evidence": None})
+    outcome = _of_numbers(outcome)
+    status, reason = (outcome.fields.get(key) for key in ("status", "reason"))
+    more = {"words": outcome.words} if outcome.words else {}
+    events.add("finished", seconds=time.perf_counter() - began, status=status or "ok", reason=reason, **more)
+    return outcome
+
+
+def _of_numbers(outcome: Outcome) -> Outcome:
+    """The outcome, or a failure if a number of it is infinite or none: a record keeps numbers alone."""
+    broken = list(not_finite(outcome.fields))
+    if not broken:
+        return outcome
+    fields = {key: value for key, value in outcome.fields.items() if not any(not_finite({key: value}))}
+    reason = (
+        fields.get("reason") or f"{broken[0]}: no number; lower optimizer.learning_rate, or set optimizer.clip_norm"
+    )
+    return Outcome({**fields, "status": "failed", "reason": reason, "evidence": None}, words=" ".join(broken[:1000]))
+
+
+def may_be_found(request: Request) -> bool:
+    """Whether a record from before will do: not where a run is forced, or has to leave a checkpoint."""
+    return not request.force and request.checkpoint.save_to is None
+
+
+def _finished(request: Request, name: str) -> Record | None:
+    """The record of a run that has ended, with its timeline if one is asked for."""
+    folder = request.results_dir / name
+    known = record.read(folder)
+    if known is None or known["status"] == "failed":
+        return None
+    if request.save_timeline and known["status"] == "ok" and record.kept_file(folder, known, TIMELINE) is None:
+        return None
+    return known
+
+
+def identity(request: Request) -> dict[str, Any]:
+    """What makes a run that run and no other: the question, the code, and what else can change a result."""
+    return {
+        "subject": request.subject,
+        "choices": request.choices,
+        "code_version": provenance.code_version(),
+        **provenance.surroundings(measured=request.measures),
+    }
+
+
+def names(request: Request) -> Fields:
+    """The choices of a run as plain names and sizes."""
+    return {
+        "schedule": request.schedule.chosen,
+        "generator": request.entry.name,
+        "model": request.model_name,
+        "cluster": request.cluster.name,
+        "workload": request.workload.name,
+        "cost": request.cost.name,
+        "mode": request.mode.name,
+        "backend": request.backend.name if request.backend else None,
+        "experiment": request.choices.get("experiment"),
+        "choices": dict(request.choices),
+        "overrides": list(request.overrides),
+        "notes": list(request.notes),
+        "partition": request.partition,
+        "dispatch": request.dispatch,
+        "offload": request.offload,
+        "num_devices": request.num_devices,
+        "num_microbatches": request.asked_microbatches,
+        "num_steps": request.num_steps,
+        "seed": request.seed,
+        **({} if request.mesh is None else {"mesh": request.mesh.plain()}),
+    }
+
+
+def origin() -> Fields:
+    """Where and with what a record is made."""
+    return {
+        "code_version": provenance.code_version(),
+        "git_commit": provenance.git_commit(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "started_at": provenance.now(),
+    }

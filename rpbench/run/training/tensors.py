@@ -1,0 +1,54 @@
+"""Tensors of a run: precisions, the workload that everybody gets, and whether the host has room for it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from rpbench.config.choices import ConfigError
+from rpbench.cost.model import Model
+from rpbench.engine.state.weights import master_dtype
+from rpbench.engine.workload import Workload
+from rpbench.models.build import build_model
+from rpbench.models.data import SyntheticTokens
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def workload_of(
+    model: Model, sequences: int, dtype: str, seed: int, num_microbatches: int, device: str = "cpu"
+) -> Workload:
+    """A model and synthetic tokens: the same weights and batches for whoever asks for them; on `meta` no weights."""
+    return Workload(
+        list(build_model(model, seed=seed, dtype=DTYPES[dtype], device=device)),
+        SyntheticTokens(model.vocab, model.seq_len, sequences, seed),
+        num_microbatches,
+        seed,
+        draws_random=model.dropout > 0,
+    )
+
+
+def check_host_memory(model: Model, dtype: torch.dtype, num_copies: int = 1) -> None:
+    """Refuse a model whose weights and optimizer state do not fit; activations come on top."""
+    size, master = dtype.itemsize, master_dtype(dtype).itemsize
+    # The module's own weights; two versions, a gradient; a master and Adam's two moments.
+    needed = model.total_parameters * size + num_copies * model.trainable_parameters * (3 * size + 3 * master)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if needed > there:
+        raise ConfigError(
+            f"model={model.name} needs {needed / 1e9:.0f} GB of host memory for weights, gradients and optimizer "
+            f"state in {str(dtype).removeprefix('torch.')}; {there / 1e9:.0f} GB are free. "
+            "Take a smaller model, or mode=simulate"
+        )

@@ -1,0 +1,116 @@
+"""backend=torch: a schedule on torch's own pipeline runtime, a process a rank; rank 0 writes the record."""
+
+import math
+from dataclasses import asdict, replace
+
+from rpbench.config.choices import BackendConfig, ConfigError
+from rpbench.config.request import Request
+from rpbench.engine.measure.action_times import measured_costs
+from rpbench.models.data import TEXTS
+from rpbench.records.record import Record
+from rpbench.run.assemble import Assembled
+from rpbench.run.recording import Fields, Outcome, Work, recorded
+from rpbench.run.scheduled import assembled_of, scheduled
+from rpbench.run.training.optimizer_settings import optimizer_settings
+from rpbench.sim.checked import checked_graph
+from rpbench.sim.metrics import measure
+from rpbench.torch_runtime import outcome as ran
+from rpbench.torch_runtime.diagnosis import RunFailed
+from rpbench.torch_runtime.launch import is_first_rank, run_on_torch, under_torchrun
+from rpbench.torch_runtime.replay import replay_makespan
+from rpbench.torch_runtime.request import TorchRequest, make_request
+
+
+def torch_records(request: Request) -> list[Record]:
+    """The record of a run on ranks of torch's runtime; none on ranks that torchrun has started beside rank 0.
+
+    Raises:
+        ValueError: if the request is wrong; nothing has run then.
+        RunFailed: on a rank beside rank 0, if the run broke.
+    """
+    if not under_torchrun():
+        return [recorded(request, _prepare)]
+    if is_first_rank():
+        return [recorded(replace(request, force=True), _prepare)]  # the other ranks run: none may look for a record
+    asked, assembled = _request(request)
+    run_on_torch(asked, stall_s=_backend(request).stall_s)
+    del assembled
+    return []
+
+
+def _prepare(request: Request) -> Work:
+    asked, assembled = _request(request)
+    return scheduled(request, assembled, lambda: _executed(request, asked, assembled), lambda error: False)
+
+
+def _backend(request: Request) -> BackendConfig:
+    assert request.backend is not None  # or the request had been refused
+    return request.backend
+
+
+def _request(request: Request) -> tuple[TorchRequest, Assembled]:
+    """What ranks are asked for: a table of one step, which runs `num_steps` times."""
+    assembled, backend = assembled_of(replace(request, num_steps=1)), _backend(request)
+    if assembled.model is None:
+        raise ConfigError(
+            "backend=torch trains tensors, which model=abstract does not have; take one with a shape, such as "
+            "model=tiny_gpt"
+        )
+    settings = optimizer_settings(request.optimizer)
+    asked = make_request(
+        assembled.schedule,
+        assembled.model,
+        microbatch_sequences=request.workload.microbatch_sequences,
+        num_steps=request.num_steps,
+        num_warmup_steps=backend.num_warmup_runs,
+        seed=request.seed,
+        dtype=request.dtype,
+        text=_text(request),
+        optimizer=asdict(settings),
+        data_parallel=backend.data_parallel,
+        data_mode=backend.data_mode,
+        tensor_parallel=backend.tensor_parallel,
+        recompute=request.recompute,
+        verify=request.verify,
+        device=backend.device,
+    )
+    return asked, assembled
+
+
+def _text(request: Request) -> str | None:
+    workload = request.workload
+    if workload.text is not None:
+        return str(TEXTS / f"{workload.text}.txt")
+    if workload.name == "text" and workload.path is None:
+        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
+    return workload.path if workload.name == "text" else None
+
+
+def _executed(request: Request, asked: TorchRequest, assembled: Assembled) -> Outcome:
+    """What the run came to; one that broke says which rank, and at which action."""
+    try:
+        found = run_on_torch(asked, stall_s=_backend(request).stall_s)
+    except RunFailed as error:
+        status = "oom" if error.cause == "out of memory" else "failed"
+        where = {"failed_rank": error.rank, "failed_action": error.action, "failed_cause": error.cause}
+        return Outcome({"status": status, "reason": str(error), "evidence": None, **where}, words=error.words)
+    assert found is not None  # this is the rank that hears of it
+    if broken := [(step, loss) for step, loss in enumerate(found.losses) if not math.isfinite(loss)]:
+        step, loss = broken[0]
+        reason = f"the loss of step {step} is {loss}; lower optimizer.learning_rate"
+        return Outcome({"status": "failed", "reason": reason, "evidence": None, "num_finite_losses": step})
+    return Outcome(_fields(found, assembled), found.timeline())
+
+
+def _fields(found: ran.Outcome, assembled: Assembled) -> Fields:
+    """The runtime's own fields, the metrics of the last step's timeline, and the pace of the median step's wall."""
+    timeline = found.timeline()
+    graph, _ = checked_graph(timeline.schedule)
+    metrics = measure(
+        graph,
+        timeline,
+        measured_costs(timeline, recompute_ahead=False),
+        switch_after_last_forward=assembled.switch_after_last_forward,
+    )
+    replayed = {"replay_makespan_s": replay_makespan(timeline)}
+    return metrics | found.fields() | replayed | {"step_time_s": found.median_wall_s()}

@@ -1,0 +1,171 @@
+"""Leases: who works on a run now, on this host or any other that sees the folder, and only while it lives.
+
+    <results>/.leases/<run>.<generation>        host, process and boot of whoever took the lease
+
+The newest generation counts. A lease is taken by creating the next generation's file, which one process alone can do,
+also over a network. Its owner touches it every few seconds. It has lapsed when its process is gone from this host, or
+when an observer has seen it untouched for a while of the observer's own steady clock: no two clocks are compared.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rpbench.records import provenance
+from rpbench.records.processes import began, boot
+from rpbench.records.record import create
+from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text
+
+FOLDER = ".leases"
+BEAT_S = 5.0  # an owner touches its leases this often
+LAPSE_S = 30.0  # untouched for so long, a lease of another host has lapsed
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that no other has the same words for, also after the machine has been started again."""
+
+    host: str
+    boot: str
+    pid: int
+    began: str
+
+    @classmethod
+    def me(cls) -> "Owner":
+        return cls(provenance.host_word(), boot(), os.getpid(), began(os.getpid()))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it certainly does not live; of another host, that is not known."""
+        if self.host != provenance.host_word():
+            return False
+        return self.boot != boot() or began(self.pid) != self.began
+
+
+class Leases:
+    """The leases of a folder of results, as one process sees and holds them."""
+
+    def __init__(self, results: Path) -> None:
+        self._folder = results / FOLDER
+        self._held: set[Path] = set()
+        self._seen: dict[Path, tuple[int, float]] = {}  # when it was touched last, and since when it stands so
+        self._ended = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    def take(self, run: str) -> Path | None:
+        """The lease of a run, to be given back; None while somebody else has it."""
+        stood = self._standing(run)
+        newest = self._newest(run)
+        if newest is not None and not self._has_lapsed(newest):
+            return None
+        generation = 1 if newest is None else _generation(newest) + 1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{run}.{generation}"
+        if not create(path, json.dumps(Owner.me().__dict__)):
+            return None
+        if {each for each in self._standing(run) if each[0] != path} - stood:
+            path.unlink(missing_ok=True)  # what stood when we looked was given back, and another has begun anew
+            return None
+        self._held.add(path)
+        self._beat()
+        return path
+
+    def give_back(self, path: Path) -> None:
+        """End a lease, and what lapsed before it."""
+        self._held.discard(path)
+        generation = _generation(path)
+        for other in sorted(self._of(path.stem), key=_generation):  # its own the last: while it stands, nobody begins
+            if _generation(other) <= generation:
+                with suppress(OSError):  # what cannot be removed ends with its process
+                    other.unlink()
+
+    def remove_lapsed(self) -> None:
+        """Take and give back what owners left that are gone: a run that has ended, nobody else would take again."""
+        for run in sorted({path.stem for path in self._folder.glob("*.*")}):
+            if (lease := self.take(run)) is not None:
+                self.give_back(lease)
+
+    def is_held(self, run: str) -> bool:
+        """Whether somebody works on a run."""
+        newest = self._newest(run)
+        return newest is not None and not self._has_lapsed(newest)
+
+    @contextmanager
+    def waited_for(self, run: str) -> Iterator[None]:
+        """Hold the lease of a run, however long others have it."""
+        path = self.take(run)
+        while path is None:
+            time.sleep(_POLL_S)
+            path = self.take(run)
+        try:
+            yield
+        finally:
+            self.give_back(path)
+
+    def _newest(self, run: str) -> Path | None:
+        return max(self._of(run), key=_generation, default=None)
+
+    def _standing(self, run: str) -> set[tuple[Path, int]]:
+        """The leases of a run, with the time at which each was touched."""
+        found = set()
+        for path in self._of(run):
+            with suppress(OSError):  # given back just now
+                found.add((path, path.stat().st_mtime_ns))
+        return found
+
+    def _of(self, run: str) -> list[Path]:
+        return [path for path in self._folder.glob(f"{run}.*") if path.suffix[1:].isdecimal()]
+
+    def _has_lapsed(self, path: Path) -> bool:
+        try:
+            touched = path.stat().st_mtime_ns
+            owner = _owner(path) if path.is_file() else None
+        except OSError:
+            return True  # given back just now
+        if owner is not None and owner.is_gone:
+            return True
+        before, since = self._seen.setdefault(path, (touched, time.monotonic()))
+        if before != touched:
+            self._seen[path] = (touched, time.monotonic())
+            return False
+        return time.monotonic() - since > LAPSE_S
+
+    def _beat(self) -> None:
+        if self._beating is None:
+            self._beating = threading.Thread(target=self._touch_all, name="lease", daemon=True)
+            self._beating.start()
+
+    def _touch_all(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            for path in list(self._held):
+                try:
+                    os.utime(path)
+                except OSError:
+                    continue  # a folder that is away for a moment
+
+    def close(self) -> None:
+        """Stop touching; give back what is still held."""
+        self._ended.set()
+        for path in list(self._held):
+            self.give_back(path)
+
+
+def _generation(path: Path) -> int:
+    return int(path.suffix[1:])
+
+
+def _owner(path: Path) -> Owner | None:
+    """Who took a lease; None while its file is being written, or was torn."""
+    try:
+        found = Owner(**parsed(read_text(path)))
+    except (ValueError, TypeError):
+        return None
+    texts = (found.host, found.boot, found.began)
+    return found if type(found.pid) is int and all(isinstance(text, str) for text in texts) else None

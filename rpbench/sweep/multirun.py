@@ -1,0 +1,254 @@
+"""Runs under Hydra: one configuration, or a multirun with any launcher.
+
+Hydra composes and launches; this module gives failures the words and exit statuses of the command line.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rpbench.config.choices import ConfigError, first_line
+from rpbench.config.configuration import (
+    CONF,
+    GROUPS,
+    composed_of,
+    explained,
+    in_our_words,
+    options_of,
+    refuse_old_spellings,
+    register,
+)
+from rpbench.config.mesh.overrides import with_folders
+from rpbench.config.request import load, request_of
+from rpbench.cost.machine import devices_named
+from rpbench.records.manifest import Journal, Plan
+from rpbench.registry import unknown_name
+from rpbench.run.request_to_records import emit, run
+from rpbench.sweep.machine_lock import machine_alone
+from rpbench.sweep.slurm import Slurm, asked_for, refuse_without_slurm
+from rpbench.sweep.sweeper import ManifestSweeper
+from rpbench.sweep.terms import split_terms
+from rpbench.sweep.worker import RunFailed, Terms, Worker
+
+_MULTIRUN = ("-m", "--multirun")
+
+
+def sweep(arguments: Sequence[str]) -> int:
+    """Run what the arguments ask for; 0 if every run ended, 1 if one failed, 2 if one was wrongly asked for.
+
+    All runs of a multirun are tried; the worst of them decides the status.
+
+    Raises:
+        ConfigError: for a request that is wrong.
+    """
+    overrides, terms, is_dry = split_terms([item for item in arguments if item not in _MULTIRUN])
+    _check_flags(overrides)
+    refuse_old_spellings(overrides)
+    _check_choices(overrides)
+    try:
+        if any(item in _MULTIRUN for item in arguments):
+            _refuse_ranks(overrides)
+            _multirun(overrides, terms, is_dry=is_dry)
+        elif is_dry or terms != Terms():
+            raise ConfigError("--dry-run, --only, --retry and --fail-fast are of sweeps: put -m before the overrides")
+        else:
+            _single(overrides)
+    except RunFailed as error:
+        print(f"rpbench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _refuse_ranks(overrides: Sequence[str]) -> None:
+    if "backend=torch" in overrides and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "-m under torchrun: every rank would sweep for itself; leave torchrun out, so that each run starts its "
+            "ranks, or start torchrun once for each run"
+        )
+
+
+def _single(overrides: Sequence[str]) -> None:
+    _carry_out(load(overrides), Journal.of_none(), alone=True)
+
+
+def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, alone: bool = False) -> None:
+    """Run a request; its records go to stdout, its end to the journal of its sweep.
+
+    Args:
+        slurm: runs it elsewhere.
+
+    Raises:
+        ConfigError: if the request is wrong.
+        RunFailed: if a run broke through no fault of the request.
+    """
+    try:
+        with machine_alone(wanted=request.measures and slurm is None):
+            rows = run(request) if slurm is None else slurm.run(request)
+    except (ValueError, RunFailed):
+        raise
+    except Exception as error:
+        raise RunFailed(f"run failed: {type(error).__name__}: {error}") from error
+    for row in rows:
+        emit(row, alone=alone)
+    if rows:  # none on ranks that torchrun has started beside rank 0
+        journal.ended(rows)
+    failed = [row for row in rows if row["status"] == "failed"]
+    if failed:
+        which = "; ".join(f"{row['run_id']}: {row['reason']}" for row in failed)
+        raise RunFailed(f"run failed: {which} (events.jsonl in its folder holds what is known)")
+
+
+def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
+    """Hand all combinations of the swept values to Hydra's launcher.
+
+    Raises:
+        ConfigError, RunFailed: the first that a cell ended with.
+    """
+    register(overrides)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3", job_name="rpbench"):
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
+            with in_our_words(overrides):
+                config = hydra.compose_config("config", [*overrides], RunMode.MULTIRUN, with_log_configuration=False)
+            if config.hydra.callbacks and not any("callbacks" in item for item in overrides):
+                raise ConfigError("hydra.callbacks: they run code; name them by hydra/callbacks=NAME, and in no file")
+            context = HydraContext(config_loader=hydra.config_loader, callbacks=cast(Any, _Callbacks(config)))
+            _sweep_with(config, context, terms, is_dry=is_dry)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explained(error, overrides) from None
+    except (ValueError, OSError, RunFailed):
+        raise
+    except Exception as error:
+        raise RunFailed(_of_launcher(error)) from error
+
+
+def _of_launcher(error: Exception) -> str:
+    """What broke outside of any run, such as a worker that was killed."""
+    what = f"{type(error).__name__}: {first_line(error)}"
+    if "Terminated" in what or "BrokenProcess" in what:
+        return f"a worker of the launcher was killed ({what}); what had ended is kept, the same command goes on"
+    return f"the sweep broke ({what}); what had ended is kept, the same command goes on"
+
+
+def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_dry: bool) -> None:
+    """Our own sweeper in the place of Hydra's default; any other as it was asked for."""
+    _check_hydra(config)
+    arguments, plugins = list(config.hydra.overrides.task), Plugins.instance()
+    if config.hydra.runtime.choices["hydra/sweeper"] != "basic":  # Hydra's default
+        plugins.instantiate_sweeper(hydra_context=context, task_function=_job, config=config).sweep(arguments)
+        return
+
+    launcher = cast(dict[str, Any], OmegaConf.to_container(config.hydra.launcher, resolve=True))
+    slurm = asked_for(launcher)
+
+    def launch(work: Callable[[DictConfig], None]) -> Any:
+        if slurm is not None:
+            return _Here(work, config)
+        return plugins.instantiate_launcher(hydra_context=context, task_function=work, config=config)
+
+    sweeper = ManifestSweeper(config, launch, context.config_loader, terms)
+    if is_dry:
+        sweeper.preview(arguments, sys.stdout)
+    else:
+        refuse_without_slurm(launcher)
+        if slurm is not None:
+            slurm.executor_here()
+        sweeper.sweep(arguments, _work if slurm is None else partial(_work_by_jobs, slurm))
+
+
+def _check_hydra(config: DictConfig) -> None:
+    """Refuse what leaves Hydra without a launcher or a sweeper, or records without their folder."""
+    for name in ("launcher", "sweeper"):
+        found = config.hydra[name]
+        if not OmegaConf.is_dict(found) or not found.get("_target_"):
+            raise ConfigError(f"hydra.{name}={found}: it is chosen by its name, as in hydra/{name}=basic")
+    if not (isinstance(config.hydra.verbose, bool | str) or OmegaConf.is_list(config.hydra.verbose)):
+        raise ConfigError(f"hydra.verbose={config.hydra.verbose}: true, false, or the names of loggers")
+    if config.hydra.job.chdir:
+        raise ConfigError("hydra.job.chdir=true: cells write beside where the command was given; leave it out")
+
+
+class _Callbacks:
+    """What the command line named by hydra/callbacks=NAME, told of the start and the end of each job."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self._named = [instantiate(each) for each in (config.hydra.callbacks or {}).values()]
+
+    def on_job_start(self, **told: Any) -> None:
+        self._tell("on_job_start", self._named, told)
+
+    def on_job_end(self, **told: Any) -> None:
+        self._tell("on_job_end", self._named[::-1], told)
+
+    def _tell(self, event: str, those: Sequence[Any], told: dict[str, Any]) -> None:
+        for each in those:
+            try:
+                getattr(each, event)(**told)
+            except Exception as error:  # somebody's own code, beside which the runs go on
+                warnings.warn(f"{type(each).__name__}.{event}: {type(error).__name__}: {error}", stacklevel=2)
+
+
+class _Here:
+    """A launcher of one worker, in this process: what it hands out runs elsewhere."""
+
+    def __init__(self, work: Callable[[DictConfig], None], config: DictConfig) -> None:
+        self._work, self._config = work, config
+
+    def launch(self, batch: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        """The worker's end."""
+        self._work(self._config)
+        return [JobReturn(status=JobStatus.COMPLETED)]
+
+
+def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, node: DictConfig) -> None:
+    """What a worker of a sweep does, in whatever process the launcher runs it."""
+    job = cast(DictConfig, HydraConfig.get())
+    Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit, composed_of(node, job)).work()
+
+
+def _work_by_jobs(slurm: Slurm, plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, config: DictConfig) -> None:
+    """The same with a job for each cell."""
+    run_by_job = partial(_carry_out, slurm=slurm)
+    Worker(Path(config.hydra.sweep.dir), plan, cells, terms, run_by_job, emit).work()
+
+
+def _job(node: DictConfig) -> None:
+    """One run that a sweeper of somebody else's asks for."""
+    job = cast(DictConfig, HydraConfig.get())
+    _carry_out(request_of(composed_of(node, job)), Journal.of_none())
+
+
+def _check_flags(overrides: Sequence[str]) -> None:
+    for item in overrides:
+        if item.startswith("-"):
+            raise ConfigError(f"unknown option {item}: runs take key=value, and -m for a sweep; see rpbench --help")
+
+
+def _check_choices(overrides: Sequence[str]) -> None:
+    """Refuse unknown options of a group before the first run of a sweep begins."""
+    for item in overrides:
+        group, equals, value = item.lstrip("+").partition("=")
+        if equals and group in GROUPS:
+            for name in value.split(","):
+                known = with_folders(group, options_of(group))
+                if group == "cluster" and name not in known and devices_named(name) is not None:
+                    continue
+                if name.strip() not in (*known, "null", "") and not name.strip().startswith(("$", "glob", "choice")):
+                    raise ConfigError(unknown_name(group, name.strip(), known))

@@ -1,0 +1,137 @@
+"""Sweeper: all combinations of the swept values, with a manifest of the cells, and an end that counts them."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, product
+from math import prod
+from pathlib import Path
+from typing import Any, TextIO
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig
+
+from rpbench.config.choices import ConfigError
+from rpbench.records.manifest import Plan, manifest_name, write_plan
+from rpbench.records.provenance import usable_cores
+from rpbench.records.record import check_writable
+from rpbench.side_processes import end_with
+from rpbench.sweep.preview import Summary, preview
+from rpbench.sweep.progress import EVERY_S, Progress, conclude
+from rpbench.sweep.slurm import TARGET as SLURM
+from rpbench.sweep.worker import Terms
+
+MOST_CELLS = 1_000_000
+Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
+
+
+@dataclass(frozen=True)
+class ManifestSweeper:
+    """Every combination of the swept values, written down before the first runs.
+
+    The launcher starts workers, which share the cells: Hydra composes a configuration a worker, not one a cell.
+
+    Args:
+        config: as Hydra composes it for a multirun.
+        launch: the launcher of what a worker does.
+        loader: what the ranges and globs of overrides are expanded with.
+    """
+
+    config: DictConfig
+    launch: Callable[[Callable[[DictConfig], None]], Launcher] | None
+    loader: ConfigLoader
+    terms: Terms = field(default_factory=Terms)
+
+    def sweep(self, arguments: Sequence[str], work: Work) -> None:
+        """Run every cell of the command line, and of the experiment it names.
+
+        Args:
+            work: does a worker's part.
+
+        Raises:
+            ConfigError: if there is no cell, or no place for records; or what a cell that cannot be asked for said.
+            RunFailed: if a cell broke.
+        """
+        assert self.launch is not None
+        cells = self.cells(arguments)
+        if not cells:
+            raise ConfigError(f"nothing to sweep: {_empty(arguments)} gives no value; name at least one")
+        results = Path(self.config.hydra.sweep.dir)
+        check_writable(results, "results_dir")
+        experiment = self.config.hydra.runtime.choices.get("experiment")
+        name = None if experiment in (None, "null") else str(experiment)
+        plan = Plan(*write_plan(results, name, arguments, cells).split("@"))
+        launcher = self.launch(partial(_worked, os.getpid(), partial(work, plan, cells, self.terms)))
+        number = _num_workers(self.config.hydra.launcher, len(cells))
+        common = [item for item in arguments if item.startswith(("experiment=", "results_dir="))]
+        batch = [[*common, f"hydra.job.name='{plan.name}'"] for _ in range(number)]
+        with Progress(results, plan):
+            ended = launcher.launch(batch, initial_job_idx=0)
+        conclude(results, plan, ended, self.terms)
+
+    def preview(self, arguments: Sequence[str], out: TextIO) -> None:
+        """A line of JSON for each cell of the command line: what would be run, and what is there."""
+        experiment = self.config.hydra.runtime.choices.get("experiment")
+        name = manifest_name(None if experiment in (None, "null") else str(experiment), arguments)
+        rows, cells, said = Summary(), self.cells(arguments), time.monotonic()
+        for row in preview(Path(self.config.hydra.sweep.dir), name, cells):
+            print(json.dumps(row), file=out)
+            rows.add(row)
+            if time.monotonic() - said >= EVERY_S:
+                said = time.monotonic()
+                print(f"rpbench: {rows.num_cells:,} of {len(cells):,} cells are looked at", file=sys.stderr, flush=True)
+        print(f"rpbench: {rows}", file=sys.stderr)
+
+    def cells(self, arguments: Sequence[str]) -> list[tuple[str, ...]]:
+        """The overrides of every cell: what is swept varies, the last key the fastest; an argument replaces a sweep."""
+        swept = [f"{key}={values}" for key, values in (self.config.hydra.sweeper.params or {}).items()]
+        parser = OverridesParser.create(config_loader=self.loader)
+        values = {item.get_key_element(): _values(item) for item in parser.parse_overrides([*swept, *arguments])}
+        if (number := prod(map(len, values.values()))) > MOST_CELLS:
+            raise ConfigError(f"{number:,} cells; a sweep has at most {MOST_CELLS:,}: name fewer values")
+        return list(product(*values.values()))
+
+
+def _worked(command: int, work: Callable[[DictConfig], None], config: DictConfig) -> None:
+    """A worker's part; one that a launcher started from the command's own process ends with it, also while idle."""
+    if os.getppid() == command:
+        end_with(command)
+    work(config)
+
+
+def _values(override: Override) -> list[str]:
+    """An override for each value that it sweeps."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{override.input_line}: an interval has no end of values; list them, or take range(...)")
+    values = [f"{key}={value}" for value in islice(override.sweep_string_iterator(), MOST_CELLS + 1)]
+    if len(values) > MOST_CELLS:
+        raise ConfigError(f"{override.input_line}: more than {MOST_CELLS:,} values; name fewer")
+    return values
+
+
+def _empty(arguments: Sequence[str]) -> str:
+    """The swept argument that is likely to have no values."""
+    found = [item for item in arguments if any(mark in item for mark in ("glob(", "range(", "choice("))]
+    return " ".join(found) or "the sweep"
+
+
+def _num_workers(launcher: Any, num_cells: int) -> int:
+    """Workers that a launcher runs at once: one, or as many as it was told; here, no more than there are cores."""
+    target = str(launcher.get("_target_"))
+    if "joblib" in target:
+        asked = int(launcher.get("n_jobs", -1))
+        return max(1, min(num_cells, usable_cores() if asked < 1 else asked))
+    if "submitit" in target:
+        asked = int(launcher.get("array_parallelism", 1))
+        return max(1, min(num_cells, asked if "Slurm" in target else min(asked, usable_cores())))
+    return 1 if "basic" in target or target == SLURM else max(1, min(num_cells, usable_cores()))

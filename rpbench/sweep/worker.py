@@ -1,0 +1,132 @@
+"""Worker: one process of a sweep. It takes cells that nobody has, until every cell of the plan has ended.
+
+A launcher of Hydra starts workers, one or several, here or elsewhere; how they divide the cells is settled by leases.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpbench.config.choices import ConfigError
+from rpbench.config.composing import Composer
+from rpbench.config.configuration import Composed
+from rpbench.config.request import Request, request_of
+from rpbench.records.manifest import Journal, Plan, is_settled, recall
+from rpbench.records.record import Record, run_id
+from rpbench.run.recording import identity
+from rpbench.sweep.lease import Leases
+
+_POLL_S = 0.2
+
+
+class RunFailed(RuntimeError):
+    """A run that broke through no fault of the request."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a sweep wants its cells.
+
+    Args:
+        only: cells in one of these states alone are run; empty: all.
+        again: cells in these states are run again although they have a verdict.
+        fail_fast: a worker stops at its first failure.
+    """
+
+    only: frozenset[str] = frozenset()
+    again: frozenset[str] = frozenset()
+    fail_fast: bool = False
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Runs cells of a plan.
+
+    Args:
+        results: where records go.
+        plan: the sweep, as it was written down.
+        cells: the overrides of each cell.
+        terms: which of them are run.
+        carry_out: runs a request and tells a journal.
+        emit: says a record that was there before.
+        known: what Hydra composed for this worker.
+    """
+
+    results: Path
+    plan: Plan
+    cells: Sequence[Sequence[str]]
+    terms: Terms
+    carry_out: Callable[[Request, Journal], None]
+    emit: Callable[[Record], None]
+    known: Composed | None = None
+
+    def work(self, first: int = 0) -> None:
+        """Run what is left, beginning at a cell and going round."""
+        known = recall(self.results, self.plan)
+        numbers = [*range(first, len(self.cells)), *range(first)]
+        chosen = [number for number in numbers if not self.terms.only or known[number].state in self.terms.only]
+        waiting = deque(number for number in chosen if not self._is_there(known[number], number))
+        if len(waiting) < len(chosen):
+            print(f"rpbench: {len(chosen) - len(waiting)} of {len(chosen)} cells are there", file=sys.stderr)
+        leases, composer, refusals = Leases(self.results), Composer(self.known), 0
+        try:
+            while waiting:
+                number = waiting.popleft()
+                if self._run(number, known[number].state, composer, leases):
+                    refusals = 0
+                    continue
+                waiting.append(number)  # somebody else has it
+                refusals += 1
+                if refusals >= len(waiting):
+                    time.sleep(_POLL_S)
+        except _Stop:
+            print("rpbench: stopped at the first failure", file=sys.stderr)
+        finally:
+            leases.remove_lapsed()
+            leases.close()
+
+    def _is_there(self, cell: Any, number: int) -> bool:
+        """Whether a cell's records stand, told from the manifest alone; they are said once more."""
+        if cell.state in self.terms.again | self.terms.only:
+            return False
+        rows = is_settled(self.results, cell, self.cells[number])
+        for row in rows or ():
+            self.emit(row)
+        return rows is not None
+
+    def _run(self, number: int, state: str, composer: Composer, leases: Leases) -> bool:
+        """Run a cell and tell its end; False if somebody else has it."""
+        journal = Journal(self.plan.folder(self.results), self.plan.plan_id, number)
+        overrides = [*self.cells[number]]
+        if state in self.terms.again | self.terms.only:
+            overrides.append("force=true")
+        try:
+            request = request_of(composer.compose(overrides))
+            lease = leases.take(run_id(identity(request)))
+            if lease is None:
+                return False
+            try:
+                self.carry_out(request, journal)
+            finally:
+                leases.give_back(lease)
+        except (ValueError, RunFailed) as error:
+            self._tell(number, error, journal)
+            if self.terms.fail_fast and not isinstance(error, ConfigError):
+                raise _Stop from None
+        return True
+
+    def _tell(self, number: int, error: Exception, journal: Journal) -> None:
+        """What a cell ended with, at once: to its manifest and to people."""
+        if isinstance(error, ValueError):
+            journal.refused(str(error))
+        else:
+            journal.failed(str(error))
+        print(f"rpbench: cell {number} ({' '.join(self.cells[number])}): {error}", file=sys.stderr)
+
+
+class _Stop(Exception):
+    pass

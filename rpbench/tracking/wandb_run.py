@@ -1,0 +1,118 @@
+"""W&B: a run is started, told of its steps and finished.
+
+wandb is offline unless a key is set, never asks, and never holds a run up: a server that does not answer costs
+`tracker.init_timeout_s` once, a warning, and the run is kept offline. Nothing of the environment is sent: neither the
+host's name nor the command line, the program, the packages or the repository's address.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rpbench.config.request import Request
+from rpbench.ir.timeline import Timeline
+from rpbench.records.record import Record
+from rpbench.tracking.artifacts import add_artifact
+from rpbench.tracking.description import config_of, group_of, name_of, summary_of, tags_of
+from rpbench.tracking.metrics import HISTORY, MEMORY, STEP, SUMMARY
+
+_EXIT_CODES = {"ok": 0, "failed": 1, "infeasible": 3, "oom": 4}  # W&B shows what is not 0 as failed; a tag says why
+
+_unreachable = False  # said once per process; the runs after it go offline at once
+
+
+def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
+    """A run at W&B, with its name, group and configuration.
+
+    Args:
+        row: what is known of its record.
+        attempt: which try this is; later ones get an id of their own, so that no step is there twice.
+    """
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    tracker = request.tracker
+    arguments = {
+        "project": tracker.project,
+        "id": row["run_id"] + (f"-{attempt}" if attempt > 1 else ""),
+        "name": name_of(row) + (f" try {attempt}" if attempt > 1 else ""),
+        "group": group_of(request),
+        "job_type": row["backend"] or row["mode"],
+        "config": config_of(request, row),
+        "dir": str(request.results_dir),
+        "resume": "allow",
+        "settings": _settings(wandb, tracker.init_timeout_s),
+    }
+    run = _initialised(wandb, arguments, tracker.init_timeout_s)
+    run.define_metric(STEP, hidden=True)
+    for name, metric in HISTORY.items():
+        run.define_metric(name, step_metric=STEP, summary=metric.goal and metric.goal[:3])
+    run.define_metric(f"{MEMORY}*", step_metric=STEP)
+    for name in SUMMARY:
+        run.define_metric(name, summary="last")
+    return run
+
+
+def _settings(wandb: Any, timeout_s: float) -> Any:
+    return wandb.Settings(
+        init_timeout=timeout_s,
+        silent=True,
+        quiet=True,
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        save_code=False,
+        host="undisclosed",
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+    )
+
+
+def _initialised(wandb: Any, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+    global _unreachable
+    mode = "offline" if _unreachable else wandb_mode()
+    try:
+        return wandb.init(mode=mode, **arguments)
+    except (wandb.errors.CommError, wandb.errors.UsageError) as error:
+        if mode != "online":
+            raise
+        _unreachable = True
+        print(
+            f"rpbench: wandb did not answer within {timeout_s:g} s ({type(error).__name__}); this and "
+            "later runs are kept offline, `wandb sync` sends them",
+            file=sys.stderr,
+        )
+        wandb.teardown()  # the attempt that failed still holds the run's id
+        return wandb.init(mode="offline", **arguments)
+
+
+def finish(run: Any, row: Record, timeline: Timeline | None, folder: Path) -> None:
+    """The verdict, the summary and the artifact of a run."""
+    try:
+        run.tags = tags_of(row)
+        run.summary.update(summary_of(row))
+        add_artifact(run, row, timeline, folder)
+    finally:
+        run.finish(exit_code=_EXIT_CODES[row["status"]])
+
+
+def wandb_mode() -> str:
+    """What WANDB_MODE says; else online with a key and offline without, so that wandb never asks for one."""
+    return os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+
+
+def _has_key() -> bool:
+    """Whether a key is set where `wandb login` puts it: the environment, or .netrc for the server in use."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    server = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc(os.environ.get("NETRC")).authenticators(server) is not None
+    except (OSError, NetrcParseError):
+        return False

@@ -1,0 +1,66 @@
+"""Imports: small files by hand, and files that are not what they say."""
+
+import json
+
+import pytest
+
+from rpbench.cli import dispatch
+from rpbench.config.choices import ConfigError
+from rpbench.records import imports, record
+
+KINETO = [
+    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 1, "ts": 100, "dur": 50},
+    {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 110, "dur": 30},
+    {"ph": "X", "cat": "kernel", "name": "inner", "pid": 0, "tid": 7, "ts": 115, "dur": 5},
+    {"ph": "X", "cat": "kernel", "name": "add", "pid": 0, "tid": 7, "ts": 150, "dur": 10},
+    {"ph": "i", "name": "mark", "ts": 3},
+]
+
+
+def test_a_profile_becomes_lanes_without_overlap(tmp_path, capsys):
+    source, out = tmp_path / "profile.json", tmp_path / "out.json"
+    source.write_text(json.dumps({"traceEvents": KINETO}))
+    assert dispatch(["import", "kineto", str(source), f"out={out}"]) == 0
+    slices = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert [(event["name"], event["ts"], event["dur"]) for event in slices] == [("gemm", 0, 30), ("add", 40, 10)]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["evidence"] == "measured elsewhere"
+    assert printed["makespan_s"] == pytest.approx(50e-6)
+    assert printed["bubble_makespan"] == pytest.approx(0.2)
+
+
+def test_a_table_becomes_records_that_are_sound(tmp_path, capsys):
+    source = tmp_path / "table.csv"
+    source.write_text("schedule,model,num_devices,tokens_per_s\n1f1b,llama31_8b,8,1234.5\ngpipe,llama31_8b,8,1000\n")
+    assert dispatch(["import", "csv", str(source), f"results_dir={tmp_path / 'r'}"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    rows = list(record.read_all(tmp_path / "r"))
+    assert {row["evidence"] for row in rows} == {"measured elsewhere"}
+    assert sorted(row["tokens_per_s"] for row in rows) == [1000, 1234.5]
+
+
+def test_an_exported_run_becomes_a_record():
+    run = {"config": {"schedule": {"name": "zb_h1"}, "num_devices": {"value": 4}}, "summary": {"tokens_per_s": 7.0}}
+    (row,) = imports.records_of_wandb(json.dumps(run))
+    assert (row["schedule"], row["num_devices"], row["tokens_per_s"]) == ("zb_h1", 4, 7.0)
+
+
+@pytest.mark.parametrize(
+    "read, text, rule",
+    [
+        (imports.records_of_csv, "model\nx\n", "a header with at least"),
+        (imports.records_of_csv, "schedule,a\n1f1b\n", "line 2"),
+        (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,nan\n", "no number to keep"),
+        (imports.records_of_csv, "schedule,num_devices\n1f1b,-2\n", "whole number"),
+        (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,-5\n", "below 0"),
+        (imports.records_of_wandb, "[" * 100_000, "nested too deeply|not JSON"),
+        (imports.records_of_wandb, '{"config": {}}', "an object with"),
+        (imports.trace_of_kineto, "{", "not JSON"),
+        (imports.trace_of_kineto, "{}", "no traceEvents"),
+        (imports.trace_of_kineto, '[{"ph": "X", "ts": 1, "dur": -1}]', "microseconds"),
+        (imports.trace_of_kineto, '[{"ph": "X", "ts": 1, "dur": 1}]', "no kernels"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(read, text, rule):
+    with pytest.raises(ConfigError, match=rule):
+        read(text)
