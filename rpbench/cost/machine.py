@@ -218,12 +218,12 @@ class Machine:
         shared = (self.host_memory_bytes or 0) // (self.num_devices or 1)
         return Device(
             name=f"device of {self.name}",
-            flops_16=self.known("wide_matmul_flops_per_s"),
+            flops_16=self.known("matmul_flops_per_s"),
             memory_bytes=self.device_memory_bytes or shared or 1,
             memory_bytes_per_s=self.known("memory_bytes_per_s"),
             link_bytes_per_s=self.known("copy_bytes_per_s"),
             multiprocessors=1,
-            sustained_16=self.known("wide_matmul_efficiency"),
+            sustained_16=self.known("matmul_efficiency"),
             attention_flops_per_s={
                 "flash2": self.known("wide_matmul_flops_per_s") * self.known("attention_efficiency")
             },
@@ -231,7 +231,7 @@ class Machine:
             declared={
                 own: self.declared[name]
                 for name, own in (
-                    ("wide_matmul_flops_per_s", "flops_16"),
+                    ("matmul_flops_per_s", "flops_16"),
                     ("memory_bytes_per_s", "memory_bytes_per_s"),
                     ("copy_bytes_per_s", "link_bytes_per_s"),
                 )

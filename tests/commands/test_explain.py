@@ -149,7 +149,7 @@ def test_causes_add_up_to_the_predicted_step_of_every_system(system):
         (Mesh(data=8), {"precision": "fp8"}, "dtype"),
         (Mesh(pipeline=4), {"num_microbatches": "64"}, "bubble"),
         (Mesh(pipeline=4), {"machine": "dgx_b200"}, "device"),
-        (Mesh(tensor=2), {"tensor": "8"}, "collectives"),
+        (Mesh(tensor=8), {"tensor": "16"}, "collectives"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -81,5 +81,5 @@ def test_what_was_measured_is_all_reached():
 
 
 def test_a_cluster_without_a_rate_says_which():
-    with pytest.raises(ValueError, match="has no wide_matmul_flops_per_s"):
-        assert replace(MINE, wide_matmul_flops_per_s=None).device
+    with pytest.raises(ValueError, match="has no matmul_flops_per_s"):
+        assert replace(MINE, matmul_flops_per_s=None).device
