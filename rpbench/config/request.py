@@ -389,7 +389,9 @@ def _meshed(
 
 def _num_devices(config: RunConfig, cluster: Machine) -> int:
     """As asked for; else those of a host of the cluster."""
-    return config.num_devices or (DEVICES if cluster.num_devices is None else cluster.node_devices)
+    if config.num_devices is not None:
+        return config.num_devices
+    return DEVICES if cluster.num_devices is None else cluster.node_devices
 
 
 def _own_generator(entry: Entry) -> SourceFile | None:

@@ -94,7 +94,7 @@ def predict(
     """Seconds and bytes of a model's training under a mesh.
 
     Args:
-        cluster: a machine, or the name of one in `conf/machine/`, which gets as many nodes as the mesh needs.
+        cluster: a machine, or the name of one in `conf/cluster/`, which gets as many nodes as the mesh needs.
         global_batch: sequences of a step.
         sequences: of a microbatch.
         framework: traits and constants, or their name in `conf/software/`.

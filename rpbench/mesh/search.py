@@ -81,7 +81,7 @@ def search(
     """The fastest plans of a model on a machine.
 
     Args:
-        cluster: a machine, or the name of one in `conf/machine/`.
+        cluster: a machine, or the name of one in `conf/cluster/`.
         global_batch: sequences of a step.
         num_devices: of the machine to use; 0 for all.
         num_simulated: plans that the real schedule and simulator time.

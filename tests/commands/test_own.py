@@ -73,7 +73,7 @@ def test_new_says_how_it_is_written(words, rpbench):
     assert "rpbench new model" in err or "a letter first" in err
 
 
-@pytest.mark.parametrize("name, group", [("llama31_8b", "model"), ("8x_h100", "cluster"), ("gpipe", "schedule")])
+@pytest.mark.parametrize("name, group", [("llama31_8b", "model"), ("8x_a800", "cluster"), ("gpipe", "schedule")])
 def test_new_takes_no_name_that_is_taken(name, group, rpbench):
     assert rpbench("new", group, name)[0] == 2
 

@@ -112,7 +112,9 @@ def test_twenty_gpus_and_ten_machines_are_known_and_every_figure_has_a_source():
     assert len(names("gpu")) >= 20
     for name in names("gpu"):
         found = gpu(name)
-        numbers = {key for key, value in vars(found).items() if isinstance(value, int | float) and type(value) is not bool}
+        numbers = {
+            key for key, value in vars(found).items() if isinstance(value, int | float) and type(value) is not bool
+        }
         numbers -= {"sustained_8"} if found.flops_8 is None else set()
         numbers -= {"sustained_4"} if found.flops_4 is None else set()
         assert numbers <= set(found.declared), name

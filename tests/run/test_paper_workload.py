@@ -49,7 +49,7 @@ def test_analytic_costs_serve_any_schedule(tmp_path):
         (["model=llama31_8b", "cluster=8x_a800", "model.kv_heads=5"], "does not divide"),
         (["model=gpt_oss_20b", "cluster=8x_a800", "model.experts_active=64"], "cannot visit more experts"),
         (["model=llama31_8b", "cluster=8x_a800", "model.vocab=0"], r"model\.vocab=0"),
-        (["model=llama31_8b", "cluster=8x_a800", "cluster.copy_bytes_per_s=null"], "has no copy_bytes_per_s"),
+        (["model=llama31_8b", "cluster=8x_a800", "cluster.gpu=null"], "has no matmul_flops_per_s"),
         (["model=llama31_8b", "cluster=8x_a800", "cluster.host_memory_bytes=null"], "has no host_memory_bytes"),
         (["model=llama31_8b", "cluster=8x_a800", "cluster.device_memory_bytes=24GB"], "a whole number of at least 1"),
         (["model=gpt_oss_20b", "cluster=8x_a800", "cost.constants.loop_share=0"], "a share of a core"),
