@@ -281,6 +281,6 @@ def test_a_limit_that_nothing_fits_in_is_refused():
 
 
 def test_without_the_solver_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("baselines.optpipe.find_spec", lambda name: None)
+    monkeypatch.setattr("baselines.zero_bubble.optpipe.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'needs OR-tools; pip install -e "\.\[exact\]"'):
         build(2, 2)
