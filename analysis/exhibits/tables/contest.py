@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index
 from analysis.records.runs import MODELS
 
@@ -57,6 +57,7 @@ def options(row: dict) -> Sequence[Cell]:
     )
 
 
+@exhibited("figure10_options", place=220, question="Which settings do the fastest systems take?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The leaders of every model with all that the search chose for them.
 
@@ -66,7 +67,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     ranked = distinct(numbers(experiments))
     columns = ("model", "system", "tokens/s", "steps late", *OPTIONS, "prefetch", "cut", "settings tried", "timelines")
     return Exhibit(
-        id="figure10_options",
         title="What the search chose for the leaders",
         caption=(
             f"The {LEADERS} fastest distinct orders of each model and the fastest that is never late, at equal tuning: "
