@@ -306,7 +306,7 @@ def _crowded() -> Figure:
 
 
 def _exhibit(name: str, **figures: object) -> Exhibit:
-    return Exhibit(name, name, "", ("derived",), "", **figures)  # type: ignore[arg-type]
+    return Exhibit(name, "", ("derived",), "", id=name, **figures)  # type: ignore[arg-type]
 
 
 def test_figures_are_drawn_once_each_in_their_order_and_kept_as_files(tmp_path: Path) -> None:
