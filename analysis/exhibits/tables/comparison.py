@@ -75,13 +75,18 @@ def simulated(experiments: Experiments) -> Exhibit:
             "FLOPs, and microbatches of other sizes than the timed one scale as the count of operations says: both are "
             "derived. The bubble is "
             f"bubble_steady, the {style.BUBBLES['bubble_steady']}; memory is the fullest device's, bytes are sums "
-            f"over all devices. {_LATE} {answer(rows)}"
+            f"over all devices. {_LATE} {_others()}{answer(rows)}"
         ),
         evidence=("simulated", "derived"),
         command="python -m rpbench -m experiment=figure10",
         draw=partial(draw, rows),
         table=table(columns, cells),
     )
+
+
+def _others() -> str:
+    """The schedules that came after the comparison was last made."""
+    return f"Not compared yet: {', '.join(names)}. " if (names := contest.not_compared()) else ""
 
 
 def _budget(rows: pd.DataFrame) -> str:

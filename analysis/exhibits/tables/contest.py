@@ -9,6 +9,8 @@ from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index
 from analysis.records.runs import MODELS
+from rpbench.config.configuration import swept
+from rpbench.plan.contest.contender import contenders, why_not_charged
 
 EXPERIMENT = "figure10"
 OPTIONS = ("sequences a microbatch", "stages a device", "recomputed", "stages that recompute nothing", "own options")
@@ -28,6 +30,12 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     cells = [cell.overrides for cell in manifest.cells if cell.state != NOT_APPLICABLE]
     wanted = [(model, cell["schedule"]) for model in MODELS for cell in cells if cell["model"] == model]
     return index(rows, ("model", "schedule"), wanted, EXPERIMENT).reset_index(drop=True)
+
+
+def not_compared() -> list[str]:
+    """Schedules of the registry that could take part, and that the experiment does not name yet."""
+    able = {each.entry.name for each in contenders() if not why_not_charged(each)}
+    return sorted(able - set(swept(EXPERIMENT, "schedule")))
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
