@@ -27,7 +27,7 @@ from rpbench import registry
 from rpbench.config.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
 from rpbench.config.files.own_files import check_own_files, refuse_targets, refuse_what_runs
 from rpbench.config.hydra_words import reworded
-from rpbench.config.mesh.overrides import MeshConfig, nodes_named, with_folders
+from rpbench.config.mesh.overrides import MeshConfig, machines_named
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
 
@@ -113,7 +113,7 @@ def register(overrides: Sequence[str] = ()) -> None:
     """Offer the schema, every registered schedule and the user's folders to Hydra; safe to call twice.
 
     Args:
-        overrides: may name machines and architectures, which runs under a mesh take.
+        overrides: may describe machines that no file names.
     """
     refuse_targets(overrides)
     check_own_files(GROUPS, overrides)
@@ -123,8 +123,8 @@ def register(overrides: Sequence[str] = ()) -> None:
     store.store(name="rpbench_schema", node=RunConfig)
     for name, entry in registry.offered().items():
         store.store(group="schedule", name=name, node=schedule_node(entry), package="schedule")
-    for group, name, keys in nodes_named(overrides):
-        store.store(group=group, name=name, node=keys, package=group)
+    for name, keys in machines_named(overrides):
+        store.store(group="cluster", name=name, node=keys, package="cluster")
 
 
 def schedule_node(entry: registry.Entry) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
                 f"{group}={name}: none of this name is installed; leave it out, or install the package that brings it, "
                 "such as hydra-joblib-launcher or hydra-submitit-launcher"
             )
-        return ConfigError(unknown_name(group, name, with_folders(group, options_of(group))))
+        return ConfigError(unknown_name(group, name, options_of(group)))
     if isinstance(error, ConfigCompositionException) and (
         missing := re.search(r"Could not override '([^']+)'", str(error))
     ):

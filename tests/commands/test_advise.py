@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rpbench.advice.machine_figures import described
-from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of, model_of_sizes
+from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advise import advise_on
 from rpbench.places import CONF
@@ -41,17 +41,17 @@ def config(tmp_path):
 
 def test_a_config_is_counted_as_its_card_says(config):
     """3.21 billion parameters, says the model's card."""
-    model = model_of(architecture_of(config / "config.json"), "llama", 2048)
+    model = architecture_of(config / "config.json")
     assert model.total_parameters == pytest.approx(3.21e9, rel=2e-3)
-    assert (model.name, model.family, model.tied_embedding) == ("llama_3_2_3b", "llama", True)
+    assert (model.name, model.family, model.tied) == ("llama_3_2_3b", "llama", True)
 
 
 def test_sizes_on_the_command_line_are_the_same_model_as_its_config(config):
-    sizes = {"num_layers": 28, "hidden": 3072, "heads": 24, "kv_heads": 8, "intermediate": 8192, "vocab": 128256}
-    typed = model_of_sizes({key: str(value) for key, value in sizes.items()} | {"tied_embedding": "true"})
-    assert replace(typed, name="llama_3_2_3b") == model_of(architecture_of(config / "config.json"), "llama", 2048)
+    sizes = {"num_layers": 28, "hidden": 3072, "heads": 24, "key_value_heads": 8, "inner": 8192, "vocab": 128256}
+    typed = model_of_sizes({key: str(value) for key, value in sizes.items()} | {"tied": "true"})
+    assert replace(typed, name="llama_3_2_3b") == architecture_of(config / "config.json")
     plain = {"num_layers": "2", "hidden": "64", "heads": "2", "vocab": "100"}
-    assert model_of_sizes(plain | {"gated_mlp": "false"}).family == "gpt"
+    assert model_of_sizes(plain | {"gated": "false"}).family == "gpt"
     assert model_of_sizes(plain | {"family": "qwen3"}).family == "qwen3"
 
 
@@ -221,7 +221,7 @@ def test_a_name_in_the_local_cache_is_a_model(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     path = config_path("meta-llama/Llama-3.2-3B")
     assert path is not None
-    assert model_of(architecture_of(path), "llama", 2048).name == "llama_3_2_3b"
+    assert architecture_of(path).name == "llama_3_2_3b"
     assert config_path("meta-llama/Llama-3.2-1B") is None
     assert config_path("../x") is None
 

@@ -193,7 +193,7 @@ def test_a_changed_shape_has_another_name_and_no_corrections(rpbench):
 
 def test_a_changed_shape_takes_the_time_of_one_that_nobody_measured():
     """The same shape under a name of its own, without published numbers, is the reference."""
-    words = ["cluster=8x_h100", "cost=analytic", "model=llama31_8b", "model.intermediate=8192"]
+    words = ["cluster=8x_h100", "cost=analytic", "model=llama31_8b", "model.inner=8192"]
     changed = load(words).model
     plain = load([*words, "model.name=plain", "model.published_name=null"]).model
     meant = load([*words, "model.name=kept", "model.published_name=llama-3.1-8b"]).model
