@@ -30,6 +30,7 @@ from rpbench.config.hydra_words import reworded
 from rpbench.config.mesh.overrides import MeshConfig, machines_named
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
+from rpbench.workload.architecture import OLD_SPELLINGS, unknown_key
 
 GROUPS = (
     "mode",
@@ -287,6 +288,10 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
 def _unknown_key(key: str, cause: str) -> str:
     group, _, name = key.rpartition(".")
     known = _known_keys(group)
+    if key == "architecture":
+        return "architecture= is spelled model= now: every model is a file of conf/model/"
+    if group == "model" and name in OLD_SPELLINGS:
+        return unknown_key(name, known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     if name in known:
         return f"{key} is not a key of the chosen {group}; {group} files that have it: {_having(group, name)}"
@@ -301,7 +306,7 @@ def _known_keys(group: str) -> list[str]:
         return [f.name for f in fields(RunConfig)]
     if group == "schedule":
         return sorted({option for entry in registry.offered().values() for option in entry.options})
-    return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)})
+    return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)} - {"defaults"})
 
 
 def _having(group: str, name: str) -> str:

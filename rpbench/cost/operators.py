@@ -39,7 +39,9 @@ def layer_forward(model: Architecture, num_tokens: float, basis: Basis, shards: 
 def expert_forward(model: Architecture, num_tokens: float, basis: Basis) -> Load:
     """The part of a layer's forward that its experts are: what cannot begin before the router has chosen."""
     products = sum(product.flops(num_tokens, basis) for product in products_of(model) if product.share < 1)
-    gate = gate_bytes(model, basis) * model.experts.inner if model.experts else 0.0
+    if model.experts is None:
+        return Load(products)
+    gate = gate_bytes(model, basis) * model.experts.inner
     dispatch = basis["dispatch_bytes"] * model.hidden
     return Load(products, memory_bytes=num_tokens * model.expert_visits * (gate + dispatch))
 
@@ -134,7 +136,7 @@ def _token_bytes(model: Architecture, basis: Basis, shards: int) -> float:
     heads = model.q_dim + model.kv_dim
     rotary = basis["rope_bytes"] * heads if model.family != "gpt" else 0.0
     head_norms = basis["norm_bytes"] * heads if model.qk_norm else 0.0
-    dispatch = basis["dispatch_bytes"] * model.expert_visits * model.hidden
+    dispatch = basis["dispatch_bytes"] * model.expert_visits * model.hidden if model.experts else 0.0
     gate = gate_bytes(model, basis) * model.inner_visits
     whole = 2 * (basis["norm_bytes"] + basis["residual_bytes"]) * model.hidden
     return whole + (gate + rotary + head_norms + dispatch) / shards

@@ -27,7 +27,7 @@ def kept_bytes(model: Architecture, num_tokens: float, basis: Basis, *, fused: b
     whole = 2 * (norm + BYTES_PER_VALUE) * model.hidden
     attention = BYTES_PER_VALUE * (2 * model.q_dim + 2 * model.kv_dim)
     head_norms = norm * heads if model.qk_norm else 0.0
-    dispatch = basis["kept_dispatch_bytes"] * model.hidden * model.expert_visits
+    dispatch = basis["kept_dispatch_bytes"] * model.hidden * model.expert_visits if model.experts else 0.0
     return num_tokens * (whole + (attention + head_norms + gate * model.inner_visits + dispatch) / shards)
 
 

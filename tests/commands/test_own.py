@@ -337,7 +337,7 @@ def script():
     [
         ("rpbench schedule=gpip", ["gpipe"]),
         ("rpbench -m schedule=gpipe,1f", ["gpipe,1f1b"]),
-        ("rpbench model=llama", ["llama31_8b"]),
+        ("rpbench model=llama31_8", ["llama31_8b"]),
         ("rpbench cal", ["calibrate"]),
         ("rpbench list mod", ["models"]),
         ("rpbench show num_dev", ["num_devices="]),

@@ -6,6 +6,8 @@ import pytest
 
 from rpbench.config.mesh.choice import refuse_lora
 from rpbench.config.request import load
+from rpbench.cost.device import names
+from rpbench.run.request_to_records import run
 from rpbench.workload.architecture import OLD_SPELLINGS, Architecture, architecture
 from rpbench.workload.huggingface import from_config
 from rpbench.workload.parts import mean_keys
@@ -148,7 +150,14 @@ def test_parts_that_cannot_be_are_refused(keys, rule):
 @pytest.mark.parametrize("old, new", OLD_SPELLINGS.items())
 def test_an_old_spelling_is_told_the_new_one(old, new):
     with pytest.raises(ValueError, match=re.escape(f"'{old}' is spelled {new} now")):
+        load(["model=tiny_gpt", f"model.{old}=2"])
+    with pytest.raises(ValueError, match=re.escape(f"'{old}' is spelled {new} now")):
         load(["model=tiny_gpt", f"+model.{old}=2"])
+
+
+def test_the_old_group_is_told_the_new_one():
+    with pytest.raises(ValueError, match="architecture= is spelled model= now"):
+        load(["architecture=llama3_8b"])
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -175,3 +184,13 @@ def test_flops_of_a_plain_model_follow_the_textbook():
     own = Architecture("gpt", 2, 64, 4, 100, gated=False)
     attention = 2 * 12 * 64 * (33 / 2)  # two layers, 12 h keys
     assert own.flops_per_token(32) == 2 * 72 * 64**2 + attention + 6 * 100 * 64
+
+
+@pytest.mark.parametrize("name", [name for name in names("model") if name not in ("abstract", "qwen3_235b_lora")])
+def test_a_shipped_model_runs_on_one_host_and_under_a_mesh(name, tmp_path):
+    asked = ["schedule=1f1b", f"model={name}", "cost=analytic", "num_microbatches=4", f"results_dir={tmp_path}"]
+    (plain,) = run(load([*asked, "cluster=8x_h100", "num_devices=2"]))
+    (under,) = run(load([*asked, "cluster=dgx_h100", "mesh.pipeline=2", "mesh.data=2"]))
+    for found in (plain, under):
+        assert found["status"] == "ok" or " needs " in str(found["reason"])  # the largest need more devices than two
+        assert max(found["peak_memory_bytes"]) > 0
