@@ -12,10 +12,10 @@ from math import exp, log, sqrt
 
 from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import Model
 from rpbench.cost.table import LayerTimes
 from rpbench.plan.contest.terms import Source
 from rpbench.predict.prediction import NORMAL, STEP
+from rpbench.workload.architecture import Architecture
 
 _LINK = {
     "transfers": ("copy_bytes_per_s",),
@@ -27,7 +27,7 @@ _UNMODELLED = "megatron_pp_unmodelled"
 MEASURED = 0.01
 
 
-def half_width(causes: Mapping[str, float], model: Model, tokens: int, basis: Basis, source: Source) -> float:
+def half_width(causes: Mapping[str, float], model: Architecture, tokens: int, basis: Basis, source: Source) -> float:
     """The factor above and below a pace that nine of ten errors stay within.
 
     Args:
@@ -42,7 +42,7 @@ def half_width(causes: Mapping[str, float], model: Model, tokens: int, basis: Ba
     return exp(sqrt(sum(each * each for each in found)))
 
 
-def compute_reach(model: Model, tokens: int, basis: Basis, source: Source) -> float:
+def compute_reach(model: Architecture, tokens: int, basis: Basis, source: Source) -> float:
     """How far the time of a layer may be off, as a share of it."""
     if source == "published":
         return MEASURED * NORMAL

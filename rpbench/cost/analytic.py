@@ -17,7 +17,6 @@ summed in fp16 where that is faster), `fused` as Megatron does (fused kernels; p
 from typing import Literal
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import Model
 from rpbench.cost.operators import (
     Load,
     boundary_bytes,
@@ -28,6 +27,7 @@ from rpbench.cost.operators import (
     layer_weight_grad,
 )
 from rpbench.cost.table import LayerTimes
+from rpbench.workload.architecture import Architecture
 
 Kernels = Literal["eager", "fused"]
 
@@ -35,7 +35,7 @@ Kernels = Literal["eager", "fused"]
 PARTS = ("forward", "backward", "head_forward", "head_backward")
 
 
-def analytic_times(model: Model, num_tokens: float, basis: Basis, kernels: Kernels = "eager") -> LayerTimes:
+def analytic_times(model: Architecture, num_tokens: float, basis: Basis, kernels: Kernels = "eager") -> LayerTimes:
     """Seconds of one microbatch through each layer.
 
     Args:
@@ -67,7 +67,7 @@ def analytic_times(model: Model, num_tokens: float, basis: Basis, kernels: Kerne
     )
 
 
-def hop_s(model: Model, num_tokens: float, basis: Basis) -> float:
+def hop_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
     """Seconds of a boundary tensor from one device to another: down to the host, then up; 0 without a link."""
     rate = basis.get("copy_bytes_per_s", float("inf"))
     return 2 * boundary_bytes(model, num_tokens) / rate
@@ -91,7 +91,7 @@ def _attention_rate(basis: Basis) -> float:
     return basis["wide_matmul_flops_per_s"] * basis["attention_efficiency"]
 
 
-def head_s(model: Model, num_tokens: float, basis: Basis, kernels: Kernels, *, backward: bool) -> float:
+def head_s(model: Architecture, num_tokens: float, basis: Basis, kernels: Kernels, *, backward: bool) -> float:
     """Seconds of final norm, output matrix and loss, one way."""
     load = head_backward(model, num_tokens, basis) if backward else head_forward(model, num_tokens, basis)
     if kernels == "fused":  # the loss in fp32 over the whole vocabulary, in kernels of its own
@@ -101,7 +101,7 @@ def head_s(model: Model, num_tokens: float, basis: Basis, kernels: Kernels, *, b
     return seconds(load, basis, kernels)
 
 
-def correction(model: Model, part: str, basis: Basis) -> float:
+def correction(model: Architecture, part: str, basis: Basis) -> float:
     """Measured over counted time of a part of a model's layers on the machine where it was measured.
 
     1 for models that were not measured, and for the backward of layers with experts: what that takes beyond the count

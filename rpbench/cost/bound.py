@@ -11,13 +11,13 @@ from dataclasses import replace
 from rpbench.cost.analytic import PARTS, analytic_times, correction_name
 from rpbench.cost.basis import Basis
 from rpbench.cost.machine import NUMBERS
-from rpbench.cost.model import Model
 from rpbench.cost.published import published_tokens_per_microbatch
+from rpbench.workload.architecture import Architecture
 
 TIMED_SEQ_LEN = 2048  # tokens of a sequence where layers were timed
 
 
-def rebound(model: Model, basis: Basis, name: str, factor: float, measured_on: Basis | None) -> Basis:
+def rebound(model: Architecture, basis: Basis, name: str, factor: float, measured_on: Basis | None) -> Basis:
     """The constants with one multiplied, and the model's corrections as its timings give them then.
 
     Args:
@@ -35,7 +35,7 @@ def rebound(model: Model, basis: Basis, name: str, factor: float, measured_on: B
     return replace(found, values={**found.values, **values})
 
 
-def _counted(model: Model, basis: Basis) -> dict[str, float]:
+def _counted(model: Architecture, basis: Basis) -> dict[str, float]:
     """Counted time of the parts that were timed."""
     timed = replace(model, seq_len=TIMED_SEQ_LEN, context=None)
     times = analytic_times(timed, published_tokens_per_microbatch(model.published_name or ""), basis)

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from rpbench.cost.analytic import hop_s, seconds
 from rpbench.cost.basis import Basis
 from rpbench.cost.measured import HALVES, PARTS, TERMS, factor_name
-from rpbench.cost.model import Model
 from rpbench.cost.operators import Load, head_backward, head_forward, layer_forward, layer_input_grad, layer_weight_grad
 from rpbench.cost.table import LayerTimes
+from rpbench.workload.architecture import Architecture
 
 # Bytes of fp32 values that pass through memory for one parameter.
 ADDED_BYTES = 12  # adding a gradient: two reads, one write
@@ -30,7 +30,7 @@ PUBLISHED_BYTES = 8  # a new version for the devices to read: one read, one writ
 Terms = Mapping[str, float]  # term -> seconds
 
 
-def engine_times(model: Model, num_tokens: float, basis: Basis) -> LayerTimes:
+def engine_times(model: Architecture, num_tokens: float, basis: Basis) -> LayerTimes:
     """Seconds of one microbatch through each layer, steps included.
 
     Raises:
@@ -60,7 +60,7 @@ def engine_times(model: Model, num_tokens: float, basis: Basis) -> LayerTimes:
     )
 
 
-def counted(model: Model, num_tokens: float, basis: Basis) -> dict[str, Terms]:
+def counted(model: Architecture, num_tokens: float, basis: Basis) -> dict[str, Terms]:
     """Part -> term -> what is counted, in seconds at the machine's rates; 1 for the layer itself."""
     forward = layer_forward(model, num_tokens, basis)
     inputs, weights = (grad(model, num_tokens, basis) for grad in (layer_input_grad, layer_weight_grad))
@@ -84,11 +84,11 @@ def counted(model: Model, num_tokens: float, basis: Basis) -> dict[str, Terms]:
         "embedding_backward": _terms(Load(0.0), basis, added=rows),
         "step": _terms(Load(0.0), basis, stepped=trained),
         "head_step": _terms(Load(0.0), basis, stepped=rows),
-        "embedding_step": _terms(Load(0.0), basis, stepped=0 if model.tied_embedding else rows),
+        "embedding_step": _terms(Load(0.0), basis, stepped=0 if model.tied else rows),
     }
 
 
-def _narrowness(model: Model, num_tokens: float, basis: Basis) -> float:
+def _narrowness(model: Architecture, num_tokens: float, basis: Basis) -> float:
     """How often the head's products count because few tokens or a small width make them slow."""
     return 1 + basis["half_rate_width"] / min(model.hidden, max(1.0, num_tokens))
 

@@ -11,15 +11,15 @@ Better Parallelism and Work Partitioning", ICLR'24.
 from dataclasses import replace
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import Model
 from rpbench.cost.operators import products_of
 from rpbench.cost.table import LayerTimes
+from rpbench.workload.architecture import Architecture
 
 ATTENTION_BACKWARD = 2.5
 _PLAIN = Basis("counted", {"half_rate_width": 0.0}, {})  # every product at the same rate, however narrow
 
 
-def input_share(model: Model) -> float:
+def input_share(model: Architecture) -> float:
     """Share of a layer's backward that the layer below waits for, from 0 to 1."""
     products = products_of(model)
     every = sum(product.flops(1, _PLAIN) for product in products)
@@ -30,7 +30,7 @@ def input_share(model: Model) -> float:
     return (every + attention) / (every + attention + trained)
 
 
-def with_halves(times: LayerTimes, model: Model) -> LayerTimes:
+def with_halves(times: LayerTimes, model: Architecture) -> LayerTimes:
     """The same times with both halves of every backward; a frozen head has no weight gradient."""
     share, head = input_share(model), 1.0 if model.lora_rank else 0.5
     return replace(

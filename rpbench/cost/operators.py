@@ -13,7 +13,8 @@ the same on all.
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import BYTES_PER_VALUE, Model
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 
 class Load(NamedTuple):
@@ -24,7 +25,7 @@ class Load(NamedTuple):
     memory_bytes: float = 0.0
 
 
-def layer_forward(model: Model, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
+def layer_forward(model: Architecture, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
     """One decoder layer's forward over `num_tokens` tokens in sequences of `model.seq_len`.
 
     Args:
@@ -35,12 +36,14 @@ def layer_forward(model: Model, num_tokens: float, basis: Basis, shards: int = 1
     return Load(products, attention, num_tokens * _token_bytes(model, basis, shards))
 
 
-def expert_forward(model: Model, num_tokens: float, basis: Basis) -> Load:
+def expert_forward(model: Architecture, num_tokens: float, basis: Basis) -> Load:
     """The part of a layer's forward that its experts are: what cannot begin before the router has chosen."""
     products = sum(product.flops(num_tokens, basis) for product in products_of(model) if product.share < 1)
-    gate = gate_bytes(model, basis) * model.intermediate
-    dispatch = basis["dispatch_bytes"] * model.hidden if model.experts_total > 1 else 0.0
-    return Load(products, memory_bytes=num_tokens * model.experts_active * (gate + dispatch))
+    if model.experts is None:
+        return Load(products)
+    gate = gate_bytes(model, basis) * model.experts.inner
+    dispatch = basis["dispatch_bytes"] * model.hidden
+    return Load(products, memory_bytes=num_tokens * model.expert_visits * (gate + dispatch))
 
 
 class Product(NamedTuple):
@@ -64,19 +67,22 @@ class Product(NamedTuple):
         return found
 
 
-def products_of(model: Model) -> list[Product]:
-    """Every linear map of one decoder layer."""
-    h, q, kv, inner, rank = model.hidden, model.q_dim, model.kv_dim, model.intermediate, model.lora_rank or 0
-    share, visits = model.experts_active / model.experts_total, float(model.experts_active)
-    maps = [Product(h, q, rank=rank), Product(h, kv, rank=rank), Product(h, kv, rank=rank), Product(q, h, rank=rank)]
-    maps += [Product(h, inner, share, visits, rank)] * (2 if model.gated_mlp else 1)
-    maps.append(Product(inner, h, share, visits, rank))
-    if model.experts_total > 1:
-        maps.append(Product(h, model.experts_total))
-    return maps
+def products_of(model: Architecture) -> list[Product]:
+    """Every linear map of one decoder layer; where layers differ, visits are a mean over them."""
+    return [
+        Product(
+            each.inputs,
+            each.outputs,
+            each.visits / each.matrices,
+            each.visits * part,
+            0 if each.part == "router" else model.lora_rank or 0,
+        )
+        for routed, part in model.kinds.items()
+        for each in model.linear_maps(routed)
+    ]
 
 
-def layer_input_grad(model: Model, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
+def layer_input_grad(model: Architecture, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
     """The half of a backward that the layer below waits for."""
     forward = layer_forward(model, num_tokens, basis, shards)
     return Load(
@@ -86,7 +92,7 @@ def layer_input_grad(model: Model, num_tokens: float, basis: Basis, shards: int 
     )
 
 
-def layer_weight_grad(model: Model, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
+def layer_weight_grad(model: Architecture, num_tokens: float, basis: Basis, shards: int = 1) -> Load:
     """The other half: products, and adding the gradient to what has accumulated."""
     products = products_of(model)
     if model.lora_rank:  # the adapters alone
@@ -95,28 +101,28 @@ def layer_weight_grad(model: Model, num_tokens: float, basis: Basis, shards: int
     else:
         flops = sum(product.flops(num_tokens, basis) for product in products)
     added = basis["accumulate_bytes"] * model.trainable_layer_parameters
-    if model.experts_total > 1:
+    if model.experts:
         added += basis["stacked_expert_bytes" if stacked(model) else "expert_bytes"] * model.layer_parameters
     return Load(flops / shards, memory_bytes=added / shards)
 
 
-def stacked(model: Model) -> bool:
+def stacked(model: Architecture) -> bool:
     """Whether the experts of a layer are one tensor: the gradient of one expert's slice then has the size of all."""
     return model.family == "gpt_oss"
 
 
-def gate_bytes(model: Model, basis: Basis) -> float:
+def gate_bytes(model: Architecture, basis: Basis) -> float:
     """Bytes that an eager gate moves for one inner value of one expert."""
     return basis["clamped_gate_bytes" if stacked(model) else "gate_bytes"]
 
 
-def head_forward(model: Model, num_tokens: float, basis: Basis) -> Load:
+def head_forward(model: Architecture, num_tokens: float, basis: Basis) -> Load:
     """Final norm, output matrix and the loss."""
     norm = basis["norm_bytes"] * model.hidden
     return Load(model.head_forward_flops(1) * num_tokens, 0.0, num_tokens * (norm + basis["logit_bytes"] * model.vocab))
 
 
-def head_backward(model: Model, num_tokens: float, basis: Basis) -> Load:
+def head_backward(model: Architecture, num_tokens: float, basis: Basis) -> Load:
     """Gradients of the hidden states and, unless frozen, of the output matrix."""
     both = 1 if model.lora_rank else 2
     added = 0.0 if model.lora_rank else basis["accumulate_bytes"] * model.head_parameters
@@ -125,17 +131,17 @@ def head_backward(model: Model, num_tokens: float, basis: Basis) -> Load:
     return Load(both * model.head_forward_flops(1) * num_tokens, 0.0, num_tokens * (norm + logits) + added)
 
 
-def _token_bytes(model: Model, basis: Basis, shards: int) -> float:
+def _token_bytes(model: Architecture, basis: Basis, shards: int) -> float:
     """Bytes the element-wise kernels of one layer's forward move for one token."""
     heads = model.q_dim + model.kv_dim
     rotary = basis["rope_bytes"] * heads if model.family != "gpt" else 0.0
     head_norms = basis["norm_bytes"] * heads if model.qk_norm else 0.0
-    dispatch = basis["dispatch_bytes"] * model.experts_active * model.hidden if model.experts_total > 1 else 0.0
-    gate = gate_bytes(model, basis) * model.experts_active * model.intermediate
+    dispatch = basis["dispatch_bytes"] * model.expert_visits * model.hidden if model.experts else 0.0
+    gate = gate_bytes(model, basis) * model.inner_visits
     whole = 2 * (basis["norm_bytes"] + basis["residual_bytes"]) * model.hidden
     return whole + (gate + rotary + head_norms + dispatch) / shards
 
 
-def boundary_bytes(model: Model, num_tokens: float) -> float:
+def boundary_bytes(model: Architecture, num_tokens: float) -> float:
     """Bytes that pass between stages for so many tokens."""
     return BYTES_PER_VALUE * num_tokens * model.hidden

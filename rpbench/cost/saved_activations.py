@@ -9,11 +9,12 @@ A layer with adapters keeps the inputs of its frozen products too, for the adapt
 """
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.operators import stacked
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 
-def kept_bytes(model: Model, num_tokens: float, basis: Basis, *, fused: bool = False, shards: int = 1) -> float:
+def kept_bytes(model: Architecture, num_tokens: float, basis: Basis, *, fused: bool = False, shards: int = 1) -> float:
     """Bytes one layer's forward keeps for its backward.
 
     Args:
@@ -26,16 +27,14 @@ def kept_bytes(model: Model, num_tokens: float, basis: Basis, *, fused: bool = F
     whole = 2 * (norm + BYTES_PER_VALUE) * model.hidden
     attention = BYTES_PER_VALUE * (2 * model.q_dim + 2 * model.kv_dim)
     head_norms = norm * heads if model.qk_norm else 0.0
-    visits = model.experts_active
-    dispatch = basis["kept_dispatch_bytes"] * model.hidden * visits if model.experts_total > 1 else 0.0
-    return num_tokens * (whole + (attention + head_norms + gate * model.intermediate * visits + dispatch) / shards)
+    dispatch = basis["kept_dispatch_bytes"] * model.hidden * model.expert_visits if model.experts else 0.0
+    return num_tokens * (whole + (attention + head_norms + gate * model.inner_visits + dispatch) / shards)
 
 
-def working_bytes(model: Model, num_tokens: float, basis: Basis, *, shards: int = 1) -> float:
+def working_bytes(model: Architecture, num_tokens: float, basis: Basis, *, shards: int = 1) -> float:
     """Bytes one layer's backward needs besides what is kept, at its MLP.
 
     The gradient of one expert's slice of a stacked weight is a tensor of the whole stack.
     """
-    visits = model.experts_active / model.experts_total
     stack = BYTES_PER_VALUE * model.layer_parameters if stacked(model) else 0
-    return (num_tokens * basis["working_gate_bytes"] * model.intermediate * visits + stack) / shards
+    return (num_tokens * basis["working_gate_bytes"] * model.inner_at_once + stack) / shards

@@ -14,7 +14,6 @@ from typing import Any
 
 from rpbench.cost.analytic import Kernels, analytic_times, seconds
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import Model
 from rpbench.cost.operators import layer_forward
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.ir.schedule import Shape
@@ -25,6 +24,7 @@ from rpbench.predict.systems import system
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.workload.architecture import Architecture
 
 FREE = 1e9  # how much faster a link is that takes no time
 # Terms of systems whose devices do the same, by cause.
@@ -164,7 +164,7 @@ _FINER: Mapping[str, Callable[[Case], dict[str, float]]] = {
 # --- what is computed ------------------------------------------------------------------------------------------
 
 
-def work_of(model: Model, num_tokens: float, basis: Basis, kernels: Kernels) -> Work:
+def work_of(model: Architecture, num_tokens: float, basis: Basis, kernels: Kernels) -> Work:
     """FLOPs of a token, and what products summed in fp16 bring over sums in fp32.
 
     Args:
@@ -181,7 +181,7 @@ def work_of(model: Model, num_tokens: float, basis: Basis, kernels: Kernels) -> 
     return Work(flops, wide, paces[0] / paces[1])
 
 
-def _forward_backward_s(model: Model, num_tokens: float, basis: Basis) -> float:
+def _forward_backward_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
     times = analytic_times(model, num_tokens, basis, "eager")
     return sum(times.forward) + sum(times.backward) + times.head_forward + times.head_backward
 

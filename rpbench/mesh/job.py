@@ -6,7 +6,6 @@ from typing import NamedTuple, get_args
 
 from rpbench.cost.machine import Machine
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.architecture import Architecture, Layer
 from rpbench.mesh.layer_seconds import (
     RECOMPUTES,
     Precision,
@@ -20,6 +19,8 @@ from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import neighbour_inside
 from rpbench.mesh.software import Software
 from rpbench.registry import entry, unknown_name
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Layer
 
 
 @dataclass(frozen=True)

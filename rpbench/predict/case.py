@@ -5,8 +5,8 @@ from typing import Literal
 
 from rpbench.cost.basis import Basis
 from rpbench.cost.bound import rebound
-from rpbench.cost.model import Model
 from rpbench.predict.settings import Settings
+from rpbench.workload.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Case:
     """
 
     system: str
-    model: Model
+    model: Architecture
     basis: Basis
     settings: Settings
     num_devices: int

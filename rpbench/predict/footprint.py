@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.operators import boundary_bytes
 from rpbench.cost.saved_activations import kept_bytes, working_bytes
 from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
@@ -20,6 +19,8 @@ from rpbench.ir.partition import Partition
 from rpbench.predict.case import Bytes, Case
 from rpbench.predict.roundpipe import first_plan, planned
 from rpbench.predict.traffic import weights_of
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 # Gradients of a boundary's size that a backward visit holds for each microbatch that is there: one in, one out.
 GRADIENT_TENSORS = 2
@@ -91,7 +92,7 @@ def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
     """
     model, tokens = case.model, case.chunk_tokens
     boundary = boundary_bytes(model, tokens)
-    ahead = model.experts_total == 1
+    ahead = model.experts is None
     buffers = min(2, case.settings.chunks.num)  # the next microbatch comes in while this one runs
     kept_by_layer, working = kept_bytes(model, tokens, basis), working_bytes(model, tokens, basis)
     weights = weights_of(model, plan.backward, backward=True)
@@ -118,7 +119,7 @@ def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
     }
 
 
-def _host_state(model: Model) -> Bytes:
+def _host_state(model: Architecture) -> Bytes:
     frozen = model.total_parameters if model.lora_rank else 0
     return {
         "weights and optimizer state": float(HOST_TRAINED * model.trainable_parameters),
@@ -149,7 +150,7 @@ def fsdp(case: Case, basis: Basis) -> Footprint:
     """
     model, devices = case.model, case.num_devices
     trained = model.trainable_parameters
-    root = BYTES_PER_VALUE * (model.embedding_parameters + (0 if model.tied_embedding else model.head_parameters))
+    root = BYTES_PER_VALUE * (model.embedding_parameters + (0 if model.tied else model.head_parameters))
     state = {
         "weights": FP32 * _all_parameters(model) / devices,
         "optimizer state": ADAM * trained / devices,
@@ -185,11 +186,11 @@ def _loss_or_backward(case: Case, basis: Basis, state: Bytes, in_backward: Bytes
     return max(loss, backward, key=lambda moment: sum(moment.values()))
 
 
-def _all_parameters(model: Model) -> int:
+def _all_parameters(model: Architecture) -> int:
     return model.total_parameters + (model.trainable_parameters if model.lora_rank else 0)
 
 
-def _layer_parameters(model: Model) -> int:
+def _layer_parameters(model: Architecture) -> int:
     return model.layer_parameters + (model.trainable_layer_parameters if model.lora_rank else 0)
 
 
@@ -219,7 +220,7 @@ def pipeline(case: Case, basis: Basis, layers: Sequence[int]) -> Footprint:
 def tensor_parallel(case: Case, basis: Basis) -> Footprint:
     """Every tensor of the state divided, an undivided input of every layer, logits divided."""
     model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
-    state = _megatron_state(model, model.num_layers, True, not model.tied_embedding, basis) / devices
+    state = _megatron_state(model, model.num_layers, True, not model.tied, basis) / devices
     classes = {
         "weights, gradients and optimizer state": state,
         "kept inputs": model.num_layers * boundary_bytes(model, tokens),
@@ -231,7 +232,7 @@ def tensor_parallel(case: Case, basis: Basis) -> Footprint:
     return Footprint(max(loss, backward, key=lambda moment: sum(moment.values())), {})
 
 
-def _megatron_state(model: Model, num_layers: int, embedding: bool, head: bool, basis: Basis) -> float:
+def _megatron_state(model: Architecture, num_layers: int, embedding: bool, head: bool, basis: Basis) -> float:
     per_parameter = basis["megatron_state_bytes"]
     ends = model.embedding_parameters * embedding + model.head_parameters * head
     if model.lora_rank is None:

@@ -15,11 +15,11 @@ from rpbench.cost.constant import constant_times, unit_times
 from rpbench.cost.engine_times import engine_times
 from rpbench.cost.halves import penalised, with_halves
 from rpbench.cost.measured import has_engine
-from rpbench.cost.model import Model
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
+from rpbench.workload.architecture import Architecture
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
@@ -117,7 +117,7 @@ def _profiled(request: Request, num_layers: int) -> LayerTimes:
 
 @cache
 def _measured(
-    model: Model, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
+    model: Architecture, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
 ) -> LayerTimes:
     from rpbench.engine.measure.layer_times import time_layers  # torch, where a profile is not read from a file
     from rpbench.engine.training import Settings

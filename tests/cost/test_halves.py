@@ -19,7 +19,7 @@ def test_share_of_a_plain_transformer_is_counted_by_hand():
     request = ["model.hidden=64", "model.heads=4", "model.seq_len=31", "model.num_layers=1"]
     model = load(["model=transformer", *request]).model
     h, keys = 64, 16  # a token of 31 sees 16 on average, itself included
-    products = 2 * (4 * h * h + 2 * h * model.intermediate * (3 if model.gated_mlp else 2) / 2)
+    products = 2 * (4 * h * h + 2 * h * model.inner * (3 if model.gated else 2) / 2)
     attention = 2.5 * 4 * h * keys
     assert input_share(model) == pytest.approx((products + attention) / (2 * products + attention))
 

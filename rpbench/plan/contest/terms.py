@@ -11,11 +11,11 @@ from rpbench.cost.engine_times import engine_times
 from rpbench.cost.halves import with_halves
 from rpbench.cost.machine import Machine
 from rpbench.cost.measured import has_engine
-from rpbench.cost.model import Model
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.workload.architecture import Architecture
 
 Source = Literal["published", "analytic"]
 Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> times of it through each layer
@@ -56,7 +56,7 @@ class Terms:
         ValueError: for a size that cannot be.
     """
 
-    model: Model
+    model: Architecture
     cluster: Machine
     timed: Timed
     optimizer: OptimizerTraffic
@@ -117,7 +117,7 @@ class Terms:
 
 
 def terms_of(
-    model: Model,
+    model: Architecture,
     cluster: Machine,
     basis: Basis,
     *,
@@ -179,13 +179,13 @@ def _divisors(number: int) -> list[int]:
 # --- where times are from ------------------------------------------------------------------------------------
 
 
-def analytic_source(model: Model, cluster: Machine, basis: Basis) -> Timed:
+def analytic_source(model: Architecture, cluster: Machine, basis: Basis) -> Timed:
     """Times counted from the model's shape; of this project's engine on a machine that was calibrated."""
     count = engine_times if has_engine(cluster.measured) else analytic_times
     return lambda sequences: count(model, sequences * model.seq_len, basis)
 
 
-def published_source(model: Model, basis: Basis) -> Timed:
+def published_source(model: Architecture, basis: Basis) -> Timed:
     """Published times, with halves in the ratio of FLOPs; of other sizes scaled as the count says (derived).
 
     Raises:
