@@ -183,7 +183,12 @@ def test_an_experiment_with_its_exhibit_and_claim_takes_at_most_five_files(tmp_p
     "name, source, changed, chosen",
     [
         ("gpu/my_card.yaml", "gpu/l40s.yaml", ("name: l40s", "name: my_card"), ("tests/mesh/test_gpu_sheets.py",)),
-        ("model/my_model.yaml", "model/mid_gpt.yaml", ("name: mid_gpt", "name: my_model"), ("tests/config/test_configs.py",)),
+        (
+            "model/my_model.yaml",
+            "model/mid_gpt.yaml",
+            ("name: mid_gpt", "name: my_model"),
+            ("tests/config/test_configs.py",),
+        ),
     ],
 )
 def test_a_device_or_a_model_takes_one_file(name, source, changed, chosen, tmp_path):
