@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 _SCHEDULE = {
-    "baselines/synchronous/short_1f1b.py": '''"""Short 1F1B: 1F1B whose ranks hold one microbatch less, except for the last.
+    "baselines/synchronous/short_1f1b.py": '''"""Short 1F1B: ranks hold one microbatch less than in 1F1B.
 
     rank 0   0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3
     rank 1   1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3
