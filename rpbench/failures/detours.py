@@ -1,17 +1,31 @@
-"""Detours: what pipelines take in a step when ranks are lost whose work goes to the same stage of other pipelines.
+"""ReCycle: the other pipelines take the work of a lost rank into their bubbles; nobody is replaced or restarted.
+
+Each pipeline has all stages, so the weights of a lost rank are with its peers. Only the step that was running is lost,
+for gradients of the lost rank are gone. From then on microbatches make detours. Equal stages absorb one lost rank as
+long as m <= (p - 1)(d - 1) and the peers have memory for what they hold in addition. Where every pipeline has lost a
+stage, all go back to the persistent store, on new ranks.
 
 Microbatch j of pipeline k goes, at a stage whose rank is lost there, to the (j mod n)-th of the n pipelines that still
 have one, counted from k + 1 on. Its activations make the detour and come back. Every rank takes what is there by
 priority: an input gradient, a forward (if it may hold one more), a weight gradient; so weight gradients fill waits.
 A stage steps when all its weight gradients of a step are there, whatever other stages do, and its next forwards follow.
 
-Order and limits are ours: a list scheduling, where the paper solves an integer program for each number of failures.
+Without failures a step takes what the 1F1B schedule takes. Under failures it is never said to take less: that the
+detours' own order, whose steps are not flushed, would be faster even then is not counted.
+
+Source: after the abstract of Gandhi et al., "ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation",
+SOSP'24 (arXiv 2405.14009). Order, limits in flight and the treatment of several failures are ours: a list scheduling,
+where the paper solves an integer program for each number of failures.
 """
 
 import heapq
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
+
+from rpbench.failures.walk import Checkpoint, Progress, Recovery
+from rpbench.ordering.list_order import ROUNDING
 
 STEPS = 4  # simulated; the first fills the pipelines, and the pace is that of the others
 
@@ -91,6 +105,74 @@ def pace(
     run = _Run(peers, num_pipelines, num_microbatches, times, most_in_flight, num_steps)
     ends = run.to_the_end()
     return Pace((ends[-1] - ends[0]) / (num_steps - 1), tuple(run.peak))
+
+
+Fits = Callable[[Sequence[int]], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recycle(Checkpoint):
+    """Detours over the other pipelines.
+
+    Args:
+        times: of the stages.
+        fits: whether ranks of each stage may hold so many microbatches.
+
+    Raises:
+        ValueError: if there is no other pipeline.
+    """
+
+    times: SplitTimes
+    fits: Fits
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.job.num_pipelines < 2:
+            raise ValueError(
+                f"{self.job.num_pipelines} pipeline: work of a lost rank goes to another pipeline; "
+                "set mode.pipelines to 2 or more, or take mode.policy=checkpoint"
+            )
+
+    @cached_property
+    def pace(self) -> Pace:
+        """The fastest pace that fits into the memory, over several limits in flight; the tightest where none fits."""
+        job, p = self.job, self.job.num_stages
+        found: list[Pace] = []
+        for more in (0, (p + 1) // 2, p, 2 * p):
+            most = [p - stage + more for stage in range(p)]
+            each = pace(self._peers(self.lost), job.num_pipelines, job.num_microbatches, self.times, most)
+            if not found or self.fits(each.in_flight):
+                found.append(each)
+        return min(found, key=lambda each: each.step_s)
+
+    @property
+    def slowdown(self) -> float:
+        """Seconds of a step over those without failures: 1 where the failures are absorbed."""
+        found = self.pace.step_s / self.job.step_s if self.lost else 1.0
+        return found if found > 1.0 + ROUNDING else 1.0
+
+    @property
+    def pace_s(self) -> float:
+        """A step on the ranks that are left."""
+        return self.job.step_s * self.slowdown
+
+    def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
+        """The step that was running begins anew, on the ranks that are left."""
+        gone, job = self.lost | lost, self.job
+        if not all(self._peers(gone)):
+            return self.from_store(progress, replace(self, lost=frozenset()))
+        into_s = min(progress.into_s, self.pace_s)
+        return Recovery(
+            source="replica",
+            then=replace(self, lost=gone),
+            lost_microbatches=job.again(0, into_s),
+            fetched_bytes={},
+            detect_s=job.detect_s,
+            recompute_s=into_s,
+        )
+
+    def _peers(self, lost: frozenset[int]) -> tuple[tuple[int, ...], ...]:
+        return living(set(map(self.job.place, lost)), self.job.num_stages, self.job.num_pipelines)
 
 
 class _Run:
