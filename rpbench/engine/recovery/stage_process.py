@@ -46,11 +46,9 @@ class StageProcess:
         """Do what is asked for until there is no more."""
         words: dict[str, Callable[..., None]] = {
             "step": self._step,
-            "share": self._share,
             "back": self._back,
             "give": self._give,
             "store": self._store,
-            "read": self._read,
             "result": self._result,
         }
         self._say("ready")
@@ -63,7 +61,9 @@ class StageProcess:
     # --- what is asked for ---
 
     def _step(self, step: int) -> None:
-        """One step, and a copy of what came of it with every holder."""
+        """One step behind a step that counts, and a copy of what came of it with every holder."""
+        with self._lock:
+            self._copies = {place: state for place, state in self._copies.items() if place[1] >= step}
 
         def tell(place: int) -> None:
             if Death(self._rank, step, place) in self._deaths:
@@ -75,16 +75,14 @@ class StageProcess:
         self._spread(state, self._plan.holders[self._rank])
         self._say("done", step)
 
-    def _share(self) -> None:
-        """Copies of the state that training begins with."""
-        self._spread(self._stage.state, self._plan.holders[self._rank])
-
-    def _back(self, step: int, fresh: Collection[int]) -> None:
-        """Go back to the copy of a step, and give copies to ranks that have begun anew."""
+    def _back(self, step: int, fresh: Collection[int], from_file: bool) -> None:
+        """Go back to the own copy of a step, or its file, and give copies to ranks that have begun anew."""
         self._tensors.clear()
-        self._stage.state = self._copies[self._rank, step]
-        self._spread(self._stage.state, set(fresh) & set(self._plan.holders[self._rank]))
-        self._say("back", step, 0)
+        if from_file:
+            self._put(self._rank, checkpoint.load(file_of(self._plan, self._rank, step), self._plan.subject))
+        state = self._stage.state = self._copies[self._rank, step]
+        self._spread(state, set(fresh) & set(self._plan.holders[self._rank]))
+        self._say("back", step, bytes_of(state) if from_file else 0)
 
     def _give(self, owner: int, step: int) -> None:
         """Hand the copy of a lost rank's state to the one that takes its place."""
@@ -94,14 +92,6 @@ class StageProcess:
         """Write the own state to a file."""
         checkpoint.save(file_of(self._plan, self._rank, step), self._stage.state, self._plan.subject)
         self._say("kept", step)
-
-    def _read(self, step: int) -> None:
-        """Go back to the own file of a step."""
-        self._tensors.clear()
-        state = self._stage.state = checkpoint.load(file_of(self._plan, self._rank, step), self._plan.subject)
-        self._put(self._rank, state)
-        self._spread(state, self._plan.holders[self._rank])
-        self._say("back", step, bytes_of(state))
 
     def _result(self) -> None:
         self._say("state", body=packed(self._stage.state))
@@ -128,10 +118,6 @@ class StageProcess:
             with self._saying:
                 about = owner, self._rank, step, bytes_of(state)
                 say(self._connection, Message("holds", message.epoch, about=about))
-        elif message.word == "commit":
-            (step,) = message.about
-            with self._lock:
-                self._copies = {place: state for place, state in self._copies.items() if place[1] >= step}
         else:
             self._words.put(message)
 

@@ -105,7 +105,9 @@ class Watch:
                 if self._lost:
                     self._recover()
                 if not self._has_begun:
-                    self._begin()
+                    self._go_back(range(self._plan.num_ranks))  # everybody has copies of what training begins with
+                    self._store()
+                    self._has_begun = True
                 if self._num_steps == self._plan.num_steps:
                     self._ranks.ask("result")
                     self._ranks.hear_all("state")
@@ -117,50 +119,57 @@ class Watch:
 
     # --- steps ---
 
-    def _begin(self) -> None:
-        """Let everybody have copies of what training begins with."""
-        self._ranks.ask("share")
-        self._ranks.hear(self._copies(0))
-        if self._plan.store_every:
-            self._store()
-        self._has_begun = True
-
     def _step(self) -> None:
         step, ranks = self._num_steps, self._ranks
         ranks.begin_step()
         ranks.ask("step", step)
         ranks.hear_all("done", step)
-        ranks.hear(self._copies(step + 1))
+        ranks.hear(self._copies(step + 1, range(self._plan.num_ranks)))
         self._num_steps += 1
-        ranks.ask("commit", step + 1)
-        if self._plan.store_every and self._num_steps % self._plan.store_every == 0:
-            self._store()
+        self._store()
 
     def _store(self) -> None:
-        self._ranks.ask("store", self._num_steps)
-        self._ranks.hear_all("kept", self._num_steps)
-        self._stored = self._num_steps
+        """Let everybody write to files where that is due."""
+        if self._plan.store_every and self._num_steps % self._plan.store_every == 0:
+            self._ranks.ask("store", self._num_steps)
+            self._ranks.hear_all("kept", self._num_steps)
+            self._stored = self._num_steps
 
-    def _copies(self, step: int, among: Iterable[int] | None = None) -> set[Said]:
-        """What is said once all other holders of all states, or those of some ranks, have them."""
-        there = set(range(self._plan.num_ranks) if among is None else among)
+    def _copies(self, step: int, among: Iterable[int]) -> set[Said]:
+        """What is said once all other holders of all states, of those among some ranks, have them."""
         return {
             ("holds", owner, holder, step)
             for owner, holders in enumerate(self._plan.holders)
-            for holder in (set(holders) & there) - {owner}
+            for holder in (set(holders) & set(among)) - {owner}
         }
+
+    def _go_back(self, fresh: Iterable[int], *, from_file: bool = False) -> None:
+        """Bring everybody to the last step that counts, with copies on the ranks that have begun anew."""
+        step, fresh = self._num_steps, tuple(fresh)
+        self._ranks.ask("back", step, fresh, from_file)
+        self._ranks.hear_all("back", step)
+        self._ranks.hear(self._copies(step, fresh))
 
     # --- failures ---
 
     def _recover(self) -> None:
         """Bring every rank back to one step."""
-        began, step, lost = time.monotonic(), self._num_steps, tuple(sorted(self._lost))
+        began, step, lost, ranks = time.monotonic(), self._num_steps, tuple(sorted(self._lost)), self._ranks
         # Before training has begun, every process has the same weights by itself.
         givers = self._givers(lost) if self._has_begun else {}
-        self._ranks.next_epoch(lost)
+        ranks.next_epoch(lost)
         self._deaths = tuple(death for death in self._deaths if death.rank not in lost or death.step > step)
-        self._ranks.start(lost, self._deaths)
-        fetched = self._from_store() if givers is None else self._from_memory(lost, givers)
+        ranks.start(lost, self._deaths)
+        if givers is None:
+            assert self._stored is not None  # written before the first step
+            self._num_steps = self._stored
+            self._go_back(range(self._plan.num_ranks), from_file=True)
+        else:
+            for rank, giver in givers.items():
+                ranks.tell(giver, "give", rank, step)
+            ranks.hear({("holds", rank, rank, step) for rank in givers})
+            fetched = ranks.bytes_given  # the rest of what is given keeps copies, and brings nobody back
+            self._go_back(lost)
         self._lost.clear()
         self._returns.append(
             Return(
@@ -168,9 +177,9 @@ class Watch:
                 step,
                 "store" if givers is None else "memory",
                 step - self._num_steps,
-                tuple(self._ranks.ran[rank] for rank in range(self._plan.num_ranks)),
-                self._ranks.num_begun,
-                fetched,
+                tuple(ranks.ran[rank] for rank in range(self._plan.num_ranks)),
+                ranks.num_begun,
+                ranks.bytes_read if givers is None else fetched,
                 time.monotonic() - began,
             )
         )
@@ -191,24 +200,3 @@ class Watch:
                 "is in files; keep more copies, or set store_every"
             )
         return None
-
-    def _from_memory(self, lost: tuple[int, ...], givers: Mapping[int, int]) -> int:
-        """Give new ranks the copies of those they replace, and all of them those that they are to hold."""
-        step = self._num_steps
-        for rank, giver in givers.items():
-            self._ranks.tell(giver, "give", rank, step)
-        self._ranks.hear({("holds", rank, rank, step) for rank in givers})
-        fetched = self._ranks.bytes_given
-        self._ranks.ask("back", step, lost)
-        self._ranks.hear_all("back", step)
-        self._ranks.hear(self._copies(step, among=lost))
-        return fetched
-
-    def _from_store(self) -> int:
-        """Let all ranks read their newest files."""
-        assert self._stored is not None  # written before the first step
-        self._num_steps = self._stored
-        self._ranks.ask("read", self._stored)
-        self._ranks.hear_all("back", self._stored)
-        self._ranks.hear(self._copies(self._stored))
-        return self._ranks.bytes_read
