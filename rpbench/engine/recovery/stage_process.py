@@ -3,9 +3,13 @@
 A thread hears everything at once, so that nobody who sends here ever waits. Copies go into a table as they come. What
 the main thread waits for comes within the plan's limit, or the process ends with an error; a word about a failure ends
 the wait, the rank goes back to the step it is told, and says so. The process ends when the one that watches is gone.
+
+Messages are bytes, and tensors travel by value: one that multiprocessing passes by itself stays in memory that both
+ends map, and is gone with its sender. Senders may be killed here.
 """
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -13,15 +17,63 @@ from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rpbench.engine.recovery.plan import START_S, Death, Plan
 from rpbench.engine.recovery.stage_step import StageStep, Tensor
-from rpbench.engine.recovery.wire import Message, bytes_of, hear, packed, say, unpacked
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
+
+
+class Message(NamedTuple):
+    """What is said.
+
+    Args:
+        word: what it is about.
+        epoch: how many failures there had been; what is older is not heard.
+        to: the rank it is for; -1: the process that watches.
+        about: whatever belongs to the word, plain.
+        body: tensors, packed.
+    """
+
+    word: str
+    epoch: int = 0
+    to: int = -1
+    about: tuple[Any, ...] = ()
+    body: bytes = b""
+
+
+def say(connection: "Connection[Any, Any]", message: Message) -> None:
+    """Send a message."""
+    connection.send_bytes(pickle.dumps(tuple(message)))
+
+
+def hear(connection: "Connection[Any, Any]") -> Message:
+    """The next message.
+
+    Raises:
+        EOFError, OSError: if the other end is gone.
+    """
+    return Message(*pickle.loads(connection.recv_bytes()))
+
+
+def packed(value: Any) -> bytes:
+    """Tensors, or containers of them, by value."""
+    return pickle.dumps(value)
+
+
+def unpacked(body: bytes) -> Any:
+    """What was packed by a process of this run."""
+    return pickle.loads(body)
+
+
+def bytes_of(state: State) -> int:
+    """Bytes of a state's tensors."""
+    moments = (value for found in state.moments.values() for value in found.values())
+    tensors: list[torch.Tensor] = [*state.masters.values(), *moments]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 class Interrupted(Exception):
