@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from rpbench.failures.walk import Checkpoint, Progress, Recovery
@@ -188,100 +189,79 @@ class _Run:
         num_steps: int,
     ) -> None:
         self.peers, self.times, self.limits = peers, times, most_in_flight
-        self.num_pipelines, self.num_microbatches, self.num_steps = num_pipelines, num_microbatches, num_steps
-        self.last = len(peers) - 1
-        self.ready: dict[Rank, list[Part]] = {(k, s): [] for s, there in enumerate(peers) for k in there}
-        self.free = dict.fromkeys(self.ready, 0.0)
-        self.held = dict.fromkeys(self.ready, 0)
-        self.peak = [0] * len(peers)
-        self.left = {
-            (step, s): num_pipelines * num_microbatches for step in range(num_steps) for s in range(len(peers))
-        }
-        self.stepped = dict.fromkeys(self.left, 0.0)  # (step, stage) -> when its last weight gradient has ended
-        self.waiting: dict[tuple[int, int], list[tuple[float, Part]]] = {}  # (step, stage) -> forwards before that
-        self.moments: list[tuple[float, int, Part | None, Rank]] = []  # what arrives or ends, and where
+        self.num_pipelines, self.last = num_pipelines, len(peers) - 1
+        ranks = [(k, stage) for stage, there in enumerate(peers) for k in there]
+        self.ready: dict[Rank, tuple[list[Part], ...]] = {rank: ([], [], []) for rank in ranks}  # by order
+        self.free, self.held, self.peak = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0), [0] * len(peers)
+        steps = [(step, stage) for step in range(num_steps) for stage in range(len(peers))]
+        self.left = dict.fromkeys(steps, num_pipelines * num_microbatches)  # weight gradients
+        self.stepped = dict.fromkeys(steps, 0.0)  # when the last of them has ended
+        self.moments: list[tuple[float, int, Part | None, Rank]] = []  # what arrives, ends or steps, and where
         self.num_moments = 0
-        self.ends = [0.0] * num_steps
+        for step, microbatch, k in product(range(num_steps), range(num_microbatches), range(num_pipelines)):
+            part = Part(FORWARD, step, microbatch, k, 0)
+            self._arrive(0.0, part, self._rank(part))
 
     def to_the_end(self) -> list[float]:
         """When each step has ended at all stages."""
-        for step in range(self.num_steps):
-            for microbatch in range(self.num_microbatches):
-                for pipeline in range(self.num_pipelines):
-                    self._arrive(0.0, Part(FORWARD, step, microbatch, pipeline, 0))
         while self.moments:
             now, _, part, rank = heapq.heappop(self.moments)
             if part is not None:
-                heapq.heappush(self.ready[rank], part)
+                heapq.heappush(self.ready[rank][part.order], part)
             if self.moments and self.moments[0][0] == now:
                 continue  # all that is there at this moment, before anybody chooses
             for each in self.ready:
                 if self.free[each] <= now:
                     self._take(each, now)
         assert not any(self.left.values()), "ranks that wait for each other"
-        return self.ends
+        stages, num_steps = len(self.peers), len(self.stepped) // len(self.peers)
+        return [max(self.stepped[step, stage] for stage in range(stages)) for step in range(num_steps)]
 
     def _rank(self, part: Part) -> Rank:
         return runs_on(part.pipeline, part.microbatch, self.peers[part.stage], self.num_pipelines), part.stage
 
-    def _arrive(self, moment: float, part: Part) -> None:
-        """Let a part be there at a moment; a forward not before its stage has done the step before."""
-        before = part.step - 1, part.stage
-        if part.order != FORWARD or not part.step:
-            self._note(moment, part, self._rank(part))
-        elif self.left[before]:
-            self.waiting.setdefault(before, []).append((moment, part))
-        else:
-            self._note(max(moment, self.stepped[before]), part, self._rank(part))
-
-    def _note(self, moment: float, part: Part | None, rank: Rank) -> None:
+    def _arrive(self, moment: float, part: Part | None, rank: Rank) -> None:
+        """Let a part be on a rank at a moment, or look at the rank again then."""
         heapq.heappush(self.moments, (moment, self.num_moments, part, rank))
         self.num_moments += 1
 
     def _take(self, rank: Rank, now: float) -> None:
         """Begin the first part that a rank may."""
-        parts = self.ready[rank]
-        if parts and parts[0].order == FORWARD and self.held[rank] >= self.limits[rank[1]]:
-            weights = [part for part in parts if part.order == WEIGHT]
-            if not weights:
+        for parts in self.ready[rank]:
+            if parts and not self._must_wait(parts[0], rank, now):
+                part = heapq.heappop(parts)
+                self.free[rank] = end = now + self.times.of(part)
+                self._follow(part, rank, end)
                 return
-            part = min(weights)
-            parts.remove(part)
-            heapq.heapify(parts)
-        elif parts:
-            part = heapq.heappop(parts)
-        else:
-            return
-        end = now + self.times.of(part)
-        self.free[rank] = end
-        if part.order == FORWARD:
-            self.held[rank] += 1
-            self.peak[part.stage] = max(self.peak[part.stage], self.held[rank])
-        self._follow(part, rank, end)
+
+    def _must_wait(self, part: Part, rank: Rank, now: float) -> bool:
+        """Whether a rank may hold no more, or its stage has not done the step before."""
+        if part.order != FORWARD:
+            return False
+        before = part.step - 1, part.stage
+        is_early = part.step > 0 and (self.left[before] > 0 or self.stepped[before] > now)
+        return is_early or self.held[rank] >= self.limits[part.stage]
 
     def _follow(self, part: Part, rank: Rank, end: float) -> None:
         """What a part lets begin when it ends."""
-        self._note(end, None, rank)
+        self._arrive(end, None, rank)
         if part.order == FORWARD:
+            self.held[rank] += 1
+            self.peak[part.stage] = max(self.peak[part.stage], self.held[rank])
             top = part.stage == self.last
             self._send(end, rank, part._replace(order=INPUT) if top else part._replace(stage=part.stage + 1))
         elif part.order == INPUT:
-            self._note(end, part._replace(order=WEIGHT), rank)
+            self._arrive(end, part._replace(order=WEIGHT), rank)
             if part.stage:
                 self._send(end, rank, part._replace(stage=part.stage - 1))
         else:
             self.held[rank] -= 1
-            self._count(part, end)
+            place = part.step, part.stage
+            self.left[place] -= 1
+            self.stepped[place] = max(self.stepped[place], end)
+            for k in self.peers[part.stage] if not self.left[place] else ():
+                self._arrive(self.stepped[place], None, (k, part.stage))
 
     def _send(self, end: float, rank: Rank, part: Part) -> None:
-        self._arrive(end + (self.times.hop if self._rank(part) != rank else 0.0), part)
-
-    def _count(self, part: Part, end: float) -> None:
-        """One weight gradient less until its stage steps."""
-        place = part.step, part.stage
-        self.left[place] -= 1
-        self.stepped[place] = max(self.stepped[place], end)
-        self.ends[part.step] = max(self.ends[part.step], end)
-        if not self.left[place]:
-            for moment, each in self.waiting.pop(place, ()):
-                self._note(max(moment, self.stepped[place]), each, self._rank(each))
+        to = self._rank(part)
+        self._arrive(end + (self.times.hop if to != rank else 0.0), part, to)

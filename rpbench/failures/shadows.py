@@ -68,8 +68,8 @@ class StageTimes:
 class Timed:
     """When each act of each rank begins and ends."""
 
-    start: Mapping[tuple[int, Act], float]
-    end: Mapping[tuple[int, Act], float]
+    start: dict[tuple[int, Act], float]
+    end: dict[tuple[int, Act], float]
 
     @property
     def makespan(self) -> float:
@@ -211,45 +211,33 @@ def time_rows(rows: Rows, times: StageTimes, done: Mapping[int, Collection[Act]]
     Args:
         done: by rank, what has ended before; it takes no time, and its result is there at once.
     """
-    runs = {(act.what, act.stage, act.microbatch): rank for rank, row in enumerate(rows) for act in row}
-    last, done = len(times.forward) - 1, done or {}
-    start: dict[tuple[int, Act], float] = {}
-    end: dict[tuple[int, Act], float] = {}
+    rank_of = {act: rank for rank, row in enumerate(rows) for act in row}
+    last, timed = len(times.forward) - 1, Timed({}, {})
     following, free = [0] * len(rows), [0.0] * len(rows)
+
+    def arrives(act: Act, rank: int) -> float | None:
+        """When its input is on its rank; None while nobody knows."""
+        if act.what is What.BACKWARD:
+            source = Act(What.FORWARD if act.stage == last else act.what, min(act.stage + 1, last), act.microbatch)
+        elif act.stage == 0:
+            return 0.0
+        else:
+            source = Act(What.FORWARD, act.stage - 1, act.microbatch)
+        ended = timed.end.get((rank_of[source], source))
+        return None if ended is None else ended + (times.hop if rank_of[source] != rank else 0.0)
+
     moved = True
     while moved:
         moved = False
         for rank, row in enumerate(rows):
-            while following[rank] < len(row):
-                act = row[following[rank]]
-                is_done = act in done.get(rank, ())
-                arrives = 0.0 if is_done else _arrives(act, rank, runs, end, times.hop, last)
-                if arrives is None:
+            for act in row[following[rank] :]:
+                is_done = act in (done or {}).get(rank, ())
+                there = 0.0 if is_done else arrives(act, rank)
+                if there is None:
                     break
-                start[rank, act] = 0.0 if is_done else max(free[rank], arrives)
-                end[rank, act] = 0.0 if is_done else start[rank, act] + times.of(act)
-                free[rank] = max(free[rank], end[rank, act])
+                timed.start[rank, act] = 0.0 if is_done else max(free[rank], there)
+                timed.end[rank, act] = 0.0 if is_done else timed.start[rank, act] + times.of(act)
+                free[rank] = max(free[rank], timed.end[rank, act])
                 following[rank], moved = following[rank] + 1, True
     assert following == [len(row) for row in rows], "rows that wait for each other"
-    return Timed(start, end)
-
-
-def _arrives(
-    act: Act,
-    rank: int,
-    runs: Mapping[tuple[What, int, int], int],
-    end: Mapping[tuple[int, Act], float],
-    hop: float,
-    last: int,
-) -> float | None:
-    """When the input of an act is on its rank; None while nobody knows."""
-    if act.what is What.BACKWARD:
-        needed = (What.FORWARD, last) if act.stage == last else (What.BACKWARD, act.stage + 1)
-    elif act.stage == 0:
-        return 0.0
-    else:
-        needed = (What.FORWARD, act.stage - 1)
-    source = Act(*needed, act.microbatch)
-    owner = runs[source]
-    ended = end.get((owner, source))
-    return None if ended is None else ended + (hop if owner != rank else 0.0)
+    return timed

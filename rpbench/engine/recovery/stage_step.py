@@ -73,23 +73,25 @@ class StageStep:
 
     def _bring(self, training: Training, action: Action, step: int) -> None:
         """What an action needs from another rank."""
-        last, forward = len(self._plan.rank_of) - 1, action.kind is Kind.F
-        source = action.stage + (-1 if forward else 1)
-        if not (forward or action.kind in BACKWARD) or not 0 <= source <= last:
-            return
-        if self._plan.rank_of[source] != self._rank:
-            assert action.microbatch is not None
-            name = Tensor(step, "F" if forward else "B", source, action.microbatch)
-            training.passes.put_boundary(forward, source, action.microbatch, self._receive(name))
+        if (across := self._across(action, -1)) is not None:
+            forward, source, microbatch = across
+            name = Tensor(step, "F" if forward else "B", source, microbatch)
+            training.passes.put_boundary(forward, source, microbatch, self._receive(name))
 
     def _hand_on(self, training: Training, action: Action, step: int) -> None:
         """What another rank needs from an action."""
-        last, forward = len(self._plan.rank_of) - 1, action.kind is Kind.F
-        target = action.stage + (1 if forward else -1)
-        if not (forward or action.kind in BACKWARD) or not 0 <= target <= last:
-            return
-        to = self._plan.rank_of[target]
-        if to != self._rank:
-            assert action.microbatch is not None
-            name = Tensor(step, "F" if forward else "B", action.stage, action.microbatch)
-            self._send(to, name, training.passes.take_boundary(forward, action.stage, action.microbatch))
+        if (across := self._across(action, 1)) is not None:
+            forward, target, microbatch = across
+            name = Tensor(step, "F" if forward else "B", action.stage, microbatch)
+            tensor = training.passes.take_boundary(forward, action.stage, microbatch)
+            self._send(self._plan.rank_of[target], name, tensor)
+
+    def _across(self, action: Action, way: int) -> tuple[bool, int, int] | None:
+        """Whether it is a forward, the stage before (-1) or behind (1), and the microbatch; None on the same rank."""
+        forward, rank_of = action.kind is Kind.F, self._plan.rank_of
+        other = action.stage + (way if forward else -way)
+        is_pass = (forward or action.kind in BACKWARD) and action.microbatch is not None
+        if not is_pass or not 0 <= other < len(rank_of) or rank_of[other] == self._rank:
+            return None
+        assert action.microbatch is not None
+        return forward, other, action.microbatch
