@@ -297,11 +297,13 @@ class Watch:
         if word == "state":
             self._masters |= unpacked(message.body).masters
         elif word == "holds":
-            rank, *about, size = about
-            self._bytes_given += size if rank == about[0] else 0
+            rank, holder, step, size = about
+            self._bytes_given += size if rank == holder else 0
+            about = holder, step
         elif word == "back":
-            *about, size = about
+            step, size = about
             self._bytes_read += size
+            about = (step,)
         self._said.add((word, rank, *about))
 
     def _bury(self, rank: int) -> None:

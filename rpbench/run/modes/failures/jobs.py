@@ -98,15 +98,19 @@ def _has_one_stage_a_rank(schedule: Schedule) -> bool:
     return all(_stages_on(schedule, rank) == [rank] for rank in range(schedule.shape.num_ranks))
 
 
-def _times(assembled: Assembled, *kinds: Kind) -> tuple[tuple[float, ...], ...]:
-    """Seconds of each kind on each stage, recomputation included in the first half of a backward, or in all of it.
+def _times(assembled: Assembled, kind: Kind) -> tuple[float, ...]:
+    """Seconds of a kind on each stage, recomputation included: in a whole backward, or in its first half.
 
     Raises:
-        ScheduleError: if the costs do not split backward and a half is asked for.
+        ScheduleError: for half a backward, if the costs do not split it.
     """
     costs, stages = assembled.costs, range(assembled.schedule.shape.num_stages)
-    works = [[costs.on(stage, costs.of(kind, stage)) for stage in stages] for kind in kinds]
-    return tuple(tuple(float(work.pre + work.main) / costs.units_per_second for work in row) for row in works)
+    works = [costs.on(stage, costs.of(kind, stage)) for stage in stages]
+    return tuple(float(work.pre + work.main) / costs.units_per_second for work in works)
+
+
+def _hop_s(assembled: Assembled) -> float:
+    return float(assembled.costs.hop) / assembled.costs.units_per_second
 
 
 def fits(assembled: Assembled, in_flight: Sequence[int] | None = None, more: Sequence[int] = ()) -> bool:
@@ -173,7 +177,7 @@ def _bamboo(request: Request, asked: Failures, step: Step) -> Bamboo:
             [Act(what[act.kind], act.stage, act.microbatch or 0) for act in schedule.compute(rank) if act.kind in what]
             for rank in range(schedule.shape.num_ranks)
         ],
-        times=StageTimes(*_times(assembled, Kind.F, Kind.B), _hop_s(assembled)),
+        times=StageTimes(_times(assembled, Kind.F), _times(assembled, Kind.B), _hop_s(assembled)),
         boundary_bytes=assembled.sizes.boundary if assembled.sizes else 0,
     )
 
@@ -184,14 +188,11 @@ def _recycle(request: Request, asked: Failures, step: Step) -> Recycle:
             f"mode.policy=recycle with schedule={request.schedule.chosen}: its detours have an order of their own, "
             "which stands beside 1F1B without failures; take schedule=1f1b"
         )
-    times = SplitTimes(*_times(step.assembled, Kind.F, Kind.I, Kind.W), _hop_s(step.assembled))
+    forward, input_grad, weight_grad = (_times(step.assembled, kind) for kind in (Kind.F, Kind.I, Kind.W))
+    times = SplitTimes(forward, input_grad, weight_grad, _hop_s(step.assembled))
     return Recycle(
         step.job, asked.checkpoint_every, times=times, fits=lambda in_flight: fits(step.assembled, in_flight)
     )
-
-
-def _hop_s(assembled: Assembled) -> float:
-    return float(assembled.costs.hop) / assembled.costs.units_per_second
 
 
 def _varuna(request: Request, asked: Failures, step: Step) -> Varuna:
