@@ -11,8 +11,8 @@ from rpbench.cost.engine_times import engine_times
 from rpbench.ir.partition import parse
 from rpbench.plan.whole import evaluate_whole
 from rpbench.run.modes.duel.contenders import contenders
+from rpbench.run.modes.duel.plans import problem_of
 from rpbench.run.modes.duel.survey import Survey
-from rpbench.run.modes.duel.tuning import problem_of
 from rpbench.sim.longest_path import simulate
 
 REQUEST = load(
