@@ -11,6 +11,7 @@ from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.communication import check_communication, check_pair_order
 from rpbench.ir.deadlock import execution_rounds
 from rpbench.ir.dependencies import window
+from rpbench.ir.edges import edges_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.fields import check_fields
 from rpbench.ir.index import Index
@@ -152,9 +153,11 @@ def check_overlaps(index: Index) -> None:
     """The parts of an OVERLAP do not wait for each other."""
     if Kind.OVERLAP not in index.schedule.kinds:
         return
-    for number, action in enumerate(index.actions):
-        for part in action.sub:
-            if number in (producer for producer, _ in index.waits_for(part)):
+    for edges in edges_of(index):
+        for place, (producer, number) in enumerate(zip(edges.producers, edges.consumers, strict=True)):
+            if producer == number >= 0:
+                action, waiting = index.actions[number], (edges.kind, edges.stage, place, edges.part)
+                part = next(part for part in action.sub if part[:4] == waiting)
                 rule = f"{action} runs its parts together, but {part} waits for the other"
                 raise broken(index.schedule, rule, [number], way_out="let them stand one after the other")
 

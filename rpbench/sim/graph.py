@@ -1,6 +1,6 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain
@@ -9,13 +9,11 @@ from operator import itemgetter
 import numpy as np
 
 from rpbench.cost.table import Members
-from rpbench.ir import dependencies
-from rpbench.ir.action import Kind
+from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.index import GRADIENT
+from rpbench.ir.edges import edges_of
 from rpbench.ir.moved_objects import Cargo, carries
 from rpbench.ir.moves import TRANSFERS
-from rpbench.ir.policy import KNOWN, STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.sim.columns import Bools, Columns, Ints, read_columns
 from rpbench.sim.kept import Carried, kept_cargo, kept_edges
@@ -178,7 +176,7 @@ _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 def _edges(analysis: Analysis, columns: Columns, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
     transfers = _of_transfers(analysis) if kept is None else kept
-    producer, consumer, moved = _with_transfers(*transfers, *_edges_by_stage(analysis.schedule, columns))
+    producer, consumer, moved = _with_transfers(*transfers, *_edges_by_stage(analysis, columns))
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
@@ -200,23 +198,12 @@ def _with_transfers(begin: Ints, end: Ints, producer: Ints, consumer: Ints, move
     )
 
 
-def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
-    """Edges of plain actions, all microbatches of a (kind, stage, part) at once."""
-    shape = schedule.shape
-    where = _places(shape, columns)
-    found: list[tuple[Ints, Ints, int]] = []
-    exists = {kind: np.any(numbers >= 0, axis=2) for kind, numbers in where.items()}
-    for kind, stages in exists.items():
-        for stage, part in np.argwhere(stages).tolist():
-            for need in dependencies.needs(shape, kind, stage, part):
-                of = part + need.part_offset
-                there = [(other, at) for other, at in need.options if other in where and exists[other][at, of]]
-                if there:
-                    options = [where[other][at, of] for other, at in there]
-                    produced = reduce(lambda best, more: np.where(best < 0, more, best), options)
-                    found.append((*_present(produced, where[kind][stage, part]), _MOVED[need.input]))
-    if Kind.STEP in where:
-        found += [(producer, consumer, _MOVED["order"]) for producer, consumer in _step_edges(schedule, where)]
+def _edges_by_stage(analysis: Analysis, columns: Columns) -> tuple[Ints, Ints, Ints]:
+    """Edges of plain actions: producers, consumers and what moves."""
+    found = [
+        (*_present(edges.producers, edges.consumers), _MOVED[edges.moved])
+        for edges in edges_of(_ArrayRows(analysis, columns))
+    ]
     moved = [np.full(len(producer), what, np.int8) for producer, _, what in found]
     empty = np.empty(0, np.int32)
     return (
@@ -224,6 +211,37 @@ def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, I
         np.concatenate([empty, *(consumer for _, consumer, _ in found)]),
         np.concatenate([empty, *moved]),
     )
+
+
+class _ArrayRows:
+    """The actions of a schedule as `rpbench.ir.edges` asks for them, on arrays."""
+
+    def __init__(self, analysis: Analysis, columns: Columns) -> None:
+        self.schedule, self._analysis = analysis.schedule, analysis
+        self._where = _places(analysis.schedule.shape, columns)
+        self._exists = {kind: np.any(numbers >= 0, axis=2).tolist() for kind, numbers in self._where.items()}
+        self.kinds = self._where.keys()
+
+    def row(self, kind: Kind, stage: int, part: int = 0) -> Ints | None:
+        """The numbers of a kind, stage and part; None if there is none."""
+        if kind not in self._where:
+            return None
+        if kind is Kind.VALIDATE:
+            return self._where[kind][:, 0].max(axis=0)
+        return self._where[kind][stage, part] if self._exists[kind][stage][part] else None
+
+    def first(self, rows: Sequence[Ints]) -> Ints:
+        """At every place the first number of several rows that is one."""
+        return reduce(lambda best, more: np.where(best < 0, more, best), rows)
+
+    def indices(self, places: Sequence[int]) -> Ints:
+        return np.asarray(places, np.int32)
+
+    def take(self, row: Ints, places: Ints) -> Ints:
+        return row[places]
+
+    def action(self, number: int) -> Action:
+        return self._analysis.index.actions[number]
 
 
 def _places(shape: Shape, columns: Columns) -> dict[Kind, Ints]:
@@ -241,81 +259,6 @@ def _places(shape: Shape, columns: Columns) -> dict[Kind, Ints]:
             numbers[stage[own], part[own], index[own]] = owner[own]
             found[Kind(member)] = numbers
     return found
-
-
-def _step_edges(schedule: Schedule, where: Mapping[Kind, Ints]) -> list[tuple[Ints, Ints]]:
-    """Edges into and out of optimizer steps, as (producer, consumer); `where` finds actions by kind and stage.
-
-    A step waits for the one before and for every weight gradient of its window; a forward waits for the step that
-    publishes the version its policy reads.
-    What ends steps that went ahead: `rpbench.ir.speculation`.
-    """
-    shape = schedule.shape
-    steps = where[Kind.STEP][:, 0]  # by stage and version
-    published = steps
-    if Kind.ROLLBACK in where:
-        published = np.where(where[Kind.ROLLBACK][:, 0] >= 0, where[Kind.ROLLBACK][:, 0], steps)
-    pairs = [(published[:, 1 : shape.num_steps], steps[:, 2 : shape.num_steps + 1])]
-    if Kind.VALIDATE in where:
-        pairs += _validation_edges(schedule, where, steps, published)
-    for version in range(1, shape.num_steps + 1):
-        batch = dependencies.window(shape, version)
-        for kind in where.keys() & set(GRADIENT):
-            gradients = where[kind][:, :, batch.start : batch.stop]
-            pairs.append((gradients, np.broadcast_to(steps[:, None, version, None], gradients.shape)))
-    if schedule.policy in KNOWN:
-        readers = [(Kind.F, stage, dependencies.stages_updated(schedule, stage)) for stage in range(shape.num_stages)]
-        if shape.fused:
-            readers.append((Kind.FB, shape.num_backward_stages - 1, (shape.num_backward_stages - 1,)))
-        for kind, stage, updated_by in readers:
-            read = _versions_read(schedule, stage)
-            for part in range(shape.num_parts):
-                pairs += [
-                    (np.where(read > 0, published[other, read], -1), where[kind][stage, part, : len(read)])
-                    for other in updated_by
-                    if kind in where
-                ]
-    if dependencies.names_versions(schedule):
-        pairs += _named_versions(schedule, steps)
-    return [_present(producer.ravel(), consumer.ravel()) for producer, consumer in pairs]
-
-
-def _validation_edges(
-    schedule: Schedule, where: Mapping[Kind, Ints], steps: Ints, published: Ints
-) -> Iterator[tuple[Ints, Ints]]:
-    """Edges into VALIDATE, from it, and into ROLLBACK; `published` has the ROLLBACK of a step where that has one."""
-    shape = schedule.shape
-    looks = where[Kind.VALIDATE][:, 0].max(axis=0)  # by version
-    for version in range(1, shape.num_steps + 1):
-        batch = dependencies.window(shape, version)
-        for kind in where.keys() & set(GRADIENT):
-            gradients = where[kind][:, :, batch.start : batch.stop]
-            yield gradients, np.full_like(gradients, looks[version])
-    yield np.broadcast_to(looks, published.shape), np.where(steps >= 0, published, -1)
-    yield steps, np.where(published != steps, published, -1)
-
-
-def _versions_read(schedule: Schedule, stage: int) -> Ints:
-    """By microbatch, the version that a stage reads under a policy that says so."""
-    shape, policy = schedule.shape, schedule.policy
-    microbatches = np.arange(shape.total_microbatches)
-    if policy in STEPS_BEHIND:  # all at once: a large schedule has many
-        return np.maximum(0, microbatches // shape.num_microbatches - STEPS_BEHIND[policy])
-    return np.array([dependencies.version_read(policy, shape, number, stage) for number in microbatches.tolist()])
-
-
-def _named_versions(schedule: Schedule, steps: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """(step, forward) for every forward that names the version it reads; `steps` finds them by stage and version."""
-    forwards = [
-        (number, action.stage, action.version)
-        for number, action in enumerate(chain.from_iterable(row for _, _, row in schedule.items()))
-        if action.kind is Kind.F and action.version
-    ]
-    number, stage, version = np.array(forwards, np.int32).reshape(-1, 3).T
-    for other in range(schedule.shape.num_stages):
-        reading = stage == other
-        for updated_by in dependencies.stages_updated(schedule, other):
-            yield steps[updated_by, version[reading]], number[reading]
 
 
 def _present(producer: Ints, consumer: Ints) -> tuple[Ints, Ints]:

@@ -54,7 +54,7 @@ def shares_links(graph: Graph, costs: CostTable) -> bool:
 
 
 class MovingGraph:
-    """A graph ready to be timed at any costs by the compiled loop, for a search that asks for thousands of timelines."""
+    """A graph ready to be timed at any costs by the compiled loop, for a search that asks for many timelines."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._waits = graph, _Waits(graph)
