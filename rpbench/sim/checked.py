@@ -1,11 +1,26 @@
-"""A schedule checked and made a graph in one go: the graph's compiled order shows at once that no lane stands still."""
+"""A schedule checked and made a graph in one go: the graph's compiled order shows at once that no lane stands still.
 
+Large schedules hold forwards and backwards and little else: computations, and activations that wait on the host; no
+step, no communication, no version. All that `rpbench.ir.check.checked_actions` asks of such a plain schedule is a
+matter of counting on columns. What is not so plain, or not in order, is told by those checks, which walk over actions
+and show the one that is wrong.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.ir.action import MOVES, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.check import check_versions, checked_actions
-from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.ir.versions import Versions
+from rpbench.sim.columns import Columns, Ints, among, places_of, read_columns
 from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.plain import passes, plain_columns
+from rpbench.sim.kept import kept_edges
+
+Counts = npt.NDArray[np.int64]
+_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)
 
 
 def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
@@ -37,6 +52,123 @@ def check_graph(graph: Graph) -> Versions:
     Raises:
         ScheduleError: as `rpbench.ir.check.check`, with the table.
     """
-    if not passes(graph.schedule, graph.columns):
+    if not _passes(graph.schedule, graph.columns):
         check_versions(checked_actions(graph.analysis))
     return graph.analysis.versions
+
+
+# --- plain schedules ---
+
+
+def plain_columns(schedule: Schedule) -> Columns | None:
+    """The columns of a schedule that is plain and passes all checks of its actions; None for any other.
+
+    Whether its lanes can run, and parts of an OVERLAP beside each other, is left to its graph.
+    """
+    if not schedule.kinds <= {*_KINDS, *MOVES, Kind.OVERLAP}:
+        return None
+    try:
+        columns = read_columns(schedule)
+        return columns if _passes(schedule, columns) else None
+    except (TypeError, OverflowError):  # a microbatch that is not named, or a number out of any range
+        return None
+
+
+def _passes(schedule: Schedule, columns: Columns) -> bool:
+    """Whether a schedule with these columns is plain and passes all checks of its actions."""
+    shape = schedule.shape
+    return (
+        _is_on_its_lane(schedule, columns)
+        and not (shape.tensor_parallel or shape.num_head_shards or shape.keeps_every > 1)
+        and schedule.late_rest is None
+        and schedule.policy is not Policy.SELECTIVE
+        and columns.is_bare
+        and all(columns.sub.values())
+        and _in_range(shape, columns)
+        and _is_complete(shape, columns)
+        and _is_placed(schedule, columns)
+    )
+
+
+def _is_on_its_lane(schedule: Schedule, columns: Columns) -> bool:
+    """Whether computations stand on lane compute, and nothing else anywhere but activations that wait on the host."""
+    names = [lane for _, lane, _ in schedule.items()]
+    if all(name == "compute" for name in names):
+        return schedule.kinds.isdisjoint(MOVES)
+    on_compute = np.repeat([name == "compute" for name in names], np.diff(columns.lane_start))
+    return np.array_equal(on_compute, ~among(columns.kind, MOVES)) and kept_edges(schedule, columns) is not None
+
+
+def _in_range(shape: Shape, columns: Columns) -> bool:
+    """Whether kinds are plain, and stages, microbatches and parts those of the shape."""
+    kind, stage, index, part, _ = columns.plain
+    if not len(kind):
+        return False
+    first, stop = np.zeros(len(Kind), np.int32), np.zeros(len(Kind), np.int32)  # stages of a kind; of others none
+    stop[[Kind.B, Kind.I, Kind.W, Kind.R]] = shape.num_backward_stages - shape.fused
+    stop[list(MOVES)] = shape.num_backward_stages
+    stop[Kind.F] = shape.num_stages
+    if shape.fused:
+        first[Kind.FB], stop[Kind.FB] = shape.num_backward_stages - 1, shape.num_backward_stages
+    return bool(
+        ((first[kind] <= stage) & (stage < stop[kind])).all()
+        and 0 <= index.min() <= index.max() < shape.total_microbatches
+        and 0 <= part.min() <= part.max() < shape.num_parts
+    )
+
+
+def _is_complete(shape: Shape, columns: Columns) -> bool:
+    """Whether each forward runs once and each backward once, as B, or as I and W, and no R twice."""
+    kind = columns.plain[0]
+    present, places = np.bincount(kind, minlength=len(Kind)), places_of(shape, columns)
+    a_stage = shape.total_microbatches * shape.num_parts
+    if present[Kind.F] != shape.num_stages * a_stage:  # before tables of that size are made
+        return False
+    bottom = (shape.num_backward_stages - shape.fused) * a_stage
+    if present[[Kind.B, Kind.I]].sum() != bottom or present[Kind.W] != present[Kind.I]:
+        return False
+
+    def times(member: Kind) -> Counts:
+        """How often each place has an action of a kind."""
+        own = places[kind == member] if present[member] else places[:0]
+        return np.bincount(own, minlength=shape.num_backward_stages * a_stage)
+
+    full, inputs, fused = times(Kind.B), times(Kind.I), times(Kind.FB)[bottom:]
+    backward = full + inputs
+    return bool(
+        (times(Kind.F) == 1)[: shape.num_stages * a_stage].all()
+        and (backward[:bottom] == 1).all()
+        and (not present[Kind.W] or (times(Kind.W) == inputs).all())
+        and (times(Kind.R) <= 1).all()
+        and (fused == 1).all()
+    )
+
+
+def _is_placed(schedule: Schedule, columns: Columns) -> bool:
+    """Whether each action stands on a device that may hold its stage, and meets there what needs the same weights."""
+    shape, placement = schedule.shape, schedule.placement
+    _, stage, index, _, owner = columns.plain
+    device = columns.device[owner]
+    if placement:
+        if shape.separate_cuts or len(placement) != shape.num_stages:
+            return False
+        holds = np.zeros((shape.num_stages, shape.num_ranks), bool)
+        for held, holders in enumerate(placement):
+            holds[held, [holder for holder in holders if 0 <= holder < shape.num_ranks]] = True
+        if not holds[stage, device].all():
+            return False
+    if schedule.weights is Weights.STREAMED:
+        return shape.num_parts == 1
+    if shape.separate_cuts:
+        return False
+    if placement and all(len(holders) == 1 for holders in placement):
+        return True
+    return _meets(shape, stage, index, device)
+
+
+def _meets(shape: Shape, stage: Ints, index: Ints, device: Ints) -> bool:
+    """Whether all that computes with a microbatch runs a stage on one device."""
+    places = stage.astype(np.int64) * shape.total_microbatches + index
+    home = np.zeros(int(places.max(initial=-1)) + 1, np.int32)
+    home[places] = device  # of any one of them: it is that of all
+    return bool((home[places] == device).all())

@@ -174,43 +174,26 @@ _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
 def _edges(analysis: Analysis, columns: Columns, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
-    """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    transfers = _of_transfers(analysis) if kept is None else kept
-    producer, consumer, moved = _with_transfers(*transfers, *_edges_by_stage(analysis, columns))
+    """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies.
+
+    Those that LOAD, STORE, FREE and their like add come last, and take no hop.
+    """
+    if kept is None:
+        pairs = analysis.transfer_edges
+        kept = tuple(np.fromiter(chain.from_iterable(pairs), np.int32, 2 * len(pairs)).reshape(-1, 2).T)
+    found = [
+        (edges.producers, edges.consumers, _MOVED[edges.moved]) for edges in edges_of(_ArrayRows(analysis, columns))
+    ]
+    present = [(producers >= 0) & (consumers >= 0) for producers, consumers, _ in found]
+    producer, consumer = (
+        np.concatenate([*(edges[end][there] for edges, there in zip(found, present, strict=True)), kept[end]])
+        for end in (0, 1)
+    )
+    counts = [*map(np.count_nonzero, present), len(kept[0])]
+    moved = np.repeat(np.array([*(what for _, _, what in found), _MOVED["transfer"]], np.int8), counts)
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
-
-
-def _of_transfers(analysis: Analysis) -> tuple[Ints, Ints]:
-    """Producer and consumer of the edges that LOAD, STORE, FREE and their like add."""
-    edges = analysis.transfer_edges
-    producer, consumer = np.fromiter(chain.from_iterable(edges), np.int32, 2 * len(edges)).reshape(-1, 2).T
-    return producer, consumer
-
-
-def _with_transfers(begin: Ints, end: Ints, producer: Ints, consumer: Ints, moved: Ints) -> tuple[Ints, Ints, Ints]:
-    """The edges, and those of transfers from `begin` to `end`, which take no hop."""
-    return (
-        np.concatenate([producer, begin]),
-        np.concatenate([consumer, end]),
-        np.concatenate([moved, np.full(len(begin), _MOVED["transfer"], moved.dtype)]),
-    )
-
-
-def _edges_by_stage(analysis: Analysis, columns: Columns) -> tuple[Ints, Ints, Ints]:
-    """Edges of plain actions: producers, consumers and what moves."""
-    found = [
-        (*_present(edges.producers, edges.consumers), _MOVED[edges.moved])
-        for edges in edges_of(_ArrayRows(analysis, columns))
-    ]
-    moved = [np.full(len(producer), what, np.int8) for producer, _, what in found]
-    empty = np.empty(0, np.int32)
-    return (
-        np.concatenate([empty, *(producer for producer, _, _ in found)]),
-        np.concatenate([empty, *(consumer for _, consumer, _ in found)]),
-        np.concatenate([empty, *moved]),
-    )
 
 
 class _ArrayRows:
@@ -259,11 +242,6 @@ def _places(shape: Shape, columns: Columns) -> dict[Kind, Ints]:
             numbers[stage[own], part[own], index[own]] = owner[own]
             found[Kind(member)] = numbers
     return found
-
-
-def _present(producer: Ints, consumer: Ints) -> tuple[Ints, Ints]:
-    both = (producer >= 0) & (consumer >= 0)
-    return producer[both], consumer[both]
 
 
 def _starts(consumer: Ints, num: int, order: Ints | None = None) -> Ints:

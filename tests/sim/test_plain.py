@@ -11,10 +11,9 @@ from rpbench.ir.check import check_versions, checked_actions
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries
-from rpbench.sim.checked import checked_graph
+from rpbench.sim.checked import checked_graph, plain_columns
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.plain import plain_columns
 
 # name -> (ranks, stages, microbatches)
 PLAIN = {
