@@ -41,6 +41,12 @@ class Rows(Protocol):
     def action(self, number: int) -> Action:
         """The action of a number."""
 
+    def gap(self, kind: Kind, stage: int) -> int | None:
+        """The first place of a stage, by microbatch and part, where a kind is not; None if it is everywhere."""
+
+    def gap_of_backwards(self, stage: int) -> int | None:
+        """The first place of a stage where there is neither B alone, nor I and W."""
+
 
 class Edges(NamedTuple):
     """Edges of one kind, stage and part: producer and consumer place by place; where either is -1, there is none."""

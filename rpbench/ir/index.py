@@ -213,6 +213,20 @@ class Index:
     def action(self, number: int) -> Action:
         return self.actions[number]
 
+    def gap(self, kind: Kind, stage: int) -> int | None:
+        """The first place of a stage, by microbatch and part, where a kind is not."""
+        numbers = self._of_stage(kind, stage)
+        return numbers.index(-1) if -1 in numbers else None
+
+    def gap_of_backwards(self, stage: int) -> int | None:
+        """The first place of a stage where there is neither B alone, nor I and W."""
+        places = zip(*(self._of_stage(kind, stage) for kind in (Kind.B, Kind.I, Kind.W)), strict=True)
+        faults = (place for place, (b, i, w) in enumerate(places) if (b < 0) != (i >= 0) or (i < 0) != (w < 0))
+        return next(faults, None)
+
+    def _of_stage(self, kind: Kind, stage: int) -> list[int]:
+        return self.numbers(kind)[self.place(stage, 0) : self.place(stage + 1, 0)]
+
     def published(self, stage: int, version: int) -> int | None:
         """The action after which a backward stage has a version for good: its ROLLBACK, or its STEP."""
         return self.rollbacks.get((stage, version), self.steps.get((stage, version)))

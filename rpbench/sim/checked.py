@@ -7,19 +7,17 @@ and show the one that is wrong.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from rpbench.ir.action import MOVES, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.check import check_versions, checked_actions
+from rpbench.ir.check import check_versions, checked_actions, gaps
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.ir.versions import Versions
-from rpbench.sim.columns import Columns, Ints, among, places_of, read_columns
+from rpbench.sim.columns import ArrayRows, Columns, Ints, among, read_columns
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.kept import kept_edges
 
-Counts = npt.NDArray[np.int64]
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)
 
 
@@ -33,15 +31,15 @@ def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
         ScheduleError: as `check`, with the table.
     """
     analysis = analysed(schedule)
-    columns = plain_columns(analysis.schedule)
-    if columns is None:
+    rows = plain_rows(analysis.schedule)
+    if rows is None:
         checked_actions(analysis)
     try:
-        graph = build_graph(analysis, columns)
+        graph = build_graph(analysis, rows)
     except ScheduleError:
         _ = checked_actions(analysis).rounds  # shows which parts of an OVERLAP, or which lanes, wait for each other
         raise
-    if columns is None:
+    if rows is None:
         check_versions(analysis)
     return graph, analysis.versions
 
@@ -52,7 +50,7 @@ def check_graph(graph: Graph) -> Versions:
     Raises:
         ScheduleError: as `rpbench.ir.check.check`, with the table.
     """
-    if not _passes(graph.schedule, graph.columns):
+    if _plain_rows(graph.schedule, graph.columns) is None:
         check_versions(checked_actions(graph.analysis))
     return graph.analysis.versions
 
@@ -60,24 +58,22 @@ def check_graph(graph: Graph) -> Versions:
 # --- plain schedules ---
 
 
-def plain_columns(schedule: Schedule) -> Columns | None:
-    """The columns of a schedule that is plain and passes all checks of its actions; None for any other.
+def plain_rows(schedule: Schedule) -> ArrayRows | None:
+    """The rows of a schedule that is plain and passes all checks of its actions; None for any other.
 
     Whether its lanes can run, and parts of an OVERLAP beside each other, is left to its graph.
     """
     if not schedule.kinds <= {*_KINDS, *MOVES, Kind.OVERLAP}:
         return None
     try:
-        columns = read_columns(schedule)
-        return columns if _passes(schedule, columns) else None
+        return _plain_rows(schedule, read_columns(schedule))
     except (TypeError, OverflowError):  # a microbatch that is not named, or a number out of any range
         return None
 
 
-def _passes(schedule: Schedule, columns: Columns) -> bool:
-    """Whether a schedule with these columns is plain and passes all checks of its actions."""
+def _plain_rows(schedule: Schedule, columns: Columns) -> ArrayRows | None:
     shape = schedule.shape
-    return (
+    may_pass = (
         _is_on_its_lane(schedule, columns)
         and not (shape.tensor_parallel or shape.num_head_shards or shape.keeps_every > 1)
         and schedule.late_rest is None
@@ -85,9 +81,11 @@ def _passes(schedule: Schedule, columns: Columns) -> bool:
         and columns.is_bare
         and all(columns.sub.values())
         and _in_range(shape, columns)
-        and _is_complete(shape, columns)
+        and _are_as_many_as_needed(shape, columns)
         and _is_placed(schedule, columns)
     )
+    rows = ArrayRows(schedule, columns) if may_pass else None
+    return rows if rows is not None and rows.stand_once and not any(gaps(rows)) else None
 
 
 def _is_on_its_lane(schedule: Schedule, columns: Columns) -> bool:
@@ -117,31 +115,12 @@ def _in_range(shape: Shape, columns: Columns) -> bool:
     )
 
 
-def _is_complete(shape: Shape, columns: Columns) -> bool:
-    """Whether each forward runs once and each backward once, as B, or as I and W, and no R twice."""
-    kind = columns.plain[0]
-    present, places = np.bincount(kind, minlength=len(Kind)), places_of(shape, columns)
+def _are_as_many_as_needed(shape: Shape, columns: Columns) -> bool:
+    """Whether a schedule may be complete: asked before tables of its size are made."""
+    present = np.bincount(columns.plain[0], minlength=len(Kind))
     a_stage = shape.total_microbatches * shape.num_parts
-    if present[Kind.F] != shape.num_stages * a_stage:  # before tables of that size are made
-        return False
-    bottom = (shape.num_backward_stages - shape.fused) * a_stage
-    if present[[Kind.B, Kind.I]].sum() != bottom or present[Kind.W] != present[Kind.I]:
-        return False
-
-    def times(member: Kind) -> Counts:
-        """How often each place has an action of a kind."""
-        own = places[kind == member] if present[member] else places[:0]
-        return np.bincount(own, minlength=shape.num_backward_stages * a_stage)
-
-    full, inputs, fused = times(Kind.B), times(Kind.I), times(Kind.FB)[bottom:]
-    backward = full + inputs
-    return bool(
-        (times(Kind.F) == 1)[: shape.num_stages * a_stage].all()
-        and (backward[:bottom] == 1).all()
-        and (not present[Kind.W] or (times(Kind.W) == inputs).all())
-        and (times(Kind.R) <= 1).all()
-        and (fused == 1).all()
-    )
+    backwards = present[[Kind.B, Kind.I, Kind.FB]].sum()
+    return bool(present[Kind.F] == shape.num_stages * a_stage and backwards == shape.num_backward_stages * a_stage)
 
 
 def _is_placed(schedule: Schedule, columns: Columns) -> bool:

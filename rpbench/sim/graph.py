@@ -1,21 +1,19 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
 import numpy as np
 
 from rpbench.cost.table import Members
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.edges import edges_of
 from rpbench.ir.moved_objects import Cargo, carries
-from rpbench.ir.moves import TRANSFERS
-from rpbench.ir.schedule import Schedule, ScheduleError, Shape
-from rpbench.sim.columns import Bools, Columns, Ints, read_columns
+from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.sim.columns import ArrayRows, Bools, Columns, Ints, read_columns
 from rpbench.sim.kept import Carried, kept_cargo, kept_edges
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
@@ -71,20 +69,21 @@ class Graph:
         return int(self.crosses.sum())
 
 
-def build_graph(schedule: Schedule | Analysis, columns: Columns | None = None) -> Graph:
+def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) -> Graph:
     """The graph of a schedule.
 
     Args:
-        columns: of its actions, where they have been read.
+        rows: of its actions, where they have been read.
 
     Raises:
         ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
     """
     analysis = analysed(schedule)
     schedule = analysis.schedule
-    columns = read_columns(schedule) if columns is None else columns
+    rows = ArrayRows(schedule, read_columns(schedule)) if rows is None else rows
+    columns = rows.columns
     kept = kept_edges(schedule, columns)
-    producer, consumer, moved = _edges(analysis, columns, kept)
+    producer, consumer, moved = _edges(analysis, rows, kept)
     order = _order(schedule, columns, producer, consumer)
 
     num = len(columns.kind)
@@ -173,17 +172,16 @@ def _with_cargo(
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
-def _edges(analysis: Analysis, columns: Columns, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
+def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
     """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies.
 
     Those that LOAD, STORE, FREE and their like add come last, and take no hop.
     """
+    columns = rows.columns
     if kept is None:
         pairs = analysis.transfer_edges
         kept = tuple(np.fromiter(chain.from_iterable(pairs), np.int32, 2 * len(pairs)).reshape(-1, 2).T)
-    found = [
-        (edges.producers, edges.consumers, _MOVED[edges.moved]) for edges in edges_of(_ArrayRows(analysis, columns))
-    ]
+    found = [(edges.producers, edges.consumers, _MOVED[edges.moved]) for edges in edges_of(rows)]
     present = [(producers >= 0) & (consumers >= 0) for producers, consumers, _ in found]
     producer, consumer = (
         np.concatenate([*(edges[end][there] for edges, there in zip(found, present, strict=True)), kept[end]])
@@ -194,54 +192,6 @@ def _edges(analysis: Analysis, columns: Columns, kept: tuple[Ints, Ints] | None)
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
-
-
-class _ArrayRows:
-    """The actions of a schedule as `rpbench.ir.edges` asks for them, on arrays."""
-
-    def __init__(self, analysis: Analysis, columns: Columns) -> None:
-        self.schedule, self._analysis = analysis.schedule, analysis
-        self._where = _places(analysis.schedule.shape, columns)
-        self._exists = {kind: np.any(numbers >= 0, axis=2).tolist() for kind, numbers in self._where.items()}
-        self.kinds = self._where.keys()
-
-    def row(self, kind: Kind, stage: int, part: int = 0) -> Ints | None:
-        """The numbers of a kind, stage and part; None if there is none."""
-        if kind not in self._where:
-            return None
-        if kind is Kind.VALIDATE:
-            return self._where[kind][:, 0].max(axis=0)
-        return self._where[kind][stage, part] if self._exists[kind][stage][part] else None
-
-    def first(self, rows: Sequence[Ints]) -> Ints:
-        """At every place the first number of several rows that is one."""
-        return reduce(lambda best, more: np.where(best < 0, more, best), rows)
-
-    def indices(self, places: Sequence[int]) -> Ints:
-        return np.asarray(places, np.int32)
-
-    def take(self, row: Ints, places: Ints) -> Ints:
-        return row[places]
-
-    def action(self, number: int) -> Action:
-        return self._analysis.index.actions[number]
-
-
-def _places(shape: Shape, columns: Columns) -> dict[Kind, Ints]:
-    """Per kind, the actions by stage, part and microbatch (of a STEP, version); -1 where there is none.
-
-    The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
-    """
-    stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
-    kind, stage, index, part, owner = columns.plain
-    found = {}
-    for member in np.flatnonzero(np.bincount(kind, minlength=len(Kind))).tolist():
-        if member not in TRANSFERS:  # which are matched by order
-            own = np.flatnonzero(kind == member)
-            numbers = np.full((stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
-            numbers[stage[own], part[own], index[own]] = owner[own]
-            found[Kind(member)] = numbers
-    return found
 
 
 def _starts(consumer: Ints, num: int, order: Ints | None = None) -> Ints:
