@@ -114,7 +114,8 @@ def run(
         own_s, amount, served_by: by slot: seconds of a task, what must be served besides, and by what.
     """
     num_servers = max(COPY, *served_by) + 1
-    first, followers = _in_a_row(tasks.followers)
+    first = np.cumsum([0, *map(len, tasks.followers)])
+    followers = np.fromiter(chain.from_iterable(tasks.followers), np.int64)
     graph = _Graph(np.array(tasks.slot), np.array(tasks.port), np.array(tasks.urgent), first, followers)
     servers, needs = np.array(served_by), np.array([own_s, amount], float)
     heaps = _Heaps(*_heaps(graph, needs, servers, num_servers))
@@ -135,11 +136,6 @@ def run(
     )
     compiled(_run_events, *_PARTS)(graph, needs, servers, np.array(capacity.paces), heaps, way)
     return way.begin.tolist(), way.end.tolist()
-
-
-def _in_a_row(followers: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
-    """Where each task's followers begin, and all followers one behind the other."""
-    return np.cumsum([0, *map(len, followers)]), np.fromiter(chain.from_iterable(followers), np.int64)
 
 
 def _heaps(graph: "_Graph", needs: Floats, servers: Integers, num_servers: int) -> tuple[Any, ...]:
