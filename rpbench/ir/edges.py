@@ -24,7 +24,10 @@ class Rows(Protocol):
     """The actions of a schedule in rows."""
 
     schedule: Schedule
-    kinds: Collection[Kind]  # that have rows
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        """Those that have rows."""
 
     def row(self, kind: Kind, stage: int, part: int = 0) -> Row | None:
         """The numbers of a kind, stage and part; None if there is surely none. A VALIDATE stands for all stages."""
@@ -115,7 +118,9 @@ def _edges_of_steps(rows: Rows) -> Iterator[Edges]:
         updated = stages_updated(rows.schedule, stage) if kind is Kind.F else (stage,)
         for part in range(shape.num_parts):
             readers = rows.row(kind, stage, part)
-            read = None if readers is None else _versions_read(rows, kind, stage, readers)
+            if readers is None:
+                continue
+            read = _versions_read(rows, kind, stage, readers)
             for by in updated if read is not None else ():
                 if by in published:
                     yield Edges(kind, stage, part, rows.take(published[by], read), readers[:num], "order")

@@ -116,8 +116,8 @@ class Moves:
         self._match_states()
         self.edges += activation_edges(index, self._numbers)
         if index.schedule.late_rest is not None and index.steps:
-            moved = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
-            self.edges += RestEdges(index, self.rest_loads, self._visits, *moved).edges()
+            around = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
+            self.edges += RestEdges(index, self.rest_loads, self._visits, *around).edges()
 
     def moves(self, what: What, stage: int) -> bool:
         """Whether a stage has transfers of a kind."""

@@ -1,10 +1,10 @@
 """Columns: the actions of a schedule as arrays, read once, and what OVERLAPs among them hold."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -178,12 +178,15 @@ class ArrayRows:
                 numbers = np.full((stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
                 numbers[stage[own], part[own], index[own]] = owner[own]
                 self.where[Kind(member)] = numbers
-        self.kinds = self.where.keys()
         there = {kind: numbers >= 0 for kind, numbers in self.where.items()}
-        self._exists = {kind: here.any(axis=2).tolist() for kind, here in there.items()}
-        self._whole = {kind: here[:, :, :-2].all(axis=(1, 2)).tolist() for kind, here in there.items()}
+        self._exists: dict[Kind, Any] = {kind: here.any(axis=2).tolist() for kind, here in there.items()}
+        self._whole: dict[Kind, Any] = {kind: here[:, :, :-2].all(axis=(1, 2)).tolist() for kind, here in there.items()}
         num = sum(map(np.count_nonzero, there.values()))
         self.stand_once = num == len(kind) - np.count_nonzero(among(kind, TRANSFERS))
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        return self.where.keys()
 
     def row(self, kind: Kind, stage: int, part: int = 0) -> Ints | None:
         """The numbers of a kind, stage and part; None if there is none."""

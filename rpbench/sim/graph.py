@@ -178,16 +178,14 @@ def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) 
     Those that LOAD, STORE, FREE and their like add come last, and take no hop.
     """
     columns = rows.columns
-    if kept is None:
-        pairs = analysis.transfer_edges
-        kept = tuple(np.fromiter(chain.from_iterable(pairs), np.int32, 2 * len(pairs)).reshape(-1, 2).T)
+    pairs = analysis.transfer_edges if kept is None else []
+    transfers = kept or np.fromiter(chain.from_iterable(pairs), np.int32, 2 * len(pairs)).reshape(-1, 2).T
     found = [(edges.producers, edges.consumers, _MOVED[edges.moved]) for edges in edges_of(rows)]
     present = [(producers >= 0) & (consumers >= 0) for producers, consumers, _ in found]
-    producer, consumer = (
-        np.concatenate([*(edges[end][there] for edges, there in zip(found, present, strict=True)), kept[end]])
-        for end in (0, 1)
-    )
-    counts = [*map(np.count_nonzero, present), len(kept[0])]
+    at_once = list(zip(found, present, strict=True))
+    producer = np.concatenate([*(edges[0][there] for edges, there in at_once), transfers[0]])
+    consumer = np.concatenate([*(edges[1][there] for edges, there in at_once), transfers[1]])
+    counts = np.array([*map(np.count_nonzero, present), len(transfers[0])], int)
     moved = np.repeat(np.array([*(what for _, _, what in found), _MOVED["transfer"]], np.int8), counts)
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)

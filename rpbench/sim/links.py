@@ -7,7 +7,7 @@ and the others go on rising. Rates change whenever a transfer begins or ends. Wi
 of `rpbench.sim.longest_path`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -89,7 +89,7 @@ def _simulate(
         slot = np.arange(num, dtype=np.int32)
     pre, main = np.array([(float(work.pre), float(work.main)) for work in works])[slot].T
     flows, capacity = _flows(graph, times)
-    groups = (
+    groups: tuple[Any, ...] = (
         (*waits.edges, delay, late_edges(graph, costs)),
         (pre, main, *flows),
         (capacity, np.zeros(len(capacity)), np.zeros(len(capacity), np.int64)),
@@ -97,7 +97,7 @@ def _simulate(
         (np.zeros(num, np.int64), np.zeros(num), np.zeros(num)),
         np.zeros((4, num)),
     )
-    kernel = compiled(share_links, *PARTS) if compiles else share_links
+    kernel: Callable[..., Any] = compiled(share_links, *PARTS) if compiles else share_links
     if kernel is share_links:  # plain Python is at home on lists
         groups = tuple([column.tolist() for column in group] for group in groups)
     edges, works_of, shared, rooms, under_way, found = groups
