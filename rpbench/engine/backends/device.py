@@ -30,6 +30,7 @@ from rpbench.engine.backends.accelerator import place
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.executor import Gate, Perform
 from rpbench.engine.program import Edge, Program
+from rpbench.engine.transfers.peers import begin_action, wait_for
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch, Data
 
@@ -120,15 +121,16 @@ class _Issue:
             return
         stream = self._backend.stream_of(lane.device, lane.name)
         start, main, end = self._start[number], self._main[number], self._end[number]
+        begin_action(stream)
         with stream:
-            self._wait(stream, [edge for edge in edges if not edge.late])
+            self._wait([edge for edge in edges if not edge.late])
             start.record(stream)
             passed = False
 
             def pass_gate() -> None:
                 nonlocal passed
                 gate()
-                self._wait(stream, [edge for edge in edges if edge.late])
+                self._wait([edge for edge in edges if edge.late])
                 main.record(stream)
                 passed = True
 
@@ -156,11 +158,9 @@ class _Issue:
     def _event(self, number: int) -> Any:
         return torch.Event(self._accelerator(number), enable_timing=True)
 
-    def _wait(self, stream: torch.Stream, edges: list[Edge]) -> None:
-        for edge in edges:
-            event = self._end[edge.producer]
-            if event is not None:
-                stream.wait_event(event)
+    def _wait(self, edges: list[Edge]) -> None:
+        events = (self._end[edge.producer] for edge in edges)
+        wait_for([event for event in events if event is not None])
 
     def _perform_on_host(self, number: int, gate: Gate, edges: list[Edge]) -> None:
         for edge in edges:

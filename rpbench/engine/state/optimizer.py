@@ -34,6 +34,7 @@ from rpbench.engine.state.owned_masters import Moments, Part, make_parts, moment
 from rpbench.engine.state.ownership import Sharing, take
 from rpbench.engine.state.spike_compensation import SpikeCompensatedSGD
 from rpbench.engine.state.whole_gradient import Outcome, WholeGradient
+from rpbench.engine.transfers.peers import at, finish, here
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 
@@ -157,7 +158,7 @@ class HostOptimizer:
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._tied_stages = {layout.stage_of(module) for module in tied_modules}
         self._sharing = set(self._tied_stages)  # stages whose steps share something
-        self._whole = WholeGradient(settings.clip_norm, scaler, read_by, self._all, self._in_model_order)
+        self._whole = WholeGradient(settings.clip_norm, scaler, read_by, self._all, self._in_model_order, self._plain)
         if self._whole.is_asked:
             self._sharing.update(self._places)
         self._policy, self._goes_ahead = policy, goes_ahead
@@ -283,7 +284,10 @@ class HostOptimizer:
         tied, outcome = self._tied_gradients(version), self._whole.outcome(version)
         self._to_publish = set(self._tied_stages)
         for part in self._shared_parts:
-            self._take(part, take(tied, part.pieces) if part.pieces is not None else tied, version, outcome)
+            place = next(iter(part.masters.values())).device
+            with at(place):
+                self._take(part, take(tied, part.pieces) if part.pieces is not None else tied, version, outcome)
+                finish(place)
 
     def _take(self, part: Part, gradients: Tensors, version: int, outcome: Outcome, pace: float = 1.0) -> None:
         """Step a part, with a copy of what it was where that may be asked for."""
@@ -321,20 +325,18 @@ class HostOptimizer:
         for owner in self._tied:
             for module, name in self._workload.tied[owner]:
                 gradient = self._mean(self._layout.stage_of(module), version).get((module, name))
-                if gradient is not None:
-                    gradient = gradient.to(self.masters[owner].dtype)
+                if gradient is None:
+                    continue
+                with at(self.masters[owner].device):
+                    gradient = here(gradient).to(self.masters[owner].dtype)
                     sums[owner] = sums[owner] + gradient if owner in sums else gradient
         return sums
 
-    def _in_model_order(self, version: int) -> list[torch.Tensor]:
-        """All gradients as the optimizer takes them."""
-        tied = self._tied_gradients(version)
-        found, means = [], {stage: self._mean(stage, version) for stage in self._places}
-        for owner in self.masters:
-            source = tied if owner in tied else means[self._layout.stage_of(owner[0])]
-            if owner in source:
-                found.append(self._plain(owner, source[owner], version))
-        return found
+    def _in_model_order(self, version: int) -> Tensors:
+        """All gradients by owner."""
+        tied, means = self._tied_gradients(version), {stage: self._mean(stage, version) for stage in self._places}
+        sources = {owner: tied if owner in tied else means[self._layout.stage_of(owner[0])] for owner in self.masters}
+        return {owner: source[owner] for owner, source in sources.items() if owner in source}
 
     def _update(
         self, part: Part, gradients: Tensors, version: int, clipping: torch.Tensor | None, pace: float = 1.0

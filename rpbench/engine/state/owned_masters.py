@@ -70,7 +70,7 @@ def resume(parts: Iterable[Part], moments: Mapping[Place, Mapping[str, torch.Ten
         for place, master in part.masters.items():
             for name, value in moments.get(place, {}).items():
                 own = value if part.pieces is None or not value.dim() else take({place: value}, part.pieces)[place]
-                part.optimizer.state.setdefault(master, {})[name] = own.clone()
+                part.optimizer.state.setdefault(master, {})[name] = own.to(master.device, copy=True)
 
 
 def _joined(values: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
