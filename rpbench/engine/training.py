@@ -185,20 +185,20 @@ class Training:
         begun = None if self.start is None else begin(self.workload, self.start, self.reads.num_stale)
         on_devices = self.workload, counts, begun, self.reads, self.layout, self.analysis, self.traffic
         if self.sharing:
-            return ReplicaWeights(*on_devices, pin=pin, sharing=self.sharing, hold=self._hold)
+            return ReplicaWeights(*on_devices, pin=pin, sharing=self.sharing, hold=self._hold, place_of=self._place_of)
         if loaded:
             return DeviceWeights(*on_devices, pin=pin, hold=self._hold)
         return Weights(self.workload, counts, begun, self._place_of)
 
     def _places(self, place_of: Callable[[int], torch.device]) -> PlaceOf:
-        """The accelerator of every module: that of the one device that runs its stage."""
+        """The accelerator of every module: that of its replica, or of the first device that runs its stage."""
         index, devices = self.analysis.index, dict[int, int]()
         for number, action in enumerate(index.actions):
             for part in parts_of(action):
                 if part.kind in COMPUTE:
                     modules = self.layout.share(part.stage) if part.kind in HEAD else self.layout.backward[part.stage]
-                    devices |= dict.fromkeys(modules, index.device(number))
-        return lambda module: place_of(devices[module])
+                    devices = dict.fromkeys(modules, index.device(number)) | devices
+        return lambda module, owner: place_of(devices[module] if owner is None else owner)
 
     def _reduced(self) -> dict[tuple[int, int], ReducedWindow]:
         """What replicas make of each step's gradients together."""
@@ -249,6 +249,7 @@ class Training:
             None if delays is None else delays.tau,
             self.schedule.policy,
             self.analysis.index.rollbacks.keys(),
+            self._place_of,
         )
 
     def _make_optimizer(self) -> Callable[..., HostOptimizer]:

@@ -30,7 +30,7 @@ from rpbench.engine.backends.accelerator import place
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.executor import Gate, Perform
 from rpbench.engine.program import Edge, Program
-from rpbench.engine.transfers.peers import begin_action, wait_for
+from rpbench.engine.transfers.peers import at, begin_action, copied_here, wait_for
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch, Data
 
@@ -56,11 +56,12 @@ class DeviceBackend(ThreadBackend):
         return self._streams[device, lane]
 
     def copy(self, tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
-        """The tensor at the other end of a lane; to be called by the thread of that lane."""
+        """A copy of the tensor at the other end of a lane; to be called by the thread of that lane."""
         if lane in ("h2d", "net"):
-            brought = tensor.detach().to(self.accelerator_of(device), non_blocking=True, copy=True)
-            brought.record_stream(self.stream_of(device, "compute"))
-            return brought
+            with at(self.accelerator_of(device)):
+                made = copied_here(tensor)
+            made.record_stream(self.stream_of(device, "compute"))
+            return made
         home = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         home.copy_(tensor.detach(), non_blocking=True)
         self.stream_of(device, lane).synchronize()  # whoever reads it next may be the processor

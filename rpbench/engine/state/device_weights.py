@@ -14,7 +14,7 @@ from rpbench.engine.layout import Layout
 from rpbench.engine.shards.reduced_gradients import Hold
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weight_versions_read import Reads
-from rpbench.engine.state.weights import MastersOf, Named, Weights
+from rpbench.engine.state.weights import MastersOf, Named, PlaceOf, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -40,7 +40,8 @@ class DeviceWeights(Weights):
         analysis: of a schedule with LOAD:P and FREE:P.
         copy: brings a tensor to a device.
         hold: told what has come to a device from another one, and gone again.
-        pin: keep what is at home in memory that a GPU can read by itself.
+        pin: keep what is at home in memory that an accelerator can read by itself.
+        place_of: as in `Weights`.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class DeviceWeights(Weights):
         *,
         hold: Hold,
         pin: bool = False,
+        place_of: PlaceOf | None = None,
     ) -> None:
-        super().__init__(workload, counts, start)
+        super().__init__(workload, counts, start, place_of)
         self._pin, self._hold = pin, hold
         if pin:
             self._frozen = [{name: tensor.pin_memory() for name, tensor in named.items()} for named in self._frozen]

@@ -75,6 +75,15 @@ def here(tensor: torch.Tensor) -> torch.Tensor:
     return brought(tensor, torch.accelerator.current_stream())
 
 
+def copied_here(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy where the calling lane computes; of pinned memory without waiting for it."""
+    reader = torch.accelerator.current_stream()
+    if is_host(tensor.device):
+        return tensor.detach().to(reader.device, non_blocking=True, copy=True)
+    made = brought(tensor, reader)
+    return made.detach().clone() if made is tensor else made
+
+
 def brought(tensor: torch.Tensor, reader: torch.Stream) -> torch.Tensor:
     """The same for a stream, which waits for the copy."""
     if tensor.device == reader.device:
@@ -117,3 +126,15 @@ def finish(place: torch.device) -> None:
     """Wait until an accelerator has done what the calling thread has given it inside `at`: others look without an event."""
     if not is_host(place):
         torch.accelerator.current_stream(place).synchronize()
+
+
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory beside a tensor, wherever that is."""
+    with at(tensor.device):
+        return torch.empty_like(tensor)
+
+
+def fill(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy into a tensor, wherever that is."""
+    with at(target.device):
+        target.copy_(here(source))
