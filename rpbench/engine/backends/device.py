@@ -20,6 +20,8 @@ No accelerator was at hand: it has never run on one. Its order is checked on CPU
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,6 +37,10 @@ from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch, Data
 
 ON_DEVICE = ("h2d", "compute", "d2h", "net")  # lanes with a stream; the others work on the processor
+
+
+class DeviceFailed(RuntimeError):
+    """An accelerator has no memory, is lost, or its driver has an error; the cause is what torch said."""
 
 
 class DeviceBackend(ThreadBackend):
@@ -71,14 +77,16 @@ class DeviceBackend(ThreadBackend):
         """When each action ran on its accelerator, in seconds; actions of host lanes by the clock of the processor.
 
         Raises:
-            ActionFailed: if one raised.
+            ActionFailed: if one raised; its cause is a `DeviceFailed` where an accelerator did.
+            DeviceFailed: if an accelerator failed later.
             ScheduleError: if no lane can move.
         """
         issue = _Issue(self, program, perform)
         self._synchronize()
         issue.begin()
         super().run(program, issue.perform)
-        self._synchronize()
+        with failing("when every action had been issued: "):
+            self._synchronize()
         return issue.timeline()
 
     def _synchronize(self) -> None:
@@ -114,7 +122,15 @@ class _Issue:
                 self._origins[found].record(torch.accelerator.current_stream(found))
 
     def perform(self, number: int, gate: Gate) -> None:
-        """Issue an action behind the events of what it waits for."""
+        """Issue an action behind the events of what it waits for.
+
+        Raises:
+            DeviceFailed: if an accelerator fails.
+        """
+        with failing():
+            self._issue(number, gate)
+
+    def _issue(self, number: int, gate: Gate) -> None:
         lane = self._program.lanes[self._program.index.lane_of[number]]
         edges = self._program.waits[number]
         if not self._on_device[number]:
@@ -172,6 +188,22 @@ class _Issue:
         start[number] = main[number] = time.perf_counter() - self._began
         self._perform(number, gate)
         end[number] = time.perf_counter() - self._began
+
+
+@contextmanager
+def failing(when: str = "") -> Iterator[None]:
+    """Inside, what fails of an accelerator is told with what each holds, by its allocator's count, which outlives it.
+
+    Raises:
+        DeviceFailed: if an accelerator has no memory, is lost, or its driver has an error: of what is asked of it here,
+            or of what was asked before, which an accelerator says later.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        held = [torch.accelerator.memory_allocated(number) for number in range(torch.accelerator.device_count())]
+        what = f"{when}{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise DeviceFailed(f"{what}; bytes held by accelerator: {', '.join(map(str, held))}") from error
 
 
 @dataclass(frozen=True)

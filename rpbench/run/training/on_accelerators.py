@@ -12,7 +12,7 @@ from torch import nn
 from rpbench.config.choices import BackendConfig
 from rpbench.cost.memory import classes_of
 from rpbench.engine.backends import accelerator
-from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice
+from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice, failing
 from rpbench.engine.executor import Handler, execute
 from rpbench.engine.program import Program
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
@@ -74,7 +74,8 @@ def run_on_accelerators(
         for number in range(num_warmup_runs + 1):
             for each in range(num):
                 torch.accelerator.reset_peak_memory_stats(each)
-            training = make(on_device, backend)
+            with failing("while weights were brought: "):
+                training = make(on_device, backend)
             program = training.program(assembled.costs, real_time=True)
             handlers = handlers_of(training) if number == num_warmup_runs else training.handlers
             timeline = execute(program, handlers, backend)
