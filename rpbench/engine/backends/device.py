@@ -61,12 +61,15 @@ class DeviceBackend(ThreadBackend):
             self._streams[device, lane] = torch.Stream(device=self.accelerator_of(device))
         return self._streams[device, lane]
 
-    def copy(self, tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
         """A copy of the tensor at the other end of a lane; to be called by the thread of that lane."""
-        if lane in ("h2d", "net"):
-            with at(self.accelerator_of(device)):
+        goes_home = lane == "d2h" and peer is None
+        if not goes_home:
+            reader = device if lane != "d2h" else peer
+            assert reader is not None
+            with at(self.accelerator_of(reader)):
                 made = copied_here(tensor)
-            made.record_stream(self.stream_of(device, "compute"))
+            made.record_stream(self.stream_of(reader, "compute"))
             return made
         home = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         home.copy_(tensor.detach(), non_blocking=True)

@@ -145,6 +145,5 @@ class ReducedWindow:
             self._hold(device, "gradients on their way", num_bytes)
 
 
-
 def _here(tensors: Tensors) -> Tensors:
     return {place: here(tensor) for place, tensor in tensors.items()}

@@ -59,7 +59,10 @@ class ReplicaWeights(DeviceWeights):
             shard = self._shard(visit.stage, version, owner, self._sources.get(number, {}).get(owner))
             away = owner != visit.device
             shards.append(
-                {place: self._copy(piece, visit.device, "net") if away else here(piece) for place, piece in shard.items()}
+                {
+                    place: self._copy(piece, visit.device, "net") if away else here(piece)
+                    for place, piece in shard.items()
+                }
             )
         copies: dict[int, Named] = {module: {} for module in self._layout.backward[visit.stage]}
         for (module, name), tensor in join(shards, sharing.shapes).items():

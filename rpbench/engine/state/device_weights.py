@@ -5,7 +5,8 @@ not been loaded is an error, and what has been freed holds NaN, so a wrong order
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import torch
 
@@ -23,11 +24,15 @@ from rpbench.ir.visits import Visit, actions_of
 
 HANDED_OVER = "weights from a peer"
 
-Copy = Callable[[torch.Tensor, int, str], torch.Tensor]
-"""A tensor, a device and a lane -> its copy on the device (h2d, net) or from there on the host (d2h)."""
+
+class Copy(Protocol):
+    """Makes the tensor at the other end of a lane of a device."""
+
+    def __call__(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
+        """On the device (h2d, net), or from there on the host (d2h), or on the device that takes it instead, a peer."""
 
 
-def copy_in_memory(tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
+def copy_in_memory(tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
     """Where devices are threads, a copy beside the original."""
     return tensor.detach().clone()
 

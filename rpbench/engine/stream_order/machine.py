@@ -35,7 +35,7 @@ class Machine(Notes):
         kind: what torch is to call them.
         keep_calls: keep every operation, to be run again in another order; nothing is freed then.
         memory_bytes: what a device has; None: no matter how much.
-        lost: device -> how many entries it is good for; whatever is asked of it after that is an error, as torch has it.
+        lost: device -> how many entries it is good for; what is asked of it after that is torch's error.
 
     Raises:
         ValueError: for fewer than one device, or a kind that this machine really has.

@@ -123,7 +123,7 @@ def at(place: torch.device) -> Iterator[None]:
 
 
 def finish(place: torch.device) -> None:
-    """Wait until an accelerator has done what the calling thread has given it inside `at`: others look without an event."""
+    """Wait for what the calling thread has given an accelerator inside `at`: others will look without an event."""
     if not is_host(place):
         torch.accelerator.current_stream(place).synchronize()
 
