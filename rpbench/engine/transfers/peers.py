@@ -89,6 +89,8 @@ def brought(tensor: torch.Tensor, reader: torch.Stream) -> torch.Tensor:
     if tensor.device == reader.device:
         tensor.record_stream(reader)
         return tensor
+    if _calling.stream is None:  # a thread without a lane, before the run or after it
+        return tensor.detach().to(reader.device)
     there, own = _calling.stream_at(tensor.device), _calling.stream_at(reader.device)
     if reader != _calling.stream:  # it has been told more than the lane
         there.wait_stream(reader)
@@ -112,7 +114,7 @@ def at(place: torch.device) -> Iterator[None]:
         yield
         return
     outer = torch.accelerator.current_stream()
-    if outer.device == place:
+    if outer.device == place or _calling.stream is None:
         yield
         return
     inner = _calling.stream_at(place)
