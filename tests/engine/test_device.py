@@ -153,6 +153,7 @@ ACCEPTED = [
     ("1f1b", "optimizer.clip_norm=0.1"),
     ("1f1b", "model.tied_embedding=true"),
     ("1f1b", "model.dropout=0.1", "recompute=none"),
+    ("1f1b", "model.training_mode=lora", "model.lora_rank=4"),
     ("acco",),
     ("adaptis",),
     ("adaptive_1f1b",),
@@ -293,9 +294,17 @@ def test_every_mutant_of_what_is_issued_is_seen_or_named(accelerators, schedule)
     assert sum(verdict.outcome == "seen" for verdict in verdicts) > len(verdicts) / 5
 
 
+REORDERED = [
+    roundpipe(2, 2, num_steps=1, num_layers=3),
+    resident("1f1b", 2, 3, num_layers=2, chunks=1),
+    complete("zero_2", 2, 2, 1, 1),
+]
+
+
 @pytest.mark.parametrize("num_orders", [3, slow(1000)])
-def test_any_order_that_the_waits_allow_gives_the_same_bits(num_orders):
-    replay = issued(roundpipe(2, 2, num_steps=1, num_layers=3), 2, keep_calls=True).replay()
+@pytest.mark.parametrize("schedule", REORDERED, ids=lambda schedule: schedule.name)
+def test_any_order_that_the_waits_allow_gives_the_same_bits(schedule, num_orders):
+    replay = issued(schedule, 2, keep_calls=True).replay()
     assert replay.num_steps > 1000
     assert not any(replay.differences(seed) for seed in range(num_orders))
 
@@ -323,6 +332,13 @@ def test_copies_that_nobody_sums_and_shards_of_what_stages_share_are_refused():
             complete("zero_2", 2, 4, 2, 2),
             BackendConfig("device", dry_accelerators=1),
             has_tied=True,
+        )
+    with pytest.raises(ConfigError, match=r"model.lora_rank freezes weights, and the replicas of data_parallel keep"):
+        check_device(
+            RunConfig(),
+            complete("data_parallel", 2, 4, 2, 2),
+            BackendConfig("device", dry_accelerators=1),
+            has_frozen=True,
         )
 
 

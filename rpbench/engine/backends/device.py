@@ -8,7 +8,9 @@ backend one for each lane, and the accelerators do it in the order of the stream
     compute   forward and backward; autograd is called in the lane's own thread
     d2h       downloads to pinned memory; their thread waits until each is complete
     net       what replicas fetch of each other: shards of weights, and gradients to be added up
-    host      the optimizer, on the processor
+    host      the optimizer, on the processor; where stages stay on accelerators it is on lane compute
+
+What lies on another accelerator is fetched by two streams of the thread that needs it (`transfers.peers`).
 
 Memory is reused safely in two ways. What the lane h2d has brought belongs to that stream's pool, and a FREE makes the
 stream wait for the last reader before anything is brought again; the same holds for net and RESHARD. Every other

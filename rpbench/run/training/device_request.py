@@ -13,7 +13,9 @@ from rpbench.ir.residency import stays_on_devices
 from rpbench.ir.schedule import Schedule
 
 
-def check_device(request: Request, schedule: Schedule, backend: BackendConfig, *, has_tied: bool = False) -> None:
+def check_device(
+    request: Request, schedule: Schedule, backend: BackendConfig, *, has_tied: bool = False, has_frozen: bool = False
+) -> None:
     """Refuse what cannot run on accelerators.
 
     Raises:
@@ -47,7 +49,7 @@ def check_device(request: Request, schedule: Schedule, backend: BackendConfig, *
             "optimizer is on the host; use schedule=roundpipe offload=all, or backend=cpu"
         )
     if stays_on_devices(schedule):
-        _check_resident(schedule, index, has_tied=has_tied)
+        _check_resident(schedule, index, has_tied=has_tied, has_frozen=has_frozen)
         return
     loaded, stepped = (
         {action.stage for action in index.actions if action.kind is kind and action.object == what}
@@ -60,7 +62,7 @@ def check_device(request: Request, schedule: Schedule, backend: BackendConfig, *
         )
 
 
-def _check_resident(schedule: Schedule, index: Index, *, has_tied: bool) -> None:
+def _check_resident(schedule: Schedule, index: Index, *, has_tied: bool, has_frozen: bool) -> None:
     """Refuse stages that several devices run and nobody sums the gradients of, and shards of what stages share."""
     devices: dict[int, set[int]] = {}
     for number, action in enumerate(index.actions):
@@ -72,6 +74,11 @@ def _check_resident(schedule: Schedule, index: Index, *, has_tied: bool) -> None
         raise ConfigError(
             f"backend=device: {schedule.name} runs stage {shared} on devices {sorted(devices[shared])} and has no "
             "action that sums their gradients, so that each would keep weights of its own; use backend=cpu"
+        )
+    if shared is not None and has_frozen:
+        raise ConfigError(
+            f"backend=device: model.lora_rank freezes weights, and the replicas of {schedule.name} keep those that "
+            "train alone on accelerators of their own; leave it out, or use schedule=1f1b or backend=cpu"
         )
     if shared is not None and has_tied and Kind.UNSHARD in schedule.kinds:
         raise ConfigError(
