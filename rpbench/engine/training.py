@@ -42,12 +42,12 @@ from rpbench.engine.state.selective_optimizer import SelectiveOptimizer
 from rpbench.engine.state.split_gradients import SplitWindow
 from rpbench.engine.state.stage_bytes import StageBytes
 from rpbench.engine.state.weight_versions_read import Reads
-from rpbench.engine.state.weights import PlaceOf, Weights, begin, masters_of
+from rpbench.engine.state.weights import Weights, at_home, begin, masters_of
 from rpbench.engine.training_checks import check_kept, check_selective, check_shape, check_stored
 from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
-from rpbench.ir.action import COMPUTE, HEAD, Action, Kind, parts_of
+from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial
@@ -139,7 +139,7 @@ class Training:
         )
         self.analysis = Analysis(gather_steps(given.schedule)) if self.step_groups else given
         self.schedule = self.analysis.schedule
-        self._place_of = None if place_of is None else self._places(place_of)
+        self._place_of = None if place_of is None else at_home(place_of, self.layout.devices(self.analysis.index))
         self.reads = Reads(self.analysis, self._num_stale())
         self.groups = gradient_groups(self.analysis)
         self.sharing = sharing_of(self.analysis, self.layout, self.workload)
@@ -189,16 +189,6 @@ class Training:
         if loaded:
             return DeviceWeights(*on_devices, pin=pin, hold=self._hold)
         return Weights(self.workload, counts, begun, self._place_of)
-
-    def _places(self, place_of: Callable[[int], torch.device]) -> PlaceOf:
-        """The accelerator of every module: that of its replica, or of the first device that runs its stage."""
-        index, devices = self.analysis.index, dict[int, int]()
-        for number, action in enumerate(index.actions):
-            for part in parts_of(action):
-                if part.kind in COMPUTE:
-                    modules = self.layout.share(part.stage) if part.kind in HEAD else self.layout.backward[part.stage]
-                    devices = dict.fromkeys(modules, index.device(number)) | devices
-        return lambda module, owner: place_of(devices[module] if owner is None else owner)
 
     def _reduced(self) -> dict[tuple[int, int], ReducedWindow]:
         """What replicas make of each step's gradients together."""

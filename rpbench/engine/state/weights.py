@@ -183,6 +183,11 @@ def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors
     return {0: newest} | {-age: state.stale[age] for age in range(1, num_stale + 1)}
 
 
+def at_home(place_of: Callable[[int], torch.device], devices: Mapping[int, int]) -> PlaceOf:
+    """Where replicas keep a module: each on its own accelerator; and who is alone, on that of the module's device."""
+    return lambda module, owner: place_of(devices[module] if owner is None else owner)
+
+
 def masters_of(workload: Workload, start: State | None = None, place_of: PlaceOf | None = None) -> Tensors:
     """The optimizer's own copy of every trainable parameter, at its owner's place: float32, or float64 for it.
 
