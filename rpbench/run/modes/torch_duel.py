@@ -81,7 +81,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
     job = job_of(request, "torch duel", entrants, teams)
     rows = play_all(request, job, lambda each: _opening(request, each, cuts[each.schedule]), timed)
     for row in rows:
-        row |= {"run_id": ids[row["contender"]], "config": dict(request.subject)}
+        row["run_id"] = ids[row["contender"]]
     derived = derived_fields({row["contender"]: row for row in rows})
     for row in rows:
         row |= derived.get(row["contender"], {})

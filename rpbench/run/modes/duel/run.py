@@ -63,7 +63,6 @@ def found_or_made(
 def write_all(request: Request, rows: Iterable[Record]) -> None:
     """Write and track records, which get what is added as they are written."""
     for row in rows:
-        row |= {"config": dict(request.subject)}
         row |= record.write(request.results_dir / row["run_id"], row)
         tracking.mirror(request, row, None)
 
@@ -98,7 +97,7 @@ def play_all(
     rows = []
     for entrant in job.entrants:
         row = {**names(request), "contender": entrant.name, "engine": entrant.engine, **origin()}
-        row |= {"status": "ok", "reason": None, "evidence": "measured"}
+        row |= {"status": "ok", "reason": None, "evidence": "measured", "config": dict(request.subject)}
         row |= opening(entrant) | parities[entrant.name]
         if entrant.name not in found:
             lost = "nobody to compare with: no reference trains as plain training does"
