@@ -10,10 +10,9 @@ Reach as in `rpbench.predict`: nine of ten errors.
 from collections.abc import Mapping
 from math import exp, log, sqrt
 
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import Basis
 from rpbench.cost.model import Model
-from rpbench.cost.table import LayerTimes
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.contest.terms import Source
 from rpbench.predict.prediction import NORMAL, STEP
 
@@ -47,15 +46,16 @@ def compute_reach(model: Model, tokens: int, basis: Basis, source: Source) -> fl
     if source == "published":
         return MEASURED * NORMAL
     basis.read.clear()
-    plain = _layer(analytic_times(model, tokens, basis))
+    plain = _layer(model, tokens, basis)
     squares = 0.0
     for name in basis.uncertain():
-        slope = log(_layer(analytic_times(model, tokens, basis.scaled(name, STEP))) / plain) / log(STEP)
+        slope = log(_layer(model, tokens, basis.scaled(name, STEP)) / plain) / log(STEP)
         squares += (slope * _reach(basis, name)) ** 2
     return sqrt(squares)
 
 
-def _layer(times: LayerTimes) -> float:
+def _layer(model: Model, tokens: int, basis: Basis) -> float:
+    times = times_of(setting_of(model, tokens, basis))
     return float(times.forward[0] + times.recompute[0] + times.backward[0])
 
 

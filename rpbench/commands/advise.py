@@ -34,8 +34,8 @@ from rpbench.cost.machine import Machine, devices_named, machine, machine_of
 from rpbench.cost.model import Model
 from rpbench.mesh.architecture import Architecture, architecture, from_model
 from rpbench.mesh.plans import SCHEDULES, Space
+from rpbench.mesh.terms import terms_of
 from rpbench.plan.contest.plans import Budget
-from rpbench.plan.contest.terms import terms_of
 from rpbench.registry import unknown_name
 
 SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for

@@ -76,6 +76,10 @@ class Architecture:
         num_prediction_layers: layers that predict further tokens, each with a pass through the head.
         dropout: whether masks are kept.
         biases: whether linear maps have one.
+        qk_norm, attention_sinks: small parameters: norms of queries and keys; one number a head.
+        family: whose activation the modules use; empty where nothing is said.
+        lora_rank: of adapters beside every linear map, whose weights are frozen then.
+        published_name: its name in `analysis/published/`.
 
     Raises:
         ValueError: for a size below 1 or sizes that contradict each other.
@@ -99,6 +103,11 @@ class Architecture:
     num_prediction_layers: int = 0
     dropout: bool = False
     biases: bool = False
+    qk_norm: bool = False
+    attention_sinks: bool = False
+    family: str = ""
+    lora_rank: int | None = None
+    published_name: str | None = None
 
     def __post_init__(self) -> None:
         names = ("num_layers", "hidden", "heads", "vocab")
@@ -131,6 +140,30 @@ class Architecture:
             for number in range(self.num_layers)
         ]
         return (*kinds, *(kinds[-1],) * self.num_prediction_layers)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of a plain layer, the last, apart from adapters; all experts count."""
+        own, h = self.experts, self.hidden
+        total = own.total if own else 1
+        maps = [
+            (i, o) for i, o, _, _ in (*self.attention_maps(), *self.mlp_maps(own.inner if own else self.inner) * total)
+        ]
+        maps += [(h, total)] if own else []
+        maps += [(i, o) for i, o, _, _ in self.mlp_maps(own.shared_inner)] if own and own.shared_inner else []
+        biases = sum(outputs for _, outputs in maps) if self.biases else 0
+        small = 2 * h + 2 * self.head_dim * self.qk_norm + self.heads * self.attention_sinks
+        return sum(inputs * outputs for inputs, outputs in maps) + biases + small
+
+    @property
+    def trainable_layer_parameters(self) -> int:
+        """Parameters of that layer that get a gradient: all of them, or adapters of rank r: r (n + m) a map."""
+        if self.lora_rank is None:
+            return self.layer_parameters
+        own, h, a, k = self.experts, self.hidden, self.heads * self.head_dim, self.key_value_heads * self.head_dim
+        total, inner = (own.total, own.inner) if own else (1, self.inner)
+        widths = 2 * (h + a) + 2 * (h + k) + total * (2 + self.gated) * (h + inner) + (h + total if own else 0)
+        return self.lora_rank * widths
 
     @property
     def score_dim(self) -> int:
@@ -219,14 +252,9 @@ def mean_keys(seq_len: int, window: int | None) -> float:
     return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
+@cache
 def from_model(model: Model) -> Architecture:
-    """The architecture of a model of `conf/model/`.
-
-    Raises:
-        ValueError: for LoRA, whose step this package does not time.
-    """
-    if model.lora_rank is not None:
-        raise ValueError(f"model {model.name}: lora under a mesh is not modelled; take training_mode=full")
+    """The architecture of a model of `conf/model/`."""
     experts = (
         Experts(model.experts_total, model.experts_active, model.intermediate) if model.experts_total > 1 else None
     )
@@ -245,6 +273,11 @@ def from_model(model: Model) -> Architecture:
         windows=() if model.sliding_window is None else (model.sliding_window, None),
         dropout=model.dropout > 0,
         biases=model.biases,
+        qk_norm=model.qk_norm,
+        attention_sinks=model.attention_sinks,
+        family=model.family,
+        lora_rank=model.lora_rank,
+        published_name=model.published_name,
     )
 
 

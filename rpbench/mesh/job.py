@@ -62,6 +62,8 @@ class Job:
         if self.precision not in get_args(Precision):
             raise ValueError(unknown_name("precision", str(self.precision), list(get_args(Precision))))
         own, mesh = self.architecture, self.mesh
+        if own.lora_rank is not None:
+            raise ValueError(f"model {own.name}: lora under a mesh is not modelled; take training_mode=full")
         entry(self.schedule)
         mesh.check_devices(self.machine.size)
         mesh.check_model(own.heads, own.key_value_heads, own.experts.total if own.experts else 1, len(own.layers))

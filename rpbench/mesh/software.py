@@ -14,6 +14,7 @@ from rpbench.cost.device import CONF, names, read
 from rpbench.registry import unknown_name
 
 Attention = Literal["unfused", "flash1", "flash2", "flash3"]
+Kernels = Literal["tiled", "eager", "fused", "engine"]
 
 
 class Prior(NamedTuple):
@@ -57,6 +58,9 @@ class Software:
     """Traits of a framework, and its constants.
 
     Args:
+        kernels: how they are counted: `tiled` by tiles and waves of each product (`rpbench.mesh.layer_seconds`),
+            `eager` and `fused` by FLOPs and bytes (`rpbench.mesh.eager_kernels`), `engine` by the same and what a
+            calibration of this project's own engine found (`rpbench.mesh.engine_kernels`).
         attention: generation of the attention kernels.
         passes: 16-bit passes over the hidden state of one layer's forward (element-wise kernels).
         loss_bytes: bytes moved for a logit, forward and backward together.
@@ -82,6 +86,7 @@ class Software:
     """
 
     name: str
+    kernels: Kernels = "tiled"
     attention: Attention = "flash2"
     passes: float = 14.0
     loss_bytes: float = 14.0
@@ -108,6 +113,8 @@ class Software:
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.kernels not in get_args(Kernels):
+            raise ValueError(unknown_name("kernels", str(self.kernels), list(get_args(Kernels))))
         if self.attention not in get_args(Attention):
             raise ValueError(unknown_name("attention", str(self.attention), list(get_args(Attention))))
         for name, value in self.constants.items():

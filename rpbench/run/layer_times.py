@@ -9,17 +9,16 @@ from pathlib import Path
 from rpbench.config.choices import ConfigError
 from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
-from rpbench.cost.engine_times import engine_times
-from rpbench.cost.halves import penalised, with_halves
 from rpbench.cost.measured import has_engine
 from rpbench.cost.model import Model
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
+from rpbench.mesh.architecture import from_model
+from rpbench.mesh.layer_times import penalised, setting_of, times_of, with_halves
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
@@ -82,7 +81,8 @@ def _published(request: Request, num_layers: int) -> LayerTimes:
 
 def _halved(request: Request, times: LayerTimes) -> LayerTimes:
     """The same times with both halves of every backward, if they are asked for."""
-    return with_halves(times, request.model) if request.cost.split_backward and request.model else times
+    model = request.model
+    return with_halves(times, from_model(model), model.seq_len) if request.cost.split_backward and model else times
 
 
 def _analytic(request: Request, num_layers: int) -> LayerTimes:
@@ -92,8 +92,8 @@ def _analytic(request: Request, num_layers: int) -> LayerTimes:
     if not has_engine(request.cluster.measured):
         check_figures(request.cluster, LAYERS, "cost=analytic")
     basis = make_basis(request.cluster, cost.constants, cost.declared)
-    count = engine_times if has_engine(request.cluster.measured) else analytic_times
-    return count(model, request.tokens_per_microbatch or 0, basis)
+    framework = "engine" if has_engine(request.cluster.measured) else "roundpipe"
+    return times_of(setting_of(model, request.tokens_per_microbatch or 0, basis, framework))
 
 
 def _profiled(request: Request, num_layers: int) -> LayerTimes:

@@ -2,9 +2,13 @@
 
 import pytest
 
+from rpbench.cost.machine import machine
 from rpbench.cost.model import Model
 from rpbench.mesh.architecture import Architecture, architecture, from_mapping, from_model, mean_keys
 from rpbench.mesh.huggingface import from_config
+from rpbench.mesh.job import Job
+from rpbench.mesh.layout import Mesh
+from rpbench.mesh.software import software
 
 # Parameters as the models' own pages print them.
 PRINTED = {
@@ -124,8 +128,9 @@ def test_a_model_of_conf_model_keeps_its_parameters():
 
 
 def test_lora_is_refused():
+    model = from_model(Model("m", 4, 64, 4, 100, training_mode="lora", lora_rank=4))
     with pytest.raises(ValueError, match="lora under a mesh is not modelled"):
-        from_model(Model("m", 4, 64, 4, 100, training_mode="lora", lora_rank=4))
+        Job(model, machine("8x_h100").with_devices(1), Mesh(), software("megatron_core"), 128)
 
 
 def test_a_yaml_with_an_unknown_field_is_refused():

@@ -3,12 +3,21 @@
 import pytest
 
 from rpbench.config.request import load
-from rpbench.cost.halves import input_share, with_halves
 from rpbench.cost.published import published_times
+from rpbench.mesh import eager_kernels, layer_times
+from rpbench.mesh.architecture import from_model
 from rpbench.run.assemble import assemble
 from rpbench.sim.longest_path import simulate_graph
 
 SETTING = ["cost=published", "cost.split_backward=true"]
+
+
+def input_share(model):
+    return eager_kernels.input_share(from_model(model), model.seq_len)
+
+
+def with_halves(times, model):
+    return layer_times.with_halves(times, from_model(model), model.seq_len)
 
 
 def model_of(name):

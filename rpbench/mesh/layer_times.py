@@ -1,0 +1,117 @@
+"""Layer times: the seconds of every layer of a setting, as schedules and simulators take them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from rpbench.cost.basis import Basis
+from rpbench.cost.machine import Machine
+from rpbench.cost.model import Model
+from rpbench.cost.table import LayerTimes
+from rpbench.mesh.architecture import Architecture, from_model
+from rpbench.mesh.eager_kernels import BYTES_PER_VALUE, input_share
+from rpbench.mesh.engine_kernels import engine_times
+from rpbench.mesh.layer_seconds import Seconds, Setting, eager_kernels, head_seconds, layer_seconds
+from rpbench.mesh.layout import Mesh
+from rpbench.mesh.software import software
+
+
+def setting_of(model: Model, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
+    """A microbatch of so many tokens on one device, counted with these numbers; recomputed if a run says so."""
+    own = from_model(model)
+    sequences = num_tokens / model.seq_len
+    return Setting(
+        own,
+        _nowhere(numbers.cluster_name),
+        Mesh(),
+        software(framework),
+        model.seq_len,
+        sequences,
+        "bf16",
+        "full",
+        numbers,
+    )
+
+
+@cache
+def _nowhere(name: str) -> Machine:
+    """A machine of which all that is known stands in the numbers."""
+    return Machine(name)
+
+
+def times_of(setting: Setting) -> LayerTimes:
+    """Seconds of one microbatch through each layer of a model, all on devices of one kind.
+
+    Raises:
+        ValueError: if a figure of the machine is missing.
+    """
+    hop = hop_s(setting)
+    if setting.software.kernels == "engine":
+        return engine_times(eager_kernels(setting), hop)
+    kinds = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(setting.architecture.layers)}
+    layers = [kinds[kind] for kind in setting.architecture.layers]
+    return as_times(layers, head_seconds(setting), hop, split=setting.software.split_penalty)
+
+
+def as_times(
+    layers: Sequence[Seconds], head: Seconds, hop: float, *, each: float = 0.0, split: float = 1.0
+) -> LayerTimes:
+    """The seconds of layers and head as one table.
+
+    Args:
+        each: seconds that a layer loses on every way through it.
+        split: kernels of a backward in two halves over those of a whole one.
+    """
+    return LayerTimes(
+        forward=[layer.forward_all + each for layer in layers],
+        recompute=[layer.recompute for layer in layers],
+        backward=[layer.backward_all + each for layer in layers],
+        input_grad=[split * (layer.input_grad + layer.backward_exposed + layer.host) + each for layer in layers],
+        weight_grad=[split * layer.weight_grad for layer in layers],
+        head_forward=head.forward_all,
+        head_backward=head.backward_all,
+        head_input_grad=head.input_grad + head.backward_exposed,
+        head_weight_grad=head.weight_grad,
+        hop=hop,
+    )
+
+
+def hop_s(setting: Setting) -> float:
+    """Seconds of a boundary tensor from one device to another: down to the host, then up; 0 without a link."""
+    assert setting.numbers is not None
+    size = boundary_bytes(setting.architecture, setting.sequences * setting.seq_len)
+    return 2 * size / setting.numbers.get("copy_bytes_per_s", float("inf"))
+
+
+def boundary_bytes(own: Model | Architecture, num_tokens: float) -> float:
+    """Bytes that pass between stages for so many tokens."""
+    return BYTES_PER_VALUE * num_tokens * own.hidden
+
+
+def with_halves(times: LayerTimes, own: Architecture, seq_len: int) -> LayerTimes:
+    """The same times with both halves of every backward; a frozen head has no weight gradient."""
+    share, head = input_share(own, seq_len), 1.0 if own.lora_rank else 0.5
+    return replace(
+        times,
+        input_grad=[share * time for time in times.backward],
+        weight_grad=[(1 - share) * time for time in times.backward],
+        head_input_grad=head * times.head_backward,
+        head_weight_grad=(1 - head) * times.head_backward,
+    )
+
+
+def penalised(times: LayerTimes, penalty: float) -> LayerTimes:
+    """The same times where both halves of a backward together take `penalty` times what one whole backward takes.
+
+    Args:
+        penalty: at least 1; 1.02 to 1.04 in measured runs of others. A whole backward (B) keeps its time.
+    """
+    if penalty == 1:
+        return times
+    return replace(
+        times,
+        input_grad=[penalty * time for time in times.input_grad],
+        weight_grad=[penalty * time for time in times.weight_grad],
+        head_input_grad=penalty * times.head_input_grad,
+        head_weight_grad=penalty * times.head_weight_grad,
+    )
