@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal, NamedTuple, get_args
 
-from rpbench.cost.basis import Basis
+from rpbench.cost.basis import Basis, make_basis
+from rpbench.cost.device import CONF, read
 from rpbench.cost.machine import Machine
 from rpbench.mesh.architecture import Architecture, Layer, mean_keys
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
@@ -171,11 +172,18 @@ def _tiled(setting: Setting, layer: Layer) -> _Counted:
 
 def eager_kernels(setting: Setting) -> EagerKernels:
     """The kernels of a software whose operators are counted one after the other."""
-    assert setting.numbers is not None
     tokens = setting.sequences * setting.seq_len / setting.mesh.context
     fused = setting.software.kernels == "fused"
     own, shards = setting.architecture, setting.mesh.tensor
-    return EagerKernels(own, setting.seq_len, tokens, setting.numbers, shards=shards, fused=fused)
+    return EagerKernels(own, setting.seq_len, tokens, numbers_of(setting), shards=shards, fused=fused)
+
+
+def numbers_of(setting: Setting) -> Basis:
+    """The numbers that kernels are counted with: those that were given, or what the machine's file and ours say."""
+    if setting.numbers is not None:
+        return setting.numbers
+    counted = read(CONF / "cost" / "analytic.yaml")
+    return make_basis(setting.machine, counted["constants"], counted["declared"])
 
 
 def _counted(setting: Setting, layer: Layer) -> _Counted:

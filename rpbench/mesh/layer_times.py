@@ -11,8 +11,9 @@ from rpbench.cost.table import LayerTimes
 from rpbench.mesh.architecture import Architecture, from_model
 from rpbench.mesh.eager_kernels import BYTES_PER_VALUE, input_share
 from rpbench.mesh.engine_kernels import engine_times
-from rpbench.mesh.layer_seconds import Seconds, Setting, eager_kernels, head_seconds, layer_seconds
+from rpbench.mesh.layer_seconds import Seconds, Setting, eager_kernels, head_seconds, layer_seconds, numbers_of
 from rpbench.mesh.layout import Mesh
+from rpbench.mesh.placement import neighbour_inside
 from rpbench.mesh.software import software
 
 
@@ -45,12 +46,21 @@ def times_of(setting: Setting) -> LayerTimes:
     Raises:
         ValueError: if a figure of the machine is missing.
     """
-    hop = hop_s(setting)
+    hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
         return engine_times(eager_kernels(setting), hop)
-    kinds = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(setting.architecture.layers)}
-    layers = [kinds[kind] for kind in setting.architecture.layers]
-    return as_times(layers, head_seconds(setting), hop, split=setting.software.split_penalty)
+    kinds = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(own.layers)}
+    layers = [kinds[kind] for kind in own.layers]
+    split = setting.software.split_penalty
+    return as_times(layers, head_seconds(setting), hop, each=lost_s(setting), split=split)
+
+
+def lost_s(setting: Setting) -> float:
+    """Seconds that a rank loses with a microbatch, of a layer one way; in counted kernels they are counted."""
+    if setting.software.kernels != "tiled":
+        return 0.0
+    ways = 2 * len(setting.architecture.layers)
+    return setting.software.constants["microbatch_s"] * setting.mesh.pipeline / ways
 
 
 def as_times(
@@ -77,10 +87,21 @@ def as_times(
 
 
 def hop_s(setting: Setting) -> float:
-    """Seconds of a boundary tensor from one device to another: down to the host, then up; 0 without a link."""
-    assert setting.numbers is not None
-    size = boundary_bytes(setting.architecture, setting.sequences * setting.seq_len)
-    return 2 * size / setting.numbers.get("copy_bytes_per_s", float("inf"))
+    """Seconds of a boundary tensor from one stage to the next.
+
+    Eager software and this project's engine send it down to the host, then up; 0 without a link.
+    """
+    own, mesh, machine = setting.architecture, setting.mesh, setting.machine
+    if setting.software.kernels != "tiled":
+        size = boundary_bytes(own, setting.sequences * setting.seq_len / mesh.context) / mesh.tensor
+        return 2 * size / numbers_of(setting).get("copy_bytes_per_s", float("inf"))
+    if mesh.pipeline == 1:
+        return 0.0
+    links, inside = setting.links, neighbour_inside(mesh, machine)
+    pace = links.intra_bytes_per_s if inside else links.inter_bytes_per_s
+    sent = boundary_bytes(own, setting.tokens) / mesh.tensor
+    gathered = 0.0 if mesh.sequence_parallel else sent * (mesh.tensor - 1) / links.intra_bytes_per_s
+    return sent / pace + gathered + (5e-6 if inside else 15e-6)
 
 
 def boundary_bytes(own: Model | Architecture, num_tokens: float) -> float:

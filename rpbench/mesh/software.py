@@ -8,11 +8,13 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from rpbench.cost.device import CONF, names, read
 from rpbench.registry import unknown_name
 
+DEFAULT = "megatron_core"  # whose kernels and overlap stand for a run that names none
+ON_HOST = "roundpipe"  # the same of a pipeline on one host
 Attention = Literal["unfused", "flash1", "flash2", "flash3"]
 Kernels = Literal["tiled", "eager", "fused", "engine"]
 
@@ -141,6 +143,22 @@ def software(name: str) -> Software:
     if name not in known:
         raise ValueError(unknown_name("software", name, known))
     return declared_software(name).with_constants(fitted(name))
+
+
+def software_of(values: Mapping[str, Any]) -> Software:
+    """The framework of a file's keys; what was fitted for it holds unless they say otherwise.
+
+    Raises:
+        ValueError: for an unknown field, or a constant that cannot be.
+    """
+    unknown = set(values) - {each.name for each in fields(Software)}
+    if unknown:
+        known = [each.name for each in fields(Software)]
+        raise ValueError(f"software: {unknown_name('trait', sorted(unknown)[0], known)}")
+    name = str(values["name"])
+    own = read(CONF / "software" / f"{name}.yaml").get("constants", {}) if name in names("software") else {}
+    changed = {key: value for key, value in (values.get("constants") or {}).items() if own.get(key) != value}
+    return Software(**{**values, "constants": {**own, **fitted(name), **changed}})
 
 
 def declared_software(name: str) -> Software:

@@ -85,7 +85,9 @@ def to_text(cluster: Machine, first_line: str, foreign_cores: float | None) -> s
     lines = [f"# {first_line}", f"# {machine}{foreign}", f"name: {cluster.name}", "published_name: null"]
     lines += [f"{key}: {_number(getattr(cluster, key))}" for key in NUMBERS]
     lines += ["transfer_latency_s: 0.0", "device_speeds: null"]
-    lines.append("measured:   # constants of cost=analytic on this machine; rpbench/mesh/engine_kernels.py says what of")
+    lines.append(
+        "measured:   # constants of cost=analytic on this machine; rpbench/mesh/engine_kernels.py says what of"
+    )
     lines += [f"  {key}: {_number(value)}" for key, value in cluster.measured.items()]
     head = "collectives:   # a tensor of X bytes: latency_s + volume X / bytes_per_s; rpbench/cost/collective_rates.py"
     lines.append(head if cluster.collectives else "collectives: {}")

@@ -18,7 +18,10 @@ from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.architecture import from_model
-from rpbench.mesh.layer_times import penalised, setting_of, times_of, with_halves
+from rpbench.mesh.layer_seconds import Setting
+from rpbench.mesh.layer_times import penalised, times_of, with_halves
+from rpbench.mesh.layout import Mesh
+from rpbench.mesh.software import ON_HOST, Software, software
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
@@ -89,11 +92,25 @@ def _analytic(request: Request, num_layers: int) -> LayerTimes:
     model, cost = request.model, request.cost
     if model is None:
         raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
-    if not has_engine(request.cluster.measured):
-        check_figures(request.cluster, LAYERS, "cost=analytic")
-    basis = make_basis(request.cluster, cost.constants, cost.declared)
-    framework = "engine" if has_engine(request.cluster.measured) else "roundpipe"
-    return times_of(setting_of(model, request.tokens_per_microbatch or 0, basis, framework))
+    known, cluster = framework_of(request), request.cluster
+    if known.kernels in ("eager", "fused") or (cluster.gpu is None and known.kernels == "tiled"):
+        check_figures(cluster, LAYERS, "cost=analytic")
+    setting = Setting(
+        from_model(model),
+        cluster.with_devices(request.num_devices),
+        Mesh(pipeline=request.num_devices),
+        known,
+        model.seq_len,
+        request.workload.microbatch_sequences,
+        recompute="full",  # what keeps everything leaves it out
+        numbers=make_basis(cluster, cost.constants, cost.declared),
+    )
+    return times_of(setting)
+
+
+def framework_of(request: Request) -> Software:
+    """Whose kernels a pipeline has that names none: those of the engine, on a machine that was calibrated."""
+    return request.software or software("engine" if has_engine(request.cluster.measured) else ON_HOST)
 
 
 def _profiled(request: Request, num_layers: int) -> LayerTimes:

@@ -12,10 +12,9 @@ from rpbench.cost.model import Model
 from rpbench.mesh.architecture import Architecture, from_mapping, from_model
 from rpbench.mesh.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.software import Software, software
+from rpbench.mesh.software import DEFAULT, Software, software
 from rpbench.registry import unknown_name
 
-FRAMEWORK = "megatron_core"  # whose kernels and overlap stand for a run that names none
 PRECISION = "bf16"
 INNER = ("data", "tensor", "context")  # axes whose sizes make the group behind one rank of the schedule
 
@@ -95,6 +94,7 @@ def mesh_choice(
     shape: Mapping[str, Any],
     model: Model | None,
     cost: str,
+    named: Software | None,
 ) -> MeshChoice:
     """What a run under a mesh stands on.
 
@@ -102,12 +102,13 @@ def mesh_choice(
         num_devices: as asked for.
         shape: the keys of group `model` as composed.
         cost: the chosen source of seconds.
+        named: whose kernels they are, if that was said.
 
     Raises:
         ValueError: for whatever in the mesh cannot be, or a cluster whose links nobody knows.
     """
     mesh = mesh_of(config, cluster.num_devices if num_devices is None and config.pipeline is None else num_devices)
-    framework = _overlapping(software(config.framework or FRAMEWORK), config.overlap)
+    framework = _overlapping(named or software(DEFAULT), config.overlap)
     precision = config.precision or PRECISION
     if precision not in get_args(Precision):
         raise ConfigError(unknown_name("mesh.precision", precision, list(get_args(Precision))))
