@@ -14,7 +14,7 @@ from rpbench.mesh.engine_kernels import engine_times
 from rpbench.mesh.layer_seconds import Seconds, Setting, eager_kernels, head_seconds, layer_seconds, numbers_of
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import neighbour_inside
-from rpbench.mesh.software import software
+from rpbench.mesh.software import Software, software
 
 
 def setting_of(model: Model, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
@@ -32,6 +32,15 @@ def setting_of(model: Model, num_tokens: float, numbers: Basis, framework: str =
         "full",
         numbers,
     )
+
+
+def pipeline_setting(
+    model: Model, machine: Machine, num_devices: int, known: Software, num_tokens: float, numbers: Basis
+) -> Setting:
+    """A microbatch of so many tokens in a pipeline on devices of a machine; recomputed if a run says so."""
+    where, sequences = machine.with_devices(num_devices), num_tokens / model.seq_len
+    own, mesh = from_model(model), Mesh(pipeline=num_devices)
+    return Setting(own, where, mesh, known, model.seq_len, sequences, recompute="full", numbers=numbers)
 
 
 @cache

@@ -5,16 +5,16 @@ fitted on published runs: `conf/software/constants.csv`, made by `python -m anal
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
 from rpbench.cost.device import CONF, names, read
+from rpbench.cost.measured import has_engine
 from rpbench.registry import unknown_name
 
 DEFAULT = "megatron_core"  # whose kernels and overlap stand for a run that names none
-ON_HOST = "roundpipe"  # the same of a pipeline on one host
 Attention = Literal["unfused", "flash1", "flash2", "flash3"]
 Kernels = Literal["tiled", "eager", "fused", "engine"]
 
@@ -130,6 +130,15 @@ class Software:
     def with_constants(self, values: Mapping[str, float]) -> "Software":
         """The same framework with some constants replaced."""
         return replace(self, constants={**self.constants, **values})
+
+
+def usual_software(measured: Iterable[str]) -> Software:
+    """The software of a run that names none: this project's engine on a machine that was calibrated with it.
+
+    Args:
+        measured: constants of the machine, as calibration names them.
+    """
+    return software("engine" if has_engine(measured) else DEFAULT)
 
 
 @cache

@@ -6,13 +6,13 @@ from typing import Any
 
 from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine
-from rpbench.cost.measured import has_engine
 from rpbench.cost.model import Model
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.traffic import OptimizerTraffic
 from rpbench.mesh.architecture import from_model
-from rpbench.mesh.layer_times import setting_of, times_of, with_halves
+from rpbench.mesh.layer_times import pipeline_setting, setting_of, times_of, with_halves
+from rpbench.mesh.software import Software, usual_software
 from rpbench.plan.contest.terms import Limits, Source, Terms, Timed, default_microbatches
 
 # Of the times that differ with the size of a microbatch; the others are kept.
@@ -31,6 +31,7 @@ def terms_of(
     source: Source = "analytic",
     limits: Limits | None = None,
     num_steps: int = 4,
+    known: Software | None = None,
 ) -> Terms:
     """Terms of a model on a machine.
 
@@ -38,6 +39,7 @@ def terms_of(
         basis: figures and constants of `cost=analytic` on that machine; with `source="published"` it scales the
             published times to microbatches of other sizes.
         microbatches: sizes that may be chosen; None: those of `default_microbatches`.
+        known: whose kernels are counted; None: as of a run that names none.
         limits: None: what the machine's devices and its host have for a model.
 
     Raises:
@@ -47,10 +49,15 @@ def terms_of(
         limits = Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes)
     pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     basis["host_bytes_per_s"]  # named here if it is missing: the host's optimizer cannot be charged without
+    kernels = known or usual_software(cluster.measured)
+
+    def counted(sequences: float) -> LayerTimes:
+        return times_of(pipeline_setting(model, cluster, num_devices, kernels, sequences * model.seq_len, basis))
+
     return Terms(
         model,
         cluster,
-        published_source(model, basis) if source == "published" else analytic_source(model, cluster, basis),
+        published_source(model, basis) if source == "published" else counted,
         OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace),
         num_devices,
         sequences_per_step,
@@ -59,12 +66,6 @@ def terms_of(
         limits,
         source=source,
     )
-
-
-def analytic_source(model: Model, cluster: Machine, basis: Basis) -> Timed:
-    """Times counted from the model's shape; of this project's engine on a machine that was calibrated."""
-    framework = "engine" if has_engine(cluster.measured) else "roundpipe"
-    return lambda sequences: times_of(setting_of(model, sequences * model.seq_len, basis, framework))
 
 
 def published_source(model: Model, basis: Basis) -> Timed:

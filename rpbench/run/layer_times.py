@@ -11,17 +11,14 @@ from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
-from rpbench.cost.measured import has_engine
 from rpbench.cost.model import Model
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.architecture import from_model
-from rpbench.mesh.layer_seconds import Setting
-from rpbench.mesh.layer_times import penalised, times_of, with_halves
-from rpbench.mesh.layout import Mesh
-from rpbench.mesh.software import ON_HOST, Software, software
+from rpbench.mesh.layer_times import penalised, pipeline_setting, times_of, with_halves
+from rpbench.mesh.software import usual_software
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
@@ -92,25 +89,13 @@ def _analytic(request: Request, num_layers: int) -> LayerTimes:
     model, cost = request.model, request.cost
     if model is None:
         raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
-    known, cluster = framework_of(request), request.cluster
+    cluster = request.cluster
+    known = request.software or usual_software(cluster.measured)
     if known.kernels in ("eager", "fused") or (cluster.gpu is None and known.kernels == "tiled"):
         check_figures(cluster, LAYERS, "cost=analytic")
-    setting = Setting(
-        from_model(model),
-        cluster.with_devices(request.num_devices),
-        Mesh(pipeline=request.num_devices),
-        known,
-        model.seq_len,
-        request.workload.microbatch_sequences,
-        recompute="full",  # what keeps everything leaves it out
-        numbers=make_basis(cluster, cost.constants, cost.declared),
-    )
-    return times_of(setting)
-
-
-def framework_of(request: Request) -> Software:
-    """Whose kernels a pipeline has that names none: those of the engine, on a machine that was calibrated."""
-    return request.software or software("engine" if has_engine(request.cluster.measured) else ON_HOST)
+    numbers = make_basis(cluster, cost.constants, cost.declared)
+    tokens = request.tokens_per_microbatch or 0
+    return times_of(pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers))
 
 
 def _profiled(request: Request, num_layers: int) -> LayerTimes:

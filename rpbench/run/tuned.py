@@ -126,6 +126,7 @@ def terms_of_request(request: Request) -> Terms:
         sequences_per_step=request.num_microbatches * request.workload.microbatch_sequences,
         source=source,
         num_steps=request.num_steps,
+        known=request.software,
     )
     return replace(found, fused_ahead=request.cost.fused_ahead)
 
