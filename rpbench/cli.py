@@ -170,7 +170,7 @@ def all_verbs() -> dict[str, Verb]:
     }
 
 
-_LISTS = ("schedules", "models", "clusters", "experiments", "gpus", "architectures")
+_LISTS = ("schedules", "models", "clusters", "experiments", "gpus")
 
 
 def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:

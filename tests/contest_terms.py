@@ -7,9 +7,9 @@ from omegaconf import OmegaConf
 
 from rpbench.cost.basis import make_basis
 from rpbench.cost.machine import machine as machine_named
-from rpbench.cost.model import Model
 from rpbench.mesh.terms import terms_of
 from rpbench.plan.contest.terms import Limits, Terms
+from rpbench.workload.architecture import Architecture, architecture
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -29,7 +29,7 @@ def terms(model: str = "qwen3_1p7b", cluster: str = "8x_rtx4090", **changes: Any
         "source": "published",
     } | changes
     return terms_of(
-        Model(**read(f"model/{model}.yaml")),
+        architecture(model),
         machine,
         make_basis(machine, costs["constants"], costs["declared"]),
         **given,
@@ -46,5 +46,5 @@ def small(limit_bytes: int | None = None, **changes: Any) -> Terms:
         "limits": Limits(limit_bytes, None),
         "num_steps": 3,
     } | changes
-    model = Model("small", num_layers=6, hidden=1024, heads=8, vocab=32_000, seq_len=1024)
+    model = Architecture("small", num_layers=6, hidden=1024, heads=8, vocab=32_000, seq_len=1024)
     return terms_of(model, machine, make_basis(machine, costs["constants"], costs["declared"]), **given)

@@ -7,11 +7,11 @@ from analysis.claims.evidence import figure17, partitions
 from analysis.claims.printed import Row, cell, printed, table
 from analysis.exhibits.style import model_name
 from analysis.records.paper import PUBLISHED_MODELS
-from rpbench.cost.model import Model
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import model_bytes
 from rpbench.ir.partition import Partition
 from rpbench.plan.greedy import LIMIT_24GB_CARD_BYTES, plan_released
+from rpbench.workload.architecture import Architecture
 
 SECTION = "The released planner"
 _RERUN = "independent re-run of the released planner on the artifact's timings"
@@ -92,7 +92,7 @@ def _capped(row: Row) -> Iterator[Claim]:
 
 def capped_plan(run: Record) -> Partition:
     """What the released planner makes of a run's model when a stage and the next one share a 24 GB card."""
-    model = Model(**run["config"]["model"])
+    model = Architecture(**run["config"]["model"])
     tokens = published_tokens_per_microbatch(model.published_name or "")
     times = published_times(model.published_name or "")
     return plan_released(

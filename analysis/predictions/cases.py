@@ -6,11 +6,11 @@ from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.config.request import load
 from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.predict import SYSTEMS
 from rpbench.predict.case import Case
 from rpbench.predict.settings import published_settings
 from rpbench.run.modes.predict import basis_of
+from rpbench.workload.architecture import Architecture
 
 # Machines of the paper, by the name of their configuration.
 PLATFORMS = {"8x_rtx4090": "8x-rtx4090-24gb", "8x_a800": "8x-a800-80gb-sxm"}
@@ -24,7 +24,7 @@ MEASURED_ON = "8x_rtx4090"
 
 
 @cache
-def model_of(name: str) -> Model:
+def model_of(name: str) -> Architecture:
     """A model by the name of its configuration."""
     model = load([f"model={name}"]).model
     assert model is not None  # it has a shape

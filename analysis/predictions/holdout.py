@@ -151,7 +151,7 @@ def _without_corrections(basis: Basis, model: str) -> Basis:
         return basis
     own = model_of(model)
     like = [model_of(other) for other in PUBLISHED_MODELS if other != model]
-    like = [other for other in like if (other.experts_total > 1) == (own.experts_total > 1)]
+    like = [other for other in like if (other.experts is not None) == (own.experts is not None)]
     found, within = {}, {}
     for part in PARTS:
         name = correction_name(own.published_name or "", part)

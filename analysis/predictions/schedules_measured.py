@@ -19,7 +19,6 @@ from typing import NamedTuple
 from analysis.predictions.cases import model_of
 from analysis.predictions.tables import FOLDER, Row, as_csv
 from rpbench.cost.activations import LayerActivations
-from rpbench.cost.model import Model
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, split_evenly, symmetric
@@ -29,6 +28,8 @@ from rpbench.registry import entries
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Experts
 
 SPLIT = 1.03  # of the kernels of a split backward: 2 to 4 % in measured runs of others
 UTILISATION = 0.45  # of the peak, for what a transfer between stages takes in operations
@@ -58,7 +59,7 @@ class Group:
 
     first: int
     last: int
-    model: Model
+    model: Architecture
     num_ranks: int
     num_microbatches: int
     microbatch_sequences: int
@@ -71,11 +72,11 @@ class Group:
     orders: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
 
-LLAMA2_7B = Model("llama2_7b", 32, 4096, 32, 32_000, intermediate=11_008, seq_len=4096)
-LLAMA31_405B = Model("llama31_405b", 126, 16_384, 128, 128_256, kv_heads=8, intermediate=53_248, seq_len=8192)
-GRUG = Model("grug_moe", 24, 2048, 16, 128_256, intermediate=1024, experts_total=40, experts_active=4, seq_len=4096)
-LLAMA_13B = Model("llama_13b", 40, 5120, 40, 32_000, intermediate=13_824, seq_len=2048)
-EXAMPLE = Model("example_6b", 30, 4096, 32, 51_200, gated_mlp=False, seq_len=1024)  # 6.2e9 with these
+LLAMA2_7B = Architecture("llama2_7b", 32, 4096, 32, 32_000, inner=11_008, seq_len=4096)
+LLAMA31_405B = Architecture("llama31_405b", 126, 16_384, 128, 128_256, key_value_heads=8, inner=53_248, seq_len=8192)
+GRUG = Architecture("grug_moe", 24, 2048, 16, 128_256, experts=Experts(40, 4, 1024), seq_len=4096)
+LLAMA_13B = Architecture("llama_13b", 40, 5120, 40, 32_000, inner=13_824, seq_len=2048)
+EXAMPLE = Architecture("example_6b", 30, 4096, 32, 51_200, gated=False, seq_len=1024)  # 6.2e9 with these
 
 GROUPS = (
     Group(1, 6, LLAMA2_7B, 8, 64, 4, 1307e12 / 64e9),
@@ -123,10 +124,10 @@ class Found(NamedTuple):
     memory_bytes: float
 
 
-def layer_flops(model: Model, num_tokens: int, *, split: bool, recompute: bool, hop: float) -> LayerTimes:
+def layer_flops(model: Architecture, num_tokens: int, *, split: bool, recompute: bool, hop: float) -> LayerTimes:
     """Operations of every layer, for one microbatch; the gradients of weights have those of the matrices alone."""
     forward = model.layer_forward_flops(num_tokens, "causal")
-    matrices = 2 * num_tokens * model.layer_matrix_weights(model.experts_active)
+    matrices = 2 * num_tokens * model.layer_matrix_weights(None)
     attention = forward - matrices
     longer = SPLIT if split else 1.0
     inputs, weights = longer * (matrices + 2.5 * attention), longer * matrices

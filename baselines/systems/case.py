@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from rpbench.cost.model import Model
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.workload.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Case:
 
     def workload(self) -> Workload:
         """The same modules and microbatches wherever it is called."""
-        model = Model(**self.model)
+        model = Architecture(**self.model)
         return Workload(
             list(build_model(model, seed=self.seed, dtype=getattr(torch, self.dtype))),
             SyntheticTokens(model.vocab, model.seq_len, self.microbatch_sequences, self.seed),

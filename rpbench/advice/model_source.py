@@ -9,28 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.advice.local_cache import cached_config, cached_name
-from rpbench.cost.model import Family, Model
-from rpbench.mesh.architecture import Architecture
-from rpbench.mesh.huggingface import context_of, from_config
-from rpbench.registry import unknown_name
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
+from rpbench.workload.architecture import Architecture, unknown_key
+from rpbench.workload.huggingface import context_of, from_config
+from rpbench.workload.parts import Experts, Latent
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2": "llama",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3",
-    "gpt_oss": "gpt_oss",
-    "gpt2": "gpt",
-}
-SIZES = {
-    each.name: each.type for each in fields(Model) if each.name not in ("name", "published_name", "batch_sequences")
-}
+PARTS: Mapping[str, type] = {"experts": Experts, "latent": Latent}
+_NOT_TYPED = ("name", "published_name", "batch_sequences", *PARTS)
+SIZES = (
+    *(each.name for each in fields(Architecture) if each.name not in _NOT_TYPED),
+    *(f"{part}.{each.name}" for part, kind in PARTS.items() for each in fields(kind)),
+)
 REQUIRED = ("num_layers", "hidden", "heads", "vocab")
-EXAMPLE = "num_layers=28 hidden=3072 heads=24 kv_heads=8 intermediate=8192 vocab=128256"
+EXAMPLE = "num_layers=28 hidden=3072 heads=24 key_value_heads=8 inner=8192 vocab=128256"
 
 
 def config_path(source: str) -> Path | None:
@@ -74,7 +66,7 @@ def architecture_of(path: Path) -> Architecture:
     """
     values = read_config(path)
     place = Path(os.path.abspath(path))  # files of a cache are links; what they point at has no name
-    values["_name_or_path"] = values.get("_name_or_path") or cached_name(place) or place.parent.name
+    values["_name_or_path"] = _plain_name(values.get("_name_or_path") or cached_name(place) or place.parent.name)
     try:
         return from_config(values)
     except (ValueError, KeyError, TypeError) as error:
@@ -94,55 +86,7 @@ def context_in(path: Path) -> int | None:
         raise ValueError(f"model={path}: {error}") from None
 
 
-def model_of(found: Architecture, kind: str, seq_len: int) -> Model:
-    """The model that schedules on one host are timed with.
-
-    Args:
-        kind: `model_type` of the config.
-        seq_len: tokens of a sequence.
-
-    Raises:
-        ValueError: for what only searches over several nodes know: latent attention, layers that differ.
-    """
-    for has, what in (
-        (found.latent is not None, "kv_lora_rank (latent attention)"),
-        (found.num_dense_layers > 0, "first_k_dense_replace (first layers without experts)"),
-        (found.experts is not None and found.experts.shared_inner > 0, "n_shared_experts"),
-        (found.num_prediction_layers > 0, "num_nextn_predict_layers"),
-    ):
-        if has:
-            raise ValueError(
-                f"model {found.name}: {what} is not modelled on one host; ask for several nodes, as in num_devices=16 "
-                "devices_per_node=8"
-            )
-    if kind not in FAMILIES:
-        raise ValueError(
-            f"model {found.name}: model_type={kind!r} is not modelled on one host, where {', '.join(FAMILIES)} are; "
-            "ask for several nodes, as in num_devices=16 devices_per_node=8"
-        )
-    return Model(
-        name=_name(found.name),
-        num_layers=found.num_layers,
-        hidden=found.hidden,
-        heads=found.heads,
-        vocab=found.vocab,
-        kv_heads=found.key_value_heads,
-        head_dim=found.head_dim,
-        intermediate=found.experts.inner if found.experts else found.inner,
-        gated_mlp=found.gated,
-        experts_total=found.experts.total if found.experts else 1,
-        experts_active=found.experts.active if found.experts else 1,
-        tied_embedding=found.tied,
-        sliding_window=_window(found, seq_len),
-        seq_len=seq_len,
-        qk_norm=FAMILIES[kind] == "qwen3",
-        biases=found.biases,
-        family=FAMILIES[kind],
-        dropout=0.1 if found.dropout else 0.0,
-    )
-
-
-def model_of_sizes(given: Mapping[str, str]) -> Model:
+def model_of_sizes(given: Mapping[str, str]) -> Architecture:
     """The model of sizes as typed, such as `num_layers=28`.
 
     Raises:
@@ -150,24 +94,32 @@ def model_of_sizes(given: Mapping[str, str]) -> Model:
     """
     for name in given:
         if name not in SIZES:
-            raise ValueError(unknown_name("size of a model", name, list(SIZES)))
+            raise ValueError(unknown_key(name, list(SIZES), "size of a model"))
     missing = [name for name in REQUIRED if name not in given]
     if missing:
         raise ValueError(
             f"{', '.join(f'{name}=' for name in missing)} missing: whole numbers of at least 1, as in {EXAMPLE}"
         )
-    values = {name: typed_value(name, text) for name, text in given.items()}
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        part, dot, key = name.partition(".")
+        if dot:
+            values.setdefault(part, {})[key] = typed_value(name, text)
+        else:
+            values[name] = typed_value(name, text)
     # Gated maps came with rotary positions, as the same model's config.json would say.
-    values.setdefault("family", "llama" if values.get("gated_mlp", True) else "gpt")
-    return Model(f"transformer_{given['num_layers']}x{given['hidden']}", **values)
+    values.setdefault("family", "llama" if values.get("gated", True) else "gpt")
+    return Architecture(f"transformer_{given['num_layers']}x{given['hidden']}", **values)
 
 
 def typed_value(name: str, text: str) -> Any:
-    """A size as typed: a whole number, a number, true or false, or a word.
+    """A size as typed: a whole number, a number, true or false, a word, or a list of windows.
 
     Raises:
         ValueError: for a word where a size is needed.
     """
+    if name == "windows":
+        return [None if each == "null" else typed_value("", each) for each in text.strip("[]").split(",") if each]
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -180,19 +132,7 @@ def typed_value(name: str, text: str) -> Any:
     raise ValueError(f"{name}={text}: a number")
 
 
-def _name(words: str) -> str:
+def _plain_name(words: str) -> str:
     """A name without what paths and command lines give a meaning to."""
     plain = unicodedata.normalize("NFKD", words.rsplit("/", 1)[-1]).encode("ascii", "ignore").decode()
     return "".join(letter if letter.isalnum() else "_" for letter in plain).strip("_").lower() or "model"
-
-
-def _window(found: Architecture, seq_len: int) -> int | None:
-    windows = {window for window in found.windows if window is not None and window < seq_len}
-    if not windows:
-        return None
-    if len(windows) == 1 and found.windows[0] is not None and set(found.windows[1::2]) == {None}:
-        return windows.pop()
-    raise ValueError(
-        f"model {found.name}: sliding_window={min(windows)} in other than every second layer is not modelled on one "
-        f"host; take seq_len={min(windows)} or less"
-    )

@@ -97,7 +97,7 @@ class Simulated:
     def lacks(self) -> tuple[str, ...]:
         """What the system does that the schedule does not say; loops over experts only where there are some."""
         terms = SYSTEMS[self.case.system].lacks
-        return tuple(term for term in terms if term != _EXPERTS or self.case.model.experts_total > 1)
+        return tuple(term for term in terms if term != _EXPERTS or self.case.model.experts is not None)
 
 
 def simulated(case: Case, cluster: Machine) -> Simulated:

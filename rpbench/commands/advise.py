@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,9 +16,7 @@ from rpbench.advice.model_source import (
     architecture_of,
     config_path,
     context_in,
-    model_of,
     model_of_sizes,
-    read_config,
 )
 from rpbench.advice.ranking import Advice, Misfit, advise
 from rpbench.commands.advise_nodes import advise_nodes
@@ -27,16 +25,16 @@ from rpbench.commands.advise_usage import USAGE
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.files.keys import LAYERS, MOVES, check_figures
+from rpbench.config.mesh.choice import refuse_lora
 from rpbench.config.request import Request, cluster_file, load
 from rpbench.cost.basis import make_basis
-from rpbench.cost.device import names
 from rpbench.cost.machine import Machine, devices_named, machine, machine_of
-from rpbench.cost.model import Model
-from rpbench.mesh.architecture import Architecture, architecture, from_model
 from rpbench.mesh.plans import SCHEDULES, Space
 from rpbench.mesh.terms import terms_of
+from rpbench.places import file_of
 from rpbench.plan.contest.plans import Budget
 from rpbench.registry import unknown_name
+from rpbench.workload.architecture import Architecture, model_keys, unknown_key
 
 SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for
 SEQ_LEN = 2048
@@ -58,11 +56,15 @@ class Asked:
     @cached_property
     def request(self) -> Request:
         """What is shipped of it, composed at once: every configuration takes Hydra half a second."""
-        words, seq_len = ["cost=analytic"], {"seq_len": self.own["seq_len"]} if "seq_len" in self.own else {}
+        words = ["cost=analytic"]
         if self.own.get("cluster") in options_of("cluster"):
             words.append(f"cluster={self.own['cluster']}")
-        if self.own.get("model") in options_of("model"):
-            sizes = {**self.sizes, **seq_len}
+        if (name := self.own.get("model")) in options_of("model"):
+            file = file_of("model", str(name))
+            seq_len = self.own.get("seq_len")
+            if seq_len is None and file is not None and model_keys(file).get("seq_len", 0) > SEQ_LEN:
+                seq_len = str(SEQ_LEN)
+            sizes = {**self.sizes, **({"seq_len": seq_len} if seq_len else {})}
             words += [f"model={self.own['model']}", *(f"++model.{key}={value}" for key, value in sizes.items())]
         return load(words)
 
@@ -103,10 +105,12 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     for name in chosen:
         if name not in SCHEDULES:
             raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(SCHEDULES)}; name some of these")
+    model = _model(asked)
+    refuse_lora(model)
     return advise_nodes(
-        _architecture(asked),
+        model,
         found,
-        seq_len=_seq_len(asked),
+        seq_len=model.seq_len,
         space=Space(schedules=chosen),
         global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size),
         words=arguments,
@@ -129,7 +133,7 @@ def _asked(arguments: Sequence[str]) -> Asked:
         elif key in SIZES:
             sizes[key] = value
         else:
-            raise ConfigError(unknown_name("key", key, [*OWN, *FIGURES, *SIZES]))
+            raise ConfigError(unknown_key(key, [*OWN, *FIGURES, *SIZES], "key"))
     if "model" not in own and not sizes:
         raise ConfigError(f"model= is missing: {USAGE}")
     if ("gpu" in own) == ("cluster" in own):
@@ -208,35 +212,20 @@ def _shipped(asked: Asked) -> Machine:
 # --- the model -----------------------------------------------------------------------------------------------
 
 
-def _model(asked: Asked) -> Model:
-    seq_len, name = _seq_len(asked), asked.own.get("model")
+def _model(asked: Asked) -> Architecture:
+    name = asked.own.get("model")
     if name is None:
-        return model_of_sizes({"seq_len": str(seq_len), **asked.sizes})
+        return model_of_sizes({"seq_len": str(_seq_len(asked)), **asked.sizes})
     path = config_path(name)
     if path is not None:
         _refuse_sizes(asked)
-        return model_of(architecture_of(path), str(read_config(path).get("model_type")), seq_len)
+        return replace(architecture_of(path), seq_len=_seq_len(asked))
     if name not in options_of("model"):
-        if name not in names("architecture"):
-            raise ConfigError(_no_model(name))
-        _refuse_sizes(asked)
-        known = architecture(name)
-        return model_of(known, "llama" if known.gated else "gpt2", seq_len)
+        raise ConfigError(_no_model(name))
     found = asked.request.model
     if found is None:
         raise ConfigError(f"model={name} has no shape; take one with a shape, such as model=qwen3_1p7b")
     return found
-
-
-def _architecture(asked: Asked) -> Architecture:
-    name = asked.own.get("model")
-    path = None if name is None else config_path(name)
-    if path is not None:
-        return architecture_of(path)
-    if name in names("architecture"):
-        _refuse_sizes(asked)
-        return architecture(str(name))
-    return from_model(_model(asked))
 
 
 def _refuse_sizes(asked: Asked) -> None:
@@ -247,13 +236,13 @@ def _refuse_sizes(asked: Asked) -> None:
 def _no_model(name: str) -> str:
     if "/" in name or name.endswith(".json"):
         return f"model={name}: there is no such config.json or folder with one; nothing is downloaded, fetch it first"
-    return unknown_name("model", name, sorted({*options_of("model"), *names("architecture")}))
+    return unknown_name("model", name, options_of("model"))
 
 
 # --- one host ------------------------------------------------------------------------------------------------
 
 
-def _on_one_host(model: Model, cluster: Machine, asked: Asked) -> dict[str, Any]:
+def _on_one_host(model: Architecture, cluster: Machine, asked: Asked) -> dict[str, Any]:
     check_figures(cluster, (*LAYERS, *MOVES), "advise")
     cost = asked.request.cost
     basis = make_basis(cluster, cost.constants, cost.declared)
@@ -282,9 +271,8 @@ def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
     """The advice with commands that run where neither model nor cluster is one of ours."""
     answer, model, cluster = found.plain(), found.terms.model, found.terms.cluster
     own, words = asked.own, {}
-    shipped = own.get("model") in options_of("model") and config_path(own["model"]) is None
-    if not shipped or asked.sizes or "seq_len" in own:
-        words[f"model={model.name}"] = _spelled("model", "transformer", _values(model))
+    if model.name != own.get("model"):
+        words[f"model={model.name}"] = _spelled("model", "transformer", asdict(model))
     if own.get("cluster") not in options_of("cluster"):
         words[f"cluster={cluster.name}"] = _spelled_machine(cluster)
     for row in (*answer["ranking"], *answer["ranking_late"]):
@@ -295,7 +283,7 @@ def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
     return answer | {"seq_len": model.seq_len}
 
 
-def _values(given: Model | Machine) -> dict[str, Any]:
+def _values(given: Machine) -> dict[str, Any]:
     return {each.name: getattr(given, each.name) for each in fields(given)}
 
 
@@ -320,7 +308,7 @@ def _words(key: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [word for name, each in value.items() for word in _words(f"{key}.{name}", each)]
     if isinstance(value, tuple):
-        return [shlex.quote(f"++{key}=[{','.join(map(str, value))}]")]
+        return [shlex.quote(f"++{key}=[{','.join('null' if each is None else str(each) for each in value)}]")]
     if isinstance(value, str) and not re.fullmatch(r"\w+", value):
         value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return [] if value is None else [shlex.quote(f"++{key}={value}")]

@@ -6,13 +6,13 @@ from math import exp
 from typing import Any
 
 from rpbench.cost.machine import Machine
-from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.plans import Space
 from rpbench.mesh.prediction import Prediction
 from rpbench.mesh.search import NothingFits, search
 from rpbench.mesh.smallest_change import lacking_bytes
 from rpbench.predict.prediction import NORMAL
+from rpbench.workload.architecture import Architecture
 
 # Assumed: one standard deviation as of a pipeline's unmodelled terms (conf/cost/analytic.yaml), nine of ten errors.
 REACH = exp(0.2 * NORMAL)

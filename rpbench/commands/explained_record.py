@@ -20,7 +20,6 @@ from rpbench.explain.number import Number
 from rpbench.explain.of_case import side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.finite import is_finite
-from rpbench.mesh.architecture import Architecture, from_model
 from rpbench.records.clock import unit
 from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
@@ -29,6 +28,7 @@ from rpbench.run.scheduled import assembled_of
 from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import measure
 from rpbench.sim.steady import step_time
+from rpbench.workload.architecture import Architecture
 
 SHOWN = ("schedule", "model", "cluster", "cost", "mode", "backend", "partition_layers", "offload", "staleness_steps")
 MODES = ("simulate", "train", "predict")
@@ -241,7 +241,7 @@ def _work(request: Request) -> Work | None:
 
 
 def _architecture(request: Request) -> Architecture | None:
-    return None if request.model is None or request.model.lora_rank else from_model(request.model)
+    return None if request.model is None or request.model.lora_rank else request.model
 
 
 def _plain(subject: Mapping[str, Any]) -> Any:

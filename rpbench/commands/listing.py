@@ -11,7 +11,6 @@ FOLDERS: Mapping[str, str] = {
     "clusters": "cluster",
     "experiments": "experiment",
     "gpus": "gpu",
-    "architectures": "architecture",  # what meshes are searched for
 }
 
 

@@ -88,8 +88,8 @@ _MODEL = (
     ),
     (
         "family: llama             # whose activation and rotary scaling: gpt | llama | qwen3 | gpt_oss",
-        "gated_mlp: true           # three matrices of the MLP (gate, up, down), or two",
-        "tied_embedding: true      # embedding and head are one matrix",
+        "gated: true               # three matrices of the MLP (gate, up, down), or two",
+        "tied: true                # embedding and head are one matrix",
         "training_mode: full       # full, or lora with lora_rank: a whole number of at least 1",
     ),
 )

@@ -10,11 +10,11 @@ from typing import Any
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request, load
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain, to_csv
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.records import record
 from rpbench.run.assemble import pose
+from rpbench.workload.architecture import Architecture
 
 LOSS_BYTES = 4  # one float, all that the head hands on
 
@@ -121,7 +121,7 @@ def _chain(times: LayerTimes, sizes: ModelBytes) -> LayerGraph:
     )
 
 
-def _model(request: Request) -> Model:
+def _model(request: Request) -> Architecture:
     if request.model is None:
         raise ConfigError("model=abstract has no layers to profile; take one with a shape, such as model=tiny_gpt")
     return request.model

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from rpbench.places import file_of
+from rpbench.workload.architecture import model_keys
 
 NAMES = ("name", "published_name")
 # Timings of a model's layers are carried to sequences of other lengths as they are to other machines.
@@ -31,14 +30,16 @@ def told_apart(
     given = {item.lstrip("+~").partition("=")[0] for item in overrides}
     if file is None or not any(key.startswith("model.") for key in given):
         return dict(values), ()
-    as_shipped: Any = OmegaConf.to_container(OmegaConf.load(file))
-    touched = [key for key in values if f"model.{key}" in given and key not in NAMES]
-    changed = {key: values[key] for key in touched if values[key] != as_shipped.get(key)}
+    here, as_shipped = _leaves(values), _leaves(model_keys(file))
+    touched = [key for key in here if _is_given(key, given) and key not in NAMES]
+    changed = {key: here[key] for key in touched if here[key] != as_shipped.get(key)}
     if not changed or option == "abstract" or set(NAMES) <= {key.removeprefix("model.") for key in given}:
         return dict(values), ()
     found, what = dict(values), " ".join(f"{key}={value}" for key, value in changed.items())
     if "model.name" not in given:
-        found["name"] = "-".join([str(option), *(f"{key}-{_word(value)}" for key, value in changed.items())])
+        found["name"] = "-".join(
+            [str(option), *(f"{key.replace('.', '_')}-{_word(value)}" for key, value in changed.items())]
+        )
     told = f"model={option} with {what} is another model and runs as {found['name']}"
     published = values.get("published_name")
     if published and "model.published_name" not in given and not set(changed) <= set(LENGTHS):
@@ -50,5 +51,20 @@ def told_apart(
     return found, (told,)
 
 
+def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys with those inside of them, as in experts.total."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        parts = value if isinstance(value, Mapping) else None
+        found |= {key: value} if parts is None else {f"{key}.{inner}": each for inner, each in parts.items()}
+    return found
+
+
+def _is_given(key: str, given: set[str]) -> bool:
+    return not given.isdisjoint({f"model.{key}", f"model.{key.partition('.')[0]}"})
+
+
 def _word(value: Any) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "_".join(_word("all" if each is None else each) for each in value)
     return str(value).lower().replace(" ", "")

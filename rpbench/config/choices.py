@@ -233,7 +233,7 @@ class Predict:
 
 @dataclass
 class Roofline:
-    """`mode=roofline`: closed forms. `convention`: how FLOPs are counted (`rpbench.cost.model`)."""
+    """`mode=roofline`: closed forms. `convention`: how FLOPs are counted (`rpbench.workload.counts`)."""
 
     name: str = "roofline"
     convention: str = "artifact"

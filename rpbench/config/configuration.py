@@ -27,9 +27,10 @@ from rpbench import registry
 from rpbench.config.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
 from rpbench.config.files.own_files import check_own_files, refuse_targets, refuse_what_runs
 from rpbench.config.hydra_words import reworded
-from rpbench.config.mesh.overrides import MeshConfig, nodes_named, with_folders
+from rpbench.config.mesh.overrides import MeshConfig, machines_named
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
+from rpbench.workload.architecture import OLD_SPELLINGS, unknown_key
 
 GROUPS = (
     "mode",
@@ -115,7 +116,7 @@ def register(overrides: Sequence[str] = ()) -> None:
     """Offer the schema, every registered schedule and the user's folders to Hydra; safe to call twice.
 
     Args:
-        overrides: may name machines and architectures, which runs under a mesh take.
+        overrides: may describe machines that no file names.
     """
     refuse_targets(overrides)
     check_own_files(GROUPS, overrides)
@@ -125,8 +126,8 @@ def register(overrides: Sequence[str] = ()) -> None:
     store.store(name="rpbench_schema", node=RunConfig)
     for name, entry in registry.offered().items():
         store.store(group="schedule", name=name, node=schedule_node(entry), package="schedule")
-    for group, name, keys in nodes_named(overrides):
-        store.store(group=group, name=name, node=keys, package=group)
+    for name, keys in machines_named(overrides):
+        store.store(group="cluster", name=name, node=keys, package="cluster")
 
 
 def schedule_node(entry: registry.Entry) -> dict[str, Any]:
@@ -275,7 +276,7 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
                 f"{group}={name}: none of this name is installed; leave it out, or install the package that brings it, "
                 "such as hydra-joblib-launcher or hydra-submitit-launcher"
             )
-        return ConfigError(unknown_name(group, name, with_folders(group, options_of(group))))
+        return ConfigError(unknown_name(group, name, options_of(group)))
     if isinstance(error, ConfigCompositionException) and (
         missing := re.search(r"Could not override '([^']+)'", str(error))
     ):
@@ -289,6 +290,10 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
 def _unknown_key(key: str, cause: str) -> str:
     group, _, name = key.rpartition(".")
     known = _known_keys(group)
+    if key == "architecture":
+        return "architecture= is spelled model= now: every model is a file of conf/model/"
+    if group == "model" and name in OLD_SPELLINGS:
+        return unknown_key(name, known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     if name in known:
         return f"{key} is not a key of the chosen {group}; {group} files that have it: {_having(group, name)}"
@@ -303,7 +308,7 @@ def _known_keys(group: str) -> list[str]:
         return [f.name for f in fields(RunConfig)]
     if group == "schedule":
         return sorted({option for entry in registry.offered().values() for option in entry.options})
-    return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)})
+    return sorted({str(k) for file in files_of(group) for k in OmegaConf.load(file)} - {"defaults"})
 
 
 def _having(group: str, name: str) -> str:

@@ -35,16 +35,15 @@ from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConf
 from rpbench.config.files.keys import missing_text
 from rpbench.config.files.source_file import SourceFile, read_source, source_of
 from rpbench.config.halved_microbatches import check_pieces, cut_sequences
-from rpbench.config.mesh.overrides import is_architecture
 from rpbench.config.schedule_options import check_options
 from rpbench.config.size_checks import check_sizes
 from rpbench.config.usual_charge import charged_as
 from rpbench.config.without_effect import without_effect
 from rpbench.cost.machine import Machine, machine_of
-from rpbench.cost.model import Model
 from rpbench.finite import not_finite
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
+from rpbench.workload.architecture import Architecture, unknown_key
 from rpbench.yaml_file import keys_of
 
 if TYPE_CHECKING:
@@ -89,8 +88,7 @@ class Request:
         subject: everything that decides what the run measures, as plain data: values, and the bytes of files by
             their SHA-256.
         notes: what there is to tell about how it was read, a sentence each.
-        mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices,
-            and `model` is None where the architecture is more than a `Model` says.
+        mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices.
         software: whose kernels `cost=analytic` counts; None where none was named.
         pieces: how many of `num_microbatches` one that was asked for has become; the workload's sequences are a
             piece's. 1 but for schedules that halve microbatches.
@@ -98,7 +96,7 @@ class Request:
 
     mode: Mode
     schedule: ScheduleChoice
-    model: Model | None
+    model: Architecture | None
     num_layers: int | None
     cluster: Machine
     workload: WorkloadConfig
@@ -139,8 +137,6 @@ class Request:
 
     @property
     def model_name(self) -> str:
-        if self.mesh is not None and self.mesh.architecture is not None:
-            return self.mesh.architecture.name
         return self.model.name if self.model else ABSTRACT
 
     @property
@@ -203,7 +199,7 @@ def request_of(found: Composed) -> Request:
     _check_names(found.choices)
     shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
     _check_name("cluster", config.cluster)
-    cluster, model = machine_of(config.cluster), _model(config, shape)
+    cluster, model = machine_of(config.cluster), _model(shape)
     software = _software(config)
     config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model, software)
     config = replace(config, num_devices=_num_devices(config, cluster))
@@ -358,16 +354,9 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
             raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
 
 
-def _model(config: RunConfig, shape: Mapping[str, Any]) -> Model | None:
-    """The model that schedules on one host are timed with; None where only a mesh knows its shape."""
-    if shape.get("name") == ABSTRACT or (is_architecture(shape) and config.mesh.is_given):
-        return None
-    if is_architecture(shape):
-        raise ConfigError(
-            f"model={shape.get('name')} is an architecture of conf/architecture/, which only meshes take: give one, as "
-            "in mesh.pipeline=8 cluster=dgx_h100, or take a model of conf/model/"
-        )
-    return _built(Model, "model", shape)
+def _model(shape: Mapping[str, Any]) -> Architecture | None:
+    """The model; None for the one without a shape."""
+    return None if shape.get("name") == ABSTRACT else _built(Architecture, "model", shape)
 
 
 def _software(config: RunConfig) -> "Software | None":
@@ -380,7 +369,7 @@ def _software(config: RunConfig) -> "Software | None":
 
 
 def _meshed(
-    config: RunConfig, found: Composed, cluster: Machine, model: Model | None, software: "Software | None"
+    config: RunConfig, found: Composed, cluster: Machine, model: Architecture | None, software: "Software | None"
 ) -> tuple[RunConfig, Mapping[str, str | None], "MeshChoice | None"]:
     """The configuration, the choices and the mesh, with what a mesh settles: devices, and where seconds are from."""
     if not config.mesh.is_given and (config.num_devices or 1) > cluster.node_devices < cluster.size:
@@ -397,7 +386,7 @@ def _meshed(
         config = replace(config, cost=counted_cost(found.overrides))
         choices["cost"] = str(config.cost["name"])
     cost = str(config.cost.get("name"))
-    mesh = mesh_choice(config.mesh, config.num_devices, cluster, config.model, model, cost, software)
+    mesh = mesh_choice(config.mesh, config.num_devices, cluster, model, cost, software)
     check_meshed(config, mesh)
     settled = replace(config.mesh, pipeline=mesh.mesh.pipeline)
     config = replace(config, mesh=settled, num_devices=mesh.mesh.num_devices)
@@ -436,7 +425,7 @@ def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
     known = {f.name for f in each}
     for key in values:
         if key not in known:
-            raise ConfigError(unknown_name(f"key of {group}", str(key), sorted(known)))
+            raise ConfigError(unknown_key(str(key), sorted(known), f"key of {group}"))
     _check_name(group, values)
     if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
         raise ConfigError(missing_text(group, str(values["name"]), missing))

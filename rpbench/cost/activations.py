@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from rpbench.cost.model import Model
+from rpbench.workload.architecture import Architecture
 
 
 class LayerActivations(NamedTuple):
@@ -21,7 +21,7 @@ class LayerActivations(NamedTuple):
 UNKNOWN = LayerActivations(1, 1)
 
 
-def layer_activations(model: Model, num_tokens: int) -> LayerActivations:
+def layer_activations(model: Architecture, num_tokens: int) -> LayerActivations:
     """Bytes a decoder layer of that hidden size, number of heads and sequence length keeps.
 
     34 B S H + 5 A B S^2 in all, 32 B S H of them for the weight gradients (B sequences of S tokens, H hidden, A heads).

@@ -8,15 +8,20 @@ Source: "Efficient Training on Multiple Consumer GPUs with RoundPipe", arXiv 260
 
 from math import ceil, floor
 
-from rpbench.cost.model import BYTES_PER_VALUE, Convention, Model
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE, Convention
 
 
-def recompute_time_s(model: Model, num_tokens: int, flops_per_s: float, convention: Convention = "artifact") -> float:
+def recompute_time_s(
+    model: Architecture, num_tokens: int, flops_per_s: float, convention: Convention = "artifact"
+) -> float:
     """Seconds to run one layer's forward once more, at a rate of `flops_per_s` (figure 2)."""
     return model.layer_forward_flops(num_tokens, convention) / flops_per_s
 
 
-def reload_time_s(model: Model, num_tokens: int, link_bytes_per_s: float, convention: Convention = "artifact") -> float:
+def reload_time_s(
+    model: Architecture, num_tokens: int, link_bytes_per_s: float, convention: Convention = "artifact"
+) -> float:
     """Seconds to bring the activations of one layer back from host memory (figure 2)."""
     return model.layer_activation_bytes(num_tokens, convention) / link_bytes_per_s
 
@@ -31,7 +36,7 @@ def ideal_bubble_fraction(num_layers: int, num_devices: int, num_microbatches: i
     return fill / (ceil(num_layers / num_devices) * num_microbatches + fill)
 
 
-def operational_intensity(model: Model, num_sequences: int, convention: Convention = "artifact") -> float:
+def operational_intensity(model: Architecture, num_sequences: int, convention: Convention = "artifact") -> float:
     """FLOPs of one layer per byte uploaded for it: its weights, all experts, and its input (figure 5).
 
     The convention `artifact` counts the weights of the matrices alone: no router, biases and norms.
@@ -41,7 +46,7 @@ def operational_intensity(model: Model, num_sequences: int, convention: Conventi
 
 
 def smallest_compute_bound_batch(
-    model: Model, threshold_flop_per_byte: float, convention: Convention = "artifact"
+    model: Architecture, threshold_flop_per_byte: float, convention: Convention = "artifact"
 ) -> int | None:
     """Fewest sequences whose operational intensity exceeds the threshold; None if no batch does (figure 5).
 
@@ -56,7 +61,7 @@ def smallest_compute_bound_batch(
 
 
 def model_flops_per_s_per_device(
-    model: Model, tokens_per_s: float, num_devices: int, convention: Convention = "artifact"
+    model: Architecture, tokens_per_s: float, num_devices: int, convention: Convention = "artifact"
 ) -> float:
     """Model FLOPs a device achieves at a measured throughput.
 
@@ -72,12 +77,12 @@ def cost_usd_per_billion_tokens(price_usd_per_hour: float, tokens_per_s: float) 
     return price_usd_per_hour / (tokens_per_s * 3600) * 1e9
 
 
-def _intensity_terms(model: Model, convention: Convention) -> tuple[float, float, int]:
+def _intensity_terms(model: Architecture, convention: Convention) -> tuple[float, float, int]:
     """FLOPs a sequence, bytes of the weights, bytes of the input a sequence."""
     tokens = model.seq_len
     flops = model.layer_forward_flops(tokens, convention) + model.router_forward_flops(tokens)
     if convention == "artifact":
-        weights = model.layer_matrix_weights(model.experts_total, convention)
+        weights = model.layer_matrix_weights(model.experts.total if model.experts else None, convention)
     else:
         weights = model.layer_parameters
     return flops, BYTES_PER_VALUE * weights, model.boundary_bytes(tokens)

@@ -8,7 +8,8 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from rpbench.cost.model import BYTES_PER_VALUE, Model
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 if TYPE_CHECKING:  # planning by rule runs where there is no numpy
     import numpy as np
@@ -75,7 +76,7 @@ class DeviceMemory:
     limit_bytes: int
 
 
-def model_bytes(model: Model, tokens_per_microbatch: int) -> ModelBytes:
+def model_bytes(model: Architecture, tokens_per_microbatch: int) -> ModelBytes:
     """Sizes of a model's layers; a matrix that embedding and head share is there twice, at either end."""
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
     layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)

@@ -66,8 +66,8 @@ def check_untied(schedule: Schedule, *, has_tied: bool) -> None:
     """Refuse weights that several places share where the columns of each are chosen by its own gradient."""
     if schedule.late_rest is not None and has_tied:
         raise ValueError(
-            f"{schedule.name} chooses columns of a matrix by its gradient, and model.tied_embedding=true has one that "
-            "two stages share, whose gradients are added up when it is stepped; use model.tied_embedding=false"
+            f"{schedule.name} chooses columns of a matrix by its gradient, and model.tied=true has one that "
+            "two stages share, whose gradients are added up when it is stepped; use model.tied=false"
         )
 
 

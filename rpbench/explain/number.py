@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import isfinite
 
 from rpbench.explain.side import Rate, Work
-from rpbench.mesh.architecture import Architecture
 from rpbench.registry import unknown_name
+from rpbench.workload.architecture import Architecture
 
 UNITS: Mapping[str, str] = {
     "tokens_per_s": "of all devices",

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import Model
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.ir.schedule import Shape
 from rpbench.mesh.layer_seconds import eager_kernels
@@ -26,6 +25,7 @@ from rpbench.predict.systems import system
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.workload.architecture import Architecture
 
 FREE = 1e9  # how much faster a link is that takes no time
 # Terms of systems whose devices do the same, by cause.
@@ -166,7 +166,7 @@ _FINER: Mapping[str, Callable[[Case], dict[str, float]]] = {
 # --- what is computed ------------------------------------------------------------------------------------------
 
 
-def work_of(model: Model, num_tokens: float, basis: Basis, framework: str) -> Work:
+def work_of(model: Architecture, num_tokens: float, basis: Basis, framework: str) -> Work:
     """FLOPs of a token, and what products summed in fp16 bring over sums in fp32.
 
     Args:
@@ -183,7 +183,7 @@ def work_of(model: Model, num_tokens: float, basis: Basis, framework: str) -> Wo
     return Work(flops, wide, paces[0] / paces[1])
 
 
-def _forward_backward_s(model: Model, num_tokens: float, basis: Basis) -> float:
+def _forward_backward_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
     times = times_of(setting_of(model, num_tokens, basis))
     return sum(times.forward) + sum(times.backward) + times.head_forward + times.head_backward
 

@@ -1,6 +1,5 @@
 """Meshes: data, pipeline, tensor, context and expert parallelism together, predicted for any model and machine.
 
-architecture, huggingface   what a model computes, layer by layer
 gpu, machine                what a device can do, and how devices are joined
 measured_machine            a calibrated cluster as such a machine
 layout, placement           how ranks are cut into groups, and what bandwidth a group sees

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rpbench.cost.machine import Machine
-from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.closed_bytes import expert_shards, peak_bytes, rank_layers
 from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
@@ -22,6 +21,7 @@ from rpbench.mesh.memory import kept_bytes, working_set_bytes
 from rpbench.mesh.placement import reached
 from rpbench.mesh.plans import SHARED, Floats, Inner, Plans
 from rpbench.mesh.software import Software
+from rpbench.workload.architecture import Architecture
 
 
 class Question(NamedTuple):

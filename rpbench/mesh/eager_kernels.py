@@ -22,9 +22,10 @@ Parallelism and Work Partitioning", ICLR'24.
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.mesh.architecture import Architecture, mean_keys
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
+from rpbench.workload.parts import mean_keys
 
-BYTES_PER_VALUE = 2
 ATTENTION_BACKWARD = 2.5  # over forward, where no kernel's factor is known
 PARTS = ("forward", "backward", "head_forward", "head_backward")  # whose times the artifact has measured apart
 
@@ -58,25 +59,18 @@ class Product(NamedTuple):
 
 
 def products_of(own: Architecture) -> list[Product]:
-    """Every linear map of one decoder layer."""
-    h, q, kv, rank = own.hidden, own.heads * own.head_dim, own.key_value_heads * own.head_dim, own.lora_rank or 0
-    inner, total, active = _experts(own)
-    share, visits = active / total, float(active)
-    maps = [Product(h, q, rank=rank), Product(h, kv, rank=rank), Product(h, kv, rank=rank), Product(q, h, rank=rank)]
-    maps += [Product(h, inner, share, visits, rank)] * (2 if own.gated else 1)
-    maps.append(Product(inner, h, share, visits, rank))
-    return [*maps, Product(h, total)] if total > 1 else maps
-
-
-def _experts(own: Architecture) -> tuple[int, int, int]:
-    """(inner width of one, how many, how many a token visits); 1 and 1 without experts."""
-    return (own.inner, 1, 1) if own.experts is None else (own.experts.inner, own.experts.total, own.experts.active)
-
-
-def keys_per_query(own: Architecture, seq_len: int) -> float:
-    """Keys a query is compared with under a causal mask, as a mean over a sequence and over the layers."""
-    found = [mean_keys(seq_len, layer.window) for layer in own.layers]
-    return sum(found) / len(found)
+    """Every linear map of one decoder layer; where layers differ, visits are a mean over them."""
+    return [
+        Product(
+            each.inputs,
+            each.outputs,
+            each.visits / each.matrices,
+            each.visits * part,
+            0 if each.part == "router" else own.lora_rank or 0,
+        )
+        for routed, part in own.kinds.items()
+        for each in own.linear_maps(routed)
+    ]
 
 
 def stacked(own: Architecture) -> bool:
@@ -84,14 +78,14 @@ def stacked(own: Architecture) -> bool:
     return own.family == "gpt_oss"
 
 
-def input_share(own: Architecture, seq_len: int) -> float:
+def input_share(own: Architecture) -> float:
     """Share of a layer's backward that the layer below waits for, from 0 to 1, where it was timed as one.
 
     Each linear map costs as much for the gradient of its input as for that of its weights; attention has no weights, so
     all of its backward is for inputs; of frozen weights only the adapters' gradients are made. Derived, not measured.
     """
     every, trained = _flops(own, 1, 0.0)
-    attention = ATTENTION_BACKWARD * 4 * own.heads * own.head_dim * keys_per_query(own, seq_len)
+    attention = ATTENTION_BACKWARD * 4 * own.q_dim * own.keys_per_query("causal")
     return (every + attention) / (every + attention + trained)
 
 
@@ -183,25 +177,25 @@ class EagerKernels:
         experts, what the gather and the weighting keep of each visit. A layer with adapters keeps the inputs of its
         frozen products too, for the adapters' sake. Shards divide heads and inner values.
         """
-        own, numbers, (inner, _, active) = self.own, self.numbers, _experts(self.own)
+        own, numbers = self.own, self.numbers
         norm, gate = float(BYTES_PER_VALUE), 2.0 * BYTES_PER_VALUE
         if not self.fused:
             norm = numbers["kept_norm_bytes"]
             gate = numbers["kept_clamped_gate_bytes" if stacked(own) else "kept_gate_bytes"]
-        heads = (own.heads + own.key_value_heads) * own.head_dim
+        heads = own.q_dim + own.kv_dim
         whole = 2 * (norm + BYTES_PER_VALUE) * own.hidden
-        cut = 2 * BYTES_PER_VALUE * heads + (norm * heads if own.qk_norm else 0.0) + gate * inner * active
+        cut = 2 * BYTES_PER_VALUE * heads + (norm * heads if own.qk_norm else 0.0) + gate * own.inner_visits
         if own.experts is not None:
-            cut += numbers["kept_dispatch_bytes"] * own.hidden * active
+            cut += numbers["kept_dispatch_bytes"] * own.hidden * own.expert_visits
         return self.tokens * (whole + cut / self.shards)
 
     def working_bytes(self) -> float:
         """Bytes one layer's backward needs besides: gradients of the inner values while the MLP's backward runs, one
         expert at a time. The gradient of one expert's slice of a stacked weight is a tensor of the whole stack.
         """
-        own, (inner, total, active) = self.own, _experts(self.own)
+        own = self.own
         stack = BYTES_PER_VALUE * own.layer_parameters if stacked(own) else 0
-        gradients = self.tokens * self.numbers["working_gate_bytes"] * inner * active / total
+        gradients = self.tokens * self.numbers["working_gate_bytes"] * own.inner_at_once
         return (gradients + stack) / self.shards
 
     # --- loads ---------------------------------------------------------------------------------------------------
@@ -209,8 +203,8 @@ class EagerKernels:
     def forward(self) -> Load:
         """A layer's forward."""
         products, _ = _flops(self.own, self.tokens, self.numbers["half_rate_width"], self.shards)
-        width = self.own.heads * self.own.head_dim
-        attention = 4 * self.tokens * width * keys_per_query(self.own, self.seq_len) / self.shards
+        keys = sum(mean_keys(self.seq_len, layer.window) for layer in self.own.layers) / self.own.num_layers
+        attention = 4 * self.tokens * self.own.q_dim * keys / self.shards
         return Load(products, attention, self.tokens * self._token_bytes())
 
     def input_grad(self) -> Load:
@@ -233,36 +227,37 @@ class EagerKernels:
 
     def experts(self) -> Load:
         """The part of a layer's forward that its experts are: what cannot begin before the router has chosen."""
-        own, (inner, _, active) = self.own, _experts(self.own)
-        half = self.numbers["half_rate_width"]
+        own, half = self.own, self.numbers["half_rate_width"]
         products = sum(product.flops(self.tokens, half) for product in products_of(own) if product.share < 1)
-        dispatch = self.numbers["dispatch_bytes"] * own.hidden if own.experts is not None else 0.0
-        return Load(products, memory_bytes=self.tokens * active * (self._gate_bytes() * inner + dispatch))
+        if own.experts is None:
+            return Load(products)
+        moved = self._gate_bytes() * own.experts.inner + self.numbers["dispatch_bytes"] * own.hidden
+        return Load(products, memory_bytes=self.tokens * own.expert_visits * moved)
 
     def head_forward(self) -> Load:
         """Final norm, output matrix and the loss."""
-        own, norm = self.own, self.numbers["norm_bytes"] * self.own.hidden
-        moved = norm + self.numbers["logit_bytes"] * own.vocab
-        return Load(2 * own.hidden * own.vocab * self.tokens, 0.0, self.tokens * moved)
+        own = self.own
+        moved = self.numbers["norm_bytes"] * own.hidden + self.numbers["logit_bytes"] * own.vocab
+        return Load(own.head_forward_flops(1) * self.tokens, 0.0, self.tokens * moved)
 
     def head_backward(self) -> Load:
         """Gradients of the hidden states and, unless frozen, of the output matrix."""
         own, numbers = self.own, self.numbers
         both = 1 if own.lora_rank else 2
-        added = 0.0 if own.lora_rank else numbers["accumulate_bytes"] * (own.hidden + own.vocab * own.hidden)
+        added = 0.0 if own.lora_rank else numbers["accumulate_bytes"] * own.head_parameters
         norm = numbers["norm_bytes"] * numbers["backward_traffic_factor"] * own.hidden
         moved = self.tokens * (norm + numbers["logit_bytes"] * own.vocab) + added
-        return Load(both * 2 * own.hidden * own.vocab * self.tokens, 0.0, moved)
+        return Load(both * own.head_forward_flops(1) * self.tokens, 0.0, moved)
 
     def _token_bytes(self) -> float:
         """Bytes the element-wise kernels of one layer's forward move for one token."""
-        own, numbers, (inner, _, active) = self.own, self.numbers, _experts(self.own)
-        heads = (own.heads + own.key_value_heads) * own.head_dim
+        own, numbers = self.own, self.numbers
+        heads = own.q_dim + own.kv_dim
         rotary = numbers["rope_bytes"] * heads if own.family != "gpt" else 0.0
         head_norms = numbers["norm_bytes"] * heads if own.qk_norm else 0.0
-        dispatch = numbers["dispatch_bytes"] * active * own.hidden if own.experts is not None else 0.0
+        dispatch = numbers["dispatch_bytes"] * own.expert_visits * own.hidden if own.experts else 0.0
         whole = 2 * (numbers["norm_bytes"] + numbers["residual_bytes"]) * own.hidden
-        return whole + (self._gate_bytes() * active * inner + rotary + head_norms + dispatch) / self.shards
+        return whole + (self._gate_bytes() * own.inner_visits + rotary + head_norms + dispatch) / self.shards
 
     def _gate_bytes(self) -> float:
         """Bytes that an eager gate moves for one inner value of one expert."""

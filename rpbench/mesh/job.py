@@ -6,7 +6,6 @@ from typing import NamedTuple, get_args
 
 from rpbench.cost.machine import Machine
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.architecture import Architecture, Layer
 from rpbench.mesh.layer_seconds import (
     RECOMPUTES,
     Precision,
@@ -20,6 +19,8 @@ from rpbench.mesh.layer_times import hop_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.software import Software
 from rpbench.registry import entry, unknown_name
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Layer
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,6 @@ class Job:
         if self.precision not in get_args(Precision):
             raise ValueError(unknown_name("precision", str(self.precision), list(get_args(Precision))))
         own, mesh = self.architecture, self.mesh
-        if own.lora_rank is not None:
-            raise ValueError(f"model {own.name}: lora under a mesh is not modelled; take training_mode=full")
         entry(self.schedule)
         mesh.check_devices(self.machine.size)
         mesh.check_model(own.heads, own.key_value_heads, own.experts.total if own.experts else 1, len(own.layers))

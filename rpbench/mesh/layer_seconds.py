@@ -7,13 +7,14 @@ from typing import Literal, NamedTuple, get_args
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.device import CONF, read
 from rpbench.cost.machine import Machine
-from rpbench.mesh.architecture import Architecture, Layer, mean_keys
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.eager_kernels import EagerKernels, Load
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import Links, axis_group, expert_group, reached
 from rpbench.mesh.products import alignment, efficiency, filled
 from rpbench.mesh.software import Software
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Layer, mean_keys
 
 Recompute = Literal["none", "selective", "per_op", "full"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)

@@ -6,41 +6,31 @@ from functools import cache
 
 from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.cost.table import LayerTimes
-from rpbench.mesh.architecture import Architecture, from_model
-from rpbench.mesh.eager_kernels import BYTES_PER_VALUE, input_share
+from rpbench.mesh.eager_kernels import input_share
 from rpbench.mesh.engine_kernels import engine_times
 from rpbench.mesh.layer_seconds import Seconds, Setting, eager_kernels, head_seconds, layer_seconds, numbers_of
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import neighbour_inside
 from rpbench.mesh.software import Software, software
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 
-def setting_of(model: Model, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
+def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
     """A microbatch of so many tokens on one device, counted with these numbers; recomputed if a run says so."""
-    own = from_model(model)
     sequences = num_tokens / model.seq_len
-    return Setting(
-        own,
-        _nowhere(numbers.cluster_name),
-        Mesh(),
-        software(framework),
-        model.seq_len,
-        sequences,
-        "bf16",
-        "full",
-        numbers,
-    )
+    where, known = _nowhere(numbers.cluster_name), software(framework)
+    return Setting(model, where, Mesh(), known, model.seq_len, sequences, recompute="full", numbers=numbers)
 
 
 def pipeline_setting(
-    model: Model, machine: Machine, num_devices: int, known: Software, num_tokens: float, numbers: Basis
+    model: Architecture, machine: Machine, num_devices: int, known: Software, num_tokens: float, numbers: Basis
 ) -> Setting:
     """A microbatch of so many tokens in a pipeline on devices of a machine; recomputed if a run says so."""
     where, sequences = machine.with_devices(num_devices), num_tokens / model.seq_len
-    own, mesh = from_model(model), Mesh(pipeline=num_devices)
-    return Setting(own, where, mesh, known, model.seq_len, sequences, recompute="full", numbers=numbers)
+    mesh = Mesh(pipeline=num_devices)
+    return Setting(model, where, mesh, known, model.seq_len, sequences, recompute="full", numbers=numbers)
 
 
 @cache
@@ -58,10 +48,15 @@ def times_of(setting: Setting) -> LayerTimes:
     hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
         return engine_times(eager_kernels(setting), hop)
-    kinds = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(own.layers)}
-    layers = [kinds[kind] for kind in own.layers]
-    split = setting.software.split_penalty
-    return as_times(layers, head_seconds(setting), hop, each=lost_s(setting), split=split)
+    kinds, head = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(own.layers)}, head_seconds(setting)
+    layers, split = [kinds[kind] for kind in own.layers[: own.num_layers]], setting.software.split_penalty
+    if setting.software.kernels == "tiled":
+        more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
+        share = 1 + more / sum(layer.forward for layer in layers)
+        layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
+        if own.lora_rank is not None:  # frozen weights have no gradient; what adapters take is left out
+            layers, head = [layer._replace(weight_grad=0.0) for layer in layers], head._replace(weight_grad=0.0)
+    return as_times(layers, head, hop, each=lost_s(setting), split=split)
 
 
 def lost_s(setting: Setting) -> float:
@@ -113,14 +108,14 @@ def hop_s(setting: Setting) -> float:
     return sent / pace + gathered + (5e-6 if inside else 15e-6)
 
 
-def boundary_bytes(own: Model | Architecture, num_tokens: float) -> float:
+def boundary_bytes(own: Architecture, num_tokens: float) -> float:
     """Bytes that pass between stages for so many tokens."""
     return BYTES_PER_VALUE * num_tokens * own.hidden
 
 
-def with_halves(times: LayerTimes, own: Architecture, seq_len: int) -> LayerTimes:
+def with_halves(times: LayerTimes, own: Architecture) -> LayerTimes:
     """The same times with both halves of every backward; a frozen head has no weight gradient."""
-    share, head = input_share(own, seq_len), 1.0 if own.lora_rank else 0.5
+    share, head = input_share(own), 1.0 if own.lora_rank else 0.5
     return replace(
         times,
         input_grad=[share * time for time in times.backward],

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.mesh.architecture import Layer
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import padded_vocab
 from rpbench.mesh.parameters import held
 from rpbench.registry import entry
+from rpbench.workload.parts import Layer
 
 Bytes = dict[str, float]
 WEIGHT_SHARE = 0.55  # of a layer's activations that the gradient of the weights still needs
@@ -97,7 +97,7 @@ def layer_activation_bytes(job: Job, layer: Layer) -> float:
     own, mesh, setting = job.architecture, job.mesh, job.setting
     keys = own.heads if own.latent else own.key_value_heads
     attention = own.heads * (own.score_dim + own.value_dim) + keys * (own.score_dim + own.value_dim)
-    cut, whole = 2.0 * attention, (8.0 + 2.0 * own.dropout) * own.hidden
+    cut, whole = 2.0 * attention, (8.0 + 2.0 * (own.dropout > 0)) * own.hidden
     if own.latent:
         whole += 2.0 * (own.latent.query_rank + own.latent.key_value_rank + own.latent.rotary_dim) * 2
     copies = 3.0 if own.gated else 2.0

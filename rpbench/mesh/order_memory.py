@@ -12,11 +12,11 @@ from rpbench.cost.sizes import LayerSize, ModelBytes
 from rpbench.ir.action import parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.mesh.architecture import Layer
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import padded_vocab
 from rpbench.mesh.memory import Bytes, kept_bytes, layer_activation_bytes, working_set_bytes
 from rpbench.mesh.parameters import Held, held_layers
+from rpbench.workload.parts import Layer
 
 
 def bytes_of_ranks(job: Job, order: Schedule, in_flight: Sequence[int], analysis: Analysis) -> list[Bytes]:

@@ -23,7 +23,6 @@ from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.versions import Versions
-from rpbench.mesh.architecture import Layer
 from rpbench.mesh.data_parallel import Reduced, reduced
 from rpbench.mesh.exact import LOWERED
 from rpbench.mesh.job import Job
@@ -34,6 +33,7 @@ from rpbench.sim.checked import checked_graph
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.steady import step_time
+from rpbench.workload.parts import Layer
 
 OUTSIDE = ("tied", "optimizer", "fixed")  # of a step, beside its schedule
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rpbench.mesh.architecture import Layer
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import padded_vocab
+from rpbench.workload.parts import Layer
 
 
 class Held(NamedTuple):

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.machine import Machine
-from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.layer_seconds import Recompute
 from rpbench.mesh.layout import Mesh, Sharded, Sharing
+from rpbench.workload.architecture import Architecture
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

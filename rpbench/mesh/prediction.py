@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rpbench.cost.machine import Machine, machine
-from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import Bytes, Verdict, fullest, verdict
 from rpbench.mesh.smallest_change import Change, smallest_change
 from rpbench.mesh.software import Software, software
 from rpbench.mesh.step import Terms, step_terms
+from rpbench.workload.architecture import Architecture
 
 
 @dataclass(frozen=True)

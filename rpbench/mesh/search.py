@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from rpbench.cost.machine import Machine, machine
-from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.closed_forms import Question
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.fitting import fastest_first, job_of, nearest, spare_bytes, timed_plans
@@ -18,6 +17,7 @@ from rpbench.mesh.plans import Plans, Space
 from rpbench.mesh.prediction import Prediction
 from rpbench.mesh.smallest_change import smallest_change
 from rpbench.mesh.software import Software, software
+from rpbench.workload.architecture import Architecture
 
 SIMULATED = 50
 

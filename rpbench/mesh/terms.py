@@ -6,14 +6,13 @@ from typing import Any
 
 from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.traffic import OptimizerTraffic
-from rpbench.mesh.architecture import from_model
 from rpbench.mesh.layer_times import pipeline_setting, setting_of, times_of, with_halves
 from rpbench.mesh.software import Software, usual_software
 from rpbench.plan.contest.terms import Limits, Source, Terms, Timed, default_microbatches
+from rpbench.workload.architecture import Architecture
 
 # Of the times that differ with the size of a microbatch; the others are kept.
 _PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad")
@@ -21,7 +20,7 @@ _OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_gra
 
 
 def terms_of(
-    model: Model,
+    model: Architecture,
     cluster: Machine,
     basis: Basis,
     *,
@@ -68,7 +67,7 @@ def terms_of(
     )
 
 
-def published_source(model: Model, basis: Basis) -> Timed:
+def published_source(model: Architecture, basis: Basis) -> Timed:
     """Published times, with halves in the ratio of FLOPs; of other sizes scaled as the count says (derived).
 
     Raises:
@@ -76,7 +75,7 @@ def published_source(model: Model, basis: Basis) -> Timed:
     """
     name = model.published_name or ""
     measured, tokens = published_times(name), published_tokens_per_microbatch(name)
-    measured = with_halves(measured, from_model(model), model.seq_len)
+    measured = with_halves(measured, model)
     counted = times_of(setting_of(model, tokens, basis))
 
     def times(sequences: float) -> LayerTimes:

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rpbench.cost.model import Model
 from rpbench.models.constants import constant, noted
 from rpbench.models.family import TRAITS
 from rpbench.models.linear import Linear
 from rpbench.models.norm import Norm
 from rpbench.models.rotary import rotary_table, rotate
+from rpbench.workload.architecture import Architecture
 
 WIDENING = 8  # fused kernels want heads of a multiple of 8 values; a sink needs one more value
 
@@ -37,12 +37,12 @@ class KeysValues(NamedTuple):
 class Attention(nn.Module):
     """Self-attention of one decoder layer: x (B, S, H) -> (B, S, H)."""
 
-    def __init__(self, model: Model, layer: int) -> None:
+    def __init__(self, model: Architecture, layer: int) -> None:
         super().__init__()
         self.head_dim = model.head_dim
         self.theta = float(model.rope_theta)
         self.scaling = TRAITS[model.family].scaling
-        self.window = model.sliding_window if layer % 2 == 0 else None
+        self.window = model.layers[layer].window
         self.q = Linear(model.hidden, model.q_dim, model.biases)
         self.k = Linear(model.hidden, model.kv_dim, model.biases)
         self.v = Linear(model.hidden, model.kv_dim, model.biases)

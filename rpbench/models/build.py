@@ -8,11 +8,11 @@ type only by rounding.
 import torch
 from torch import nn
 
-from rpbench.cost.model import Model
 from rpbench.models.family import TRAITS
 from rpbench.models.layers import DecoderLayer, Embedding, Head
 from rpbench.models.linear import add_adapters
 from rpbench.models.seed import generator_for
+from rpbench.workload.architecture import Architecture
 
 INITIAL_DEVIATION = 0.02  # `initializer_range` of the public configurations
 
@@ -20,7 +20,7 @@ Place = tuple[int, str]  # (layer, name of the parameter in that layer)
 
 
 def build_model(
-    model: Model, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    model: Architecture, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> nn.Sequential:
     """All `num_layers + 2` layers: tokens (B, S) -> logits (B, S, V). Tied weights are one parameter.
 
@@ -36,7 +36,7 @@ def build_model(
 
 
 def build_layer(
-    model: Model,
+    model: Architecture,
     index: int,
     *,
     seed: int = 0,
@@ -62,23 +62,33 @@ def build_layer(
     return layer
 
 
-def shared_parameters(model: Model) -> tuple[tuple[Place, ...], ...]:
+def shared_parameters(model: Architecture) -> tuple[tuple[Place, ...], ...]:
     """Groups of places that hold one tensor, its owner first: embedding and head where they are tied."""
-    if not model.tied_embedding:
+    if not model.tied:
         return ()
     return (((0, "weight"), (model.num_layers + 1, "weight")),)
 
 
-def _check_shape(model: Model) -> None:
+def _check_shape(model: Architecture) -> None:
+    parts = {
+        "latent attention": model.latent is not None,
+        "shared experts": bool(model.experts and model.experts.shared_inner),
+        "first layers without experts": bool(model.experts and model.num_dense_layers),
+        "learned positions": model.learned_positions > 0,
+        "layers that predict further tokens": model.num_prediction_layers > 0,
+    }
+    if missing := [part for part, has in parts.items() if has]:
+        raise ValueError(
+            f"model {model.name} has {' and '.join(missing)}, which the modules of this project cannot build; it is "
+            "simulated and planned, and trained by none of its backends"
+        )
     if model.head_dim % 2:
         raise ValueError(f"model.head_dim={model.head_dim}: rotary positions need an even number of values a head")
-    if TRAITS[model.family].needs_gate and not model.gated_mlp:
-        raise ValueError(
-            f"model.gated_mlp=false: the activation of family {model.family} needs a gate; use gated_mlp=true"
-        )
+    if TRAITS[model.family].needs_gate and not model.gated:
+        raise ValueError(f"model.gated=false: the activation of family {model.family} needs a gate; use gated=true")
 
 
-def _module(model: Model, index: int) -> nn.Module:
+def _module(model: Architecture, index: int) -> nn.Module:
     if index == 0:
         layer: nn.Module = Embedding(model)
     elif index <= model.num_layers:
@@ -93,7 +103,7 @@ def _module(model: Model, index: int) -> nn.Module:
 
 
 @torch.no_grad()
-def _draw(layer: nn.Module, model: Model, index: int, seed: int) -> None:
+def _draw(layer: nn.Module, model: Architecture, index: int, seed: int) -> None:
     owners = {place: places[0] for places in shared_parameters(model) for place in places}
     for name, parameter in layer.named_parameters():
         owner, owned = owners.get((index, name), (index, name))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from rpbench.cost.model import Family
 from rpbench.models.rotary import Llama3Scaling, Scaling, YarnScaling
+from rpbench.workload.architecture import Family
 
 # (up, gate) -> the input of the MLP's last matrix; gate is None in an MLP of two matrices.
 Activation = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]

@@ -7,18 +7,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rpbench.cost.model import Model
 from rpbench.models.attention import Attention, KeysValues
 from rpbench.models.linear import linear
 from rpbench.models.loss import CHUNK_TOKENS, linear_cross_entropy
 from rpbench.models.mlp import Experts, Mlp
 from rpbench.models.norm import Norm
+from rpbench.workload.architecture import Architecture
 
 
 class Embedding(nn.Module):
     """The first layer: tokens (B, S) -> x (B, S, H)."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Architecture) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(model.vocab, model.hidden))
         self.dropout = model.dropout
@@ -30,13 +30,13 @@ class Embedding(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual: x (B, S, H) -> (B, S, H)."""
 
-    def __init__(self, model: Model, index: int) -> None:
+    def __init__(self, model: Architecture, index: int) -> None:
         """Decoder layer `index`, counted from 0: every second one has the sliding window, if there is one."""
         super().__init__()
         self.attention_norm: nn.Module = Norm(model.hidden, model.norm_eps)
         self.attention = Attention(model, index)
         self.mlp_norm: nn.Module = Norm(model.hidden, model.norm_eps)
-        self.mlp = Experts(model) if model.experts_total > 1 else Mlp(model)
+        self.mlp = Experts(model) if model.experts is not None else Mlp(model)
         self.dropout = model.dropout
 
     @overload
@@ -58,7 +58,7 @@ class DecoderLayer(nn.Module):
 class Head(nn.Module):
     """The last layer: final norm, output matrix, and the loss where labels are given."""
 
-    def __init__(self, model: Model, chunk_tokens: int = CHUNK_TOKENS) -> None:
+    def __init__(self, model: Architecture, chunk_tokens: int = CHUNK_TOKENS) -> None:
         super().__init__()
         self.norm = Norm(model.hidden, model.norm_eps)
         self.weight = nn.Parameter(torch.empty(model.vocab, model.hidden))

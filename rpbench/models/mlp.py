@@ -4,20 +4,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rpbench.cost.model import Model
 from rpbench.models.family import TRAITS
 from rpbench.models.grouped import group
 from rpbench.models.linear import ExpertLinear, Linear
+from rpbench.workload.architecture import Architecture
 
 
 class Mlp(nn.Module):
     """x (B, S, H) -> (B, S, H) through one hidden width; three matrices with a gate, two without."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Architecture) -> None:
         super().__init__()
-        hidden, inner = model.hidden, model.intermediate
+        hidden, inner = model.hidden, model.inner
         self.activation = TRAITS[model.family].activation
-        self.gate = Linear(hidden, inner, model.biases) if model.gated_mlp else None
+        self.gate = Linear(hidden, inner, model.biases) if model.gated else None
         self.up = Linear(hidden, inner, model.biases)
         self.down = Linear(inner, hidden, model.biases)
 
@@ -33,14 +33,15 @@ class Experts(nn.Module):
     normalised over the k: Qwen3 states it one way, GPT-OSS the other.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Architecture) -> None:
         super().__init__()
-        hidden, inner, num = model.hidden, model.intermediate, model.experts_total
-        self.num_active = model.experts_active
+        assert model.experts is not None
+        hidden, inner, num = model.hidden, model.experts.inner, model.experts.total
+        self.num_active = model.experts.active
         self.widths = (hidden, inner, *((model.lora_rank,) if model.lora_rank else ()))
         self.activation = TRAITS[model.family].activation
         self.router = Linear(hidden, num, model.biases)
-        self.gate = ExpertLinear(num, hidden, inner, model.biases) if model.gated_mlp else None
+        self.gate = ExpertLinear(num, hidden, inner, model.biases) if model.gated else None
         self.up = ExpertLinear(num, hidden, inner, model.biases)
         self.down = ExpertLinear(num, inner, hidden, model.biases)
 

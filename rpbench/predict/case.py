@@ -5,11 +5,11 @@ from typing import Literal
 
 from rpbench.cost.basis import Basis
 from rpbench.cost.machine import NUMBERS
-from rpbench.cost.model import Model
 from rpbench.cost.published import published_tokens_per_microbatch
 from rpbench.mesh.eager_kernels import PARTS, correction_name
 from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.predict.settings import Settings
+from rpbench.workload.architecture import Architecture
 
 EAGER, FUSED = "roundpipe", "megatron_counted"  # whose kernels the systems run, in conf/software/
 
@@ -28,7 +28,7 @@ class Case:
     """
 
     system: str
-    model: Model
+    model: Architecture
     basis: Basis
     settings: Settings
     num_devices: int
@@ -67,7 +67,7 @@ Bytes = dict[str, float]  # bytes by class of tensor
 TIMED_SEQ_LEN = 2048  # tokens of a sequence where layers were timed
 
 
-def rebound(model: Model, basis: Basis, name: str, factor: float, measured_on: Basis | None) -> Basis:
+def rebound(model: Architecture, basis: Basis, name: str, factor: float, measured_on: Basis | None) -> Basis:
     """The constants with one multiplied, and the model's corrections as its timings give them then.
 
     A model's corrections are measured over counted time of its layers on one machine. What is counted there holds
@@ -90,7 +90,7 @@ def rebound(model: Model, basis: Basis, name: str, factor: float, measured_on: B
     return replace(found, values={**found.values, **values})
 
 
-def _counted(model: Model, basis: Basis) -> dict[str, float]:
+def _counted(model: Architecture, basis: Basis) -> dict[str, float]:
     """Counted time of the parts that were timed."""
     timed = replace(model, seq_len=TIMED_SEQ_LEN, context=None)
     times = times_of(setting_of(timed, published_tokens_per_microbatch(model.published_name or ""), basis))

@@ -5,12 +5,12 @@ them, and one interpreter loops for all devices: that is simulated (`rpbench.pre
 """
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import Model
 from rpbench.mesh.layer_seconds import eager_kernels
 from rpbench.mesh.layer_times import setting_of
+from rpbench.workload.architecture import Architecture
 
 
-def expert_s(model: Model, num_tokens: float, basis: Basis) -> float:
+def expert_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
     """Seconds of a device for the experts of one layer's forward.
 
     What a timed layer takes beyond its count is the experts': attention of the same width is counted right elsewhere.
@@ -20,12 +20,12 @@ def expert_s(model: Model, num_tokens: float, basis: Basis) -> float:
     return kernels.seconds(kernels.experts()) + surplus * kernels.seconds(kernels.forward())
 
 
-def loop_s(model: Model, basis: Basis) -> float:
+def loop_s(model: Architecture, basis: Basis) -> float:
     """Seconds of the interpreter for one layer's forward; 0 without experts."""
-    return basis["expert_pass_s"] * model.experts_total if model.experts_total > 1 else 0.0
+    return basis["expert_pass_s"] * model.experts.total if model.experts else 0.0
 
 
-def waiting_s(model: Model, basis: Basis) -> float:
+def waiting_s(model: Architecture, basis: Basis) -> float:
     """Seconds that a device waits for the loop in forward and recomputation of all layers.
 
     Hugging Face's loop asks the device for the tokens of every expert, and waits for the answer: launches and kernels

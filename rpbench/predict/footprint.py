@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
 from rpbench.ir.partition import Partition
 from rpbench.mesh.layer_seconds import eager_kernels
@@ -21,6 +20,8 @@ from rpbench.mesh.layout import Mesh
 from rpbench.predict.case import FUSED, Bytes, Case
 from rpbench.predict.roundpipe import first_plan, planned
 from rpbench.predict.traffic import weights_of
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 # Gradients of a boundary's size that a backward visit holds for each microbatch that is there: one in, one out.
 GRADIENT_TENSORS = 2
@@ -92,7 +93,7 @@ def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
     """
     model, tokens = case.model, case.chunk_tokens
     boundary = boundary_bytes(model, tokens)
-    ahead = model.experts_total == 1
+    ahead = model.experts is None
     buffers = min(2, case.settings.chunks.num)  # the next microbatch comes in while this one runs
     kernels = eager_kernels(setting_of(model, tokens, basis))
     kept_by_layer, working = kernels.kept_bytes(), kernels.working_bytes()
@@ -120,7 +121,7 @@ def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
     }
 
 
-def _host_state(model: Model) -> Bytes:
+def _host_state(model: Architecture) -> Bytes:
     frozen = model.total_parameters if model.lora_rank else 0
     return {
         "weights and optimizer state": float(HOST_TRAINED * model.trainable_parameters),
@@ -151,7 +152,7 @@ def fsdp(case: Case, basis: Basis) -> Footprint:
     """
     model, devices = case.model, case.num_devices
     trained = model.trainable_parameters
-    root = BYTES_PER_VALUE * (model.embedding_parameters + (0 if model.tied_embedding else model.head_parameters))
+    root = BYTES_PER_VALUE * (model.embedding_parameters + (0 if model.tied else model.head_parameters))
     state = {
         "weights": FP32 * _all_parameters(model) / devices,
         "optimizer state": ADAM * trained / devices,
@@ -188,11 +189,11 @@ def _loss_or_backward(case: Case, basis: Basis, state: Bytes, in_backward: Bytes
     return max(loss, backward, key=lambda moment: sum(moment.values()))
 
 
-def _all_parameters(model: Model) -> int:
+def _all_parameters(model: Architecture) -> int:
     return model.total_parameters + (model.trainable_parameters if model.lora_rank else 0)
 
 
-def _layer_parameters(model: Model) -> int:
+def _layer_parameters(model: Architecture) -> int:
     return model.layer_parameters + (model.trainable_layer_parameters if model.lora_rank else 0)
 
 
@@ -223,7 +224,7 @@ def pipeline(case: Case, basis: Basis, layers: Sequence[int]) -> Footprint:
 def tensor_parallel(case: Case, basis: Basis) -> Footprint:
     """Every tensor of the state divided, an undivided input of every layer, logits divided."""
     model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
-    state = _megatron_state(model, model.num_layers, True, not model.tied_embedding, basis) / devices
+    state = _megatron_state(model, model.num_layers, True, not model.tied, basis) / devices
     classes = {
         "weights, gradients and optimizer state": state,
         "kept inputs": model.num_layers * boundary_bytes(model, tokens),
@@ -235,7 +236,7 @@ def tensor_parallel(case: Case, basis: Basis) -> Footprint:
     return Footprint(max(loss, backward, key=lambda moment: sum(moment.values())), {})
 
 
-def _megatron_state(model: Model, num_layers: int, embedding: bool, head: bool, basis: Basis) -> float:
+def _megatron_state(model: Architecture, num_layers: int, embedding: bool, head: bool, basis: Basis) -> float:
     per_parameter = basis["megatron_state_bytes"]
     ends = model.embedding_parameters * embedding + model.head_parameters * head
     if model.lora_rank is None:

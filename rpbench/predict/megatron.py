@@ -38,7 +38,7 @@ def pipeline_step(case: Case, basis: Basis) -> Terms:
     timeline = simulate_graph(_graph(case.num_devices, case.settings.num_calls), times.table(cut))
     model, most = case.model, max(cut.forward)
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
-    tied = GRADIENT_BYTES * model.embedding_parameters if model.tied_embedding and case.num_devices > 1 else 0
+    tied = GRADIENT_BYTES * model.embedding_parameters if model.tied and case.num_devices > 1 else 0
     return {
         "pipeline": float(max(timeline.end)),
         "tied embedding": reduce_s(tied, 2, basis) if tied else 0.0,

@@ -67,7 +67,7 @@ def _with_interval(found: Prediction, chosen: System) -> Prediction:
     assert rate is not None
     sensitivity = (chosen.slopes or _differences(chosen))(case)
     slopes = {**sensitivity, unmodelled(case.system): 1.0}
-    if case.model.experts_total > 1:
+    if case.model.experts is not None:
         slopes[EXPERTS_UNMODELLED] = 1.0
     deviations = (slope * case.basis.declared[name].within for name, slope in slopes.items())
     factor = exp(NORMAL * sqrt(sum(deviation**2 for deviation in deviations)))

@@ -60,7 +60,7 @@ def timed_steps(jobs: Jobs) -> tuple[int, int]:
 
 def _step(case: Case) -> Jobs:
     chunks, calls = case.settings.chunks, case.settings.num_calls
-    routed = case.model.experts_total > 1
+    routed = case.model.experts is not None
     complexes = devices_per_complex(case.basis)
     return Jobs(
         planned(case), case.num_devices, chunks.num, calls, 1, False, routed=routed, devices_per_complex=complexes

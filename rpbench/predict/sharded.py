@@ -19,11 +19,11 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 7; "ZeRO-Infinity", SC'21, se
 """
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import BYTES_PER_VALUE
 from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.collectives import gather_s, host_copy_s, reduce_s
 from rpbench.predict.experts import waiting_s
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 
 def zero2_step(case: Case, basis: Basis) -> Terms:

@@ -74,8 +74,8 @@ def _async_slopes(case: Case) -> Mapping[str, float]:
 
 def _divided_heads(case: Case) -> str:
     model, devices = case.model, case.num_devices
-    if model.kv_heads % devices:
-        return f"{model.kv_heads} key heads cannot be divided among {devices} devices"
+    if model.key_value_heads % devices:
+        return f"{model.key_value_heads} key heads cannot be divided among {devices} devices"
     return ""
 
 

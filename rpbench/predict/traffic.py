@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.model import BYTES_PER_VALUE, Model
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind
 from rpbench.mesh.layer_times import boundary_bytes, setting_of, times_of
@@ -13,6 +12,8 @@ from rpbench.predict.experts import expert_s, loop_s
 from rpbench.predict.jobs import Jobs, Lanes, Slot
 from rpbench.predict.streaming import lanes_of
 from rpbench.sim.bandwidth_shares import COPY, HOST, LOOP, NOTHING, Capacity, run
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 INF = float("inf")
 
@@ -143,7 +144,7 @@ class Needs:
         return each * trained[slot.stage] / BYTES_PER_VALUE
 
 
-def weights_of(model: Model, counts: Sequence[int], *, backward: bool, trained: bool = False) -> list[float]:
+def weights_of(model: Architecture, counts: Sequence[int], *, backward: bool, trained: bool = False) -> list[float]:
     """16-bit bytes of every stage's weights, ends of the model included.
 
     Args:

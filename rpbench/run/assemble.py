@@ -14,7 +14,6 @@ from rpbench.cost.activations import UNKNOWN, layer_activations
 from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
-from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
@@ -37,6 +36,7 @@ from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
 from rpbench.sim.graph import Graph
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Assembled:
     versions: Versions
     costs: CostTable
     choice: Choice
-    model: Model | None
+    model: Architecture | None
     cluster: Machine
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None

@@ -11,14 +11,13 @@ from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
-from rpbench.cost.model import Model
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
-from rpbench.mesh.architecture import from_model
 from rpbench.mesh.layer_times import penalised, pipeline_setting, times_of, with_halves
 from rpbench.mesh.software import usual_software
+from rpbench.workload.architecture import Architecture
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
@@ -82,7 +81,7 @@ def _published(request: Request, num_layers: int) -> LayerTimes:
 def _halved(request: Request, times: LayerTimes) -> LayerTimes:
     """The same times with both halves of every backward, if they are asked for."""
     model = request.model
-    return with_halves(times, from_model(model), model.seq_len) if request.cost.split_backward and model else times
+    return with_halves(times, model) if request.cost.split_backward and model else times
 
 
 def _analytic(request: Request, num_layers: int) -> LayerTimes:
@@ -119,7 +118,7 @@ def _profiled(request: Request, num_layers: int) -> LayerTimes:
 
 @cache
 def _measured(
-    model: Model, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
+    model: Architecture, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
 ) -> LayerTimes:
     from rpbench.engine.measure.layer_times import time_layers  # torch, where a profile is not read from a file
     from rpbench.engine.training import Settings

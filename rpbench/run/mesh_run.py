@@ -54,7 +54,7 @@ def job_of(request: Request, chosen: MeshChoice) -> Job:
         chosen.machine,
         chosen.mesh,
         chosen.software,
-        chosen.seq_len,
+        chosen.architecture.seq_len,
         request.workload.microbatch_sequences,
         request.num_microbatches,
         request.entry.name,

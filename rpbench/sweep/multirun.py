@@ -33,7 +33,6 @@ from rpbench.config.configuration import (
     refuse_old_spellings,
     register,
 )
-from rpbench.config.mesh.overrides import with_folders
 from rpbench.config.request import load, request_of
 from rpbench.cost.machine import devices_named
 from rpbench.records.manifest import Journal, Plan
@@ -247,7 +246,7 @@ def _check_choices(overrides: Sequence[str]) -> None:
         group, equals, value = item.lstrip("+").partition("=")
         if equals and group in GROUPS:
             for name in value.split(","):
-                known = with_folders(group, options_of(group))
+                known = options_of(group)
                 if group == "cluster" and name not in known and devices_named(name) is not None:
                     continue
                 if name.strip() not in (*known, "null", "") and not name.strip().startswith(("$", "glob", "choice")):

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from rpbench.cost.model import Model
 from rpbench.engine.layout import layout_of
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.schedule import Row
 from rpbench.torch_runtime.hosts import torchrun_command
 from rpbench.torch_runtime.request import DTYPES, TorchRequest
+from rpbench.workload.architecture import Architecture
 
 ADAM_STATES = 2
 
@@ -83,7 +83,7 @@ def dry_run(request: TorchRequest, *, num_hosts: int = 1, overrides: Sequence[st
 
 def rank_memory(request: TorchRequest, rank: int) -> RankMemory:
     """The prediction for one pipeline rank; sharded dimensions divide what they shard."""
-    model, lowered = Model(**request.model), request.lowered
+    model, lowered = Architecture(**request.model), request.lowered
     table, chains = lowered.table, lowered.chains
     assert table.partition is not None  # or the request had been refused
     layout = layout_of(table.partition)
@@ -108,7 +108,7 @@ def rank_memory(request: TorchRequest, rank: int) -> RankMemory:
     )
 
 
-def _activations(row: Row, model: Model, counts: Sequence[int], tokens: int, size: int) -> int:
+def _activations(row: Row, model: Architecture, counts: Sequence[int], tokens: int, size: int) -> int:
     """The most that a row's order keeps at one time: a microbatch of a stage from its F to its B or W."""
     per_layer = model.layer_activation_bytes(tokens) * size / torch.float16.itemsize
     held = most = 0.0

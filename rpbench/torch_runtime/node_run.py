@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
@@ -32,6 +31,7 @@ from rpbench.models.data import SyntheticTokens
 from rpbench.torch_runtime.board import Phase, Place
 from rpbench.torch_runtime.nodes import NodeOptimizer, bytes_per_step, check_nodes, node_workload
 from rpbench.torch_runtime.request import DTYPES
+from rpbench.workload.architecture import Architecture
 
 BACKENDS = ("virtual", "cpu")
 _groups: dict[int, list[Any]] = {}
@@ -89,7 +89,7 @@ class NodeRequest:
         check_nodes(self.parsed)
         if self.parsed.partition is None:
             raise ValueError("the schedule has no partition: give it one by with_partition(), or name a model")
-        self.parsed.partition.check_layers(Model(**self.model).num_layers)
+        self.parsed.partition.check_layers(Architecture(**self.model).num_layers)
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend}: nodes run their engine as {' or '.join(BACKENDS)}")
         if self.dtype not in DTYPES:
@@ -99,7 +99,7 @@ class NodeRequest:
 
     def workload(self) -> Workload:
         """All nodes' microbatches."""
-        model = Model(**self.model)
+        model = Architecture(**self.model)
         return Workload(
             list(build_model(model, seed=self.seed, dtype=DTYPES[self.dtype])),
             SyntheticTokens(model.vocab, model.seq_len, self.microbatch_sequences, self.seed),

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from rpbench.cost.model import Model
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.schedule import Schedule, from_text, to_text
 from rpbench.models.build import build_layer, build_model
 from rpbench.models.data import Data, SyntheticTokens, TextTokens
 from rpbench.torch_runtime.lowering import Lowered, lower
+from rpbench.workload.architecture import Architecture
 
 DataMode = Literal["plain", "fsdp2", "replicate"]
 DATA_MODES: tuple[DataMode, ...] = get_args(DataMode)
@@ -95,7 +95,7 @@ class TorchRequest:
         Args:
             own: the modules that are to have values; the others stay on the meta device. None: all.
         """
-        model, dtype = Model(**self.model), DTYPES[self.dtype]
+        model, dtype = Architecture(**self.model), DTYPES[self.dtype]
         if own is None:
             modules = list(build_model(model, seed=self.seed, dtype=dtype))
         else:
@@ -116,7 +116,7 @@ class TorchRequest:
         """How weights are updated."""
         return OptimizerSettings(**(self.optimizer or {}))
 
-    def _data(self, model: Model) -> Data:
+    def _data(self, model: Architecture) -> Data:
         if self.text is None:
             return SyntheticTokens(model.vocab, model.seq_len, self.microbatch_sequences, self.seed)
         return TextTokens(
@@ -150,7 +150,7 @@ class TorchRequest:
             raise ValueError(f"not a request ({error}): fields are {', '.join(cls.__dataclass_fields__)}") from None
 
 
-def make_request(schedule: Schedule, model: Model, *, check_device: bool = True, **fields: Any) -> TorchRequest:
+def make_request(schedule: Schedule, model: Architecture, *, check_device: bool = True, **fields: Any) -> TorchRequest:
     """A request for a schedule and a model, checked.
 
     Args:
@@ -193,7 +193,7 @@ def check_request(request: TorchRequest, *, check_device: bool = True) -> None:
 
 
 def _check_partition(table: Schedule, request: TorchRequest) -> None:
-    model = Model(**request.model)
+    model = Architecture(**request.model)
     if table.partition is None:
         raise ValueError("the schedule has no partition: give it one by with_partition(), or name a model")
     table.partition.check_layers(model.num_layers)
@@ -204,10 +204,10 @@ def _check_partition(table: Schedule, request: TorchRequest) -> None:
             f"partition {table.partition}: stage {empty[0]} holds no layer, so that nothing would be computed between "
             "two messages; give it a layer at least"
         )
-    if model.tied_embedding and stages > 1:
+    if model.tied and stages > 1:
         raise ValueError(
             f"model={model.name} ties embedding and head, which are on different stages, and torch's runtime adds up "
-            "no gradients between stages; set model.tied_embedding=false, or use backend=cpu"
+            "no gradients between stages; set model.tied=false, or use backend=cpu"
         )
 
 

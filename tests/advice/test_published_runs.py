@@ -10,10 +10,10 @@ from contest_terms import read
 from rpbench.advice.published_runs import SYSTEMS, simulated
 from rpbench.cost.basis import make_basis
 from rpbench.cost.machine import machine
-from rpbench.cost.model import Model
 from rpbench.predict import predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import published_settings
+from rpbench.workload.architecture import architecture
 
 PLATFORM = "8x-rtx4090-24gb"
 MODELS = {
@@ -32,7 +32,7 @@ def run(system, model):
     cluster, costs = machine("8x_rtx4090"), read("cost/analytic.yaml")
     basis = make_basis(cluster, costs["constants"], costs["declared"])
     settings = published_settings(system, PLATFORM, model, float(cluster.device_memory_bytes))
-    case = Case(system, Model(**read(f"model/{MODELS[model]}.yaml")), basis, settings, 8, measured_on=basis)
+    case = Case(system, architecture(MODELS[model]), basis, settings, 8, measured_on=basis)
     bar = BARS[system, model]["tokens_per_s"]
     return simulated(case, cluster), predict(case, with_interval=False), float(bar) if bar else None
 

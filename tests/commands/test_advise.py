@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from rpbench.advice.machine_figures import described
-from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of, model_of_sizes
+from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advise import advise_on
+from rpbench.config.request import load
 from rpbench.places import CONF
+from rpbench.workload.parts import Experts
 
 # Sizes of Llama-3.2-3B, from its public configuration.
 LLAMA_3B = {
@@ -41,17 +43,17 @@ def config(tmp_path):
 
 def test_a_config_is_counted_as_its_card_says(config):
     """3.21 billion parameters, says the model's card."""
-    model = model_of(architecture_of(config / "config.json"), "llama", 2048)
+    model = architecture_of(config / "config.json")
     assert model.total_parameters == pytest.approx(3.21e9, rel=2e-3)
-    assert (model.name, model.family, model.tied_embedding) == ("llama_3_2_3b", "llama", True)
+    assert (model.name, model.family, model.tied) == ("llama_3_2_3b", "llama", True)
 
 
 def test_sizes_on_the_command_line_are_the_same_model_as_its_config(config):
-    sizes = {"num_layers": 28, "hidden": 3072, "heads": 24, "kv_heads": 8, "intermediate": 8192, "vocab": 128256}
-    typed = model_of_sizes({key: str(value) for key, value in sizes.items()} | {"tied_embedding": "true"})
-    assert replace(typed, name="llama_3_2_3b") == model_of(architecture_of(config / "config.json"), "llama", 2048)
+    sizes = {"num_layers": 28, "hidden": 3072, "heads": 24, "key_value_heads": 8, "inner": 8192, "vocab": 128256}
+    typed = model_of_sizes({key: str(value) for key, value in sizes.items()} | {"tied": "true"})
+    assert replace(typed, name="llama_3_2_3b") == architecture_of(config / "config.json")
     plain = {"num_layers": "2", "hidden": "64", "heads": "2", "vocab": "100"}
-    assert model_of_sizes(plain | {"gated_mlp": "false"}).family == "gpt"
+    assert model_of_sizes(plain | {"gated": "false"}).family == "gpt"
     assert model_of_sizes(plain | {"family": "qwen3"}).family == "qwen3"
 
 
@@ -163,7 +165,8 @@ WRONG = [
     (("model=llama31_8b", *FOUR_L40S, "num_devices=8"), "num_devices=8: num_devices= is given twice"),
     (("model=llama31_8b", *FOUR_L40S, "schedules=1f1b,"), "schedules=1f1b,: names with a comma between two"),
     (("model=llama31_8b", *FOUR_L40S, "devices_per_node=2", "schedules=zb_v"), "schedules=zb_v: a search over meshes"),
-    (("model=deepseek_v3", "cluster=8x_h100"), "kv_lora_rank (latent attention) is not modelled on one host"),
+    (("model=qwen3_235b_lora", "cluster=dgx_h100"), "lora under a mesh is not modelled"),
+    (("num_layers=2", "hidden=64", "heads=2", "vocab=100", "kv_heads=1", *FOUR_L40S), "is spelled key_value_heads now"),
 ]
 
 
@@ -185,7 +188,6 @@ def test_a_wrong_request_is_answered(words, expected, capsys):
         ({"hidden_size": None}, "config.json has no hidden_size"),
         ({"rotary_pct": 0.5}, "rotary_pct=0.5"),
         ({"max_position_embeddings": 1024, "seq_len": "asked"}, "seq_len=2048: "),
-        ({"model_type": "deepseek_v2"}, "model_type='deepseek_v2' is not modelled on one host"),
         ({"hidden_size": 10**30}, "a whole number from 1 to 1,000,000,000"),
     ],
 )
@@ -194,6 +196,21 @@ def test_a_config_that_is_not_modelled_says_which_field(change, expected, config
     (config / "config.json").write_text(json.dumps(LLAMA_3B | change))
     assert dispatch(("advise", f"model={config}", *FOUR_L40S, *words)) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_experts_and_latent_attention_are_answered_on_one_host(capsys):
+    words = ("experts.total=8", "experts.active=2", "experts.inner=512", "windows=[128,null]")
+    sizes = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000", *words)
+    assert dispatch(("advise", *sizes, *FOUR_L40S, "schedules=1f1b,zb_h1", "seconds=1")) == 0
+    command = json.loads(capsys.readouterr().out)["ranking"][0]["command"]
+    assert "++model.experts.total=8" in command
+    assert "'++model.windows=[128,null]'" in command
+    words = shlex.split(command.removeprefix("python -m rpbench "))
+    assert load(words).model.experts == Experts(8, 2, 512)
+    assert dispatch(("advise", "model=deepseek_v2", "cluster=8x_h100", "schedules=1f1b", "seconds=1")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seq_len"] == 2048
+    assert found["ranking"] or found["does_not_fit"]
 
 
 def test_brackets_without_end_are_no_traceback(config, capsys):
@@ -221,7 +238,7 @@ def test_a_name_in_the_local_cache_is_a_model(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     path = config_path("meta-llama/Llama-3.2-3B")
     assert path is not None
-    assert model_of(architecture_of(path), "llama", 2048).name == "llama_3_2_3b"
+    assert architecture_of(path).name == "llama_3_2_3b"
     assert config_path("meta-llama/Llama-3.2-1B") is None
     assert config_path("../x") is None
 

@@ -23,7 +23,6 @@ from rpbench.explain.of_case import case_causes
 from rpbench.explain.of_job import job_causes, side_of_job, with_settings
 from rpbench.explain.side import CAUSES, COMPUTATION, Rate, Side, Work
 from rpbench.explain.split import explain
-from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.software import declared_software
@@ -31,6 +30,7 @@ from rpbench.mesh.step import step_terms
 from rpbench.predict import SYSTEMS, predict
 from rpbench.records import record
 from rpbench.run.request_to_records import run
+from rpbench.workload.architecture import Architecture, architecture
 
 # --- the split -------------------------------------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ def test_a_changed_shape_has_another_name_and_no_corrections(rpbench):
 
 def test_a_changed_shape_takes_the_time_of_one_that_nobody_measured():
     """The same shape under a name of its own, without published numbers, is the reference."""
-    words = ["cluster=8x_h100", "cost=analytic", "model=llama31_8b", "model.intermediate=8192"]
+    words = ["cluster=8x_h100", "cost=analytic", "model=llama31_8b", "model.inner=8192"]
     changed = load(words).model
     plain = load([*words, "model.name=plain", "model.published_name=null"]).model
     meant = load([*words, "model.name=kept", "model.published_name=llama-3.1-8b"]).model
@@ -337,7 +337,7 @@ def script():
     [
         ("rpbench schedule=gpip", ["gpipe"]),
         ("rpbench -m schedule=gpipe,1f", ["gpipe,1f1b"]),
-        ("rpbench model=llama", ["llama31_8b"]),
+        ("rpbench model=llama31_8", ["llama31_8b"]),
         ("rpbench cal", ["calibrate"]),
         ("rpbench list mod", ["models"]),
         ("rpbench show num_dev", ["num_devices="]),

@@ -38,7 +38,7 @@ def test_help_has_every_verb(capsys):
         ("experiments", "figure10"),
         ("gpus", "l40s"),
         ("clusters", "dgx_h100"),
-        ("architectures", "deepseek_v3"),
+        ("models", "deepseek_v3"),
     ],
 )
 def test_a_list_has_a_line_each(what, name, capsys):

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from rpbench.cost.memory import Footprint, classes_of, device_bytes, why_infeasible
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.action import parse as parse_action
 from rpbench.ir.partition import Partition, parse, symmetric
@@ -18,6 +16,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture, architecture
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 
@@ -33,8 +32,8 @@ SIZES = ModelBytes(
 )
 
 
-def load(name: str) -> Model:
-    return Model(**dict(OmegaConf.load(CONF / f"{name}.yaml")))  # type: ignore[call-overload]
+def load(name: str) -> Architecture:
+    return architecture(name)
 
 
 def built(name: str, cut: str, num_ranks: int, num_microbatches: int) -> Schedule:
@@ -250,7 +249,7 @@ def test_a_schedule_without_layers_has_no_bytes():
 
 def test_a_step_that_may_be_taken_back_has_its_state_twice():
     """Masters and two moments, 4 bytes each, and a copy of them to go back to."""
-    model = Model("small", num_layers=1, hidden=8, heads=2, vocab=11, seq_len=4)
+    model = Architecture("small", num_layers=1, hidden=8, heads=2, vocab=11, seq_len=4)
     compute, host = (tuple(map(parse_action, row.split())) for row in ("0F0 0B0 0STEP@1", "0VALIDATE@1 0ROLLBACK@1"))
     for lanes, states in (({"compute": compute}, 1), ({"compute": compute, "host": host}, 2)):
         schedule = Schedule(Shape(1, 1, 1), (lanes,), policy=Policy.OPTIMISTIC).with_partition(symmetric((1,)))

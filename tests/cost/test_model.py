@@ -8,23 +8,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from rpbench.cost.model import Model
+from rpbench.workload.architecture import Architecture, model_keys
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["qwen3_1p7b", "llama31_8b", "gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora"]
 
 
-def load(name: str, **changes: Any) -> Model:
-    return Model(**{**read(name), **changes})
+def load(name: str, **changes: Any) -> Architecture:
+    return Architecture(**{**read(name), **changes})
 
 
 def read(name: str) -> dict[str, Any]:
-    return dict(OmegaConf.load(ROOT / "conf" / "model" / f"{name}.yaml"))  # type: ignore[call-overload]
+    return model_keys(ROOT / "conf" / "model" / f"{name}.yaml")
 
 
-def published(model: Model) -> dict[str, str]:
+def published(model: Architecture) -> dict[str, str]:
     with open(ROOT / "analysis" / "published" / "models.csv", newline="") as lines:
         return next(row for row in csv.DictReader(lines) if row["model"] == model.published_name)
 
@@ -55,21 +54,27 @@ def test_parameters_match_the_public_checkpoints_to_the_last_one(name: str, tota
 def test_configs_agree_with_the_published_shapes(name: str) -> None:
     model = load(name)
     row = published(model)
-    assert [str(n) for n in (model.num_layers, model.hidden, model.heads, model.kv_heads, model.head_dim)] == [
+    assert [str(n) for n in (model.num_layers, model.hidden, model.heads, model.key_value_heads, model.head_dim)] == [
         row[column] for column in ("layers", "hidden_size", "attention_heads", "kv_heads", "head_dim")
     ]
-    assert [str(n) for n in (model.intermediate, model.experts_total, model.experts_active, model.vocab)] == [
-        row[column] for column in ("intermediate_size", "experts_total", "experts_active", "vocab_size")
-    ]
-    assert model.tied_embedding == (row["tied_embedding"] == "yes")
+    assert [
+        str(n)
+        for n in (
+            model.experts.inner if model.experts else model.inner,
+            model.experts.total if model.experts else 1,
+            model.experts.active if model.experts else 1,
+            model.vocab,
+        )
+    ] == [row[column] for column in ("intermediate_size", "experts_total", "experts_active", "vocab_size")]
+    assert model.tied == (row["tied_embedding"] == "yes")
     assert row["training_mode"].startswith(model.training_mode)
     assert model.qk_norm == ("qk-norm" in row["attention_note"])
-    assert (model.sliding_window is not None) == ("sliding-window" in row["attention_note"])
+    assert (bool(model.windows)) == ("sliding-window" in row["attention_note"])
 
 
 @pytest.mark.parametrize("name", [*NAMES, "transformer"])
 def test_configs_are_named_after_their_file_and_can_set_the_sequence_length(name: str) -> None:
-    assert {"name", "seq_len"} <= set(read(name)) <= {field.name for field in fields(Model)}
+    assert {"name", "seq_len"} <= set(read(name)) <= {field.name for field in fields(Architecture)}
     assert load(name).name == name
 
 
@@ -88,7 +93,7 @@ def test_full_training_trains_everything(name: str) -> None:
 
 def test_a_shared_output_matrix_counts_once() -> None:
     shared = load("qwen3_1p7b")
-    apart = replace(shared, tied_embedding=False)
+    apart = replace(shared, tied=False)
     assert apart.total_parameters - shared.total_parameters == 151_936 * 2048
     assert apart.head_parameters == shared.head_parameters  # the last stage holds it either way
 
@@ -122,7 +127,7 @@ def test_activations_of_wide_heads() -> None:
 
 @given(seq_len=st.integers(1, 300), window=st.none() | st.integers(1, 300), num_layers=st.integers(1, 7))
 def test_causal_keys_equal_a_count_one_by_one(seq_len: int, window: int | None, num_layers: int) -> None:
-    model = load("transformer", seq_len=seq_len, sliding_window=window, num_layers=num_layers)
+    model = load("transformer", seq_len=seq_len, windows=(window, None), num_layers=num_layers)
     seen = [
         min(position, window) if window is not None and layer % 2 == 0 else position
         for layer in range(num_layers)
@@ -152,7 +157,7 @@ def test_a_hop_of_the_artifact_moves_the_boundary_at_20_mib_per_ms() -> None:
 
 def test_sizes_that_are_left_out_follow_from_the_others() -> None:
     model = load("transformer", hidden=512, heads=8)
-    assert (model.kv_heads, model.head_dim, model.intermediate) == (8, 64, 2048)
+    assert (model.key_value_heads, model.head_dim, model.inner) == (8, 64, 2048)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +167,13 @@ def test_sizes_that_are_left_out_follow_from_the_others() -> None:
         ({"hidden": -64}, "model.hidden=-64: .*at least 1"),
         ({"hidden": 64.5}, "model.hidden=64.5: .*whole number"),
         ({"vocab": None}, "model.vocab=None"),
-        ({"kv_heads": 0}, "model.kv_heads=0: .*null to leave it out"),
+        ({"key_value_heads": 0}, "model.key_value_heads=0: .*null to leave it out"),
         ({"heads": 33}, "model.heads=33 does not divide model.hidden=4096; give .* model.head_dim"),
-        ({"kv_heads": 5}, "model.kv_heads=5 does not divide model.heads=32.*try model.kv_heads=32"),
-        ({"experts_active": 2}, "model.experts_active=2: .*model.experts_total=1"),
+        (
+            {"key_value_heads": 5},
+            "model.key_value_heads=5 does not divide .*try model.key_value_heads=32",
+        ),
+        ({"experts": {"total": 1, "active": 2, "inner": 8}}, "model.experts.active=2: .*model.experts.total=1"),
         ({"training_mode": "frozen"}, "model.training_mode='frozen' is unknown; choose full or lora"),
         ({"training_mode": "lora"}, "lora needs a rank"),
         ({"lora_rank": 8}, "full takes none"),

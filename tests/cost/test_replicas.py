@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.transfers import moved_bytes
@@ -14,12 +13,13 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
 STATES = ("weights", "gradients", "optimizer state")
 
 
-def model(hidden: int) -> Model:
-    return Model("tiny", num_layers=8, hidden=hidden, heads=2, vocab=60, seq_len=7)
+def model(hidden: int) -> Architecture:
+    return Architecture("tiny", num_layers=8, hidden=hidden, heads=2, vocab=60, seq_len=7)
 
 
 def built(name: str, num_devices: int, num_stages: int, each: int = 1, **options) -> Schedule:

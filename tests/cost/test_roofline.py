@@ -2,20 +2,18 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from rpbench.cost import roofline
-from rpbench.cost.model import Convention, Model
+from rpbench.workload.architecture import Architecture, architecture
+from rpbench.workload.counts import Convention
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["qwen3_1p7b", "llama31_8b", "gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora"]
-CONFIGS: list[Any] = [OmegaConf.load(ROOT / "conf" / "model" / f"{name}.yaml") for name in NAMES]
-MODELS = {config.published_name: Model(**config) for config in CONFIGS}
+MODELS = {str(model.published_name): model for model in map(architecture, NAMES)}
 NUM_TOKENS = 4 * 2048  # figure 2: four sequences
 FLOPS_PER_S, LINK_BYTES_PER_S = 330e12, 32e9  # figure 2: RTX 4090, PCIe 4.0
 
@@ -105,7 +103,7 @@ def test_ideal_bubble_is_the_one_of_1f1b_with_a_layer_a_chunk(
     threshold=st.floats(1, 20_000),
 )
 def test_smallest_batch_is_the_first_above_the_threshold(
-    model: Model, convention: Convention, threshold: float
+    model: Architecture, convention: Convention, threshold: float
 ) -> None:
     smallest = roofline.smallest_compute_bound_batch(model, threshold, convention)
     if smallest is None:
@@ -117,7 +115,7 @@ def test_smallest_batch_is_the_first_above_the_threshold(
 
 
 @given(model=st.sampled_from(list(MODELS.values())), batch=st.integers(1, 1000))
-def test_intensity_grows_with_the_batch(model: Model, batch: int) -> None:
+def test_intensity_grows_with_the_batch(model: Architecture, batch: int) -> None:
     assert roofline.operational_intensity(model, batch + 1) > roofline.operational_intensity(model, batch)
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
 from rpbench.ir.action import Action, Kind
@@ -19,8 +18,9 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import offload, shard, stream
 from rpbench.registry import entry
+from rpbench.workload.architecture import Architecture
 
-MODEL = Model("tiny", num_layers=6, hidden=60, heads=2, vocab=60, seq_len=7)
+MODEL = Architecture("tiny", num_layers=6, hidden=60, heads=2, vocab=60, seq_len=7)
 SIZES = model_bytes(MODEL, 14)
 # Weights and gradients are two bytes a parameter each; so bytes / 2 are the elements that papers count.
 PARAMETERS = MODEL.total_parameters

@@ -138,7 +138,7 @@ def _workload(num_layers: int, num_shares: int, num_microbatches: int, *, whole:
         return Workload(list(nn.Sequential(*modules).double()), tokens, num_microbatches)
     model = replace(TINY, num_layers=num_layers)
     if num_shares:
-        model = replace(model, heads=num_shares, kv_heads=num_shares, head_dim=4, intermediate=4 * num_shares)
+        model = replace(model, heads=num_shares, key_value_heads=num_shares, head_dim=4, inner=4 * num_shares)
     return Workload(list(build_model(model, seed=0, dtype=torch.float64)), tokens, num_microbatches)
 
 

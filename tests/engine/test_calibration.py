@@ -11,13 +11,13 @@ from spared import slow
 from rpbench.config.configuration import CONF
 from rpbench.config.request import load
 from rpbench.cost.measured import PARTS
-from rpbench.cost.model import Model
 from rpbench.engine.measure import calibration
 from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device
 from rpbench.engine.measure.probes import ON_CORES, ON_GPUS, Probe
 from rpbench.engine.measure.stopwatch import CoreStopwatch, GpuStopwatch
+from rpbench.workload.architecture import Architecture
 
-SMALL = Probe(Model("small", num_layers=1, hidden=16, heads=2, vocab=32, gated_mlp=False, seq_len=8), 16)
+SMALL = Probe(Architecture("small", num_layers=1, hidden=16, heads=2, vocab=32, gated=False, seq_len=8), 16)
 SIZES = {"width": 64, "copy_bytes": 2**14}
 
 

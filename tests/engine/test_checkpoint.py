@@ -18,7 +18,7 @@ from rpbench.engine.state.loss_scale import LossScaling
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 
-MODEL = replace(TINY, dropout=0.2, tied_embedding=True)
+MODEL = replace(TINY, dropout=0.2, tied=True)
 SUBJECT = {"model": "tiny", "dtype": "float32"}
 SYSTEMS = [slow(("1f1b", {})), ("vocab_parallel", {}), slow(("roundpipe", {})), ("roundpipe", {"asynchronous": True})]
 NAMES = ["1f1b", "vocab_parallel", "roundpipe", "roundpipe-asynchronous"]

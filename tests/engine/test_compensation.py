@@ -283,7 +283,7 @@ def test_compensation_belongs_to_its_policy():
     with pytest.raises(ValueError, match=r"policy predict, 1f1b has flush; use schedule=pipeoptim"):
         Training(workload_of(flushed), flushed, Settings(compensation=Compensation("pipeoptim")))
     check_compensation(flushed, Compensation(), has_tied=True)
-    with pytest.raises(ValueError, match=r"set model.tied_embedding=false"):
+    with pytest.raises(ValueError, match=r"set model.tied=false"):
         check_compensation(build("pipemare", 2, 2), Compensation(**PIPEMARE), has_tied=True)
 
 

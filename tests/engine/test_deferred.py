@@ -18,6 +18,7 @@ from rpbench.engine.compute.split_backward import Deferring, defer
 from rpbench.engine.compute.stage import Graph, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.state.weights import Weights
 from rpbench.models.linear import linear
+from rpbench.workload.parts import Experts
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -208,9 +209,9 @@ def test_defer_says_which_maps_it_puts_off():
 # --- whole models ---
 
 MODELS = {
-    "tied": replace(TINY, tied_embedding=True),
+    "tied": replace(TINY, tied=True),
     "lora": replace(TINY, training_mode="lora", lora_rank=2),
-    "experts": replace(TINY, family="gpt_oss", experts_total=4, experts_active=2),
+    "experts": replace(TINY, family="gpt_oss", experts=Experts(4, 2, 4 * TINY.hidden)),
     "dropout": replace(TINY, dropout=0.2),
 }
 

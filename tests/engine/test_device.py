@@ -74,7 +74,7 @@ ACCEPTED = [
     ("roundpipe", "dtype=float16"),
     ("roundpipe", "dtype=bfloat16"),
     ("roundpipe", "model.dropout=0.1"),
-    ("roundpipe", "model.tied_embedding=true"),
+    ("roundpipe", "model.tied=true"),
     ("roundpipe", "dispatch=earliest_free"),
     ("roundpipe", "chunks_per_device=4"),
     ("greedysnake",),

@@ -9,7 +9,6 @@ from spared import slow, spared
 from torch.nn.functional import cross_entropy
 from training_cases import MOE, TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
-from rpbench.cost.model import Model
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.compute.head_shards import HeadShares
 from rpbench.engine.executor import ActionFailed, execute
@@ -21,8 +20,9 @@ from rpbench.engine.training import Settings, Training
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.models.build import build_model
+from rpbench.workload.architecture import Architecture
 
-TIED = replace(TINY, tied_embedding=True)
+TIED = replace(TINY, tied=True)
 MODELS = {"gpt": TINY, "llama": replace(TINY, family="llama"), "qwen3_moe": MOE, "tied": TIED}
 NORM = 5  # the module behind four layers; shares follow it
 
@@ -54,7 +54,7 @@ def test_training_is_that_of_the_uncut_loss_but_for_the_last_bits(name: str):
         loss.backward()
         assert run.training.mean_loss(step) == pytest.approx(loss.item(), rel=1e-12)
         rows = torch.cat([gradients[share, "weight"] for share in run.training.workload.shares])
-        if model.tied_embedding:
+        if model.tied:
             rows = rows + torch.cat([gradients[0, f"rows.{share}"] for share in range(3)])
         assert_near(rows, plain[NORM].weight.grad)
         assert_near(gradients[NORM, "norm.scale"], plain[NORM].norm.scale.grad)
@@ -126,7 +126,7 @@ def test_no_device_holds_as_much_as_one_with_the_whole_head():
 # --- checkpoints are of the model ---
 
 
-def go(name: str, num_devices: int, num_steps: int, start: State | None = None, model: Model = TIED) -> Training:
+def go(name: str, num_devices: int, num_steps: int, start: State | None = None, model: Architecture = TIED) -> Training:
     schedule = build(name, num_devices, 4, chunks=1, num_steps=num_steps, steps=True)
     optimizer = OptimizerSettings(1e-2, clip_norm=0.5)
     training = Training(workload_of(schedule, model), schedule, Settings(optimizer, keep_state=True), start)

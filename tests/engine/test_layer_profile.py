@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from rpbench.cost.model import Model
 from rpbench.engine.measure.layer_profile import profile_layers
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.workload.architecture import Architecture
 
-MODEL = Model("small", num_layers=2, hidden=64, heads=2, vocab=50, seq_len=32, gated_mlp=False)
+MODEL = Architecture("small", num_layers=2, hidden=64, heads=2, vocab=50, seq_len=32, gated=False)
 
 
-def workload_of(model: Model, dtype: torch.dtype = torch.float32) -> Workload:
+def workload_of(model: Architecture, dtype: torch.dtype = torch.float32) -> Workload:
     data = SyntheticTokens(model.vocab, model.seq_len, 2)
     return Workload(list(build_model(model, dtype=dtype)), data, 1)
 
@@ -31,7 +31,7 @@ def test_layers_come_in_order_with_what_they_weigh():
 
 
 def test_half_the_precision_is_half_the_bytes_and_frozen_weights_do_not_count():
-    model = Model("lora", 1, 64, 2, 50, seq_len=32, gated_mlp=False, training_mode="lora", lora_rank=4)
+    model = Architecture("lora", 1, 64, 2, 50, seq_len=32, gated=False, training_mode="lora", lora_rank=4)
     embedding, layer, head = profile_layers(workload_of(model, torch.bfloat16), num_runs=1, num_warmups=0).layers
     assert (embedding.parameter_bytes, head.parameter_bytes) == (0, 0)
     assert layer.parameter_bytes == 2 * model.trainable_layer_parameters

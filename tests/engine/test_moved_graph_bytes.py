@@ -182,8 +182,8 @@ def test_the_simulator_charges_a_formula_where_the_engine_counts_what_is_saved()
     moved = run(schedule, workload).traffic.moved_bytes
     tokens, sizes = 2 * TINY.seq_len, model_bytes(replace(TINY, num_layers=12), 2 * TINY.seq_len)
     charged = moved_bytes(schedule, replace(sizes, keeps_activations=True))
-    formula = 2 * tokens * (8 * TINY.hidden + 3 * TINY.intermediate)  # one layer; heads are as wide as it is
-    saved = formula + tokens * (2 * (8 * TINY.hidden + 4) - 4 * TINY.hidden + 2 * TINY.intermediate + 4 * TINY.heads)
+    formula = 2 * tokens * (8 * TINY.hidden + 3 * TINY.inner)  # one layer; heads are as wide as it is
+    saved = formula + tokens * (2 * (8 * TINY.hidden + 4) - 4 * TINY.hidden + 2 * TINY.inner + 4 * TINY.heads)
     for device, num_moves, beside in ((0, 4, 8 * tokens), (1, 3, 0)):  # 2-5; 2-4; indices of the embedding
         for lane, what in (("d2h", "STORE:A"), ("h2d", "LOAD:A")):
             assert charged[device][f"{lane} {what}"] == num_moves * 2 * formula

@@ -22,7 +22,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.lower import add_steps, split_backward
 from rpbench.registry import entry
 
-WINDOWED = replace(TINY, sliding_window=3, dropout=0.2)  # a mask that all microbatches read, and one of their own
+WINDOWED = replace(TINY, windows=(3, None), dropout=0.2)  # a mask that all microbatches read, and one of their own
 
 
 def complete(name: str, p: int, m: int, v: int = 1, num_steps: int = 2, **options) -> Schedule:

@@ -165,7 +165,7 @@ def test_dropout_differs_between_layers_and_microbatches():
 @pytest.mark.parametrize("name", FEWER)
 def test_tied_embeddings_add_the_gradients_of_both_ends(name):
     schedule = build(name, 2, 4, num_steps=3)
-    model = replace(TINY, tied_embedding=True)
+    model = replace(TINY, tied=True)
     workload = workload_of(schedule, model)
     assert workload.tied == {(0, "weight"): ((0, "weight"), (5, "weight"))}
     check_same(schedule, workload, learning_rate=1e-2)
@@ -184,7 +184,7 @@ def test_only_adapters_are_trained(name):
 @pytest.mark.parametrize("name", FEWER)
 def test_gradients_are_clipped_by_the_norm_of_all(name):
     schedule = build(name, 2, 4, num_steps=2, num_layers=2)
-    workload = workload_of(schedule, replace(TINY, tied_embedding=True))
+    workload = workload_of(schedule, replace(TINY, tied=True))
     run = train(schedule, workload, learning_rate=1e-2, clip_norm=0.05)
     assert_same(run, reference_of(run))
     assert clipping_matters(run)
@@ -224,7 +224,7 @@ def test_lowered_communication_changes_nothing():
 def test_backward_in_two_halves_changes_nothing(name, grain):
     schedule = split_backward(build(name, 2, 4, num_steps=2))
     assert {Kind.I, Kind.W} < {action.kind for action in schedule.compute(0)}
-    workload = workload_of(schedule, replace(TINY, tied_embedding=True, dropout=0.1))
+    workload = workload_of(schedule, replace(TINY, tied=True, dropout=0.1))
     run = train(schedule, workload, recompute_grain=grain)
     assert_same(run, reference_of(run))
     assert run.training.passes.num_left == 0

@@ -260,7 +260,7 @@ SIZES = ("backend=virtual", "model=tiny_gpt", "model.num_layers=4", "num_devices
             ("optimizer=sgd", "schedule.weight_prediction=false"),
             "use optimizer=sgd optimizer.momentum=0.9, or schedule.spike_compensation=false\n",
         ),
-        (("optimizer=sgd", "optimizer.momentum=0.9", "model.tied_embedding=true"), "set model.tied_embedding=false"),
+        (("optimizer=sgd", "optimizer.momentum=0.9", "model.tied=true"), "set model.tied=false"),
         (("optimizer=sgd", "optimizer.momentum=0.9", "recompute=none"), "reads other weights than its forward"),
         (("schedule.spike_compensation=2",), "schedule.spike_compensation=2: pipelined_backprop takes true or false"),
     ],

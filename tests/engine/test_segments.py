@@ -9,24 +9,24 @@ from spared import slow
 from torch import nn
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.cost.model import Model
 from rpbench.engine.reference import train_reference
 from rpbench.engine.training import Training
 from rpbench.models.attention import attend
 from rpbench.passes.lower import split_backward
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Experts
 
-GROUPED = replace(TINY, heads=4, kv_heads=2, head_dim=4, intermediate=24, seq_len=11)
-MODELS: dict[str, Model] = {
-    "gpt": replace(TINY, family="gpt", gated_mlp=False, seq_len=8),
-    "qwen3, tied": replace(GROUPED, family="qwen3", qk_norm=True, tied_embedding=True),
+GROUPED = replace(TINY, heads=4, key_value_heads=2, head_dim=4, inner=24, seq_len=11)
+MODELS: dict[str, Architecture] = {
+    "gpt": replace(TINY, family="gpt", gated=False, seq_len=8),
+    "qwen3, tied": replace(GROUPED, family="qwen3", qk_norm=True, tied=True),
     "window and sinks": replace(
         GROUPED,
         family="gpt_oss",
-        sliding_window=4,
+        windows=(4, None),
         biases=True,
         attention_sinks=True,
-        experts_total=4,
-        experts_active=2,
+        experts=Experts(4, 2, 24),
     ),
     "adapters": replace(GROUPED, family="llama", training_mode="lora", lora_rank=2),
 }

@@ -27,7 +27,7 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
 
 LENGTH = 12  # tokens, of sequences that 2, 3 and 4 devices cut into slices
-QWEN = replace(TINY, family="qwen3", gated_mlp=True, qk_norm=True, tied_embedding=True)
+QWEN = replace(TINY, family="qwen3", gated=True, qk_norm=True, tied=True)
 MODELS = {name: replace(model, seq_len=LENGTH) for name, model in (("gpt", TINY), ("qwen3", QWEN), ("experts", MOE))}
 
 

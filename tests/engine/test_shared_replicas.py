@@ -60,7 +60,7 @@ def read_by(method: str, schedule: Schedule) -> dict:
 def test_every_bit_is_that_of_plain_training(method, data):
     draw = data.draw
     schedule = schedule_of(method, draw(st.integers(2, 5)), draw(st.integers(1, 2)), draw(st.integers(2, 3)), 2)
-    model = replace(TINY, tied_embedding=draw(st.booleans()))
+    model = replace(TINY, tied=draw(st.booleans()))
     dtype = draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
     options = draw(st.sampled_from([{}, {"clip_norm": 0.05}, {"name": "sgd", "momentum": 0.9}]))
     workload = workload_of(schedule, model, dtype)

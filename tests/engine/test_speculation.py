@@ -26,7 +26,7 @@ def of(name: str = "superoffload", devices: int = 1, stages: int = 3, each: int 
 
 
 def run_of(schedule: Schedule, *, real_time: bool = False, dtype=torch.float64, tied: bool = False, **options):
-    workload = workload_of(schedule, replace(TINY, tied_embedding=tied), dtype)
+    workload = workload_of(schedule, replace(TINY, tied=tied), dtype)
     options = {"learning_rate": 1e-2} | options
     if real_time:
         with CpuBackend() as backend:

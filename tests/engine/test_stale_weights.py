@@ -90,7 +90,7 @@ def test_the_last_bits_tell_stale_weights_from_new_ones():
 @pytest.mark.parametrize("grain", ["stage", slow("layer")])
 def test_threads_read_the_same(options, grain):
     schedule = pipedream(3, 9, **options)
-    workload = workload_of(schedule, replace(TINY, dropout=0.2, tied_embedding=True))
+    workload = workload_of(schedule, replace(TINY, dropout=0.2, tied=True))
     with CpuBackend() as backend:
         run = train(schedule, workload, backend=backend, learning_rate=RATE, recompute_grain=grain, clip_norm=0.5)
     assert_same(run, reference_of(run))

@@ -32,10 +32,11 @@ from rpbench.passes.lower import split_backward
 from rpbench.registry import entry
 from rpbench.run.assemble import assemble
 from rpbench.run.modes.train import check_request
+from rpbench.workload.parts import Experts
 
-LLAMA = replace(TINY, family="llama", gated_mlp=True)
-QWEN = replace(TINY, family="qwen3", gated_mlp=True, qk_norm=True, tied_embedding=True)
-EXPERTS = replace(TINY, family="qwen3", qk_norm=True, experts_total=3, experts_active=2)
+LLAMA = replace(TINY, family="llama", gated=True)
+QWEN = replace(TINY, family="qwen3", gated=True, qk_norm=True, tied=True)
+EXPERTS = replace(TINY, family="qwen3", qk_norm=True, experts=Experts(3, 2, 4 * TINY.hidden))
 MODELS = {"gpt": TINY, "llama": LLAMA, "qwen3": QWEN, "experts": EXPERTS}
 
 
@@ -260,7 +261,7 @@ def test_devices_that_would_wait_for_one_another_for_ever_are_shown():
 
 def state_after(name: str, num_devices: int, num_steps: int, start=None):
     schedule = build(name, num_devices, 2, num_steps=num_steps, steps=True)
-    model = replace(QWEN, heads=4, kv_heads=2, head_dim=4, intermediate=24, dropout=0.1)
+    model = replace(QWEN, heads=4, key_value_heads=2, head_dim=4, inner=24, dropout=0.1)
     workload = workload_of(replace(schedule, shape=replace(schedule.shape, tensor_parallel=False)), model)
     training = Training(workload, schedule, Settings(keep_state=True), start)
     costs = uneven_costs(schedule)
@@ -295,8 +296,8 @@ def test_a_checkpoint_is_of_the_model_not_of_its_shares():
     "num_devices, options, message",
     [
         (3, (), r"schedule=megatron_tp, model=tiny_gpt: 3 devices: .* 4 heads, .* take num_devices from 2, 4"),
-        (4, ("model.kv_heads=2",), r"4 heads, 2 KV heads, .* take num_devices from 2$"),
-        (4, ("model.intermediate=126",), r"126 values inside its MLP; take num_devices from 2$"),
+        (4, ("model.key_value_heads=2",), r"4 heads, 2 KV heads, .* take num_devices from 2$"),
+        (4, ("model.inner=126",), r"126 values inside its MLP; take num_devices from 2$"),
     ],
 )
 @pytest.mark.parametrize("backend", ["cpu", "virtual"])

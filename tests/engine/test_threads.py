@@ -63,7 +63,7 @@ def test_dynamic_dispatch_and_stale_weights_too(backend):
     run = train(schedule, workload_of(schedule), backend=backend)
     assert_same(run, reference_of(run, updates=False))
     schedule = build("roundpipe", 3, 4, num_steps=5, num_layers=3, asynchronous=True)
-    workload = workload_of(schedule, replace(TINY, tied_embedding=True))
+    workload = workload_of(schedule, replace(TINY, tied=True))
     run = train(schedule, workload, backend=backend, clip_norm=0.1)
     assert_same(run, reference_of(run, read_version=lambda module, mb: max(0, mb // 4 - 1)))
 
@@ -84,7 +84,7 @@ def test_any_shape_gives_the_reference_whatever_the_threads_do(seed, backend):
     )
     if rng.random() < 0.3:
         schedule = split_backward(schedule)
-    workload = workload_of(schedule, replace(TINY, tied_embedding=rng.random() < 0.5), torch.float32)
+    workload = workload_of(schedule, replace(TINY, tied=rng.random() < 0.5), torch.float32)
     grain, clip_norm = rng.choice(["stage", "layer"]), rng.choice([None, 0.1])
     run = train(schedule, workload, backend=backend, recompute_grain=grain, clip_norm=clip_norm)
     assert_same(run, reference_of(run, read_version=lambda module, mb: max(0, mb // microbatches - stale)))

@@ -42,7 +42,7 @@ def acco(num_devices: int, num_stages: int = 3, each: int = 2, updates: int = 2)
 )
 def test_every_bit_is_that_of_the_plain_loop(devices, each, real_time, options, tied):
     schedule = acco(devices, each=each)
-    workload = workload_of(schedule, replace(TINY, tied_embedding=tied))
+    workload = workload_of(schedule, replace(TINY, tied=tied))
     if real_time:
         with CpuBackend() as backend:
             run = train(schedule, workload, backend=backend, **options)

@@ -222,14 +222,12 @@ def _keeping_moments(self, stage, version):
 
 
 def test_shared_weights_are_refused():
-    with pytest.raises(
-        ValueError, match=r"zenflow chooses columns .* two stages share, .* use model.tied_embedding=false"
-    ):
-        run_of(of(steps=1), model=replace(TINY, tied_embedding=True))
+    with pytest.raises(ValueError, match=r"zenflow chooses columns .* two stages share, .* use model.tied=false"):
+        run_of(of(steps=1), model=replace(TINY, tied=True))
 
 
 def test_shared_weights_are_refused_before_any_work():
-    config = load(("schedule=zenflow", "backend=virtual", "model=tiny_gpt", "model.tied_embedding=true"))
+    config = load(("schedule=zenflow", "backend=virtual", "model=tiny_gpt", "model.tied=true"))
     with pytest.raises(ValueError, match="two stages share"):
         check_request(config, assemble(config))
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import Backend, execute
@@ -19,16 +18,20 @@ from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Experts
 
-TINY = Model("tiny", num_layers=4, hidden=16, heads=2, vocab=37, seq_len=5)
-MOE = replace(TINY, family="qwen3", qk_norm=True, experts_total=3, experts_active=2, intermediate=12)
+TINY = Architecture("tiny", num_layers=4, hidden=16, heads=2, vocab=37, seq_len=5)
+MOE = replace(TINY, family="qwen3", qk_norm=True, experts=Experts(3, 2, 12))
 
 
-def workload_of(schedule: Schedule, model: Model = TINY, dtype: torch.dtype = torch.float64, seed: int = 0) -> Workload:
+def workload_of(
+    schedule: Schedule, model: Architecture = TINY, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Workload:
     model = replace(model, num_layers=schedule.partition.num_layers)
     if schedule.shape.tensor_parallel:  # every device takes as many heads as any other
         p = schedule.shape.num_ranks
-        model = replace(model, heads=p, kv_heads=p, head_dim=4, intermediate=4 * p)
+        model = replace(model, heads=p, key_value_heads=p, head_dim=4, inner=4 * p)
     return Workload(
         list(build_model(model, seed=seed, dtype=dtype)),
         SyntheticTokens(model.vocab, model.seq_len, 2, seed),

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from rpbench.cost.model import Model
 from rpbench.cost.table import LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
@@ -22,8 +21,9 @@ from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Shape, to_text
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
+from rpbench.workload.architecture import Architecture
 
-TINY = Model("tiny", num_layers=4, hidden=16, heads=2, vocab=37, seq_len=5, dropout=0.1)
+TINY = Architecture("tiny", num_layers=4, hidden=16, heads=2, vocab=37, seq_len=5, dropout=0.1)
 STEPS = 4
 
 
@@ -168,5 +168,5 @@ def test_what_cannot_be_planned(change, words):
 def test_what_steps_together_is_refused():
     with pytest.raises(ValueError, match=r"clip_norm=1.0: .* set optimizer.clip_norm=null"):
         replace(plan_of(), optimizer={"clip_norm": 1.0}).settings()
-    with pytest.raises(ValueError, match=r"share a matrix.* set model.tied_embedding=false"):
-        replace(plan_of(), model=asdict(replace(TINY, tied_embedding=True))).workload()
+    with pytest.raises(ValueError, match=r"share a matrix.* set model.tied=false"):
+        replace(plan_of(), model=asdict(replace(TINY, tied=True))).workload()

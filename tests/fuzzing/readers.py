@@ -14,7 +14,7 @@ from pathlib import Path
 
 from analysis.dashboard.rows import Rows
 from analysis.dashboard.server import Dashboard
-from rpbench.advice.model_source import architecture_of, model_of, read_config
+from rpbench.advice.model_source import architecture_of
 from rpbench.cli import _dispatch
 from rpbench.commands.record_table import canonical, pack, table, table_of
 from rpbench.config.request import cluster_file
@@ -356,12 +356,11 @@ def config(folder: Path, document: bytes) -> None:
     path = folder / "config.json"
     path.write_bytes(document)
     try:
-        kind = str(read_config(path).get("model_type"))
-        found = model_of(architecture_of(path), kind, 4096)
+        found = architecture_of(path)
     except ValueError as error:
-        _check_named(error, ("config.json", "is not modelled on one host"))
+        _check_named(error, ("config.json",))
         raise
-    sizes = (found.num_layers, found.hidden, found.heads, found.vocab, found.kv_heads or 1)
+    sizes = (found.num_layers, found.hidden, found.heads, found.vocab, found.key_value_heads or 1)
     if not all(type(size) is int and size > 0 for size in sizes):
         raise Wrong(f"sizes {sizes}")
 

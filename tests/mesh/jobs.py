@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from rpbench.cost.machine import machine
-from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.software import declared_software
+from rpbench.workload.architecture import Architecture, architecture
 
 # A framework none of whose constants was fitted, without what a step costs beside its computation.
 BARE = declared_software("megatron_core").with_constants(

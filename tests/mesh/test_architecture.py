@@ -1,14 +1,16 @@
 """Architectures: parameters against published counts, configurations of Hugging Face, fields that are refused."""
 
+import re
+
 import pytest
 
-from rpbench.cost.machine import machine
-from rpbench.cost.model import Model
-from rpbench.mesh.architecture import Architecture, architecture, from_mapping, from_model, mean_keys
-from rpbench.mesh.huggingface import from_config
-from rpbench.mesh.job import Job
-from rpbench.mesh.layout import Mesh
-from rpbench.mesh.software import software
+from rpbench.config.mesh.choice import refuse_lora
+from rpbench.config.request import load
+from rpbench.cost.device import names
+from rpbench.run.request_to_records import run
+from rpbench.workload.architecture import OLD_SPELLINGS, Architecture, architecture
+from rpbench.workload.huggingface import from_config
+from rpbench.workload.parts import mean_keys
 
 # Parameters as the models' own pages print them.
 PRINTED = {
@@ -121,21 +123,50 @@ def test_a_size_that_is_no_size_is_refused_and_never_rounded(change, rule):
         from_config({**LLAMA, **change})
 
 
-def test_a_model_of_conf_model_keeps_its_parameters():
-    model = Model("m", 4, 64, 4, 100, kv_heads=2, gated_mlp=False, tied_embedding=True, sliding_window=8)
-    assert from_model(model).total_parameters == pytest.approx(model.total_parameters, rel=1e-9)
-    assert [layer.window for layer in from_model(model).layers] == [8, None, 8, None]
+def test_windows_take_turns_over_the_layers():
+    model = Architecture("m", 4, 64, 4, 100, 2, gated=False, tied=True, windows=(8, None))
+    assert [layer.window for layer in model.layers] == [8, None, 8, None]
 
 
-def test_lora_is_refused():
-    model = from_model(Model("m", 4, 64, 4, 100, training_mode="lora", lora_rank=4))
+def test_lora_is_refused_under_a_mesh():
     with pytest.raises(ValueError, match="lora under a mesh is not modelled"):
-        Job(model, machine("8x_h100").with_devices(1), Mesh(), software("megatron_core"), 128)
+        refuse_lora(Architecture("m", 4, 64, 4, 100, training_mode="lora", lora_rank=4))
 
 
-def test_a_yaml_with_an_unknown_field_is_refused():
-    with pytest.raises(ValueError, match="architecture has no field 'conv_width'"):
-        from_mapping({"name": "m", "num_layers": 1, "hidden": 8, "heads": 2, "vocab": 10, "conv_width": 3})
+@pytest.mark.parametrize(
+    "keys, rule",
+    [
+        ({"experts": {"total": 4, "active": 2}}, "model.experts has no inner; it takes total, active, inner"),
+        ({"experts": {"total": 4, "active": 2, "inner": 8, "size": 1}}, "key of model.experts 'size'"),
+        ({"windows": 128}, r"model.windows=128: a list in turn over the layers, such as \[128,null\]"),
+        ({"windows": [0]}, "model.windows has 0: a window is a whole number"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(keys, rule):
+    with pytest.raises(ValueError, match=rule):
+        Architecture("m", 4, 64, 4, 100, **keys)
+
+
+@pytest.mark.parametrize("old, new", OLD_SPELLINGS.items())
+def test_an_old_spelling_is_told_the_new_one(old, new):
+    with pytest.raises(ValueError, match=re.escape(f"'{old}' is spelled {new} now")):
+        load(["model=tiny_gpt", f"model.{old}=2"])
+    with pytest.raises(ValueError, match=re.escape(f"'{old}' is spelled {new} now")):
+        load(["model=tiny_gpt", f"+model.{old}=2"])
+
+
+def test_the_old_group_is_told_the_new_one():
+    with pytest.raises(ValueError, match="architecture= is spelled model= now"):
+        load(["architecture=llama3_8b"])
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_mean_layer_adds_up_to_the_whole(name):
+    own = architecture(name)
+    ends = own.embedding_parameters + own.hidden + (0 if own.tied else own.vocab * own.hidden)
+    assert own.num_layers * own.layer_parameters + ends == pytest.approx(own.total_parameters, abs=own.num_layers)
+    both_ways = 3 * (own.forward_flops(1, "causal") + own.num_layers * own.router_forward_flops(1))
+    assert both_ways == pytest.approx(own.flops_per_token(own.seq_len), rel=1e-12)
 
 
 def test_keys_under_a_mask_and_a_window():
@@ -153,3 +184,13 @@ def test_flops_of_a_plain_model_follow_the_textbook():
     own = Architecture("gpt", 2, 64, 4, 100, gated=False)
     attention = 2 * 12 * 64 * (33 / 2)  # two layers, 12 h keys
     assert own.flops_per_token(32) == 2 * 72 * 64**2 + attention + 6 * 100 * 64
+
+
+@pytest.mark.parametrize("name", [name for name in names("model") if name not in ("abstract", "qwen3_235b_lora")])
+def test_a_shipped_model_runs_on_one_host_and_under_a_mesh(name, tmp_path):
+    asked = ["schedule=1f1b", f"model={name}", "cost=analytic", "num_microbatches=4", f"results_dir={tmp_path}"]
+    (plain,) = run(load([*asked, "cluster=8x_h100", "num_devices=2"]))
+    (under,) = run(load([*asked, "cluster=dgx_h100", "mesh.pipeline=2", "mesh.data=2"]))
+    for found in (plain, under):
+        assert found["status"] == "ok" or " needs " in str(found["reason"])  # the largest need more devices than two
+        assert max(found["peak_memory_bytes"]) > 0

@@ -13,14 +13,14 @@ from rpbench.cost.basis import make_basis
 from rpbench.cost.factors import factors
 from rpbench.cost.machine import Machine
 from rpbench.cost.measured import FACTORS, HALVES, MEASURED, PARTS, TERMS, factor_name
-from rpbench.cost.model import Model
 from rpbench.mesh import engine_kernels
 from rpbench.mesh.engine_kernels import ADDED_BYTES, PUBLISHED_BYTES
 from rpbench.mesh.layer_seconds import eager_kernels
 from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.workload.architecture import Architecture
 
 COST = OmegaConf.to_container(OmegaConf.load(CONF / "cost" / "analytic.yaml"))
-GPT = Model("a_gpt", num_layers=3, hidden=256, heads=8, vocab=4096, gated_mlp=False, seq_len=128)
+GPT = Architecture("a_gpt", num_layers=3, hidden=256, heads=8, vocab=4096, gated=False, seq_len=128)
 RATES = {
     "matmul_flops_per_s": 1e11,
     "wide_matmul_flops_per_s": 1e11,
@@ -63,7 +63,7 @@ def test_counts_are_those_of_the_shapes():
     assert counts["head_forward"]["products"] == pytest.approx(3 * 2 * 128 * 256 * 4096 * (1 + 10 / 128) / 1e11)
     assert counts["head_backward"]["products"] == counts["head_backward"]["traffic"] == 0
     assert counts["head_step"]["weights"] == pytest.approx((28 + PUBLISHED_BYTES) * 4096 * 256 / 4e10)
-    assert counted(replace(GPT, tied_embedding=True), 128, basis_of(ONES))["embedding_step"]["weights"] == 0
+    assert counted(replace(GPT, tied=True), 128, basis_of(ONES))["embedding_step"]["weights"] == 0
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,12 @@ import pytest
 
 from rpbench.config.request import load
 from rpbench.cost.published import published_times
-from rpbench.mesh import eager_kernels, layer_times
-from rpbench.mesh.architecture import from_model
+from rpbench.mesh.eager_kernels import input_share
+from rpbench.mesh.layer_times import with_halves
 from rpbench.run.assemble import assemble
 from rpbench.sim.longest_path import simulate_graph
 
 SETTING = ["cost=published", "cost.split_backward=true"]
-
-
-def input_share(model):
-    return eager_kernels.input_share(from_model(model), model.seq_len)
-
-
-def with_halves(times, model):
-    return layer_times.with_halves(times, from_model(model), model.seq_len)
 
 
 def model_of(name):
@@ -28,7 +20,7 @@ def test_share_of_a_plain_transformer_is_counted_by_hand():
     request = ["model.hidden=64", "model.heads=4", "model.seq_len=31", "model.num_layers=1"]
     model = load(["model=transformer", *request]).model
     h, keys = 64, 16  # a token of 31 sees 16 on average, itself included
-    products = 2 * (4 * h * h + 2 * h * model.intermediate * (3 if model.gated_mlp else 2) / 2)
+    products = 2 * (4 * h * h + 2 * h * model.inner * (3 if model.gated else 2) / 2)
     attention = 2.5 * 4 * h * keys
     assert input_share(model) == pytest.approx((products + attention) / (2 * products + attention))
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from rpbench.cost.device import device as gpu
 from rpbench.cost.device import names
 from rpbench.cost.machine import Machine, machine
-from rpbench.mesh.architecture import Experts
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.placement import Links, axis_group, group_of
+from rpbench.workload.parts import Experts
 
 NODES_OF_EIGHT = Machine(
     "dgx", 32, gpu=gpu("a100_sxm4_80gb"), devices_per_node=8, intra_bytes_per_s=300e9, inter_bytes_per_s=25e9
@@ -104,7 +104,7 @@ def test_a_name_that_several_gpus_have_or_none_is_answered_with_names():
 
 
 def test_a_token_cannot_visit_more_experts_than_there_are():
-    with pytest.raises(ValueError, match="cannot visit more than all 4 experts"):
+    with pytest.raises(ValueError, match=r"cannot visit more experts than model\.experts\.total=4"):
         Experts(4, 5, 128)
 
 

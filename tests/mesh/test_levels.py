@@ -2,9 +2,9 @@
 
 import pytest
 
-from rpbench.mesh.architecture import architecture
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.levels import LEVELS, level_times, rankings
+from rpbench.workload.architecture import architecture
 from tests.mesh.jobs import job
 
 DEEP = {"own": architecture("llama3_70b"), "seq_len": 8192, "num_microbatches": 16}

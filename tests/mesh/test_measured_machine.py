@@ -7,7 +7,6 @@ from jobs import BARE
 
 from rpbench.cost.collective_rates import COLLECTIVES
 from rpbench.cost.machine import Machine
-from rpbench.mesh.architecture import architecture
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, scatter_s
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.job import Job
@@ -15,6 +14,7 @@ from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.parameters import held
 from rpbench.mesh.placement import reached, replica_group
 from rpbench.mesh.software import declared_software
+from rpbench.workload.architecture import architecture
 
 RATE = {"all_reduce": 1e9, "all_gather": 2e9, "reduce_scatter": 4e9, "all_to_all": 8e9}  # bytes a second
 

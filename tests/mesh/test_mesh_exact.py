@@ -9,7 +9,6 @@ from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Shape, from_text, to_text
-from rpbench.mesh.architecture import architecture
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.exact import exact_terms, lowered, makespan_s, mesh_times, timeline
 from rpbench.mesh.layout import Mesh, Sharing
@@ -19,6 +18,7 @@ from rpbench.mesh.wrapping import under_mesh
 from rpbench.passes.offload import shard
 from rpbench.registry import entries
 from rpbench.sim.graph import build_graph
+from rpbench.workload.architecture import architecture
 from tests.mesh.jobs import job
 
 ONES = LayerTimes([0.1, 0.2] * 4, [0.1] * 8, [0.3] * 8, 0.5, 0.7, hop=0.01)

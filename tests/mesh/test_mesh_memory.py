@@ -7,11 +7,11 @@ import pytest
 
 from rpbench.cost.machine import machine
 from rpbench.ir.action import Kind
-from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import _moments, layer_activation_bytes, order, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
+from rpbench.workload.architecture import Architecture, architecture
 
 PLAIN = declared_software("megatron_core")
 UNFUSED = replace(PLAIN, attention="unfused")
@@ -31,7 +31,7 @@ def job(own, mesh, *, software=PLAIN, **options):
 
 
 def gpt(hidden, layers, heads):
-    return Architecture("gpt", layers, hidden, heads, 51200, gated=False, dropout=True)
+    return Architecture("gpt", layers, hidden, heads, 51200, gated=False, dropout=0.1)
 
 
 @pytest.mark.parametrize("name", KORTHIKANTI)

@@ -10,7 +10,6 @@ from spared import slow
 
 from rpbench.cost.machine import machine
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.architecture import architecture
 from rpbench.mesh.closed_bytes import rank_layers
 from rpbench.mesh.closed_forms import Question, layer_table, time_plans
 from rpbench.mesh.fitting import job_of
@@ -19,6 +18,7 @@ from rpbench.mesh.plans import Space, enumerate_plans
 from rpbench.mesh.search import search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
+from rpbench.workload.architecture import architecture
 
 SOFTWARE = declared_software("megatron_core")
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpbench.cost.machine import machine
-from rpbench.mesh.architecture import architecture
 from rpbench.mesh.closed_forms import _group
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s
 from rpbench.mesh.data_parallel import gathered_layer
@@ -20,6 +19,7 @@ from rpbench.mesh.placement import Group
 from rpbench.mesh.prediction import num_microbatches, predict
 from rpbench.mesh.products import alignment, efficiency, filled
 from rpbench.mesh.step import pipeline_terms, step_terms
+from rpbench.workload.architecture import architecture
 from tests.mesh.jobs import job
 
 ALONE = Sharing("none")

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from rpbench.cost.machine import machine
-from rpbench.mesh.architecture import architecture
 from rpbench.mesh.closed_forms import Question
 from rpbench.mesh.fitting import FACTORS, job_of, timed_plans
 from rpbench.mesh.job import Job
@@ -16,6 +15,7 @@ from rpbench.mesh.prediction import predict_job
 from rpbench.mesh.search import NothingFits, search
 from rpbench.mesh.smallest_change import CUTS, changes, lacking_bytes, smallest_change
 from rpbench.mesh.software import declared_software
+from rpbench.workload.architecture import architecture
 
 PLAIN = declared_software("megatron_core")
 NARROW = Space(sequences=(1,), schedules=("1f1b",))

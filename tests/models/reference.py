@@ -8,39 +8,39 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing here needs a ne
 import torch
 from torch import nn
 
-from rpbench.cost.model import Model
+from rpbench.workload.architecture import Architecture
 
 Tensors = dict[str, torch.Tensor]
 
 
-def reference_model(family: str, model: Model) -> nn.Module:
+def reference_model(family: str, model: Architecture) -> nn.Module:
     """The reference implementation with the sizes of `model`, weights unset; in the default dtype."""
     config_class, model_class, extra = _classes()[family]
     config = config_class(
         vocab_size=model.vocab,
         hidden_size=model.hidden,
-        intermediate_size=model.intermediate,
+        intermediate_size=model.experts.inner if model.experts else model.inner,
         num_hidden_layers=model.num_layers,
         num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
+        num_key_value_heads=model.key_value_heads,
         head_dim=model.head_dim,
         rms_norm_eps=model.norm_eps,
-        tie_word_embeddings=model.tied_embedding,
+        tie_word_embeddings=model.tied,
         rope_parameters={"rope_type": "default", **extra.pop("rope", {}), "rope_theta": model.rope_theta},
         attn_implementation="eager",
         experts_implementation="eager",
-        **{name: getattr(model, value) for name, value in extra.pop("sizes", {}).items()},
+        **{name: value(model) for name, value in extra.pop("sizes", {}).items()},
         **extra,
     )
     return model_class(config).eval()
 
 
-def in_reference_names(family: str, model: Model, ours: Tensors) -> Tensors:
+def in_reference_names(family: str, model: Architecture, ours: Tensors) -> Tensors:
     """Our parameters, or their gradients, under the names and in the shapes of the reference."""
     theirs = {"model.embed_tokens.weight": ours["0.weight"]}
     last = model.num_layers + 1
     theirs["model.norm.weight"] = ours[f"{last}.norm.scale"]
-    if not model.tied_embedding:
+    if not model.tied:
         theirs["lm_head.weight"] = ours[f"{last}.weight"]
     for layer in range(model.num_layers):
         prefix = f"{layer + 1}."
@@ -119,9 +119,9 @@ def _classes() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
             {
                 "norm_topk_prob": True,
                 "sizes": {
-                    "moe_intermediate_size": "intermediate",
-                    "num_experts": "experts_total",
-                    "num_experts_per_tok": "experts_active",
+                    "moe_intermediate_size": lambda model: model.experts.inner,
+                    "num_experts": lambda model: model.experts.total,
+                    "num_experts_per_tok": lambda model: model.experts.active,
                 },
             },
         ),
@@ -138,9 +138,9 @@ def _classes() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
                     "original_max_position_embeddings": 4096,
                 },
                 "sizes": {
-                    "sliding_window": "sliding_window",
-                    "num_local_experts": "experts_total",
-                    "num_experts_per_tok": "experts_active",
+                    "sliding_window": lambda model: model.windows[0],
+                    "num_local_experts": lambda model: model.experts.total,
+                    "num_experts_per_tok": lambda model: model.experts.active,
                 },
             },
         ),

@@ -6,22 +6,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from rpbench.cost.model import Model
 from rpbench.models import build_model
 from rpbench.models.seed import generator_for
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Experts
 
-_SMALL = Model("small", num_layers=3, hidden=24, heads=6, vocab=61, kv_heads=2, head_dim=8, intermediate=40, seq_len=11)
+_SMALL = Architecture(
+    "small", num_layers=3, hidden=24, heads=6, vocab=61, key_value_heads=2, head_dim=8, inner=40, seq_len=11
+)
 
-GPT = replace(_SMALL, family="gpt", gated_mlp=False, kv_heads=6, head_dim=4, norm_eps=1e-5)
+GPT = replace(_SMALL, family="gpt", gated=False, key_value_heads=6, head_dim=4, norm_eps=1e-5)
 LLAMA = replace(_SMALL, family="llama", rope_theta=500_000.0)
-QWEN3 = replace(_SMALL, family="qwen3", qk_norm=True, tied_embedding=True, rope_theta=1e6, norm_eps=1e-6)
-QWEN3_MOE = replace(QWEN3, tied_embedding=False, experts_total=7, experts_active=3, intermediate=20)
+QWEN3 = replace(_SMALL, family="qwen3", qk_norm=True, tied=True, rope_theta=1e6, norm_eps=1e-6)
+QWEN3_MOE = replace(QWEN3, tied=False, experts=Experts(7, 3, 20))
 GPT_OSS = replace(
     _SMALL,
     family="gpt_oss",
-    experts_total=5,
-    experts_active=2,
-    sliding_window=4,
+    experts=Experts(5, 2, 40),
+    windows=(4, None),
     biases=True,
     attention_sinks=True,
     rope_theta=150_000.0,
@@ -29,7 +31,7 @@ GPT_OSS = replace(
 FAMILIES = {"gpt": GPT, "llama": LLAMA, "qwen3": QWEN3, "qwen3_moe": QWEN3_MOE, "gpt_oss": GPT_OSS}
 
 
-def varied(model: Model, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+def varied(model: Architecture, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """The model with weights far from their start, so that biases, norms, sinks and adapters matter.
 
     Returned as Any, because tests reach into layers by name.
@@ -42,7 +44,7 @@ def varied(model: Model, dtype: torch.dtype = torch.float64, seed: int = 0) -> A
     return layers
 
 
-def batch(model: Model, num_sequences: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(model: Architecture, num_sequences: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and labels, (B, S) each."""
     shape = (num_sequences, model.seq_len)
     generator = generator_for("batch")

@@ -7,12 +7,12 @@ import torch
 from shapes import FAMILIES, QWEN3_MOE, batch, loss_and_gradients, varied
 from torch import nn
 
-from rpbench.cost.model import Model
 from rpbench.models import build_model
 from rpbench.models.linear import LORA_ALPHA, ExpertLinear, Linear
+from rpbench.workload.architecture import Architecture
 
 
-def with_adapters(model: Model, rank: int = 3) -> Model:
+def with_adapters(model: Architecture, rank: int = 3) -> Architecture:
     return replace(model, training_mode="lora", lora_rank=rank)
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from shapes import GPT, LLAMA, batch, varied
 from torch.nn.functional import cross_entropy
 
-from rpbench.cost.model import Model
 from rpbench.models import linear_cross_entropy
+from rpbench.workload.architecture import Architecture
 
 
 def inputs(
@@ -46,7 +46,7 @@ def test_its_gradient_is_the_slope_of_its_value() -> None:
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.family)
-def test_the_head_takes_the_loss_of_its_logits(model: Model) -> None:
+def test_the_head_takes_the_loss_of_its_logits(model: Architecture) -> None:
     layers = varied(model)
     layers[-1].chunk_tokens = 5
     tokens, labels = batch(model)

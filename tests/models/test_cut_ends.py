@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from rpbench.cost.model import Model
 from rpbench.models.build import build_model
 from rpbench.models.cut_ends import CutEmbedding, CutHead, cut_ends
 from rpbench.models.shards import cut_tensors, joined_tensors
+from rpbench.workload.architecture import Architecture
 
-TINY = Model("tiny", num_layers=1, hidden=8, heads=2, vocab=37, seq_len=5)
+TINY = Architecture("tiny", num_layers=1, hidden=8, heads=2, vocab=37, seq_len=5)
 
 
 def ends(*, tied: bool = False) -> tuple[nn.Module, nn.Module]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rpbench.cost.model import Model
 from rpbench.models.build import build_layer
 from rpbench.models.shards import (
     AttentionShares,
@@ -16,17 +15,19 @@ from rpbench.models.shards import (
     joined_tensors,
     one_share,
 )
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Experts
 
-GPT = Model("gpt", num_layers=2, hidden=16, heads=4, vocab=10, gated_mlp=False)
-LLAMA = replace(GPT, name="llama", family="llama", gated_mlp=True, heads=8, kv_heads=4, head_dim=6, intermediate=20)
+GPT = Architecture("gpt", num_layers=2, hidden=16, heads=4, vocab=10, gated=False)
+LLAMA = replace(GPT, name="llama", family="llama", gated=True, heads=8, key_value_heads=4, head_dim=6, inner=20)
 QWEN = replace(LLAMA, name="qwen3", family="qwen3", qk_norm=True)
-EXPERTS = Model("experts", num_layers=2, hidden=16, heads=4, vocab=10, family="gpt_oss", biases=True,
-                attention_sinks=True, experts_total=4, experts_active=2, sliding_window=3)  # fmt: skip
+EXPERTS = Architecture("experts", num_layers=2, hidden=16, heads=4, vocab=10, family="gpt_oss", biases=True,
+                attention_sinks=True, experts=Experts(4, 2, 64), windows=(3, None))  # fmt: skip
 LORA = replace(QWEN, name="lora", training_mode="lora", lora_rank=2)
 MODELS = {model.name: model for model in (GPT, LLAMA, QWEN, EXPERTS, LORA)}
 
 
-def layer_of(model: Model):
+def layer_of(model: Architecture):
     """A layer whose every number is random, biases and adapters too."""
     layer, generator = build_layer(model, 1, dtype=torch.float64), torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -113,8 +114,8 @@ def test_cutting_leaves_the_layer_as_it_was():
             r"3 devices: .* has 4 heads, 4 KV heads, 64 values inside its MLP; take num_devices from 2, 4",
         ),
         (LLAMA, 8, r"8 devices: .* 8 heads, 4 KV heads, 20 values inside its MLP; take num_devices from 2, 4"),
-        (replace(GPT, intermediate=6), 4, r"4 heads, 4 KV heads, 6 values inside its MLP; take num_devices from 2"),
-        (replace(GPT, heads=1, kv_heads=1), 2, r"1 heads, 1 KV heads, .* take num_devices from 1"),
+        (replace(GPT, inner=6), 4, r"4 heads, 4 KV heads, 6 values inside its MLP; take num_devices from 2"),
+        (replace(GPT, heads=1, key_value_heads=1), 2, r"1 heads, 1 KV heads, .* take num_devices from 1"),
         (EXPERTS, 8, r"8 devices: .* take num_devices from 2, 4"),
     ],
 )

@@ -9,30 +9,41 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from shapes import FAMILIES, GPT, QWEN3, batch, loss_and_gradients, varied
 from torch.func import functional_call
 
-from rpbench.cost.model import Model
 from rpbench.models import DecoderLayer, Embedding, Head, build_layer, build_model, shared_parameters
+from rpbench.workload.architecture import architecture
+from rpbench.workload.parts import Experts
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-CONFIGURED = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "abstract")
+CONFIGURED = {path.stem: architecture(path.stem) for path in sorted(CONF.glob("*.yaml")) if path.stem != "abstract"}
 
 
-def configured(name: str) -> Model:
-    return Model(**dict(OmegaConf.load(CONF / f"{name}.yaml")))  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("name", CONFIGURED)
+@pytest.mark.parametrize("name", [name for name, model in CONFIGURED.items() if model.latent is None])
 def test_modules_hold_as_many_parameters_as_the_shape_says(name: str) -> None:
-    model = configured(name)
+    model = CONFIGURED[name]
     layers = build_model(model, device="meta")
     parameters = dict(layers.named_parameters())  # a tied weight is listed once
     base = sum(parameter.numel() for name, parameter in parameters.items() if "lora" not in name)
     trainable = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
     assert (base, trainable) == (model.total_parameters, model.trainable_parameters)
     assert len(layers) == model.num_layers + 2
+
+
+@pytest.mark.parametrize(
+    "changes, what",
+    [
+        ({"latent": CONFIGURED["deepseek_v3"].latent}, "latent attention"),
+        ({"experts": Experts(4, 2, 8, shared_inner=8)}, "shared experts"),
+        ({"experts": Experts(4, 2, 8), "num_dense_layers": 1}, "first layers without experts"),
+        ({"learned_positions": 16}, "learned positions"),
+        ({"num_prediction_layers": 1}, "layers that predict further tokens"),
+    ],
+)
+def test_what_no_module_builds_is_said_in_a_sentence(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=f"has {what}, which the modules of this project cannot build"):
+        build_layer(replace(GPT, **changes), 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,8 +123,8 @@ def test_tied_weights_are_one_parameter_and_their_places_are_told() -> None:
     layers: Any = build_model(QWEN3)
     assert shared_parameters(QWEN3) == (((0, "weight"), (4, "weight")),)
     assert layers[4].weight is layers[0].weight
-    assert shared_parameters(replace(QWEN3, tied_embedding=False)) == ()
-    apart: Any = build_model(replace(QWEN3, tied_embedding=False))
+    assert shared_parameters(replace(QWEN3, tied=False)) == ()
+    apart: Any = build_model(replace(QWEN3, tied=False))
     assert torch.equal(apart[0].weight, layers[0].weight)
     assert not torch.equal(apart[4].weight, apart[0].weight)
 
@@ -183,14 +194,14 @@ def test_a_layer_that_does_not_exist_is_refused() -> None:
 def test_shapes_without_a_module_are_refused() -> None:
     with pytest.raises(ValueError, match=r"model.head_dim=5: rotary positions need an even number"):
         build_layer(replace(GPT, head_dim=5), 1)
-    with pytest.raises(ValueError, match=r"gated_mlp=false.*gpt_oss needs a gate"):
-        build_layer(replace(FAMILIES["gpt_oss"], gated_mlp=False), 1)
+    with pytest.raises(ValueError, match=r"gated=false.*gpt_oss needs a gate"):
+        build_layer(replace(FAMILIES["gpt_oss"], gated=False), 1)
 
 
 @pytest.mark.parametrize("name, share", [("mid_gpt", 0.3), ("fat_head_gpt", 0.6)])
 def test_heads_of_the_duel_have_their_share_of_a_step(name: str, share: float) -> None:
     """FLOPs of forward and backward; decoder layers run their forward twice, the head once."""
-    model = configured(name)
+    model = CONFIGURED[name]
     head = 3 * model.head_forward_flops(1)
     layers = 4 * model.num_layers * model.layer_forward_flops(1)
     assert head / (head + layers) == pytest.approx(share, abs=0.05)

@@ -34,7 +34,7 @@ def compare(family: str, dtype: torch.dtype, tolerance: float) -> None:
     weights = in_reference_names(family, model, dict(ours.named_parameters()))
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
     assert not unexpected
-    assert missing == (["lm_head.weight"] if model.tied_embedding else [])  # tied: the embedding stands for both
+    assert missing == (["lm_head.weight"] if model.tied else [])  # tied: the embedding stands for both
 
     logits = theirs(tokens).logits
     assert distance(ours(tokens), logits) < tolerance

@@ -5,13 +5,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 from nearby import nearby
-from omegaconf import OmegaConf
 
-from rpbench.cost.model import Model
 from rpbench.cost.published import published_partition, published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.plan import Problem
 from rpbench.registry import entries, entry
+from rpbench.workload.architecture import Architecture, architecture
 
 ROOT = Path(__file__).parents[2]
 MODELS = {
@@ -24,9 +23,9 @@ MODELS = {
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "roundpipe")
 
 
-def load(model: str) -> Model:
+def load(model: str) -> Architecture:
     """A published model from its configuration."""
-    return Model(**dict(OmegaConf.load(ROOT / "conf" / "model" / f"{MODELS[model]}.yaml")))  # type: ignore[call-overload]
+    return architecture(MODELS[model])
 
 
 def published(schedule: str, model: str, **changes: Any) -> Problem:

@@ -15,7 +15,6 @@ from rpbench.config.request import load
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, model_bytes
 from rpbench.cost.traffic import Traffic
 from rpbench.ir.partition import split_evenly, symmetric
@@ -27,8 +26,9 @@ from rpbench.plan.problem import Problem
 from rpbench.plan.rotation_program import solve
 from rpbench.registry import entry
 from rpbench.run.assemble import pose
+from rpbench.workload.architecture import Architecture
 
-MODEL = Model("tiny", num_layers=12, hidden=64, heads=2, vocab=256, seq_len=32)
+MODEL = Architecture("tiny", num_layers=12, hidden=64, heads=2, vocab=256, seq_len=32)
 SIZES = model_bytes(MODEL, 32)
 
 
@@ -109,7 +109,7 @@ def test_published_layers_on_the_4090s_are_timed_within_two_percent():
         assert own == pytest.approx(simulated, rel=0.02)
 
 
-THREE_B = ("model.num_layers=28", "model.hidden=3072", "model.heads=24", "model.kv_heads=8", "model.intermediate=8192")
+THREE_B = ("model.num_layers=28", "model.hidden=3072", "model.heads=24", "model.key_value_heads=8", "model.inner=8192")
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from functools import partial
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import classes_of, why_infeasible
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import DeviceMemory, model_bytes
 from rpbench.cost.traffic import Traffic
 from rpbench.ir.partition import split_evenly, symmetric
@@ -19,8 +18,9 @@ from rpbench.plan.search import SHARE_BEFORE_MOVING
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
-MODEL = Model("tiny", num_layers=12, hidden=64, heads=2, vocab=16, seq_len=4)
+MODEL = Architecture("tiny", num_layers=12, hidden=64, heads=2, vocab=16, seq_len=4)
 SIZES = model_bytes(MODEL, 8)
 
 

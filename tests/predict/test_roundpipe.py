@@ -66,7 +66,7 @@ def test_transfers_hold_back_a_step_only_when_the_link_is_slow(case):
 
 def test_one_interpreter_loops_for_all_devices(case):
     run = case("roundpipe", "8x_rtx4090", "qwen3_235b_lora")
-    passes = 2 * run.model.experts_total * run.model.num_layers * run.settings.chunks.num
+    passes = 2 * run.model.experts.total * run.model.num_layers * run.settings.chunks.num
     step = sum(roundpipe.asynchronous_step(run, run.basis).values())
     assert 1 <= step / (passes * run.basis["expert_pass_s"]) < 1.1  # the loop is what the step is made of
     few = replace(run, num_devices=4)

@@ -52,7 +52,7 @@ def test_a_text_is_learnt(rpbench):
         (["schedule=1f1b", "+schedule.vertical_sync=true"], "vertical_sync"),
         (["schedule=pipemare", "schedule.correction_decay=2"], "correction_decay=2"),
         (["schedule=pipemare", "schedule.num_sync_steps=-1"], "num_sync_steps=-1"),
-        (["schedule=pipeoptim", "model.tied_embedding=true"], "set model.tied_embedding=false"),
+        (["schedule=pipeoptim", "model.tied=true"], "set model.tied=false"),
         (["schedule=pipedream_2bw", "num_microbatches=1"], "must be as many as the 2 ranks"),
         (["schedule=1f1b", "model.vocab=100"], "a text file is read as bytes, which needs 256 tokens"),
         (["schedule=1f1b", "workload.text=novel"], "novel.txt: cannot be read"),

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import LayerSize, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.transfers import moved_bytes
@@ -19,6 +18,7 @@ from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
 # Three devices, two stages, two updates of 6 microbatches by the rule, by hand: halves of 3, one for each device.
 GOLDEN = """
@@ -194,7 +194,7 @@ def test_an_update_in_time_waits_for_what_this_one_hides():
 
 def equal_layers(p: int) -> ModelBytes:
     """Stages of the same size: layers and nothing else."""
-    sizes = model_bytes(Model("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4), 4)
+    sizes = model_bytes(Architecture("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4), 4)
     none = LayerSize(0, 0, 0, 0)
     return replace(sizes, embedding=none, head=none)
 

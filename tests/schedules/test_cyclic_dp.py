@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import LayerSize, ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
@@ -18,6 +17,7 @@ from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_te
 from rpbench.ir.timeline import Timeline
 from rpbench.registry import entry
 from rpbench.sim.longest_path import simulate
+from rpbench.workload.architecture import Architecture
 
 # Three workers and two steps by the rule, by hand: every worker one microbatch a step, two slots behind the one before.
 GOLDEN = """
@@ -217,7 +217,7 @@ def test_a_wait_for_what_never_comes_is_shown():
 
 def equal_layers(p: int) -> ModelBytes:
     """Stages of the same size: layers and nothing else."""
-    sizes = model_bytes(Model("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4), 4)
+    sizes = model_bytes(Architecture("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4), 4)
     none = LayerSize(0, 0, 0, 0)
     return replace(sizes, embedding=none, head=none)
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
@@ -16,10 +15,11 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.registry import entry
 from rpbench.sim.longest_path import simulate
+from rpbench.workload.architecture import Architecture
 
 # Worked out by hand: 3 layers, 4 microbatches; the last microbatch of a layer is the first of the next.
 GOLDEN = "0F0 0F1 0F2 0F3 1F3 1F2 1F1 1F0 2F0 2F1 2F2 2F3 2B3 2B2 2B1 2B0 1B0 1B1 1B2 1B3 0B3 0B2 0B1 0B0"
-MODEL = Model("small", num_layers=5, hidden=16, heads=2, vocab=32, seq_len=8)
+MODEL = Architecture("small", num_layers=5, hidden=16, heads=2, vocab=32, seq_len=8)
 
 
 def complete(p: int, layers: int, m: int, num_steps: int = 1, delayed: float = 0.0) -> Schedule:

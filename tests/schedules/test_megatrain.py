@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import LayerSize, model_bytes
 from rpbench.cost.table import LayerTimes
@@ -20,6 +19,7 @@ from rpbench.ir.residency import peak_kept_inputs
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
 from rpbench.registry import entry
 from rpbench.sim.longest_path import simulate
+from rpbench.workload.architecture import Architecture
 
 # The row of the released code for 4 layers and a block of 2, written down by hand: what is loaded, what runs and what
 # is stored, one after another. The second run of a layer in a backward is inside its B.
@@ -28,7 +28,7 @@ GOLDEN = """
     LOAD2 R2 LOAD3 R3 LOAD3 B3 STORE3 LOAD2 B2 STORE2
     LOAD0 R0 LOAD1 R1 LOAD1 B1 STORE1 LOAD0 B0 STORE0
 """
-MODEL = Model("small", num_layers=8, hidden=16, heads=2, vocab=32, seq_len=8)
+MODEL = Architecture("small", num_layers=8, hidden=16, heads=2, vocab=32, seq_len=8)
 
 
 def complete(p: int, layers: int, m: int, interval: int, num_steps: int = 1) -> Schedule:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
@@ -21,6 +20,7 @@ from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
 # One device, three stages, two steps of a microbatch, by hand from the rule.
 COMPUTE = "0F0 1F0 2F0 2B0 1B0 0B0 0F1 1F1 2F1 2B1 1B1 0B1"
@@ -236,7 +236,7 @@ def test_stages_that_are_not_there_are_refused(value):
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
-MODEL = Model("tiny", num_layers=8, hidden=32, heads=2, vocab=60, seq_len=7)
+MODEL = Architecture("tiny", num_layers=8, hidden=32, heads=2, vocab=60, seq_len=7)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

@@ -8,7 +8,6 @@ import pytest
 
 from baselines.data_parallel.tawpipe import owner
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import LayerSize, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
@@ -20,6 +19,7 @@ from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
 # Rows and owners of the released code for 4 ranks in 2 groups, written down by hand; its idle turn is a WAIT.
 GOLDEN = """
@@ -176,7 +176,7 @@ def test_what_crosses_groups(p, groups):
 @pytest.mark.parametrize("p, groups", [(4, 2), (6, 3), (4, 1)])
 def test_bytes_over_links(p, groups):
     """Every slice goes to all ranks but its owner, forth and back, and its gradients to all but them once."""
-    model = Model("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4)
+    model = Architecture("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4)
     sizes = model_bytes(model, 4)
     moved = moved_bytes(complete(p, groups, 2), sizes)
     whole = sum(layer.weights for layer in (*sizes.layers, sizes.embedding, sizes.head))
@@ -187,7 +187,7 @@ def test_bytes_over_links(p, groups):
 
 @pytest.mark.parametrize("p, groups", [(4, 2), (6, 3), (6, 2), (4, 4), (4, 1)])
 def test_a_rank_holds_three_slices_of_weights_and_three_of_gradients(p, groups):
-    model = Model("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4)
+    model = Architecture("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4)
     none = LayerSize(0, 0, 0, 0)
     bare = replace(model_bytes(model, 4), embedding=none, head=none)
     layer = bare.layers[0]
@@ -204,7 +204,7 @@ def test_a_rank_holds_three_slices_of_weights_and_three_of_gradients(p, groups):
 def test_a_rank_has_a_buffer_for_each_slice_that_comes_ahead_and_one_more(prefetch):
     schedule = entry("tawpipe").lower(order(6, 3, 2), prefetch=prefetch, groups=3)
     check(schedule)
-    sizes = model_bytes(Model("equal", num_layers=6, hidden=8, heads=2, vocab=16, seq_len=4), 4)
+    sizes = model_bytes(Architecture("equal", num_layers=6, hidden=8, heads=2, vocab=16, seq_len=4), 4)
     none = LayerSize(0, 0, 0, 0)
     bare = replace(sizes, embedding=none, head=none)
     for classes in classes_of(schedule, bare, [6] * 6):

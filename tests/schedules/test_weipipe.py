@@ -8,7 +8,6 @@ from fractions import Fraction
 import pytest
 
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import LayerSize, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
@@ -20,6 +19,7 @@ from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
 # The interleaved rows of the released code for 3 ranks and 6 microbatches, written down by hand.
 GOLDEN = """
@@ -110,7 +110,7 @@ def test_slices_over_links(p, rounds):
         found[rank].update(action.kind.name for action in row if action.peer not in (None, rank))
     assert [counts["LOAD"] for counts in found] == [rounds * (2 * p - 1) - (rank == 0) for rank in range(p)]
     assert [counts["STORE"] for counts in found] == [rounds * p - (rank == p - 1) for rank in range(p)]
-    model = Model("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4)
+    model = Architecture("equal", num_layers=p, hidden=8, heads=2, vocab=16, seq_len=4)
     sizes = model_bytes(model, 4)
     moved = moved_bytes(schedule, sizes)
     assert all(set(device) == {"net LOAD:P", "net STORE:G"} for device in moved)
@@ -125,7 +125,7 @@ def test_slices_over_links(p, rounds):
 
 
 def test_a_rank_holds_its_own_slice_and_two_of_each_ring():
-    p, model = 4, Model("equal", num_layers=4, hidden=8, heads=2, vocab=16, seq_len=4)
+    p, model = 4, Architecture("equal", num_layers=4, hidden=8, heads=2, vocab=16, seq_len=4)
     sizes = model_bytes(model, 4)
     none = LayerSize(0, 0, 0, 0)
     bare = replace(sizes, embedding=none, head=none)

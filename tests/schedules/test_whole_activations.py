@@ -6,7 +6,6 @@ import pytest
 
 from rpbench.config.request import load
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Kind
@@ -17,8 +16,9 @@ from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
 from rpbench.run.request_to_records import run
+from rpbench.workload.architecture import Architecture
 
-MODEL = Model("even", num_layers=8, hidden=16, heads=2, vocab=32, seq_len=8)
+MODEL = Architecture("even", num_layers=8, hidden=16, heads=2, vocab=32, seq_len=8)
 
 
 def whole() -> ModelBytes:

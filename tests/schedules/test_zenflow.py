@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 
 from rpbench.cost.memory import classes_of
-from rpbench.cost.model import Model
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
@@ -22,6 +21,7 @@ from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
 # One device, two stages, five steps of a microbatch, an interval of two, by hand from the rule: windows end with 2, 4
 # and 5; at 4 comes what was made at 2, and the last boundary is waited for.
@@ -269,7 +269,7 @@ def test_options_that_mean_nothing_are_refused(options, message):
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
-MODEL = Model("tiny", num_layers=8, hidden=32, heads=2, vocab=60, seq_len=7)
+MODEL = Architecture("tiny", num_layers=8, hidden=32, heads=2, vocab=60, seq_len=7)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

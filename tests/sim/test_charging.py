@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import OPTIMIZER_BYTES, model_bytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.cost.transfers import moved_bytes
@@ -25,8 +24,9 @@ from rpbench.registry import entry
 from rpbench.run.charging import with_charges
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import fair_rates, fill_up, simulate_charged
+from rpbench.workload.architecture import Architecture
 
-SIZES = model_bytes(Model("tiny", num_layers=8, hidden=32, heads=2, vocab=64, seq_len=16), 32)
+SIZES = model_bytes(Architecture("tiny", num_layers=8, hidden=32, heads=2, vocab=64, seq_len=16), 32)
 LAYERS = constant_times(8, 1, forward_ms=8, input_grad_ms=8, weight_grad_ms=8)
 PARAMETERS = sum(layer.optimizer for layer in (*SIZES.layers, SIZES.embedding, SIZES.head)) / OPTIMIZER_BYTES
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes
 from rpbench.ir.action import Action, Kind
@@ -21,8 +20,9 @@ from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import fair_rates, simulate_links
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.workload.architecture import Architecture
 
-SIZES = model_bytes(Model("tiny", num_layers=6, hidden=32, heads=2, vocab=64, seq_len=16), 32)
+SIZES = model_bytes(Architecture("tiny", num_layers=6, hidden=32, heads=2, vocab=64, seq_len=16), 32)
 
 
 def setup(schedule: Schedule, cluster: Machine):

@@ -5,7 +5,6 @@ import pytest
 
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.traffic import OptimizerTraffic, Traffic
 from rpbench.ir.partition import Partition, split_evenly, symmetric
@@ -16,8 +15,9 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.links import simulate_links
 from rpbench.sim.memory_loop import COMPILES
 from rpbench.sim.memory_shares import MovingGraph
+from rpbench.workload.architecture import Architecture
 
-SIZES = model_bytes(Model("tiny", num_layers=8, hidden=64, heads=2, vocab=16, seq_len=4), 8)
+SIZES = model_bytes(Architecture("tiny", num_layers=8, hidden=64, heads=2, vocab=16, seq_len=4), 8)
 
 
 @pytest.mark.skipif(not COMPILES, reason="without numba the plain loop runs in any case")

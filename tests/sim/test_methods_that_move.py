@@ -6,7 +6,6 @@ import pytest
 
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
 from rpbench.ir.action import Action, Kind
@@ -18,8 +17,9 @@ from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import simulate_links
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.workload.architecture import Architecture
 
-MODEL = Model("tiny", num_layers=16, hidden=32, heads=2, vocab=64, seq_len=16)
+MODEL = Architecture("tiny", num_layers=16, hidden=32, heads=2, vocab=64, seq_len=16)
 SIZES = model_bytes(MODEL, 32)
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from rpbench.cost.activations import LayerActivations, layer_activations
 from rpbench.cost.constant import constant_times
-from rpbench.cost.model import Model
 from rpbench.ir.partition import symmetric
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
+from rpbench.workload.architecture import Architecture
 
 P = 8
 
@@ -60,7 +60,7 @@ def measured(name: str, setting: Setting, *, chunks: int = 1, activations: Layer
         weight_grad_ms=setting.weight_grad,
         hop_ms=setting.hop,
     )
-    model = Model("gpt", num_layers=P, hidden=setting.hidden, heads=setting.heads, vocab=50_304, seq_len=1024)
+    model = Architecture("gpt", num_layers=P, hidden=setting.hidden, heads=setting.heads, vocab=50_304, seq_len=1024)
     problem = Problem(
         entry(name),
         times,

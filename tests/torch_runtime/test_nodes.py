@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rpbench.cost.model import Model
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, to_text
 from rpbench.models.data import SyntheticTokens
@@ -14,8 +13,9 @@ from rpbench.registry import entries
 from rpbench.torch_runtime.node_run import NodeRequest, _all_groups
 from rpbench.torch_runtime.nodes import NodeData, bytes_per_step, check_nodes
 from rpbench.torch_runtime.ranks import Ranks
+from rpbench.workload.architecture import Architecture
 
-TINY = Model("tiny", num_layers=6, hidden=16, heads=2, vocab=37, seq_len=5)
+TINY = Architecture("tiny", num_layers=6, hidden=16, heads=2, vocab=37, seq_len=5)
 CUT = Partition((3, 2), (1, 2, 2, 1), fused=True)
 
 

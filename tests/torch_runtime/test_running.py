@@ -284,7 +284,7 @@ def test_what_would_be_wrong_without_an_error_is_refused_by_name(fields, said):
 def test_models_that_do_not_cut_are_refused():
     schedule = schedule_near("1f1b", 2, 4)
     with pytest.raises(ValueError, match="ties embedding and head"):
-        make_request(schedule, replace(TINY, tied_embedding=True))
+        make_request(schedule, replace(TINY, tied=True))
     with pytest.raises(ValueError, match="sums to 16 layers, the model has 5"):
         make_request(schedule, replace(TINY, num_layers=5))
     with pytest.raises(ValueError, match="has no partition"):

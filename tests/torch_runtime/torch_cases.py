@@ -2,11 +2,11 @@
 
 from nearby import nearby
 
-from rpbench.cost.model import Model
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
 from rpbench.torch_runtime.request import TorchRequest, make_request
+from rpbench.workload.architecture import Architecture
 
 FAITHFUL = (
     "1f1b", "adaptive_1f1b", "dapple", "gpipe", "two_bp", "zb_auto", "zb_h1", "zb_h2", "interleaved_1f1b", "looped_bfs",
@@ -15,7 +15,7 @@ FAITHFUL = (
 LATER = ("adaptis", "combined_1f1b", "gis", "kfkb")  # methods that came after the sixteen
 TWO_WAY = ("chimera", "dualpipe", "bitpipe")
 NUM_LAYERS = 16
-TINY = Model("tiny", num_layers=NUM_LAYERS, hidden=8, heads=2, vocab=19, seq_len=3, gated_mlp=False)
+TINY = Architecture("tiny", num_layers=NUM_LAYERS, hidden=8, heads=2, vocab=19, seq_len=3, gated=False)
 
 
 def uneven(num_stages: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Exhibit
 from analysis.records.experiments import Experiments, MissingRuns
-from rpbench.cost.model import Model
+from rpbench.workload.architecture import Architecture
 
 SYSTEMS = ("roundpipe", "megatron-pp", "fsdp")
 COPY_RATES = (0.5e9, 2e9, 8e9, 21e9)
@@ -78,7 +78,7 @@ def exhibit(experiments: Experiments) -> Exhibit:
 
 def head_share(vocab: int) -> float:
     """Share of the FLOPs of a forward that a vocabulary's output matrix has in Qwen3-1.7B."""
-    shape = Model("qwen3_1p7b", 28, 2048, 16, vocab, kv_heads=8, head_dim=128, intermediate=6144)
+    shape = Architecture("qwen3_1p7b", 28, 2048, 16, vocab, key_value_heads=8, head_dim=128, inner=6144)
     return shape.head_forward_flops(1) / shape.forward_flops(1, "causal")
 
 

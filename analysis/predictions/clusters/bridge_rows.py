@@ -5,10 +5,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from analysis.predictions.clusters.case import Case, Row, machine_of, refused, software_of, whole
-from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.workload.architecture import Architecture, architecture
 
 MACHINES = {
     "DGX-H100": "dgx_h100",

@@ -8,11 +8,12 @@ from dataclasses import replace
 from functools import cache
 
 from analysis.predictions.clusters.case import Case, Row, machine_of, number, refused, rows_of, software_of, whole
-from rpbench.mesh.architecture import Architecture, Experts, Latent
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision, Recompute
 from rpbench.mesh.layout import Mesh, Sharded, Sharing
 from rpbench.mesh.software import Software
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Experts, Latent
 
 FAMILIES = ("gpt", "moe", "mixtral", "bert", "nemotron")
 VOCABULARY = {"gpt": 50257, "moe": 50257, "mixtral": 32000, "bert": 30522, "nemotron": 256_000}
@@ -171,13 +172,15 @@ def _architecture(row: Row) -> Architecture:
         hidden,
         int(row["num_attention_heads"]),
         whole(row["vocab_size"], vocab),
-        whole(row["num_query_groups"], 8) if row["group_query_attention"] == "True" else 0,
+        whole(row["num_query_groups"], 8)
+        if row["group_query_attention"] == "True"
+        else int(row["num_attention_heads"]),
         inner=inner,
         gated=gated,
         tied=row["untie_embeddings_and_output_weights"] != "True",
         experts=experts,
         latent=Latent(0, 512, 128, 64, 128) if "mla" in name else None,
         learned_positions=whole(row["seq_length"], 1024) if old else 0,
-        dropout=old,
+        dropout=0.1 if old else 0.0,
         biases=True,
     )

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from analysis.predictions.clusters.case import Case, Row, machine_of, number, refused, software_of, whole
-from rpbench.mesh.architecture import Architecture, architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision, Recompute
 from rpbench.mesh.layout import Axis, Mesh, Sharing
 from rpbench.mesh.memory import fullest
+from rpbench.workload.architecture import Architecture, architecture
 
 GIB = 2**30
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from analysis.predictions.clusters.case import Case, Row, machine_of, number, refused, software_of, whole
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.architecture import Architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Axis, Mesh, Sharing
+from rpbench.workload.architecture import Architecture
 
 DEEPSPEED: tuple[Axis, ...] = ("tensor", "data", "context", "pipeline")
 NEWER_SESSIONS = "2022-02-25"
@@ -148,7 +148,7 @@ def zero_bubble(row: Row) -> list[Case]:
         50257,
         gated=False,
         biases=True,
-        dropout=True,
+        dropout=0.1,
         learned_positions=1024,
     )
     names = {"zb_1p": "zb_h1", "zb_2p": "zb_h2", "1f1b": "1f1b", "interleaved_1f1b": "interleaved_1f1b"}

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from rpbench.cost.machine import machine
-from rpbench.mesh.architecture import architecture
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.levels import rankings
 from rpbench.mesh.software import software
+from rpbench.workload.architecture import architecture
 
 # (model, layers, machine, devices, mesh, tokens, microbatches): from little to much to communicate.
 PLACES = (

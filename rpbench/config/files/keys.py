@@ -29,9 +29,9 @@ MODEL: Mapping[str, Key] = {
     "hidden": Key("width of the residual stream", _SIZE, "3072"),
     "heads": Key("attention heads of a layer", _SIZE + " that divides hidden, or give head_dim", "24"),
     "vocab": Key("rows of embedding and head, tokens", _SIZE, "128_256"),
-    "kv_heads": Key("heads of keys and values", "a divisor of heads; null: as many", "8"),
+    "key_value_heads": Key("heads of keys and values", "a divisor of heads; null: as many", "8"),
     "head_dim": Key("width of one head", _SIZE + "; null: hidden / heads", "128"),
-    "intermediate": Key("inner width of the MLP, or of one expert", _SIZE + "; null: 4 * hidden", "8192"),
+    "inner": Key("inner width of the MLP", _SIZE + "; null: 4 * hidden", "8192"),
     "seq_len": Key("tokens of one sequence", _SIZE, "2048"),
 }
 CLUSTER: Mapping[str, Key] = {

@@ -1,19 +1,17 @@
 """Mesh choice: the mesh a run is asked for, with the machine, the architecture and the framework it stands on."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any, get_args
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.mesh.overrides import SEQ_LEN, MeshConfig, OverlapConfig, is_architecture
+from rpbench.config.mesh.overrides import MeshConfig, OverlapConfig
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
-from rpbench.mesh.architecture import Architecture, from_mapping, from_model
 from rpbench.mesh.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.software import DEFAULT, Software, software
 from rpbench.registry import unknown_name
+from rpbench.workload.architecture import Architecture
 
 PRECISION = "bf16"
 INNER = ("data", "tensor", "context")  # axes whose sizes make the group behind one rank of the schedule
@@ -25,8 +23,7 @@ class MeshChoice:
 
     Args:
         machine: as many devices as the mesh has; None for a pipeline on one host, which needs no mesh.
-        architecture: of the model; None for a model without a shape.
-        seq_len: tokens of a sequence.
+        architecture: the model; None for one without a shape.
         counts_layers: whether the seconds of layers are counted for this machine, and not those of `cost=` scaled.
     """
 
@@ -35,7 +32,6 @@ class MeshChoice:
     architecture: Architecture | None
     software: Software
     precision: Precision
-    seq_len: int
     counts_layers: bool
 
     def plain(self) -> dict[str, Any]:
@@ -91,8 +87,7 @@ def mesh_choice(
     config: MeshConfig,
     num_devices: int | None,
     cluster: Machine,
-    shape: Mapping[str, Any],
-    model: Model | None,
+    model: Architecture | None,
     cost: str,
     named: Software | None,
 ) -> MeshChoice:
@@ -100,7 +95,6 @@ def mesh_choice(
 
     Args:
         num_devices: as asked for.
-        shape: the keys of group `model` as composed.
         cost: the chosen source of seconds.
         named: whose kernels they are, if that was said.
 
@@ -115,11 +109,11 @@ def mesh_choice(
     of_one_host = cluster.num_devices is None or mesh.num_devices <= cluster.node_devices
     is_pipeline = prod((mesh.data, mesh.tensor, mesh.context, mesh.expert)) == 1
     machine = None if is_pipeline and of_one_host else _with_links(cluster).with_devices(mesh.num_devices)
-    architecture, seq_len = _architecture(shape, model)
-    if machine is not None and architecture is None:
+    refuse_lora(model)
+    if machine is not None and model is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
     counts = cluster.gpu is not None and cost == "analytic"
-    return MeshChoice(mesh, machine, architecture, framework, precision, seq_len, counts)  # type: ignore[arg-type]
+    return MeshChoice(mesh, machine, model, framework, precision, counts)  # type: ignore[arg-type]
 
 
 def _with_links(cluster: Machine) -> Machine:
@@ -136,11 +130,14 @@ def _with_links(cluster: Machine) -> Machine:
     return cluster
 
 
-def _architecture(values: Mapping[str, Any], model: Model | None) -> tuple[Architecture | None, int]:
-    if is_architecture(values):
-        sizes = {key: value for key, value in values.items() if key != "seq_len"}
-        return from_mapping(sizes), int(values.get("seq_len", SEQ_LEN))
-    return (None, 0) if model is None else (from_model(model), model.seq_len)
+def refuse_lora(model: Architecture | None) -> None:
+    """Refuse adapters, whose step under a mesh nobody times.
+
+    Raises:
+        ConfigError: naming the model.
+    """
+    if model is not None and model.lora_rank is not None:
+        raise ConfigError(f"model {model.name}: lora under a mesh is not modelled; take training_mode=full")
 
 
 def _overlapping(found: Software, asked: OverlapConfig) -> Software:

@@ -1,17 +1,12 @@
 """Mesh configuration: the keys under `mesh`, and what Hydra is offered for runs that have one."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rpbench.config.choices import ConfigError
-from rpbench.cost.device import names, read
 from rpbench.cost.machine import devices_named
-from rpbench.places import CONF, file_of
-
-SEQ_LEN = 4096  # of an architecture where none is given: its file does not say how long sequences are
-FOLDERS = {"model": "architecture"}  # groups, and the folders whose files they take as well
+from rpbench.places import file_of
 
 
 @dataclass
@@ -59,29 +54,12 @@ class MeshConfig:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def is_architecture(model: Mapping[str, Any]) -> bool:
-    """Whether the keys of a model are those of `conf/architecture/`."""
-    return "key_value_heads" in model
-
-
-def nodes_named(overrides: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
-    """(group, name, keys) of the devices and architectures that overrides name; an option of the group comes first."""
-    found: list[tuple[str, str, dict[str, Any]]] = []
+def machines_named(overrides: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """(name, keys) of the machines that overrides describe; an option of group `cluster` comes first."""
+    found = []
     for item in overrides:
         group, _, value = item.partition("=")
         if group == "cluster":
             others = (name for name in value.split(",") if file_of(group, name) is None)
-            found += [(group, name, keys) for name in others if (keys := devices_named(name)) is not None]
-        folder = FOLDERS.get(group)
-        for name in value.split(",") if folder else ():
-            path = CONF / str(folder) / f"{name}.yaml"
-            if os.path.isfile(path) and file_of(group, name) is None:
-                more = {"seq_len": SEQ_LEN} if group == "model" else {}
-                found.append((group, name, {**read(path), "name": name, **more}))
+            found += [(name, keys) for name in others if (keys := devices_named(name)) is not None]
     return found
-
-
-def with_folders(group: str, options: Sequence[str]) -> list[str]:
-    """Options of a group with those that only runs under a mesh take."""
-    more = names(FOLDERS[group]) if group in FOLDERS else []
-    return [*options, *(name for name in more if name not in options)]

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 
 from rpbench.cost.measured import PARTS
-from rpbench.cost.model import Model
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.stage import Graph, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.measure.layer_times import time_stages
@@ -25,6 +24,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.models.build import build_model
 from rpbench.models.data import Batch, SyntheticTokens
+from rpbench.workload.architecture import Architecture
 
 SEED = 0
 SHORTEST_S = 1e-6  # the clock says no less of work that was done
@@ -35,13 +35,13 @@ MICROBATCHES = 2  # of each device and step
 class Probe(NamedTuple):
     """A model and the tokens of one microbatch of it."""
 
-    model: Model
+    model: Architecture
     num_tokens: int
 
 
 def _probe(hidden: int, heads: int, vocab: int, tokens: int, sequences: int = 1) -> Probe:
-    model = Model(
-        "probe", num_layers=1, hidden=hidden, heads=heads, vocab=vocab, gated_mlp=False, seq_len=tokens // sequences
+    model = Architecture(
+        "probe", num_layers=1, hidden=hidden, heads=heads, vocab=vocab, gated=False, seq_len=tokens // sequences
     )
     return Probe(model, tokens)
 

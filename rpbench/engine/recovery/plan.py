@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from rpbench.cost.model import Model
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
@@ -15,6 +14,7 @@ from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights, from_text
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.workload.architecture import Architecture
 
 START_S = 120.0  # within which a process has torch and its modules on any machine
 SOURCES = ("memory", "store")
@@ -126,7 +126,7 @@ class Plan:
         Raises:
             ValueError: if stages share parameters.
         """
-        model = Model(**self.model)
+        model = Architecture(**self.model)
         found = Workload(
             list(build_model(model, seed=self.seed, dtype=getattr(torch, self.dtype))),
             SyntheticTokens(model.vocab, model.seq_len, self.microbatch_sequences, self.seed),
@@ -137,7 +137,7 @@ class Plan:
         if found.tied:
             raise ValueError(
                 f"model={model.name}: embedding and head share a matrix, and their stages are in different processes; "
-                "set model.tied_embedding=false"
+                "set model.tied=false"
             )
         return found
 

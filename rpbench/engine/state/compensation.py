@@ -153,7 +153,7 @@ def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: 
     if has_tied:
         raise ValueError(
             f"schedule={schedule.name} compensates stage by stage, but the model's embedding and head share weights, "
-            "which belong to two stages; set model.tied_embedding=false"
+            "which belong to two stages; set model.tied=false"
         )
     if Kind.R in schedule.plain_kinds:
         raise ValueError(f"schedule={schedule.name} has recomputation of its own, which would not be compensated")

@@ -6,10 +6,10 @@ from typing import Literal
 
 from rpbench.cost.activations import LayerActivations, layer_activations
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.workload.architecture import Architecture
 
 Source = Literal["published", "analytic"]
 Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> times of it through each layer
@@ -47,7 +47,7 @@ class Terms:
         ValueError: for a size that cannot be.
     """
 
-    model: Model
+    model: Architecture
     cluster: Machine
     timed: Timed
     optimizer: OptimizerTraffic

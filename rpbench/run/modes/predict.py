@@ -7,7 +7,6 @@ from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.machine import Machine, machine
-from rpbench.cost.model import Model
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
@@ -16,6 +15,7 @@ from rpbench.records.record import Record
 from rpbench.run.collection import collection_paused
 from rpbench.run.published_run import published_run_fields
 from rpbench.run.recording import Outcome, Work, recorded
+from rpbench.workload.architecture import Architecture
 
 # Schedules that stand for a system of the published tables.
 _SYSTEM_OF = {"roundpipe": "roundpipe", "1f1b": "megatron-pp", "looped_bfs": "mobius"}
@@ -74,14 +74,14 @@ def case_of(request: Request) -> Case:
     return Case(name, model, basis, settings, request.num_devices, measured_on=_measured_on(model, request))
 
 
-def _measured_on(model: Model, request: Request) -> Basis | None:
+def _measured_on(model: Architecture, request: Request) -> Basis | None:
     """The constants on the machine where a published model's layers were timed."""
     if model.published_name is None:
         return None
     return basis_of(machine(_TIMED_ON), request.cost)
 
 
-def _settings(request: Request, name: str, model: Model, cluster: Machine) -> Settings:
+def _settings(request: Request, name: str, model: Architecture, cluster: Machine) -> Settings:
     asked = _asked(request)
     if asked.sequences is None and asked.microbatches is None:
         memory = float(cluster.device_memory_bytes or "inf")

@@ -4,7 +4,6 @@ from typing import Any
 
 from rpbench.config.choices import ConfigError, Roofline
 from rpbench.config.request import Request
-from rpbench.cost.model import CONVENTIONS, Convention
 from rpbench.cost.roofline import (
     ideal_bubble_fraction,
     operational_intensity,
@@ -15,6 +14,7 @@ from rpbench.cost.roofline import (
 from rpbench.records.record import Record
 from rpbench.registry import unknown_name
 from rpbench.run.recording import Outcome, Work, recorded
+from rpbench.workload.counts import CONVENTIONS, Convention
 
 # Sequences per upload at which figure 5 draws the intensity.
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

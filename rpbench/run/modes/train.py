@@ -10,7 +10,6 @@ import torch
 
 from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.request import Request
-from rpbench.cost.model import Model
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
@@ -59,6 +58,7 @@ from rpbench.run.training.validation import Validation
 from rpbench.sim.metrics import measure
 from rpbench.tracking.feed import StepFeed
 from rpbench.tracking.steps import StepWatch
+from rpbench.workload.architecture import Architecture
 
 Validated = Callable[[Training], Validation | None]
 
@@ -162,13 +162,13 @@ def check_request(request: Request, assembled: Assembled) -> None:
         raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
     _data(request, assembled)
     _check_checkpoint(request, assembled)
-    check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied_embedding)
-    check_untied(assembled.schedule, has_tied=assembled.model.tied_embedding)
+    check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied)
+    check_untied(assembled.schedule, has_tied=assembled.model.tied)
     check_momentum(settings.compensation, settings.optimizer)
     check_host_memory(assembled.model, DTYPES[request.dtype], _num_copies(assembled.schedule))
 
 
-def _check_shares(model: Model, schedule: Schedule, backend: str) -> None:
+def _check_shares(model: Architecture, schedule: Schedule, backend: str) -> None:
     """Refuse layers that have no equal shares, and a backend whose devices do not meet half-way."""
     if backend == "device":
         raise ConfigError(

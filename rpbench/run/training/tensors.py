@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import torch
 
 from rpbench.config.choices import ConfigError
-from rpbench.cost.model import Model
 from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.workload.architecture import Architecture
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
 
 
 def workload_of(
-    model: Model, sequences: int, dtype: str, seed: int, num_microbatches: int, device: str = "cpu"
+    model: Architecture, sequences: int, dtype: str, seed: int, num_microbatches: int, device: str = "cpu"
 ) -> Workload:
     """A model and synthetic tokens: the same weights and batches for whoever asks for them; on `meta` no weights."""
     return Workload(
@@ -40,7 +40,7 @@ def workload_of(
     )
 
 
-def check_host_memory(model: Model, dtype: torch.dtype, num_copies: int = 1) -> None:
+def check_host_memory(model: Architecture, dtype: torch.dtype, num_copies: int = 1) -> None:
     """Refuse a model whose weights and optimizer state do not fit; activations come on top."""
     size, master = dtype.itemsize, master_dtype(dtype).itemsize
     # The module's own weights; two versions, a gradient; a master and Adam's two moments.

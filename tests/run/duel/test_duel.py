@@ -15,7 +15,6 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
 from rpbench.cost.machine import Machine
 from rpbench.cost.measured import MEASURED
-from rpbench.cost.model import Model
 from rpbench.engine.measure.calibration import calibrate_cores
 from rpbench.engine.measure.probes import Probe
 from rpbench.records import record
@@ -34,6 +33,7 @@ from rpbench.run.modes.duel.summary import lines, summary
 from rpbench.run.modes.duel.tuning import complete
 from rpbench.run.modes.duel.turns import play
 from rpbench.run.scheduled import PROFILE
+from rpbench.workload.architecture import Architecture
 
 SMALL = (
     "experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=3", "model.seq_len=16", "num_microbatches=4",
@@ -61,7 +61,9 @@ def rows(folder):
     def calibrated(num_devices, tell):
         """The real thing on two small probes: six would take longer than the duel."""
         shapes = ((16, 32, 8), (32, 16, 16))
-        models = [Model("p", 1, hidden, 2, vocab, gated_mlp=False, seq_len=length) for hidden, vocab, length in shapes]
+        models = [
+            Architecture("p", 1, hidden, 2, vocab, gated=False, seq_len=length) for hidden, vocab, length in shapes
+        ]
         probes = [Probe(model, model.seq_len) for model in models]
         return calibrate_cores(num_devices, tell, probes, width=64, copy_bytes=2**14)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from rpbench.config.choices import Duel
 from rpbench.config.request import Request
-from rpbench.cost.model import Model
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.plan.whole import WholePlan
 from rpbench.run.modes.duel.contenders import Contender
 from rpbench.run.modes.duel.verdict import Rules
+from rpbench.workload.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Job:
         budget_s: no turn begins after that.
     """
 
-    model: Model
+    model: Architecture
     sequences: int
     num_microbatches: int
     num_steps: int

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.machine import Machine
-from rpbench.cost.model import Model
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.whole import WholePlan
 from rpbench.run.cluster_file import cluster_of, to_text
 from rpbench.sim.longest_path import simulate
+from rpbench.workload.architecture import Architecture
 
 NAME = "this_machine"
 
@@ -27,7 +27,7 @@ class Survey:
     """
 
     measure: Callable[[], Calibration]
-    model: Model
+    model: Architecture
     num_tokens: int
     num_devices: int
     found: list[tuple[Calibration, Machine]] = field(default_factory=list)

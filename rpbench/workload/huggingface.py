@@ -9,22 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rpbench.cost.model import MOST_LAYERS
-from rpbench.mesh.architecture import Architecture, Experts, Latent
+from rpbench.workload.architecture import FROM_THE_OTHERS, MOST_LAYERS, Architecture, Family
+from rpbench.workload.parts import Experts, Latent
 
-MODEL_TYPES = (
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "gpt_oss",
-    "deepseek_v2",
-    "deepseek_v3",
-    "kimi_k2",
-    "gpt2",
-)
+FAMILY_OF: Mapping[str, Family] = {  # whose activation and norms each model type has, as our modules know them
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "llama",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3",
+    "gpt_oss": "gpt_oss",
+    "deepseek_v2": "llama",
+    "deepseek_v3": "llama",
+    "kimi_k2": "llama",
+    "gpt2": "gpt",
+}
 READ = frozenset(
     [
         "model_type",
@@ -156,7 +156,7 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
         heads,
         _size(values, "vocab_size"),
         _known(values, "num_key_value_heads") or heads,
-        0 if "kv_lora_rank" in values else _known(values, "head_dim"),
+        FROM_THE_OTHERS if "kv_lora_rank" in values else _known(values, "head_dim") or FROM_THE_OTHERS,
         _known(values, "intermediate_size", "n_inner") or 4 * hidden,
         gated=values["model_type"] not in UNGATED,
         tied=bool(values.get("tie_word_embeddings", values["model_type"] == "gpt2")),
@@ -166,15 +166,18 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
         windows=_windows(values),
         learned_positions=_known(values, "n_positions") if values["model_type"] == "gpt2" else 0,
         num_prediction_layers=_known(values, "num_nextn_predict_layers", least=0),
-        dropout=any(values.get(name, 0) for name in ("attn_pdrop", "resid_pdrop", "attention_dropout")),
+        dropout=max(values.get(name) or 0.0 for name in ("attn_pdrop", "resid_pdrop", "attention_dropout")),
         biases=bool(values.get("attention_bias", values["model_type"] in ("gpt2", "qwen2"))),
+        qk_norm=FAMILY_OF[values["model_type"]] == "qwen3",
+        attention_sinks=values["model_type"] == "gpt_oss",
+        family=FAMILY_OF[values["model_type"]],
     )
 
 
 def _check(values: Mapping[str, Any]) -> None:
     kind = values.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise ValueError(f"model_type={kind!r} is not modelled; known: {', '.join(MODEL_TYPES)}")
+    if kind not in FAMILY_OF:
+        raise ValueError(f"model_type={kind!r} is not modelled; known: {', '.join(FAMILY_OF)}")
     for name, value in values.items():
         if name in ONLY and value not in ONLY[name]:
             raise ValueError(f"{name}={value!r} of a {kind} is not modelled; only {ONLY[name][0]!r} is")

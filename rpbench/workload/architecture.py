@@ -1,0 +1,224 @@
+"""Architecture: a decoder-only transformer, layer by layer, and how it is trained."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rpbench.finite import is_finite
+from rpbench.places import CONF
+from rpbench.registry import unknown_name
+from rpbench.workload.counts import Counts
+from rpbench.workload.parts import Experts, Latent
+from rpbench.yaml_file import read_keys
+
+Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+
+MOST_LAYERS = 1000  # of DeepNet, the deepest transformer that was trained (Wang et al., arXiv 2203.00555)
+OLD_SPELLINGS: Mapping[str, str] = {
+    "kv_heads": "key_value_heads",
+    "intermediate": "inner (of one expert: experts.inner)",
+    "gated_mlp": "gated",
+    "tied_embedding": "tied",
+    "experts_total": "experts.total",
+    "experts_active": "experts.active",
+    "sliding_window": "windows, a list in turn over the layers, such as [128,null]",
+}
+
+_SIZES = ("num_layers", "hidden", "heads", "vocab", "seq_len")
+_OPTIONAL_SIZES = ("key_value_heads", "head_dim", "inner", "lora_rank", "context", "batch_sequences")
+_COUNTS = ("num_dense_layers", "learned_positions", "num_prediction_layers")
+_PARTS: Mapping[str, type] = {"experts": Experts, "latent": Latent}
+
+FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others when it is not given
+
+
+@dataclass(frozen=True)
+class Architecture(Counts):
+    """The shape of a transformer, and how it is trained.
+
+    Args:
+        name: as in `conf/model/`.
+        hidden: width of the residual stream.
+        vocab: rows of the embedding and of the head.
+        key_value_heads: heads of keys and values; as many as `heads` if None.
+        head_dim: width of one head; hidden / heads if None.
+        inner: inner width of an MLP; 4 * hidden if None. That of an expert stands in `experts`.
+        gated: three matrices in an MLP (gate, up, down) instead of two.
+        tied: embedding and output matrix are one.
+        num_dense_layers: first layers without experts.
+        windows: keys a query sees, in turn over the layers; empty or None for all.
+        learned_positions: rows of a table of positions; 0 for rotary or none.
+        num_prediction_layers: layers that predict further tokens, each with a pass through the head.
+        dropout: share of the embedding's and of every block's output that training sets to 0.
+        qk_norm, biases, attention_sinks: small parameters: norms of queries and keys; a bias on every linear
+            map of a layer; one number a head.
+        seq_len: tokens of one sequence.
+        context: longest sequence its positions are made for; None for no limit.
+        batch_sequences: sequences of an optimizer step in the run scripts of its source; None where there are none.
+        training_mode: `full`, or `lora` with adapters of rank `lora_rank` on every linear map of every layer.
+        published_name: its name in `analysis/published/`, None for a model without published numbers.
+        family: whose activation and rotary scaling the modules use (`rpbench/models/family.py`).
+        rope_theta: base of the rotary wavelengths.
+        norm_eps: what a norm adds to the mean square.
+
+    Raises:
+        ValueError: for a size below 1, heads that do not divide, an unknown family, a number out of its range,
+            or options that contradict each other.
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    key_value_heads: int = FROM_THE_OTHERS
+    head_dim: int = FROM_THE_OTHERS
+    inner: int = FROM_THE_OTHERS
+    gated: bool = True
+    tied: bool = False
+    experts: Experts | None = None
+    num_dense_layers: int = 0
+    latent: Latent | None = None
+    windows: tuple[int | None, ...] = ()
+    learned_positions: int = 0
+    num_prediction_layers: int = 0
+    dropout: float = 0.0
+    biases: bool = False
+    qk_norm: bool = False
+    attention_sinks: bool = False
+    seq_len: int = 2048
+    context: int | None = None
+    batch_sequences: int | None = None
+    training_mode: Literal["full", "lora"] = "full"
+    lora_rank: int | None = None
+    published_name: str | None = None
+    family: Family = "gpt"
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name, kind in _PARTS.items():
+            if isinstance(given := getattr(self, name), Mapping):
+                object.__setattr__(self, name, _part(name, kind, given))
+        object.__setattr__(self, "windows", _windows(self.windows))
+        _check_sizes(self)
+        _check_numbers(self)
+        derived = {"key_value_heads": self.heads, "head_dim": _head_dim(self), "inner": 4 * self.hidden}
+        for name, value in derived.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        _check_options(self)
+
+
+@cache
+def architecture(name: str) -> Architecture:
+    """The architecture of `conf/model/<name>.yaml`.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest.
+    """
+    path = CONF / "model" / f"{name}.yaml"
+    known = sorted(each.stem for each in path.parent.glob("*.yaml") if each.stem != "abstract")
+    if name not in known:
+        raise ValueError(unknown_name("model", name, known))
+    return Architecture(**model_keys(path))
+
+
+def model_keys(path: Path) -> dict[str, Any]:
+    """The keys of a model's file, behind those of the files beside it that its `defaults` name."""
+    own = read_keys(path)
+    others = [each for each in own.pop("defaults", ()) if each != "_self_"]
+    found: dict[str, Any] = {}
+    for each in others:
+        found |= model_keys(path.with_name(f"{each}.yaml"))
+    return found | own
+
+
+def unknown_key(key: str, known: list[str], what: str = "key of model") -> str:
+    """A line about a key that no architecture has: its new spelling if it was one, or the nearest."""
+    if key in OLD_SPELLINGS:
+        return f"{what} {key!r} is spelled {OLD_SPELLINGS[key]} now"
+    return unknown_name(what, key, known)
+
+
+def _part(name: str, kind: type, given: Mapping[str, Any]) -> Any:
+    known = [each.name for each in fields(kind)]
+    for key in given:
+        if key not in known:
+            raise ValueError(unknown_name(f"key of model.{name}", str(key), known))
+    missing = [each for each in known if each not in given and each != "shared_inner"]
+    if missing:
+        raise ValueError(f"model.{name} has no {', '.join(missing)}; it takes {', '.join(known)}")
+    return kind(**given)
+
+
+def _windows(given: Any) -> tuple[int | None, ...]:
+    found = () if given is None else given
+    if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__iter__"):
+        raise ValueError(f"model.windows={given!r:.60}: a list in turn over the layers, such as [128,null]")
+    for each in (found := tuple(found)):
+        if each is not None and (type(each) is not int or each < 1):
+            raise ValueError(f"model.windows has {each!r:.60}: a window is a whole number of at least 1, or null")
+    return found
+
+
+def _check_sizes(model: Architecture) -> None:
+    for name in _SIZES + _OPTIONAL_SIZES + _COUNTS:
+        value = getattr(model, name)
+        if value is None and name in _OPTIONAL_SIZES:
+            continue
+        least = 0 if name in _COUNTS else 1
+        if type(value) is not int or value < least:
+            way_out = ", or null to leave it out" if name in _OPTIONAL_SIZES else ""
+            raise ValueError(f"model.{name}={value!r:.60}: a size is a whole number of at least {least}{way_out}")
+    if model.num_layers > MOST_LAYERS:
+        raise ValueError(f"model.num_layers={model.num_layers}: at most {MOST_LAYERS:,}; the deepest that was trained")
+
+
+def _check_numbers(model: Architecture) -> None:
+    rules = {
+        "rope_theta": ("a finite number above 1, e.g. 10000", lambda x: x > 1),
+        "norm_eps": ("a finite number above 0, e.g. 1e-5", lambda x: x > 0),
+        "dropout": ("a share of at least 0 and below 1, e.g. 0.1", lambda x: 0 <= x < 1),
+    }
+    for name, (rule, holds) in rules.items():
+        value = getattr(model, name)
+        if not is_finite(value) or not holds(value):
+            raise ValueError(f"model.{name}={value!r}: {rule}")
+
+
+def _head_dim(model: Architecture) -> int:
+    given: int | None = model.head_dim
+    if given is None and model.latent is None and model.hidden % model.heads:
+        raise ValueError(
+            f"model.heads={model.heads} does not divide model.hidden={model.hidden}; "
+            "give the width of a head as well: model.head_dim"
+        )
+    return given or model.hidden // model.heads
+
+
+def _check_options(model: Architecture) -> None:
+    if model.heads % model.key_value_heads:
+        raise ValueError(
+            f"model.key_value_heads={model.key_value_heads} does not divide model.heads={model.heads}; "
+            f"every key head serves equally many query heads; try model.key_value_heads={model.heads}"
+        )
+    if model.num_dense_layers > model.num_layers:
+        raise ValueError(f"model.num_dense_layers={model.num_dense_layers} of model.num_layers={model.num_layers}")
+    if model.context is not None and model.seq_len > model.context:
+        raise ValueError(
+            f"model.seq_len={model.seq_len}: {model.name} has positions for {model.context} tokens; "
+            "take shorter sequences, or lift the limit with model.context=null"
+        )
+    if model.family not in FAMILIES:
+        raise ValueError(f"model.family={model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
+    if model.training_mode not in ("full", "lora"):
+        raise ValueError(f"model.training_mode={model.training_mode!r} is unknown; choose full or lora")
+    if (model.training_mode == "lora") != (model.lora_rank is not None):
+        raise ValueError(
+            f"model.training_mode={model.training_mode} with model.lora_rank={model.lora_rank}: "
+            "lora needs a rank, full takes none; set both, e.g. training_mode=lora lora_rank=32"
+        )

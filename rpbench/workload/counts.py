@@ -1,0 +1,303 @@
+"""Counts: what a decoder-only transformer weighs and computes, counted from its shape.
+
+Counts are per decoder layer, for the head, and for the whole model. Where layers differ, those of "a layer" are the
+mean over them, so that `num_layers` times the mean is right; layers that predict further tokens are in it. FLOPs and
+activations come in three conventions, because published numbers use the first, which is wrong where the heads do not
+add up to hidden:
+
+    artifact    heads * head_dim taken as hidden; attention over all `seq_len` keys; no router
+    corrected   the true width of the heads; otherwise as above
+    causal      the true width, and only the keys that a causal mask and a sliding window leave
+
+Source: theoretical analysis in the artifact of RoundPipe (arXiv 2604.27085) for the first convention.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Literal
+
+from rpbench.workload.parts import Experts, Latent, Layer, Linear, mean_keys
+
+Convention = Literal["artifact", "corrected", "causal"]
+CONVENTIONS: tuple[Convention, ...] = ("artifact", "corrected", "causal")
+
+BYTES_PER_VALUE = 2  # fp16 and bf16
+
+
+class Counts:
+    """The counts of an `Architecture`, which has the fields."""
+
+    num_layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    key_value_heads: int
+    head_dim: int
+    inner: int
+    gated: bool
+    tied: bool
+    experts: Experts | None
+    num_dense_layers: int
+    latent: Latent | None
+    windows: tuple[int | None, ...]
+    learned_positions: int
+    num_prediction_layers: int
+    biases: bool
+    qk_norm: bool
+    attention_sinks: bool
+    seq_len: int
+    lora_rank: int | None
+
+    # --- shape -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer, in order; prediction layers come last."""
+        windows = self.windows or (None,)
+        kinds = [
+            Layer(self.experts is not None and number >= self.num_dense_layers, windows[number % len(windows)])
+            for number in range(self.num_layers)
+        ]
+        return (*kinds, *(kinds[-1],) * self.num_prediction_layers)
+
+    @cached_property
+    def kinds(self) -> dict[bool, float]:
+        """How many layers with experts, and without, there are for each of `num_layers`; one kind: {it: 1.0}."""
+        found = Counter(layer.routed for layer in self.layers)
+        return {routed: count / self.num_layers for routed, count in found.items()}
+
+    @property
+    def score_dim(self) -> int:
+        """Width of a head's query in the product with the keys."""
+        return self.head_dim if self.latent is None else self.latent.plain_dim + self.latent.rotary_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's value."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all queries of one token, as a mean of queries and outputs; differs from `hidden` in many models."""
+        return self.heads * (self.score_dim + self.value_dim) // 2
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all keys, or of all values, of one token, as a mean of both."""
+        return self.key_value_heads * (self.score_dim + self.value_dim) // 2
+
+    @property
+    def expert_visits(self) -> float:
+        """Routed experts that a token visits in a layer; 0 without experts."""
+        return self.experts.active * self.kinds[True] if self.experts and True in self.kinds else 0.0
+
+    @cached_property
+    def inner_visits(self) -> float:
+        """Inner values that a token meets in the MLP and in the experts of a layer."""
+        return self._mean(lambda routed: sum(width * visits for width, visits, _ in self._widths_inside(routed)))
+
+    @cached_property
+    def inner_at_once(self) -> float:
+        """Inner values of a token that are there at one time where the experts of a layer take turns."""
+        return max(
+            width * (visits / count) for routed in self.kinds for width, visits, count in self._widths_inside(routed)
+        )
+
+    def linear_maps(self, routed: bool) -> list[Linear]:
+        """Every linear map of a layer with or without experts."""
+        found = [Linear("attention", *widths) for widths in self._attention_widths()]
+        for inner, visits, count in self._widths_inside(routed):
+            part: Literal["mlp", "experts"] = "mlp" if count == 1 else "experts"
+            found += [Linear(part, self.hidden, inner, count, visits)] * (1 + self.gated)
+            found.append(Linear(part, inner, self.hidden, count, visits))
+        if routed and self.experts:
+            found.append(Linear("router", self.hidden, self.experts.total))
+        return found
+
+    def attention_maps(self) -> tuple[tuple[int, int, bool, bool], ...]:
+        """(inputs, outputs, inputs are cut, outputs are cut) of attention's fused products, for tensor parallelism."""
+        h, a = self.hidden, self.heads
+        if self.latent is None:
+            heads = a + 2 * self.key_value_heads
+            return (h, heads * self.head_dim, False, True), (a * self.head_dim, h, True, False)
+        own, scores = self.latent, a * self.score_dim
+        queries = (
+            ((h, own.query_rank, False, False), (own.query_rank, scores, False, True))
+            if own.query_rank
+            else ((h, scores, False, True),)
+        )
+        keys = (
+            (h, own.key_value_rank + own.rotary_dim, False, False),
+            (own.key_value_rank, a * (own.plain_dim + own.value_dim), False, True),
+        )
+        return (*queries, *keys, (a * self.value_dim, h, True, False))
+
+    def mlp_maps(self, inner: int) -> tuple[tuple[int, int, bool, bool], ...]:
+        """The same of an MLP of that inner width; gate and up are one product."""
+        return (self.hidden, (1 + self.gated) * inner, False, True), (inner, self.hidden, True, False)
+
+    # --- parameters ------------------------------------------------------------------------------------------
+
+    def dense_parameters(self, layer: Layer) -> int:
+        """Parameters of a layer apart from its routed experts, and from adapters."""
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        sinks = self.heads if self.attention_sinks else 0
+        return self._weights(each for each in self.linear_maps(layer.routed) if each.part != "experts") + norms + sinks
+
+    def expert_parameters(self, layer: Layer) -> int:
+        """Parameters of all routed experts of a layer."""
+        return self._weights(each for each in self.linear_maps(layer.routed) if each.part == "experts")
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        """Parameters of one decoder layer, adapters of `lora` apart."""
+
+        def of_kind(routed: bool) -> int:
+            layer = Layer(routed, None)
+            return self.dense_parameters(layer) + self.expert_parameters(layer)
+
+        return round(self._mean(of_kind))
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding, positions included."""
+        return (self.vocab + self.learned_positions) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters the last stage holds besides its layers: final norm and output matrix, shared or not."""
+        return self.hidden + self.vocab * self.hidden
+
+    @cached_property
+    def total_parameters(self) -> int:
+        """Parameters of the whole model; a shared output matrix counts once, adapters of `lora` do not."""
+        layers = sum(self.dense_parameters(each) + self.expert_parameters(each) for each in self.layers)
+        return layers + self.embedding_parameters + self.hidden + (0 if self.tied else self.vocab * self.hidden)
+
+    @property
+    def trainable_layer_parameters(self) -> int:
+        """Parameters of one layer that get a gradient: all of them, or the adapters alone.
+
+        An adapter of rank r on a linear map from n to m values adds r * (n + m) parameters.
+        """
+        if self.lora_rank is None:
+            return self.layer_parameters
+        widths = self._mean(lambda routed: sum(m.matrices * (m.inputs + m.outputs) for m in self.linear_maps(routed)))
+        return round(self.lora_rank * widths)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters of the whole model that get a gradient."""
+        if self.lora_rank is None:
+            return self.total_parameters
+        return self.num_layers * self.trainable_layer_parameters
+
+    # --- FLOPs -----------------------------------------------------------------------------------------------
+
+    def layer_forward_flops(self, num_tokens: float, convention: Convention = "corrected") -> float:
+        """FLOPs of one layer's forward: matrices and attention, the router apart."""
+        q_dim, _ = self._widths(convention)
+        attention = 4 * num_tokens * q_dim * self.keys_per_query(convention)
+        return 2 * num_tokens * self.layer_matrix_weights(None, convention) + attention
+
+    def router_forward_flops(self, num_tokens: int) -> float:
+        """FLOPs of one layer's choice of experts, 0 without experts."""
+        total = self.experts.total if self.experts else 0
+        return self._mean(lambda routed: 2 * num_tokens * self.hidden * total * routed)
+
+    def head_forward_flops(self, num_tokens: int) -> int:
+        """FLOPs of the output matrix, through which predictions of further tokens go as well."""
+        return 2 * num_tokens * self.hidden * self.vocab * (1 + self.num_prediction_layers)
+
+    def forward_flops(self, num_tokens: int, convention: Convention = "corrected") -> float:
+        """FLOPs of the whole forward, head included, routers apart."""
+        layers = self.num_layers * self.layer_forward_flops(num_tokens, convention)
+        return layers + self.head_forward_flops(num_tokens)
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of forward and backward of one token: products, routers included, and causal attention."""
+        found = 0.0
+        for layer in self.layers:
+            weights = sum(each.visits * each.inputs * each.outputs for each in self.linear_maps(layer.routed))
+            found += 6 * weights + 12 * self.q_dim * mean_keys(seq_len, layer.window)
+        return found + 3 * self.head_forward_flops(1)
+
+    def layer_matrix_weights(self, num_experts: int | None, convention: Convention = "corrected") -> float:
+        """Weights of one layer's attention, MLP and `num_experts` routed experts: no router, bias or norm.
+
+        Args:
+            num_experts: None: as many as a token visits.
+        """
+
+        def of_kind(routed: bool) -> float:
+            inside = 0
+            for width, visits, count in self._widths_inside(routed):
+                inside += (visits if count == 1 or num_experts is None else num_experts) * (2 + self.gated) * width
+            if self.latent is not None:
+                return sum(i * o for i, o in self._attention_widths()) + self.hidden * inside
+            q_dim, kv_dim = self._widths(convention)
+            return self.hidden * (2 * q_dim + 2 * kv_dim + inside)
+
+        return self._mean(of_kind)
+
+    def keys_per_query(self, convention: Convention = "corrected") -> float:
+        """Keys a query is compared with, as a mean over the sequence and over the layers."""
+        if convention != "causal":
+            return self.seq_len * len(self.layers) / self.num_layers if self.num_prediction_layers else self.seq_len
+        everything = mean_keys(self.seq_len, None)
+        found = everything * (len(self.layers) / self.num_layers)
+        for window, count in Counter(layer.window for layer in self.layers).items():
+            found += (mean_keys(self.seq_len, window) - everything) * count / self.num_layers
+        return found
+
+    # --- bytes -----------------------------------------------------------------------------------------------
+
+    def layer_activation_bytes(self, num_tokens: int, convention: Convention = "corrected") -> float:
+        """Bytes one layer's forward keeps for its backward when nothing is recomputed.
+
+        Inputs of both norms and of both blocks (4 hidden), queries and attention output (2 q_dim), keys and
+        values (2 kv_dim), and what the MLP keeps of each active expert (3 inner, 2 without a gate).
+
+        Source: figure 2 of RoundPipe counts 6 hidden for the first six; that two of them have the width of
+        the heads is our reading.
+        """
+        q_dim, kv_dim = self._widths(convention)
+        inside = (2 + self.gated) * self.inner_visits
+        return BYTES_PER_VALUE * num_tokens * (4 * self.hidden + 2 * q_dim + 2 * kv_dim + inside)
+
+    def boundary_bytes(self, num_tokens: int) -> int:
+        """Bytes that pass from one stage to the next."""
+        return BYTES_PER_VALUE * num_tokens * self.hidden
+
+    # --- helpers ---------------------------------------------------------------------------------------------
+
+    def _mean(self, of_kind: Callable[[bool], float]) -> float:
+        """The mean over the layers of what a layer with, or without, experts has."""
+        if len(self.kinds) == 1 and not self.num_prediction_layers:
+            return of_kind(*self.kinds)
+        return sum(part * of_kind(routed) for routed, part in self.kinds.items())
+
+    def _weights(self, maps: Iterator[Linear]) -> int:
+        """Parameters of linear maps, each with its bias if there are any."""
+        return sum(each.matrices * each.outputs * (each.inputs + self.biases) for each in maps)
+
+    def _widths(self, convention: Convention) -> tuple[float, float]:
+        """Widths of the queries and of the keys of one token."""
+        if convention == "artifact":
+            return self.hidden, self.hidden * self.key_value_heads / self.heads
+        return self.q_dim, self.kv_dim
+
+    def _widths_inside(self, routed: bool) -> list[tuple[int, int, int]]:
+        """(inner width, how many of them a token visits, how many there are) of a layer's MLP or experts."""
+        if not (routed and self.experts):
+            return [(self.inner, 1, 1)]
+        shared = [(self.experts.shared_inner, 1, 1)] if self.experts.shared_inner else []
+        return [*shared, (self.experts.inner, self.experts.active, self.experts.total)]
+
+    def _attention_widths(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of attention's linear maps, none of them fused."""
+        if self.latent is not None:
+            return [(inputs, outputs) for inputs, outputs, _, _ in self.attention_maps()]
+        h, queries, keys = self.hidden, self.heads * self.head_dim, self.key_value_heads * self.head_dim
+        return [(h, queries), (h, keys), (h, keys), (queries, h)]
