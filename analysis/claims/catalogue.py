@@ -1,54 +1,15 @@
-"""Every claim, in the order of the report."""
+"""Every claim, in the order of the report: those of all modules beside this one."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from importlib import import_module
+from operator import itemgetter
+from pathlib import Path
+from pkgutil import iter_modules
 
-from analysis.claims import (
-    causal,
-    consistency,
-    derived,
-    discrepancies,
-    figure2,
-    figure3,
-    figure5,
-    figure10,
-    figure17,
-    headline,
-    planner,
-    predicted,
-    regression,
-    statements,
-    steady_state,
-    torch_duel,
-    trained,
-    tuning,
-    turning,
-)
-from analysis.claims.claim import Claim, Verdict, judge
+from analysis.claims.claim import SECTIONS, Claim, Verdict, judge
 from analysis.claims.evidence import Need
 from analysis.records.experiments import Experiments
-
-_SECTIONS = (
-    figure17,
-    steady_state,
-    causal,
-    tuning,
-    planner,
-    figure2,
-    figure3,
-    figure5,
-    headline,
-    discrepancies,
-    predicted,
-    figure10,
-    torch_duel,
-    turning,
-    trained,
-    derived,
-    consistency,
-    regression,
-    statements,
-)
 
 
 @cache
@@ -58,7 +19,9 @@ def all_claims() -> tuple[Claim, ...]:
     Raises:
         ValueError: if two claims have the same id.
     """
-    claims = [claim for section in _SECTIONS for claim in section.claims()]
+    for module in iter_modules([str(Path(__file__).parent)], "analysis.claims."):
+        import_module(module.name)
+    claims = [claim for _, found in sorted(SECTIONS, key=itemgetter(0)) for claim in found()]
     seen: set[str] = set()
     for claim in claims:
         if claim.id in seen:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim
+from analysis.claims.claim import Claim, section
 from analysis.claims.evidence import Need, causal, figure17, steady_causal, steady_state
 from analysis.claims.ours import stated
 from analysis.claims.printed import Printed, rows
@@ -13,6 +13,7 @@ SECTION = "Figure 17 with a causal fused stage"
 _SENSE = "waiting can only take time"
 
 
+@section(place=30)
 def claims() -> Iterator[Claim]:
     """The bubble of each model's call and of its calls back to back, and that waiting is never faster."""
     for model, name in PUBLISHED_MODELS.items():

@@ -1,6 +1,6 @@
 """Claim: one number or statement as an object, and whose it is; Verdict: what became of it here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -36,6 +36,20 @@ EVALUATED = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED)
 
 Whose = Literal["the paper's", "another public source's", "ours", "ours against ours"]
 WHOSE: tuple[Whose, ...] = get_args(Whose)
+
+
+Section = Callable[[], Iterable["Claim"]]
+SECTIONS: list[tuple[int, Section]] = []
+
+
+def section(place: int) -> Callable[[Section], Section]:
+    """Put the claims that a function gives into the report, at a place among the other sections."""
+
+    def listing(claims: Section) -> Section:
+        SECTIONS.append((place, claims))
+        return claims
+
+    return listing
 
 
 @dataclass(frozen=True, kw_only=True)

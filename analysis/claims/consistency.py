@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import isclose
 from typing import Any
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.printed import Printed
 from analysis.claims.regression import need_of
@@ -25,6 +25,7 @@ _HAIR = 1 + 1e-9
 Identity = tuple[str, Any, Any]
 
 
+@section(place=170)
 def claims() -> Iterator[Claim]:
     """A claim for each record of each experiment that is held to accepted values."""
     for experiment in held_experiments():

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import cache
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import Need, figure17, partitions, roofline
 from analysis.claims.expected import read_table
 from analysis.claims.printed import Printed
@@ -22,6 +22,7 @@ _CUTS = ("even", "greedy")
 _CLUSTER = "8x_rtx4090"
 
 
+@section(place=160)
 def claims() -> Iterator[Claim]:
     """Every derivation, by the statement that it is about."""
     yield from _leads_as_printed()

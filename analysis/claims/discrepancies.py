@@ -6,7 +6,7 @@ Of every row, the published value is expected to be contradicted and the other v
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from analysis.claims.claim import Claim, Record, Value
+from analysis.claims.claim import Claim, Record, Value, section
 from analysis.claims.evidence import Need, figure17, hand_cuts, partitions, roofline
 from analysis.claims.planner import CAPPED_PLANNER, capped_plan
 from analysis.claims.printed import Row, cell, rows, table
@@ -32,6 +32,7 @@ class _Evidence:
     at_most: bool = False
 
 
+@section(place=100)
 def claims() -> Iterator[Claim]:
     """Two claims a row: what was published, and what it ought to be."""
     for row in table("discrepancies"):

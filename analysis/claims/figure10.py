@@ -6,7 +6,7 @@ A bar of figure 10 whose system a schedule stands for is set against that schedu
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, Value
+from analysis.claims.claim import Claim, Value, section
 from analysis.claims.evidence import Need, Record
 from analysis.claims.printed import Printed, Row, cell, table, where
 from analysis.exhibits.style import method_name, model_name
@@ -41,6 +41,7 @@ MISSES = {
 }
 
 
+@section(place=120)
 def claims() -> Iterator[Claim]:
     """Every bar of a system that one of our schedules stands for."""
     for row in table("throughput"):

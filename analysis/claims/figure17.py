@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import figure17, steady_state
 from analysis.claims.printed import Printed, printed, rows
 from analysis.exhibits.style import method_name, model_name
@@ -13,6 +13,7 @@ SECTION = "Figure 17: the simulated bubbles"
 SOURCE = "RoundPipe, figure 17 (section 5.8.1)"
 
 
+@section(place=10)
 def claims() -> Iterator[Claim]:
     """Fifteen numbers a cell, and five bars."""
     for schedule in SCHEDULES:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import roofline
 from analysis.claims.printed import printed
 from analysis.exhibits.style import model_name
@@ -21,6 +21,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
 _CORRECTED = ("gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora")
 
 
+@section(place=60)
 def claims() -> Iterator[Claim]:
     """Both times and their ratio as published, then with the true width of the heads."""
     for model in PUBLISHED_MODELS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import figure17, roofline
 from analysis.claims.printed import Printed, printed
 from analysis.exhibits.style import method_name, model_name
@@ -13,6 +13,7 @@ SOURCE = "RoundPipe, figure 3 (section 2.3)"
 _ABOVE = Printed("above", "RoundPipe, section 2.3: real interleaved schedules stay above the ideal bubble")
 
 
+@section(place=70)
 def claims() -> Iterator[Claim]:
     """The ideal of each model, and both looped schedules above it."""
     for model, name in PUBLISHED_MODELS.items():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from analysis.claims.claim import Claim
+from analysis.claims.claim import Claim, section
 from analysis.claims.evidence import roofline
 from analysis.claims.printed import Printed, printed, rows, where
 from analysis.exhibits.style import model_name
@@ -16,6 +16,7 @@ SOURCE = "RoundPipe, figure 5 (section 3.3)"
 _GPUS = {"8x_rtx4090": "rtx4090", "8x_a800": "a800", "8x_rtx5090": "rtx5090", "8x_h100": "h100"}
 
 
+@section(place=80)
 def claims() -> Iterator[Claim]:
     """Intensities, thresholds, smallest batches, and whether the batches that were run are large enough."""
     for model in PUBLISHED_MODELS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import figure17, roofline
 from analysis.claims.printed import Printed, cell, printed, rows, table
 from analysis.exhibits.style import model_name
@@ -19,6 +19,7 @@ _THROUGHPUT = "analysis/published/throughput.csv"
 _NEAR = 0.15
 
 
+@section(place=90)
 def claims() -> Iterator[Claim]:
     """Numbers that the published tables and our records must give again."""
     yield from _range_of_the_abstract()

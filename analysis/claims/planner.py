@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import figure17, partitions
 from analysis.claims.printed import Row, cell, printed, table
 from analysis.exhibits.style import model_name
@@ -23,6 +23,7 @@ CAPPED_PLANNER = "rpbench.plan.greedy for the model of the record, under LIMIT_2
 _OTHER_COUNTS = ("gpt_oss_20b", "qwen3_32b")
 
 
+@section(place=50)
 def claims() -> Iterator[Claim]:
     """Counts with and without the memory cap of a 24 GB card, bubbles of the plans, counts of the artifact."""
     for row in table("planner"):

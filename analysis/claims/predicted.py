@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.claims.claim import Claim
+from analysis.claims.claim import Claim, section
 from analysis.claims.expected import expected
 from analysis.claims.printed import Printed, Row, cell, table, where
 from analysis.exhibits.style import method_name, model_name
@@ -67,6 +67,7 @@ _FIGURES = (
 )  # fmt: skip
 
 
+@section(place=110)
 def claims() -> Iterator[Claim]:
     """Every bar and point of the figures; what did not run is a claim as well."""
     for figure in _FIGURES:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import isclose
 from typing import Any
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import Need
 from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.printed import Printed
@@ -108,6 +108,7 @@ _OF_A_PLAN = (
 )
 
 
+@section(place=180)
 def claims() -> Iterator[Claim]:
     """A claim for each row of each expected table."""
     for experiment in held_experiments():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import Need, causal, figure17, partitions, recompute_ahead, steady_causal, steady_state
 from analysis.claims.expected import read_table
 from analysis.claims.ours import stated
@@ -17,6 +17,7 @@ from analysis.records.runs import BASELINES, ONE_ROUND, SCHEDULES
 SECTION = "What we say of our own experiments"
 
 
+@section(place=190)
 def claims() -> Iterator[Claim]:
     """Every statement, by its experiment."""
     yield from _leads()

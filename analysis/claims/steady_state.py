@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim
+from analysis.claims.claim import Claim, section
 from analysis.claims.evidence import steady_state
 from analysis.claims.printed import cell, rows
 from analysis.exhibits.style import model_name
@@ -14,6 +14,7 @@ SECTION = "Asynchronous steps, simulated back to back"
 _ONE_UNIT = 0.01
 
 
+@section(place=20)
 def claims() -> Iterator[Claim]:
     """Twenty values of an independent simulation: five models, calls of 8, 9, 10 and 16 microbatches."""
     for model, name in PUBLISHED_MODELS.items():

@@ -6,7 +6,7 @@ beside other programs refutes nothing that it cannot tell.
 
 from collections.abc import Callable, Iterator
 
-from analysis.claims.claim import Claim, Record, Value
+from analysis.claims.claim import Claim, Record, Value, section
 from analysis.claims.evidence import Need
 from analysis.claims.printed import Printed
 from rpbench.run.modes.torch_duel.entrants import ENGINES, TABLE, entrants
@@ -21,6 +21,7 @@ _SOURCE = "docs/torch_runtime.md"
 AGREE = "as its runs say"
 
 
+@section(place=130)
 def claims() -> Iterator[Claim]:
     """What a table costs, what its replay explains, parity, and that the figures follow from the runs."""
     for schedule in SCHEDULES:

@@ -6,7 +6,7 @@ step's delay costs more than what processors make of a loss. Curves of 96 update
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim
+from analysis.claims.claim import Claim, section
 from analysis.claims.evidence import Need
 from analysis.claims.printed import Printed
 
@@ -18,6 +18,7 @@ _IN_ORDER = ("gpipe", "xpipe", "pipedream_2bw")
 _LARGEST = 1e-3  # of a loss, between two orders of the same sums
 
 
+@section(place=150)
 def claims() -> Iterator[Claim]:
     """For each seed: who trains alike, and who is ahead of whom."""
     for seed in _SEEDS:

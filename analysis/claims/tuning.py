@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import Need, figure17, partitions, recompute_ahead
 from analysis.claims.printed import Printed, cell, printed, rows, where
 from analysis.exhibits.style import method_name, model_name
@@ -44,6 +44,7 @@ _SEARCHED = _Field("searched", "every schedule on its searched cut", _with_searc
 _AHEAD = _Field("ahead", "searched cuts, the baselines recomputing ahead as RoundPipe does", _recomputing_ahead)
 
 
+@section(place=40)
 def claims() -> Iterator[Claim]:
     """RoundPipe leads with published and with tuned cuts; by how much; and the search keeps its promise."""
     for model in PUBLISHED_MODELS:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
-from analysis.claims.claim import Claim, Record
+from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import Need
 from analysis.claims.ours import stated
 from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
@@ -25,6 +25,7 @@ _LEADS = (
 )
 
 
+@section(place=140)
 def claims() -> Iterator[Claim]:
     """How many pairs each level turns, and leads before and after a turn."""
     needs = tuple(_every_run())

@@ -1,10 +1,13 @@
 """Exhibit: a figure or a table with its evidence, the records it was made from and the command that makes them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+
+from analysis.records.experiments import Experiments
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,6 @@ class Exhibit:
     """What the report shows under one heading.
 
     Args:
-        id: file stem and anchor, such as `figure17`.
         title, caption: for people; the caption says what is to be seen and how it is known.
         evidence: kinds of evidence in it (published, derived, simulated, predicted, emulated, measured).
         command: the command line that makes its records again.
@@ -42,10 +44,9 @@ class Exhibit:
         drawings: further figures that are files of their own, by file stem.
         table: the numbers, of a figure as well.
         run_ids: records behind it; those of the table if left out.
-        question: what it asks, of one that the report knows no question of.
+        id: file stem and anchor, such as `figure17`; with `question`, what it asks, as `exhibited` says.
     """
 
-    id: str
     title: str
     caption: str
     evidence: tuple[str, ...]
@@ -54,8 +55,47 @@ class Exhibit:
     drawings: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
     table: Table | None = None
     run_ids: Sequence[str] = field(default=())
+    id: str = ""
     question: str = ""
 
     @property
     def records(self) -> tuple[str, ...]:
         return tuple(self.run_ids) or (self.table.run_ids if self.table else ())
+
+
+Maker = Callable[[Experiments], Exhibit]
+
+
+class Listed(NamedTuple):
+    """An exhibit of the report: where it stands there, its identity, and what makes it of the records."""
+
+    place: int
+    id: str
+    make: Maker
+
+
+LISTED: list[Listed] = []
+
+
+def exhibited(identity: str, *, place: int, question: str) -> Callable[[Maker], Maker]:
+    """Put the exhibit that a function makes into the report, at a place among the others.
+
+    Args:
+        identity: file stem and anchor of the exhibit.
+        question: what it asks.
+
+    Raises:
+        ValueError: if another exhibit has this identity.
+    """
+    if any(identity == other.id for other in LISTED):
+        raise ValueError(f"two exhibits are called {identity}; an identity belongs to one")
+
+    def listing(make: Maker) -> Maker:
+        @wraps(make)
+        def named(experiments: Experiments) -> Exhibit:
+            return replace(make(experiments), id=identity, question=question)
+
+        LISTED.append(Listed(place, identity, named))
+        return named
+
+    return listing

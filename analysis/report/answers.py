@@ -25,53 +25,6 @@ FIRST = (
     "duel",
 )
 
-_QUESTIONS = {
-    "figure17": "Does the published simulation of every schedule come out the same?",
-    "published_cells": "Which printed numbers of figure 17 are met to the last digit?",
-    "steady_state": "How large is the bubble when steps follow one another?",
-    "causal": "What if RoundPipe's fused stage waits for what it needs?",
-    "figure3": "How far are the simulated bubbles from the ideal ones?",
-    "tuning": "Who wins when everybody's stages are searched, not RoundPipe's alone?",
-    "lead": "How much of RoundPipe's lead is left on equal terms?",
-    "gains": "Which choice gains how much?",
-    "plans": "Which cuts does the search find, and which the released planner?",
-    "dispatch": "What does it cost to hand work to devices as it comes?",
-    "tradeoff": "How much memory buys how small a bubble?",
-    "hop_latency": "How much does every schedule lose when the link gets slower?",
-    "thousand_devices": "What is left of the lead on a thousand devices?",
-    "uneven_head": "Who suffers from a large vocabulary?",
-    "turning": "Which level of detail turns the ranking of schedules?",
-    "duel": "Who is faster when all train for real on this machine?",
-    "calibrated": "Can a run on this machine be predicted from a minute of measuring?",
-    "torch_duel": "What does a table of ours cost on torch's own pipeline runtime?",
-    "equivalence": "Do all schedules compute the same gradients?",
-    "figure10": "Which system trains fastest on eight RTX 4090, on equal terms?",
-    "baselines_cpu": "What do all systems do when they train for real on two cores?",
-    "prediction": "How far is the simulation from the published measurements?",
-    "convergence": "What do late weights cost in learning?",
-    "figure2": "Recompute, or reload?",
-    "figure5": "How many sequences an upload make a device compute-bound?",
-    "figure10_bars": "How far are simulated systems from the published bars of figure 10?",
-    "figure10_options": "Which settings do the fastest systems take?",
-    "figure10_published": "How fast is every system, as published?",
-    "figure11_published": "How long a sequence does every system train on, as published?",
-    "cost": "What do a billion tokens cost on an RTX 4090 server?",
-    "figure10_predicted": "How fast should every system be?",
-    "figure11_predicted": "How long a sequence should every system train on?",
-    "figure12_predicted": "How fast should every system be on eight A800?",
-    "figure13_predicted": "How long a sequence should fit on eight A800?",
-    "figure14_predicted": "What should a billion tokens cost?",
-    "figure15_predicted": "How should throughput grow with the number of devices?",
-    "figure16_predicted": "How should throughput change with the length of sequences?",
-    "prediction_bars": "Does the prediction keep the bars it was given beforehand?",
-    "prediction_errors": "How far off is every predicted throughput?",
-    "prediction_misses": "Where is the prediction wrong?",
-    "blind_round": "What was predicted blind, and what came out?",
-    "what_if": "Which system wins on which machine?",
-    "atlas": "What does every schedule look like?",
-    "timelines": "Where does the time go, action by action?",
-}
-
 
 @dataclass(frozen=True)
 class Judgement:
@@ -84,11 +37,6 @@ class Judgement:
 
     kind: str
     text: str
-
-
-def question(exhibit: Exhibit) -> str:
-    """What an exhibit asks; its title where no question was put."""
-    return exhibit.question or _QUESTIONS.get(exhibit.id, exhibit.title)
 
 
 def answer(exhibit: Exhibit) -> str:

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.style import BUBBLES
 from analysis.report import findings, opening, views
-from analysis.report.answers import FIRST, answer, judgement, question
+from analysis.report.answers import FIRST, answer, judgement
 from analysis.report.content import Content
 from analysis.report.site import Site, by_sweep, sections_of, slug
 from analysis.report.statements import Statement, choices, counted, grouped_by, judged, statements
@@ -118,7 +118,7 @@ class _Pages:
         return {
             "id": each.id,
             "title": each.title,
-            "question": question(each),
+            "question": each.question or each.title,
             "answer": answer(each),
             "judgement": judgement(each, self._content.verdicts),
             "evidence": each.evidence,

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
+from inspect import getmodule
 from pathlib import Path
 
 from analysis.verbs import VERBS
@@ -97,8 +98,19 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{mark}" if mark in "|[]<" else mark for mark in text)
 
 
+def _further_methods() -> str:
+    """Rows of the schedules that the table above has no row for: the first line of their files."""
+    told = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    return "\n".join(
+        f"| [{name}](methods/{name}.md) | {(getmodule(each.generate).__doc__ or '').partition(chr(10))[0]} |"
+        for name, each in offered().items()
+        if f"(methods/{name}.md)" not in told
+    )
+
+
 _PLACES: Mapping[str, Callable[[], str]] = {
     "<!-- verbs of the command line -->": _verbs_table,
     "<!-- settings of a run -->": _settings,
     "<!-- modules -->": _modules,
+    "<!-- further methods -->": _further_methods,
 }

@@ -75,7 +75,7 @@ def test_exhibits_agree_on_every_record_they_share(full_content: Content):
 def test_two_measures_under_one_label_are_seen():
     def printing(name: str, label: str, value: float) -> Exhibit:
         cell = Cell(value, f"{value:.2f}", ("run",))
-        return Exhibit(name, name, "", (), "", table=Table(("model", label), ((Cell("m", "m"), cell),)))
+        return Exhibit(name, "", (), "", id=name, table=Table(("model", label), ((Cell("m", "m"), cell),)))
 
     one = printing("one", "bubble (%)", 2.2220)
     assert list(differing([one, printing("other", "N = 8 (%)", 2.2480)]))

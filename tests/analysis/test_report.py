@@ -14,7 +14,7 @@ from report_page import Page
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.experiments import Experiments
 from analysis.report import build
-from analysis.report.answers import answer, question
+from analysis.report.answers import answer
 from analysis.report.content import Content
 from analysis.report.images import LARGEST_SVG_BYTES, Image, Shown, draw_all
 from analysis.report.opening import PAPER
@@ -132,9 +132,8 @@ def test_a_figure_can_be_taken_away_and_made_again(texts: dict[str, str]) -> Non
 
 
 def test_words_are_escaped(content: Content) -> None:
-    odd = Exhibit(
-        "odd", "<b>bold</b>", "a & b", ("simulated",), "echo '<'", table=Table(("x",), ((Cell(None, "<i>"),),))
-    )
+    strange = Table(("x",), ((Cell(None, "<i>"),),))
+    odd = Exhibit("<b>bold</b>", "a & b", ("simulated",), "echo '<'", table=strange, id="odd")
     for text in _rendered(replace(content, exhibits=[odd])).values():
         assert "<b>bold" not in text
         assert "<i>" not in text
@@ -207,7 +206,7 @@ def test_runs_that_failed_are_listed(scant: Content) -> None:
 
 def test_every_exhibit_has_a_question_and_an_answer(content: Content) -> None:
     for each in content.exhibits:
-        assert question(each).endswith("?"), each.id
+        assert each.question.endswith("?"), each.id
         assert answer(each), each.id
 
 
@@ -307,7 +306,7 @@ def _crowded() -> Figure:
 
 
 def _exhibit(name: str, **figures: object) -> Exhibit:
-    return Exhibit(name, name, "", ("derived",), "", **figures)  # type: ignore[arg-type]
+    return Exhibit(name, "", ("derived",), "", id=name, **figures)  # type: ignore[arg-type]
 
 
 def test_figures_are_drawn_once_each_in_their_order_and_kept_as_files(tmp_path: Path) -> None:

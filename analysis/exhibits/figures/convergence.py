@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style, time_to_loss
 from analysis.exhibits.cells import label, ours, ranged, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 # By their name under `schedule=`; flushed ones black and grey, asynchronous ones coloured.
@@ -39,6 +39,7 @@ BATCH = 4  # microbatches behind each point
 LAST = 8  # points behind the loss at the end
 
 
+@exhibited("convergence", place=250, question="What do late weights cost in learning?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -47,7 +48,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="convergence",
         title="What late gradients cost",
         caption=(
             "Training loss of a small GPT on this project's own prose, 4 devices, the same sequences for every "

@@ -7,13 +7,14 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
 ROUNDS = (8, 4, 1)  # microbatches a round
 
 
+@exhibited("dispatch", place=100, question="What does it cost to hand work to devices as it comes?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -28,7 +29,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
         *(f"dynamic, rounds of {size}: speed-up over rotation" for size in ROUNDS),
     )
     return Exhibit(
-        id="dispatch",
         title="Beyond the paper: a free device takes what is ready",
         caption=(
             "One call of 16 microbatches on 8 devices with the published partition; the head waits for its input. "

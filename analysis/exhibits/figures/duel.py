@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
@@ -63,6 +63,7 @@ COLUMNS = (
 )
 
 
+@exhibited("duel", place=160, question="Who is faster when all train for real on this machine?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -71,7 +72,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     duels = found_duels(experiments.cells("cpu_duel"))
     return Exhibit(
-        id="duel",
         title="On two cores: predicted, emulated, measured",
         caption=(
             "Small GPTs trained for real on two devices of one core each, optimizer steps and gradient sums within "

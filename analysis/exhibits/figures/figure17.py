@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.exhibit import Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -34,6 +34,7 @@ _BACK_TO_BACK = {f"back to back {count}" for count in BACK_TO_BACK}
 _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
 
 
+@exhibited("figure17", place=10, question="Does the published simulation of every schedule come out the same?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -42,7 +43,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="figure17",
         title="Figure 17: where the bubble comes from",
         caption=(
             "Idle share of devices × makespan on 8 devices, split into fill, switch, drain and intra; a "

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -20,6 +20,7 @@ CLUSTER = "8x_rtx4090"
 _RECOMPUTE, _RELOAD = style.ORANGE, style.BLUE
 
 
+@exhibited("figure2", place=260, question="Recompute, or reload?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -28,7 +29,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="figure2",
         title="Figure 2: recompute or reload",
         caption=(
             "Time to run one layer's forward again, and time to bring its activations back over PCIe, for "

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.exhibit import Exhibit, Table, exhibited
 from analysis.exhibits.figures.figure2 import CLUSTER
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
@@ -18,6 +18,7 @@ from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 SCHEDULES = ("interleaved_1f1b", "looped_bfs")
 
 
+@exhibited("figure3", place=50, question="How far are the simulated bubbles from the ideal ones?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -26,7 +27,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="figure3",
         title="Figure 3: ideal and simulated bubble of interleaved schedules",
         caption=(
             "Idle share of devices × makespan on 8 devices with 16 microbatches. Ideal: layers of equal "

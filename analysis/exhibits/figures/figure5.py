@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -23,6 +23,7 @@ GPUS = {
 COUNTS = ("artifact", "corrected")
 
 
+@exhibited("figure5", place=270, question="How many sequences an upload make a device compute-bound?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -31,7 +32,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="figure5",
         title="Figure 5: when streaming weights costs nothing",
         caption=(
             "FLOPs of one layer per byte uploaded for it, against the number of sequences of 2,048 tokens "

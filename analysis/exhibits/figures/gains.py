@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.exhibits.tables import contest
 from analysis.records import runs
 from analysis.records.experiments import Experiments
@@ -20,6 +20,7 @@ from analysis.records.experiments import Experiments
 CHAMPIONS = {False: "roundpipe", True: "roundpipe_async"}
 
 
+@exhibited("gains", place=80, question="Which choice gains how much?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -28,7 +29,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="gains",
         title="RoundPipe beside every other schedule, at equal tuning",
         caption=(
             "Time of a step over RoundPipe's on eight RTX 4090, steps as large as in the paper's run scripts, "

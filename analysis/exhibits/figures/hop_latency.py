@@ -9,13 +9,14 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "hop_latency"
 
 
+@exhibited("hop_latency", place=120, question="How much does every schedule lose when the link gets slower?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -24,7 +25,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="hop_latency",
         title="What a slow hop costs",
         caption=(
             "Eight devices, 32 microbatches; forward, input gradient and weight gradient of a device's share take "

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.predictions.tables import read
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, models_in
 from analysis.records.published import published
 
@@ -86,12 +87,11 @@ def answer(data: pd.DataFrame) -> str:
     )
 
 
-def _exhibit(identity: str, number: int, name: str, platform: str) -> Exhibit:
+def _exhibit(number: int, name: str, platform: str) -> Exhibit:
     data = numbers(name, platform)
     known = data["known"].notna().any()
     subject = "throughput" if name == "throughput" else "longest sequence"
     return Exhibit(
-        id=identity,
         title=f"Figure {number}: {subject} on {_NAMES[platform]}, predicted" + (" and published" if known else ""),
         caption=(
             "Predicted from the shape of the model and the declared figures of the machine; the line through a bar "
@@ -105,24 +105,28 @@ def _exhibit(identity: str, number: int, name: str, platform: str) -> Exhibit:
     )
 
 
-def figure10(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure10_predicted", place=310, question="How fast should every system be?")
+def figure10(_: Experiments) -> Exhibit:
     """Throughput on the 4090, beside the published one."""
-    return _exhibit("figure10_predicted", 10, "throughput", RTX4090)
+    return _exhibit(10, "throughput", RTX4090)
 
 
-def figure11(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure11_predicted", place=320, question="How long a sequence should every system train on?")
+def figure11(_: Experiments) -> Exhibit:
     """Longest sequences on the 4090, beside the published ones."""
-    return _exhibit("figure11_predicted", 11, "max_seq_len", RTX4090)
+    return _exhibit(11, "max_seq_len", RTX4090)
 
 
-def figure12(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure12_predicted", place=360, question="How fast should every system be on eight A800?")
+def figure12(_: Experiments) -> Exhibit:
     """Throughput on the A800."""
-    return _exhibit("figure12_predicted", 12, "throughput", A800)
+    return _exhibit(12, "throughput", A800)
 
 
-def figure13(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure13_predicted", place=370, question="How long a sequence should fit on eight A800?")
+def figure13(_: Experiments) -> Exhibit:
     """Longest sequences on the A800."""
-    return _exhibit("figure13_predicted", 13, "max_seq_len", A800)
+    return _exhibit(13, "max_seq_len", A800)
 
 
 def tabulate(data: pd.DataFrame, name: str, platform: str) -> Table:

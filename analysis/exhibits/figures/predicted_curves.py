@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, table, theirs
-from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.exhibit import Exhibit, Table, exhibited
 from analysis.exhibits.figures.predicted import A800, COMMAND, RTX4090
 from analysis.predictions.tables import read
+from analysis.records.experiments import Experiments
 from analysis.records.paper import models_in
 from analysis.records.published import PUBLISHED, published
 
@@ -55,7 +56,8 @@ def _measured(name: str, system: str = "roundpipe") -> pd.DataFrame:
 # --- figure 14 -----------------------------------------------------------------------------------------------
 
 
-def cost(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure14_predicted", place=380, question="What should a billion tokens cost?")
+def cost(_: Experiments) -> Exhibit:
     """RoundPipe and the best other system on either machine, in US dollars for a billion tokens."""
     rows, known = cheapest(costs()), _published_costs()
     cells = [
@@ -72,7 +74,6 @@ def cost(_: pd.DataFrame) -> Exhibit:
     ]
     columns = ("model", "machine", "system", "US dollars for 1e9 tokens", "low", "high", "published")
     return Exhibit(
-        id="figure14_predicted",
         title="Figure 14: cost of a billion tokens, predicted",
         caption=(
             "Rent of the machine over predicted throughput, RoundPipe and the cheapest other system on each; Mobius, "
@@ -146,11 +147,11 @@ def draw_cost(rows: pd.DataFrame) -> Figure:
 # --- figures 15 and 16 ---------------------------------------------------------------------------------------
 
 
-def scaling(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure15_predicted", place=390, question="How should throughput grow with the number of devices?")
+def scaling(_: Experiments) -> Exhibit:
     """RoundPipe on 1 to 8 devices of either machine."""
     data = scales()
     return Exhibit(
-        id="figure15_predicted",
         title="Figure 15: RoundPipe on 1 to 8 devices, predicted",
         caption=(
             "Tokens/s with the batch of the eight-device run. Dashed: eight times one device. Stars: measured. "
@@ -216,12 +217,12 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: tuple[str, str], name: 
     )
 
 
-def seqlen(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure16_predicted", place=400, question="How should throughput change with the length of sequences?")
+def seqlen(_: Experiments) -> Exhibit:
     """RoundPipe on Qwen3-1.7B over lengths of sequences."""
     data = lengths()
     first, last = data["tokens_per_s"].iloc[0], data["tokens_per_s"].iloc[-1]
     return Exhibit(
-        id="figure16_predicted",
         title="Figure 16: RoundPipe on Qwen3-1.7B over sequence lengths, predicted",
         caption=(
             "Tokens/s on 8 RTX 4090 with the batches of the run scripts. From 512 to 65,536 tokens the throughput "

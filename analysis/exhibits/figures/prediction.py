@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.exhibit import Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -22,6 +22,7 @@ ESTIMATES = {
 BACK_TO_BACK = 10  # microbatches a call in the published measurements of four of the five models
 
 
+@exhibited("prediction", place=240, question="How far is the simulation from the published measurements?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -30,7 +31,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="prediction",
         title="Simulated against measured throughput",
         caption=(
             "Tokens/s of RoundPipe on 8 RTX 4090: simulated from the published layer timings, over the "

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -17,6 +17,7 @@ from analysis.records.paper import PUBLISHED_MODELS, look_up
 COUNTS = (8, 9, 10, 16)  # microbatches a call
 
 
+@exhibited("steady_state", place=30, question="How large is the bubble when steps follow one another?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -25,7 +26,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="steady_state",
         title="RoundPipe back to back: the asynchronous bubble, simulated",
         caption=(
             "60 calls of N microbatches, the rotation carried on and no barrier between them. Back to back means "

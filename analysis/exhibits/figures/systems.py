@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up, models_in
 from analysis.records.published import published
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
@@ -18,11 +19,11 @@ PLATFORM = "8x-rtx4090-24gb"
 OURS = ("roundpipe", "roundpipe-sync")
 
 
-def throughput(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure10_published", place=280, question="How fast is every system, as published?")
+def throughput(_: Experiments) -> Exhibit:
     """Figure 10: tokens/s of every system."""
     data = numbers("throughput", "tokens_per_s")
     return Exhibit(
-        id="figure10_published",
         title="Figure 10: throughput on 8 RTX 4090, as published",
         caption=(
             "Published measurements, one run each, not repeated here. OOM: out of memory; N/A: not "
@@ -36,11 +37,11 @@ def throughput(_: pd.DataFrame) -> Exhibit:
     )
 
 
-def sequence_length(_: pd.DataFrame) -> Exhibit:
+@exhibited("figure11_published", place=290, question="How long a sequence does every system train on, as published?")
+def sequence_length(_: Experiments) -> Exhibit:
     """Figure 11: the longest sequence every system trains on."""
     data = numbers("max_seq_len", "max_seq_len_published_k")
     return Exhibit(
-        id="figure11_published",
         title="Figure 11: longest sequence on 8 RTX 4090, as published",
         caption=(
             "Published measurements, found in steps of 1,024 tokens, not repeated here. The row FSDP with "
@@ -53,11 +54,11 @@ def sequence_length(_: pd.DataFrame) -> Exhibit:
     )
 
 
-def cost(_: pd.DataFrame) -> Exhibit:
+@exhibited("cost", place=300, question="What do a billion tokens cost on an RTX 4090 server?")
+def cost(_: Experiments) -> Exhibit:
     """Figure 14, left half: US dollars for a billion tokens."""
     price, data = price_of(PLATFORM), costs(PLATFORM)
     return Exhibit(
-        id="cost",
         title="Figure 14, RTX 4090 half: cost of a billion tokens",
         caption=(
             f"Price of the server ({float(price.value):.2f} US dollars an hour) over published throughput; "

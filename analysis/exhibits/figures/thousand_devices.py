@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
 
@@ -34,6 +34,7 @@ _DASHED = ("dapple", "zb_h2", "roundpipe_call")  # by colour alone they would be
 _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 
+@exhibited("thousand_devices", place=130, question="What is left of the lead on a thousand devices?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -42,7 +43,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="thousand_devices",
         title="A thousand devices: the batch runs out before the hops matter",
         caption=(
             "1,024 microbatches a step; forward, input gradient and weight gradient of a device's share take one unit "

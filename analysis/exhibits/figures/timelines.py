@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.exhibit import Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, index
 from rpbench.drawing.timeline_figure import Bars, bars_of, draw_timeline, handles, put_bars
@@ -24,6 +24,7 @@ from rpbench.records import record
 from rpbench.run.recording import TIMELINE
 
 
+@exhibited("timelines", place=440, question="Where does the time go, action by action?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """All timelines on one page, and each as a drawing of its own.
 
@@ -32,7 +33,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     rows, results = numbers(experiments), experiments.results
     return Exhibit(
-        id="timelines",
         title="The 25 timelines behind figure 17",
         caption=(
             "When each device forwards, runs backward and waits, for 16 microbatches on 8 devices; white "

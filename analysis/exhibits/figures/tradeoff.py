@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.exhibits.figures.labels import name_points
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
@@ -18,6 +18,7 @@ from rpbench.config.configuration import swept
 EXPERIMENT = "tradeoff"
 
 
+@exhibited("tradeoff", place=110, question="How much memory buys how small a bubble?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -26,7 +27,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="tradeoff",
         title="Bubble against memory, every synchronous schedule",
         caption=(
             "Eight devices; forward, input gradient and weight gradient of a device's share take one unit each, "

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
@@ -37,6 +37,7 @@ _COMMAND = "; ".join(
 )
 
 
+@exhibited("tuning", place=60, question="Who wins when everybody's stages are searched, not RoundPipe's alone?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -45,7 +46,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="tuning",
         title="Tuned cuts: every schedule at its best",
         caption=(
             "Bubble of one call of 16 microbatches on 8 devices with the published cut, layers dealt "
@@ -158,6 +158,7 @@ def _row(found: dict, model: str, schedule: str) -> list[Cell]:
     ]
 
 
+@exhibited("lead", place=70, question="How much of RoundPipe's lead is left on equal terms?")
 def lead_exhibit(experiments: Experiments) -> Exhibit:
     """RoundPipe's lead as a table of its own.
 
@@ -176,7 +177,6 @@ def lead_exhibit(experiments: Experiments) -> Exhibit:
             row += [ours(entry.lead, ".4f", entry.run_ids), label(style.method_name(entry.best))]
         cells.append(row)
     return Exhibit(
-        id="lead",
         title="RoundPipe's lead over the best baseline, untuned and tuned",
         caption=f"Time of the best baseline over RoundPipe's, 16 microbatches on 8 devices. {answer(data)}",
         evidence=("simulated",),

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records.experiments import Experiments, index
 from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
 from rpbench.config.configuration import swept
@@ -29,6 +29,7 @@ _MACHINES = {"8x_rtx4090": "8 x RTX 4090", "8x_rtx5090": "8 x RTX 5090"}
 Placed = tuple[str, str, Turn]  # model, machine and what turns there
 
 
+@exhibited("turning", place=150, question="Which level of detail turns the ranking of schedules?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -37,7 +38,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="turning",
         title="Rankings that turn",
         caption=(
             "Each level charges what the levels left of it charge and one thing more. Order: the kernels of the "

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
@@ -18,6 +18,7 @@ EXPERIMENT = "uneven_head"
 _DEALT = ("roundpipe", runs.ONE_ROUND)
 
 
+@exhibited("uneven_head", place=140, question="Who suffers from a large vocabulary?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The figure with its numbers.
 
@@ -26,7 +27,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     data = numbers(experiments)
     return Exhibit(
-        id="uneven_head",
         title="A heavy head",
         caption=(
             "Eight devices, 32 layers, 32 microbatches in one flushed step; forward, recomputation, input gradient "

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.workload.architecture import Architecture
 
@@ -50,6 +50,7 @@ SIZES = Map(
 )
 
 
+@exhibited("what_if", place=420, question="Which system wins on which machine?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The two maps with their numbers.
 
@@ -60,7 +61,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     rows = [*_rows(maps["what_if"], LINKS), *_rows(maps["what_if_devices"], SIZES)]
     columns = ("where", *(f"{style.method_name(system)}, tokens/s" for system in SYSTEMS), "fastest")
     return Exhibit(
-        id="what_if",
         title="What if: which system trains Qwen3-1.7B fastest",
         caption=(
             "Predicted tokens/s on RTX 4090. Left: eight devices, steps of 16 microbatches of one sequence, over the "

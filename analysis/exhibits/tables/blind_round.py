@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.exhibits.cells import label, table, theirs
-from analysis.exhibits.exhibit import Exhibit
+from analysis.exhibits.exhibit import Exhibit, exhibited
 from analysis.predictions.outcomes import GROUPS, SEALED, SEALED_COMMIT, Outcome, coverage, outcomes, verdicts
 from analysis.predictions.tables import FOLDER
+from analysis.records.experiments import Experiments
 
 _SEALED = "analysis/predictions/sealed/"
 _PRESENT = "analysis/predictions/"
@@ -22,7 +23,8 @@ _COLUMNS = (
 )
 
 
-def exhibit(_: pd.DataFrame) -> Exhibit:
+@exhibited("blind_round", place=410, question="What was predicted blind, and what came out?")
+def exhibit(_: Experiments) -> Exhibit:
     """Every group of withheld cells: the sealed errors, and those of the present model."""
     return of_outcomes(outcomes(SEALED), outcomes(FOLDER))
 
@@ -45,7 +47,6 @@ def of_outcomes(sealed: Sequence[Outcome], present: Sequence[Outcome]) -> Exhibi
             )
         )
     return Exhibit(
-        id="blind_round",
         title="What was said before, what came out",
         caption=_caption(sealed),
         evidence=("predicted", "published"),

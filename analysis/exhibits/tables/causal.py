@@ -4,11 +4,12 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
 
+@exhibited("causal", place=40, question="What if RoundPipe's fused stage waits for what it needs?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
@@ -25,7 +26,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
         "longer (%)",
     )
     return Exhibit(
-        id="causal",
         title="The head waits for its input",
         caption=(
             "The artifact's simulator lets the forward of the fused stage (head, loss and first backward) "

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.exhibits.figures import convergence
 from analysis.exhibits.tables import contest
 from analysis.exhibits.time_to_loss import SHARE, Spread, token_multiples
@@ -41,6 +41,7 @@ _TRAINED_AS = {
 Multiples = Mapping[str, Spread]
 
 
+@exhibited("figure10", place=200, question="Which system trains fastest on eight RTX 4090, on equal terms?")
 def simulated(experiments: Experiments) -> Exhibit:
     """All systems on eight devices and the published models, at equal tuning.
 
@@ -59,7 +60,6 @@ def simulated(experiments: Experiments) -> Exhibit:
         for row in rows.to_dict("records")
     )
     return Exhibit(
-        id="figure10",
         title="Every system on eight RTX 4090, at equal tuning",
         caption=(
             f"Action by action, from the published layer timings: {_steps(rows)} thousand tokens a step, as in the "
@@ -75,13 +75,18 @@ def simulated(experiments: Experiments) -> Exhibit:
             "FLOPs, and microbatches of other sizes than the timed one scale as the count of operations says: both are "
             "derived. The bubble is "
             f"bubble_steady, the {style.BUBBLES['bubble_steady']}; memory is the fullest device's, bytes are sums "
-            f"over all devices. {_LATE} {answer(rows)}"
+            f"over all devices. {_LATE} {_others()}{answer(rows)}"
         ),
         evidence=("simulated", "derived"),
         command="python -m rpbench -m experiment=figure10",
         draw=partial(draw, rows),
         table=table(columns, cells),
     )
+
+
+def _others() -> str:
+    """The schedules that came after the comparison was last made."""
+    return f"Not compared yet: {', '.join(names)}. " if (names := contest.not_compared()) else ""
 
 
 def _budget(rows: pd.DataFrame) -> str:
@@ -102,6 +107,7 @@ _LATE = (
 )
 
 
+@exhibited("baselines_cpu", place=230, question="What do all systems do when they train for real on two cores?")
 def measured(experiments: Experiments) -> Exhibit:
     """All systems that the engine trains, on two cores of this machine.
 
@@ -117,7 +123,6 @@ def measured(experiments: Experiments) -> Exhibit:
     )
     exact = int((rows["grad_max_abs_diff"] == 0).sum())
     return Exhibit(
-        id="baselines_cpu",
         title="Every system on two cores",
         caption=(
             "A thread for each of two devices that share the host's memory: memory and bytes are what the actions say, "

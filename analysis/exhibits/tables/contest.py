@@ -6,9 +6,11 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index
 from analysis.records.runs import MODELS
+from rpbench.config.configuration import swept
+from rpbench.plan.contest.contender import contenders, why_not_charged
 
 EXPERIMENT = "figure10"
 OPTIONS = ("sequences a microbatch", "stages a device", "recomputed", "stages that recompute nothing", "own options")
@@ -28,6 +30,12 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     cells = [cell.overrides for cell in manifest.cells if cell.state != NOT_APPLICABLE]
     wanted = [(model, cell["schedule"]) for model in MODELS for cell in cells if cell["model"] == model]
     return index(rows, ("model", "schedule"), wanted, EXPERIMENT).reset_index(drop=True)
+
+
+def not_compared() -> list[str]:
+    """Schedules of the registry that could take part, and that the experiment does not name yet."""
+    able = {each.entry.name for each in contenders() if not why_not_charged(each)}
+    return sorted(able - set(swept(EXPERIMENT, "schedule")))
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
@@ -57,6 +65,7 @@ def options(row: dict) -> Sequence[Cell]:
     )
 
 
+@exhibited("figure10_options", place=220, question="Which settings do the fastest systems take?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The leaders of every model with all that the search chose for them.
 
@@ -66,7 +75,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     ranked = distinct(numbers(experiments))
     columns = ("model", "system", "tokens/s", "steps late", *OPTIONS, "prefetch", "cut", "settings tried", "timelines")
     return Exhibit(
-        id="figure10_options",
         title="What the search chose for the leaders",
         caption=(
             f"The {LEADERS} fastest distinct orders of each model and the fastest that is never late, at equal tuning: "

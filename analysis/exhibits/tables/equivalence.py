@@ -6,13 +6,14 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 BACKENDS = ("virtual", "cpu")
 DTYPES = ("float64", "float32", "bfloat16")
 
 
+@exhibited("equivalence", place=190, question="Do all schedules compute the same gradients?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
@@ -26,7 +27,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     names = sorted(set(data["name"]))
     cells = data.drop_duplicates(["name", "backend", "dtype"], keep="last").set_index(["name", "backend", "dtype"])
     return Exhibit(
-        id="equivalence",
         title="On two cores: gradients against plain training",
         caption=(
             "The largest difference of any gradient, over all parameters and steps, between the engine and one plain "

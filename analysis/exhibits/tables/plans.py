@@ -2,7 +2,7 @@
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -10,6 +10,7 @@ from analysis.records.paper import PUBLISHED_MODELS, look_up
 CUTS = ("published", "even", "greedy", "search")
 
 
+@exhibited("plans", place=90, question="Which cuts does the search find, and which the released planner?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
@@ -18,7 +19,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     found = numbers(experiments)
     return Exhibit(
-        id="plans",
         title="RoundPipe's plans: published, greedy, searched",
         caption=(
             "Stages and bubble of one call of 16 microbatches on 8 devices without a memory cap. Known: "

@@ -3,22 +3,23 @@
 import pandas as pd
 
 from analysis.exhibits.cells import label, table, theirs
-from analysis.exhibits.exhibit import Exhibit
+from analysis.exhibits.exhibit import Exhibit, exhibited
 from analysis.exhibits.style import method_name, model_name
 from analysis.predictions import score
 from analysis.predictions.tables import read
+from analysis.records.experiments import Experiments
 
 _HELD = "analysis/predictions/holdout.csv"
 _MISSED = "analysis/predictions/misses.csv"
 
 
-def bars(_: pd.DataFrame) -> Exhibit:
+@exhibited("prediction_bars", place=330, question="Does the prediction keep the bars it was given beforehand?")
+def bars(_: Experiments) -> Exhibit:
     """Every bar with what was measured against it."""
     found = score.bars()
     rows = [(label(bar.name), label(bar.measured), label("held" if bar.held else "missed")) for bar in found]
     held = sum(bar.held for bar in found)
     return Exhibit(
-        id="prediction_bars",
         title="Predictions against the published 4090 figures: the bars",
         caption=(
             f"{held} of {len(found)} bars are held. The 4090 figures were known when the model was built; constants "
@@ -30,7 +31,8 @@ def bars(_: pd.DataFrame) -> Exhibit:
     )
 
 
-def errors(_: pd.DataFrame) -> Exhibit:
+@exhibited("prediction_errors", place=340, question="How far off is every predicted throughput?")
+def errors(_: Experiments) -> Exhibit:
     """Bias and coverage of every system, and its errors with a model or with itself left out of the fits."""
     summary = score.bias_and_coverage()
     held = pd.DataFrame(read("holdout"))
@@ -54,7 +56,6 @@ def errors(_: pd.DataFrame) -> Exhibit:
             )
         )
     return Exhibit(
-        id="prediction_errors",
         title="Predictions: bias, coverage, and errors with a model or a system left out",
         caption=(
             f"In-sample, {inside} of {total} published throughputs of the 4090 lie inside the intervals, which are "
@@ -78,7 +79,8 @@ def errors(_: pd.DataFrame) -> Exhibit:
     )
 
 
-def misses(_: pd.DataFrame) -> Exhibit:
+@exhibited("prediction_misses", place=350, question="Where is the prediction wrong?")
+def misses(_: Experiments) -> Exhibit:
     """Every cell that is off by more than 15 %, and what would have to change by how much."""
     rows = [
         (
@@ -93,7 +95,6 @@ def misses(_: pd.DataFrame) -> Exhibit:
         for row in read("misses")
     ]
     return Exhibit(
-        id="prediction_misses",
         title="Predictions that are off by more than 15 %, and what would explain them",
         caption=(
             "For each cell the constants that would close the gap alone, the most plausible first: the factor each "

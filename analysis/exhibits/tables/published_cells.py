@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -25,6 +25,7 @@ _SHOWN = {
 DECIMALS = 4
 
 
+@exhibited("published_cells", place=20, question="Which printed numbers of figure 17 are met to the last digit?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
@@ -36,7 +37,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     for heading in _SHOWN.values():
         columns += [heading, f"{heading}, published"]
     return Exhibit(
-        id="published_cells",
         title="The 25 published cells, number by number",
         caption=(
             "What the artifact's simulator printed for figure 17 (8 devices, 16 microbatches), and what "

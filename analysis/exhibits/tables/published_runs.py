@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.exhibits.tables import contest
 from analysis.records.experiments import Experiments, MissingRuns, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -81,6 +81,7 @@ class Bar(NamedTuple):
         return f"misses: {'; '.join(self.row['lacks']) or 'no term is known to be missing'}"
 
 
+@exhibited("figure10_bars", place=210, question="How far are simulated systems from the published bars of figure 10?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
@@ -89,7 +90,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     bars, tuned = numbers(experiments), _tuned(experiments)
     return Exhibit(
-        id="figure10_bars",
         title="Figure 10 as published, and at equal tuning",
         caption=(
             "Published bars of eight RTX 4090 beside the schedule that each system runs, with the batch, the "

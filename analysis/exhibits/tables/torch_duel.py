@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.torch_duel.entrants import OWN, TABLE, THREADS, TWIN
@@ -41,6 +41,7 @@ COLUMNS = (
 )
 
 
+@exhibited("torch_duel", place=180, question="What does a table of ours cost on torch's own pipeline runtime?")
 def exhibit(experiments: Experiments) -> Exhibit:
     """The table.
 
@@ -49,7 +50,6 @@ def exhibit(experiments: Experiments) -> Exhibit:
     """
     rows = found_rows(experiments.cells("torch_duel"))
     return Exhibit(
-        id="torch_duel",
         title="On torch's runtime: our table beside torch's own schedule",
         caption=(
             "Two processes hold torch's own schedule twice and the same schedule as a table of ours; they and our "
