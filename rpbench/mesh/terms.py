@@ -9,6 +9,8 @@ from rpbench.cost.machine import Machine
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layer_seconds import Setting
 from rpbench.mesh.layer_times import pipeline_setting, setting_of, times_of, with_halves
 from rpbench.mesh.software import Software, usual_software
 from rpbench.plan.contest.terms import Limits, Source, Terms, Timed, default_microbatches
@@ -50,13 +52,13 @@ def terms_of(
     basis["host_bytes_per_s"]  # named here if it is missing: the host's optimizer cannot be charged without
     kernels = known or usual_software(cluster.measured)
 
-    def counted(sequences: float) -> LayerTimes:
-        return times_of(pipeline_setting(model, cluster, num_devices, kernels, sequences * model.seq_len, basis))
+    def setting(sequences: float) -> Setting:
+        return pipeline_setting(model, cluster, num_devices, kernels, sequences * model.seq_len, basis)
 
     return Terms(
         model,
         cluster,
-        published_source(model, basis) if source == "published" else counted,
+        published_source(model, basis) if source == "published" else (lambda size: times_of(setting(size))),
         OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace),
         num_devices,
         sequences_per_step,
@@ -64,6 +66,7 @@ def terms_of(
         num_steps,
         limits,
         source=source,
+        kept=None if source == "published" else (lambda size: mean_layer_bytes(setting(size))),
     )
 
 

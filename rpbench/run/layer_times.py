@@ -15,6 +15,7 @@ from rpbench.cost.pieces import of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
+from rpbench.mesh.layer_seconds import Setting
 from rpbench.mesh.layer_times import penalised, pipeline_setting, times_of, with_halves
 from rpbench.mesh.software import usual_software
 from rpbench.workload.architecture import Architecture
@@ -85,16 +86,24 @@ def _halved(request: Request, times: LayerTimes) -> LayerTimes:
 
 
 def _analytic(request: Request, num_layers: int) -> LayerTimes:
-    model, cost = request.model, request.cost
+    return times_of(setting_of(request))
+
+
+def setting_of(request: Request) -> Setting:
+    """What the layers of a request with `cost=analytic` are counted by: its software on devices of its machine.
+
+    Raises:
+        ConfigError: without a model, or for a machine that lacks a figure.
+    """
+    model, cost, cluster = request.model, request.cost, request.cluster
     if model is None:
         raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
-    cluster = request.cluster
     known = request.software or usual_software(cluster.measured)
     if known.kernels in ("eager", "fused") or (cluster.gpu is None and known.kernels == "tiled"):
         check_figures(cluster, LAYERS, "cost=analytic")
     numbers = make_basis(cluster, cost.constants, cost.declared)
     tokens = request.tokens_per_microbatch or 0
-    return times_of(pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers))
+    return pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers)
 
 
 def _profiled(request: Request, num_layers: int) -> LayerTimes:

@@ -42,6 +42,7 @@ class Terms:
         num_steps: steps in a row whose pace counts.
         fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
         source: where the times are from.
+        kept: bytes that a layer keeps of a microbatch of so many sequences; None: as `model_bytes` counts.
 
     Raises:
         ValueError: for a size that cannot be.
@@ -58,6 +59,7 @@ class Terms:
     limits: Limits = Limits()
     fused_ahead: bool = False
     source: Source = "analytic"
+    kept: Callable[[float], float] | None = None
     _times: dict[float, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[float, ModelBytes] = field(default_factory=dict, compare=False, repr=False)
 
@@ -91,7 +93,8 @@ class Terms:
     def sizes(self, sequences: float) -> ModelBytes:
         """Bytes of the layers for such a microbatch."""
         if sequences not in self._sizes:
-            self._sizes[sequences] = model_bytes(self.model, self.tokens(sequences))
+            kept = None if self.kept is None else self.kept(sequences)
+            self._sizes[sequences] = model_bytes(self.model, self.tokens(sequences), kept)
         return self._sizes[sequences]
 
     def tokens(self, sequences: float) -> int:
