@@ -40,6 +40,7 @@ from rpbench.config.size_checks import check_sizes
 from rpbench.config.usual_charge import charged_as
 from rpbench.config.without_effect import without_effect
 from rpbench.cost.machine import Machine, machine_of
+from rpbench.cost.measured import has_engine
 from rpbench.finite import not_finite
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
@@ -205,6 +206,7 @@ def request_of(found: Composed) -> Request:
     config = replace(config, num_devices=_num_devices(config, cluster))
     check_sizes(config, mesh.mesh.pipeline if mesh else config.num_devices or 1)
     mode = _mode(config)
+    eager = software.kernels != "tiled" if software else has_engine(cluster.measured)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
     schedule = _schedule(config, found.choices)
     config = replace(config, **charged_as(config, mode, schedule.entry, cluster, cost))  # type: ignore[arg-type]
@@ -238,7 +240,7 @@ def request_of(found: Composed) -> Request:
             "cluster": as_plain(cluster),
             **({"framework": as_plain(mesh.software)} if mesh else {}),
         },
-        notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides)),
+        notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides, eager=eager)),
         software=software,
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
