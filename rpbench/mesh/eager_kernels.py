@@ -19,6 +19,8 @@ Source of attention's backward: five products for two forward, Dao, "FlashAttent
 Parallelism and Work Partitioning", ICLR'24.
 """
 
+from collections import Counter
+from functools import cached_property
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
@@ -202,9 +204,14 @@ class EagerKernels:
 
     def forward(self) -> Load:
         """A layer's forward."""
+        return self._forward
+
+    @cached_property
+    def _forward(self) -> Load:
         products, _ = _flops(self.own, self.tokens, self.numbers["half_rate_width"], self.shards)
-        keys = sum(mean_keys(self.seq_len, layer.window) for layer in self.own.layers) / self.own.num_layers
-        attention = 4 * self.tokens * self.own.q_dim * keys / self.shards
+        windows = Counter(layer.window for layer in self.own.layers)
+        keys = sum(count * mean_keys(self.seq_len, window) for window, count in windows.items())
+        attention = 4 * self.tokens * self.own.q_dim * keys / self.own.num_layers / self.shards
         return Load(products, attention, self.tokens * self._token_bytes())
 
     def input_grad(self) -> Load:
