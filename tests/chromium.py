@@ -30,8 +30,8 @@ _OPTIONS = [
 ]
 _OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
-_JUDGE = """axe.run(document, { resultTypes: ["violations"], preload: false }).then(({ violations }) => violations.map((each) =>
-    [each.impact, each.id, each.nodes.map((node) => node.target.join(" "))]))"""
+_JUDGE = """axe.run(document, { resultTypes: ["violations"], preload: false }).then(({ violations }) =>
+    violations.map((each) => [each.impact, each.id, each.nodes.map((node) => node.target.join(" "))]))"""
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: chromium)")
 needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here: npm ci --prefix analysis/site")

@@ -1,15 +1,14 @@
-"""The event loop of `rpbench.sim.links` on arrays, compiled: where transfers share nothing but the host's memory.
+"""The event loop of transfers that share links: plain Python on lists, or compiled by numba on arrays, with one result.
 
-Everything is by topological position. Its functions are compiled when this module is imported, so that they can call
-each other; without numba they are plain and slow, and `COMPILES` says so.
+Everything is by topological position. Links that several transfers share are numbered; the link of a device's own lane
+carries one transfer at a time, and is known by its pace.
 """
 
 import heapq
+from math import inf
 from typing import NamedTuple
 
-import numpy as np
-
-from rpbench.sim.kernels import Array, compiled
+from rpbench.sim.kernels import Array
 
 
 class Edges(NamedTuple):
@@ -25,13 +24,15 @@ class Edges(NamedTuple):
 
 
 class Works(NamedTuple):
-    """What actions take: time before and in the main phase; or bytes, the pace of their link, and who shares memory."""
+    """What actions take: time before and in the main phase; or bytes (0: none flow), the pace of their own link, and
+    two shared links, the host's memory and that of a root complex (-1: none)."""
 
     pre: Array
     main: Array
     carried: Array
     pace: Array
-    shares: Array
+    memory: Array
+    complex: Array
 
 
 class Times(NamedTuple):
@@ -44,15 +45,21 @@ class Times(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """Transfers under way, those with the slowest link first, as max-min fairness fills the memory; and, by position,
-    bytes still to come and bytes a second."""
+    """Transfers under way, those with the slowest link first; by position, bytes still to come and bytes a second."""
 
     places: Array
     left: Array
     rates: Array
 
 
-@compiled
+class Shared(NamedTuple):
+    """Links that transfers share: bytes a second of each, and room to note what is left of it, and for how many."""
+
+    capacity: Array
+    room: Array
+    users: Array
+
+
 def begin(place: int, edges: Edges, pre: Array, times: Times) -> None:
     """Everything that an action waits for has ended: write its start and the begin of its main phase."""
     previous = edges.previous[place]
@@ -72,7 +79,6 @@ def begin(place: int, edges: Edges, pre: Array, times: Times) -> None:
     times.exposed[place] = at - max(early_free + pre[place], behind_free)
 
 
-@compiled
 def finish(place: int, edges: Edges, waiting: Array, ready: Array, num_ready: int) -> int:
     """An action has ended: what waited for it alone is ready; how many are."""
     for edge in range(edges.consumer_start[place], edges.consumer_start[place + 1]):
@@ -84,29 +90,27 @@ def finish(place: int, edges: Edges, waiting: Array, ready: Array, num_ready: in
     return num_ready
 
 
-@compiled
 def next_arrival(num_flows: int, flows: Flows, now: float, unit: float) -> float:
     """When the first of the transfers under way would arrive."""
-    arrival = np.inf
+    places, left, rates = flows
+    arrival = inf
     for number in range(num_flows):
-        flow = flows.places[number]
-        arrival = min(arrival, now + flows.left[flow] / flows.rates[flow] * unit)
+        flow = places[number]
+        arrival = min(arrival, now + left[flow] / rates[flow] * unit)
     return arrival
 
 
-@compiled
 def advance(num_flows: int, flows: Flows, now: float, moment: float, arrival: float, unit: float) -> None:
     """Let bytes flow until a moment; what arrives by then has none left."""
+    places, left, rates = flows
     for number in range(num_flows):
-        flow = flows.places[number]
-        lasts = now + flows.left[flow] / flows.rates[flow] * unit
-        if lasts <= moment and moment == arrival:
-            flows.left[flow] = 0.0
+        flow = places[number]
+        if moment == arrival and now + left[flow] / rates[flow] * unit <= moment:
+            left[flow] = 0.0
         else:
-            flows.left[flow] -= min(flows.left[flow], flows.rates[flow] * (moment - now) / unit)
+            left[flow] -= min(left[flow], rates[flow] * (moment - now) / unit)
 
 
-@compiled
 def enter(place: int, num_flows: int, flows: Flows, works: Works) -> None:
     """The bytes of a transfer begin to flow; it stands behind those with a link as slow."""
     flows.left[place] = works.carried[place]
@@ -117,40 +121,66 @@ def enter(place: int, num_flows: int, flows: Flows, works: Works) -> None:
     flows.places[number] = place
 
 
-@compiled
-def share(num_flows: int, flows: Flows, works: Works, capacity: float) -> None:
-    """Rates anew."""
-    sharing = 0
+def share(num_flows: int, flows: Flows, works: Works, shared: Shared) -> None:
+    """Max-min fair rates: all rise together; the slowest of them stops at the pace of its own link, or at the fair part
+    of the shared link that is full first, whichever is less."""
+    (capacity, room, users), (places, _, rates) = shared, flows
+    pace, memory, complexes = works.pace, works.memory, works.complex
+    for link in range(len(capacity)):
+        room[link], users[link] = capacity[link], 0
     for number in range(num_flows):
-        sharing += works.shares[flows.places[number]]
-    room = capacity
-    for number in range(num_flows):
-        flow = flows.places[number]
-        flows.rates[flow] = works.pace[flow]
-        if works.shares[flow]:
-            flows.rates[flow] = min(works.pace[flow], room / sharing)
-            room -= flows.rates[flow]
-            sharing -= 1
+        flow = places[number]
+        rates[flow] = -1.0  # still rising
+        if memory[flow] >= 0:
+            users[memory[flow]] += 1
+        if complexes[flow] >= 0:
+            users[complexes[flow]] += 1
+    first = 0
+    for _ in range(num_flows):
+        tightest, level = -1, inf
+        for link in range(len(capacity)):
+            if users[link] > 0 and room[link] / users[link] < level:
+                tightest, level = link, room[link] / users[link]
+        while rates[places[first]] >= 0:
+            first += 1
+        flow = places[first]
+        rate = pace[flow]
+        if rate > level:
+            number, rate = first, level
+            while rates[flow] >= 0 or (memory[flow] != tightest and complexes[flow] != tightest):
+                number += 1
+                flow = places[number]
+        rates[flow] = rate
+        if memory[flow] >= 0:
+            room[memory[flow]] -= rate
+            users[memory[flow]] -= 1
+        if complexes[flow] >= 0:
+            room[complexes[flow]] -= rate
+            users[complexes[flow]] -= 1
 
 
-@compiled
-def share_memory(
-    edges: Edges, works: Works, latency: float, capacity: float, unit: float, waiting: Array, times: Times
+def share_links(
+    edges: Edges,
+    works: Works,
+    latency: float,
+    shared: Shared,
+    unit: float,
+    waiting: Array,
+    ready: Array,
+    flows: Flows,
+    times: Times,
 ) -> None:
     """Write the times of every action.
 
     Args:
         latency: before the bytes of a transfer flow.
-        capacity: of the memory, in bytes per second.
         unit: of times, a second.
         waiting: for how many others each action waits; it is changed.
+        ready, flows: room for what is under way.
     """
-    num = len(waiting)
-    flows = Flows(np.zeros(num, np.int64), np.zeros(num), np.zeros(num))
-    events, num_flows, now = [(0.0, 0, 0)], 0, 0.0  # (moment, action, whether its bytes begin to flow)
+    events, num_flows, now, num_ready = [(0.0, 0, 0)], 0, 0.0, 0  # (moment, action, whether its bytes begin to flow)
     events.pop()
-    ready, num_ready = np.zeros(num, np.int64), 0
-    for place in range(num):
+    for place in range(len(waiting)):
         if waiting[place] == 0:
             ready[num_ready] = place
             num_ready += 1
@@ -189,7 +219,7 @@ def share_memory(
                     times.end[flow] = now
                     num_ready = finish(flow, edges, waiting, ready, num_ready)
             num_flows = kept
-        share(num_flows, flows, works, capacity)
+        share(num_flows, flows, works, shared)
 
 
-COMPILES = hasattr(share_memory, "py_func")
+PARTS = (begin, finish, next_arrival, advance, enter, share)  # what `share_links` calls, compiled before it
