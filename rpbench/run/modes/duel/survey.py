@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
-from rpbench.cost.engine_times import engine_times
 from rpbench.cost.machine import Machine
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.engine.program import make_program
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.whole import WholePlan
 from rpbench.run.cluster_file import cluster_of, to_text
 from rpbench.sim.longest_path import simulate
@@ -66,7 +66,8 @@ class Survey:
 
     def _makespan(self, plan: WholePlan, cluster: Machine, waits: bool) -> float:
         cost = load(["cost=analytic"]).cost
-        times = engine_times(self.model, self.num_tokens, make_basis(cluster, cost.constants, cost.declared))
+        numbers = make_basis(cluster, cost.constants, cost.declared)
+        times = times_of(setting_of(self.model, self.num_tokens, numbers, "engine"))
         assert plan.schedule.partition is not None
         timeline = simulate(
             plan.schedule,

@@ -10,10 +10,13 @@ from omegaconf import OmegaConf
 
 from rpbench.config.configuration import CONF
 from rpbench.cost.basis import make_basis
-from rpbench.cost.engine_times import ADDED_BYTES, PUBLISHED_BYTES, counted, engine_times
 from rpbench.cost.factors import factors
 from rpbench.cost.machine import Machine
 from rpbench.cost.measured import FACTORS, HALVES, MEASURED, PARTS, TERMS, factor_name
+from rpbench.mesh import engine_kernels
+from rpbench.mesh.engine_kernels import ADDED_BYTES, PUBLISHED_BYTES
+from rpbench.mesh.layer_seconds import eager_kernels
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.workload.architecture import Architecture
 
 COST = OmegaConf.to_container(OmegaConf.load(CONF / "cost" / "analytic.yaml"))
@@ -29,6 +32,14 @@ RATES = {
     "host_bytes_per_s": 4e10,
 }
 ONES = {"half_rate_width": 10.0, **dict.fromkeys((*FACTORS, *HALVES), 1.0)}
+
+
+def engine_times(model, num_tokens, basis):
+    return times_of(setting_of(model, num_tokens, basis, "engine"))
+
+
+def counted(model, num_tokens, basis):
+    return engine_kernels.counted(eager_kernels(setting_of(model, num_tokens, basis)))
 
 
 def basis_of(measured):

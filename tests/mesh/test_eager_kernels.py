@@ -1,18 +1,29 @@
-"""Analytic costs: against the published timings, and what must hold whatever the constants are."""
+"""Eager kernels: against the published timings, and what must hold whatever the constants are."""
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.predictions.cases import declared_basis, model_of
-from rpbench.cost.analytic import analytic_times
-from rpbench.cost.operators import Product, layer_forward, layer_weight_grad
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
-from rpbench.cost.saved_activations import kept_bytes
+from rpbench.mesh.eager_kernels import Product
+from rpbench.mesh.layer_seconds import eager_kernels
+from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layout import Mesh
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
 EXPERTS = ("gpt_oss_20b", "qwen3_235b_lora")
 BASIS = declared_basis("8x_rtx4090")
+
+
+def analytic_times(model, tokens, basis):
+    return times_of(setting_of(model, tokens, basis))
+
+
+def kernels(name, tokens, shards=1):
+    return eager_kernels(replace(setting_of(model_of(name), tokens, BASIS), mesh=Mesh(tensor=shards)))
 
 
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
@@ -52,12 +63,9 @@ def test_the_halves_of_a_backward_make_it_up():
 
 
 def test_adapters_train_less_than_their_layer():
-    lora, tokens = model_of("qwen3_235b_lora"), 8192
-    full = model_of("llama31_8b")
     share = {
-        model.name: layer_weight_grad(model, tokens, BASIS).matmul_flops
-        / layer_forward(model, tokens, BASIS).matmul_flops
-        for model in (lora, full)
+        name: kernels(name, 8192).weight_grad().matmul_flops / kernels(name, 8192).forward().matmul_flops
+        for name in ("qwen3_235b_lora", "llama31_8b")
     }
     assert share["llama31_8b"] == pytest.approx(1)
     assert 0 < share["qwen3_235b_lora"] < 0.2
@@ -65,18 +73,18 @@ def test_adapters_train_less_than_their_layer():
 
 def test_narrow_products_count_more_than_once():
     half = BASIS["half_rate_width"]
-    square = Product(4096, 4096).flops(8192, BASIS)
+    square = Product(4096, 4096).flops(8192, half)
     assert square == pytest.approx(2 * 8192 * 4096**2 * (1 + half / 4096))
-    thin = Product(4096, int(half)).flops(8192, BASIS)
+    thin = Product(4096, int(half)).flops(8192, half)
     assert thin == pytest.approx(2 * (2 * 8192 * 4096 * half))  # half the rate
-    few = Product(4096, 4096, share=1 / 64, visits=2).flops(64 * half, BASIS)
+    few = Product(4096, 4096, share=1 / 64, visits=2).flops(64 * half, half)
     assert few == pytest.approx(2 * (2 * 64 * half * 2 * 4096**2))
 
 
 def test_shards_divide_products_and_not_norms():
-    model = model_of("llama31_8b")
-    whole, share = (layer_forward(model, 8192, BASIS, shards) for shards in (1, 8))
+    one, eighth = (kernels("llama31_8b", 8192, shards) for shards in (1, 8))
+    whole, share = one.forward(), eighth.forward()
     assert whole.attention_flops == 8 * share.attention_flops
     assert whole.matmul_flops / 8 < share.matmul_flops  # thinner products
     assert share.memory_bytes > whole.memory_bytes / 8
-    assert kept_bytes(model, 8192, BASIS, shards=8) > kept_bytes(model, 8192, BASIS) / 8
+    assert eighth.kept_bytes() > one.kept_bytes() / 8
