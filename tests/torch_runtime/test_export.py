@@ -235,7 +235,7 @@ def test_a_fused_plan_by_hand():
 
 def test_its_host_memory_by_hand():
     """16-bit weights and gradients in blocks of powers of two, 16 bytes a parameter in 32 bits; two layers alike."""
-    model = Architecture("small", num_layers=2, hidden=24, heads=2, vocab=40, seq_len=8, intermediate=32)
+    model = Architecture("small", num_layers=2, hidden=24, heads=2, vocab=40, seq_len=8, inner=32)
     layer = 4 * [24 * 24] + 3 * [24 * 32] + 2 * [24]
     shapes = [40 * 24, *layer, *layer, 24, 40 * 24]
     blocks = sum(next(2**n for n in range(40) if 2**n >= 2 * size) for size in shapes)
