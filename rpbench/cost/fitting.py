@@ -4,26 +4,30 @@ Stages keep their activations from the last one up, for it has fewest microbatch
 that holds them has room.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-Stages = tuple[int, ...]
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
-def fitting_stages(peak_bytes: Callable[[Sequence[int]], int], num_stages: int, limit_bytes: int | None) -> Stages:
-    """The backward stages that recompute nothing.
+def fitting_stages(
+    peak_bytes: Callable[[Bools], Ints], num_plans: int, num_stages: int, limit_bytes: int | None
+) -> Bools:
+    """Which backward stages of each plan recompute nothing, (plans, stages).
 
     Args:
-        peak_bytes: of the fullest device, by the stages that keep their activations.
+        peak_bytes: of the fullest device of each plan, (plans,), by the stages that keep their activations.
         limit_bytes: of a device; None: no limit, and every stage keeps them.
     """
-    everyone = tuple(range(num_stages))
-    if limit_bytes is None or peak_bytes(everyone) <= limit_bytes:
+    everyone, chosen = np.ones((num_plans, num_stages), bool), np.zeros((num_plans, num_stages), bool)
+    if limit_bytes is None:
         return everyone
-    chosen: Stages = ()
-    if peak_bytes(chosen) > limit_bytes:
-        return chosen
-    for stage in reversed(everyone):
-        more = tuple(sorted((stage, *chosen)))
-        if peak_bytes(more) <= limit_bytes:
-            chosen = more
-    return chosen
+    all_fit = peak_bytes(everyone) <= limit_bytes
+    open_ = ~all_fit & (peak_bytes(chosen) <= limit_bytes)
+    for stage in reversed(range(num_stages)) if open_.any() else ():
+        chosen[:, stage] = open_
+        chosen[:, stage] &= peak_bytes(chosen) <= limit_bytes
+    return np.where(all_fit[:, None], everyone, chosen)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.memory import Footprint
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
@@ -197,8 +196,9 @@ class Frame:
         }
         if recompute in fixed:
             return fixed[recompute]
-        limit = self.terms.limits.device_memory_bytes
-        return fitting_stages(partial(self._peak, partition), last + 1, limit)
+        cut = np.array([partition.forward]), np.array([partition.backward])
+        kept = self._footprint.fitting(*cut, self.terms.limits.device_memory_bytes)
+        return tuple(np.flatnonzero(kept[0]).tolist())
 
     def emptier(self, cut: Partition, recompute: Recompute) -> Partition:
         """The cut with layers moved off full devices, one after the other, as long as they lack less.
