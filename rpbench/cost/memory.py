@@ -242,9 +242,8 @@ class Footprint:
 
     def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Bools:
         """Which backward stages recompute nothing where as few do as the memory allows, (plans, stages)."""
-        return fitting_stages(
-            lambda keeps: self.peaks(forward, backward, keeps).max(axis=1), *backward.shape, limit_bytes
-        )
+        holds = self._holds[: backward.shape[1]]
+        return fitting_stages(lambda keeps: self.peaks(forward, backward, keeps), len(backward), holds, limit_bytes)
 
     def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
         ends = np.cumsum(counts, axis=1)

@@ -17,7 +17,7 @@ RUN = ("schedule=1f1b", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=publishe
 )
 def test_stages_keep_from_the_last_one_up(limit, kept):
     """By hand: stages of 20, 30 and 25 bytes beside 10; where the middle one has no room, the first may have it."""
-    found = fitting_stages(lambda keeps: 10 + keeps @ np.array([20, 30, 25]), 1, 3, limit)
+    found = fitting_stages(lambda keeps: 10 + keeps @ np.array([[20], [30], [25]]), 1, np.ones((3, 1), int), limit)
     assert tuple(np.flatnonzero(found[0])) == kept
 
 

@@ -296,7 +296,7 @@ class Search:
         return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self._to_beat
 
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
-        if changed in self.tried:
+        if changed in self.tried or self._is_covered(changed):
             return False
         if self.is_spent():
             self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
@@ -324,6 +324,8 @@ class Search:
 
     def _look_at(self, setting: Setting) -> Tried:
         """The best of a setting's cuts, timed; or why there is none."""
+        if setting not in self.tried and self._is_covered(setting):
+            self.tried[setting] = Tried(setting, remark="covered by recompute=fitting")
         if setting not in self.tried:
             known = setting.recompute, setting.options
             if known in self._refused:
@@ -335,6 +337,16 @@ class Search:
             except ValueError as error:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
         return self.tried[setting]
+
+    def _is_covered(self, setting: Setting) -> bool:
+        """Whether the same with as little recomputation as fits has been timed, which is at least as fast.
+
+        Where an order is made for given times, that of a run without recomputation may hold less.
+        """
+        if setting.recompute == "fitting" or (setting.recompute == "none" and self.contender.entry.needs_costs):
+            return False
+        fitting = self.tried.get(setting.changed("recompute", "fitting"))
+        return fitting is not None and fitting.outcome is not None
 
     def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
         timed: list[Tried] = []
@@ -401,12 +413,23 @@ class Search:
                 if self.is_spent():
                     break
                 try:
+                    if not self._is_promising(current, cut):
+                        continue
                     moved = self._timed(setting, cut)
                 except ValueError:  # the order follows from times, and that of this cut does not take the setting
                     continue
                 if self._beats(moved, self.tried[setting]):
                     self.tried[setting], improved = moved, True
                     break
+
+    def _is_promising(self, current: Tried, cut: Partition) -> bool:
+        """Whether a cut is worth an order of its own, where orders follow from times: it is better with that of another."""
+        setting, entry = current.setting, self.contender.entry
+        if not entry.needs_costs or entry.separate_cuts:
+            return True
+        self.num_timed += 1
+        known = self.frames.of(setting, _cut(current), self._num_steps(setting))
+        return self._beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
         """A setting near by that beats this one once it has the same cut; those without a frame are not looked at."""
