@@ -169,6 +169,16 @@ class Footprint:
             found += ends[0, 0] * counted[0] + ends[1, -1] * counted[-1]
         return int(found / self._tensor_shares)
 
+    def staying(self) -> tuple[Floats, tuple[float, float]]:
+        """Bytes of a layer that stay on the device of each stage, (stages,), and of embedding and head."""
+        versions = np.ones(len(self._holds)) + self._more_versions
+        ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
+        return self._staying(np.array(self._sizes.layers, np.float64), versions).min(axis=0), (ends[0, 0], ends[1, -1])
+
+    def moments(self) -> list[Ints]:
+        """For each device, microbatches in flight of each stage, each combination once, (moments, stages)."""
+        return _levels(self._analysis)
+
     def _staying(self, sizes: Floats, versions: Floats) -> Floats:
         """Bytes of layers that stay on the device of a stage, (layers, stages)."""
         weights, gradients, optimizer = sizes[:, 0], sizes[:, 1], sizes[:, 2]

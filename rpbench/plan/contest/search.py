@@ -11,12 +11,14 @@ A search may also end when somebody's time is over. It then begins with what is 
 own, and its plan says whether it came to an end.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from math import inf
 from typing import Any
 
 from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
+from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.frames import FRAME, Frames
@@ -99,11 +101,11 @@ class Search:
         self.space = space or space_of(contender, terms)
         self.frames = frames or Frames(contender, terms)
         self.sketcher = Sketcher(contender, terms, budget.climb_work)
+        self.bounds = Bounds(contender, terms, self.space)
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
         self.is_over = is_over
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
-        self._least_bytes = sys.maxsize
         self._restarted, self._may_spend = NONE, budget.work
         self._to_beat = 0.0
         self._began: Setting | None = None
@@ -136,7 +138,7 @@ class Search:
 
         Smaller microbatches first, then what else may be chosen, until no single change lacks less.
         """
-        best, improved = setting, True
+        best, improved = setting, not self._cannot_fit()
         while improved and not self._is_over() and not _outcome(self.tried[best]).fits:
             improved = False
             for changed in self._lighter(best):
@@ -172,10 +174,15 @@ class Search:
             return max(best, rank(first))  # what runs again for want of memory, a sketch does not see
         return first.tokens_per_s * max(1.0, best / own if own else 1.0) if first.fits else best or rank(first)
 
+    @cached_property
+    def least_bytes(self) -> int:
+        """Bytes that the fullest device holds at least, whatever is chosen."""
+        return self.bounds.least_bytes()
+
     def _cannot_fit(self) -> bool:
-        """Whether nothing fits, and bounds on all that was looked at near the first setting say that nothing can."""
+        """Whether nothing fits, and a bound says that nothing can."""
         limit = self.terms.limits.device_memory_bytes
-        return limit is not None and not _outcome(self.best()).fits and self._least_bytes > limit
+        return limit is not None and not _outcome(self.best()).fits and self.least_bytes > limit
 
     def _weighs_too_much(self, setting: Setting) -> bool:
         """Whether weights, gradients and optimizer alone fill a device, however the layers are cut."""
@@ -237,6 +244,7 @@ class Search:
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
         best = self._final or self.best()
+        fits = _outcome(best).fits
         return Tuned(
             self.contender,
             best.setting,
@@ -249,7 +257,8 @@ class Search:
             self.sketcher.tally.num_evaluated,
             None if self._final else self._num_steps(best.setting),
             self._final is not None,
-            0 if _outcome(best).fits else self._least_bytes,
+            self.bounds.best_pace(self._is_over) if fits else inf,
+            0 if fits else self.least_bytes,
             self._restarted,
         )
 
@@ -298,8 +307,13 @@ class Search:
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
         if changed in self.tried or self._is_covered(changed):
             return False
+        if self._is_over():
+            return False
         if self.is_spent():
             self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
+            return False
+        if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + TOLERANCE):
+            self.tried[changed] = Tried(changed, remark=f"bounded: at most {bound:,.0f} tokens/s; not timed")
             return False
         outcome, estimate = self.tried[current].outcome, self._estimate(changed)
         if outcome is None or not outcome.fits or estimate >= self._estimate(current) * (1 - WORTH):
@@ -379,8 +393,6 @@ class Search:
             raise
         self.num_timed += 1
         outcome = frame.outcome(cut, setting.recompute)
-        if not outcome.fits:
-            self._least_bytes = min(self._least_bytes, frame.least_bytes)
         return Tried(setting, cut, outcome)
 
     def _num_steps(self, setting: Setting) -> int:
