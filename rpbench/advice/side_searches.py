@@ -27,7 +27,8 @@ from rpbench.plan.contest.terms import Terms, terms_of
 from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
-LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.12, 0.5, 0.15
+LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.05, 0.5, 0.15
+FAIR = 2.0  # of an equal part of what is left, for each search before anybody has more
 
 
 # Weights that stay, and weights that stream over a link with others: between them they call every kernel.
@@ -117,16 +118,19 @@ class Share:
         Args:
             to_beat: as of `rpbench.plan.contest.search.tune`.
         """
-        end = self.clock.spent + seconds
-        found = {}
-        for number in numbers:
-            left = end - self.clock.spent
-            self.clock.allow(self.clock.spent + ONE_SEARCH * left)
-            if left > 0:
-                try:
-                    self.searches[number].finish(to_beat)
-                except ValueError as error:
-                    found[number] = str(error)
+        end, found, waiting = self.clock.spent + seconds, dict[int, Any](), list(numbers)
+        for is_last in (False, True):  # everybody for a while, then who is not done, the fastest first
+            for place, number in enumerate(waiting):
+                left, search = end - self.clock.spent, self.searches[number]
+                part = ONE_SEARCH if is_last else min(ONE_SEARCH, FAIR / (len(waiting) - place))
+                self.clock.allow(self.clock.spent + part * left)
+                if left > 0 and not search.has_ended:
+                    try:
+                        search.finish(to_beat)
+                    except ValueError as error:
+                        found[number] = str(error)
+            waiting = [each for each in waiting if each not in found and not self.searches[each].has_ended]
+            waiting.sort(key=lambda each: -self.searches[each].best_pace())
         self.clock.allow(inf)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
 

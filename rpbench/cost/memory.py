@@ -179,6 +179,13 @@ class Footprint:
         """For each device, microbatches in flight of each stage, each combination once, (moments, stages)."""
         return _levels(self._analysis)
 
+    def between_halves(self) -> list[Ints]:
+        """The same of microbatches between the two halves of their backward; empty where it is in one piece."""
+        if self._between_halves is None:
+            return []
+        schedule = self._analysis.schedule
+        return [_waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in range(len(self._holds[0]))]
+
     def _staying(self, sizes: Floats, versions: Floats) -> Floats:
         """Bytes of layers that stay on the device of a stage, (layers, stages)."""
         weights, gradients, optimizer = sizes[:, 0], sizes[:, 1], sizes[:, 2]

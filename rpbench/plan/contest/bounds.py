@@ -13,6 +13,7 @@ stage (`rpbench.plan.linear`). What crosses links adds time to a plan and none t
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -31,7 +32,7 @@ from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.space import Setting, Space
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import promising_counts
+from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.plan.linear import prices
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
@@ -90,6 +91,8 @@ class Bounds:
     def pace(self, setting: Setting) -> float:
         """Tokens per second that no plan of a setting exceeds; 0 where none fits or none can be built."""
         key = setting.changed("recompute", self.space.first.recompute).changed("prefetch", self.space.first.prefetch)
+        if self.contender.entry.name in _LOWERED:  # their options say which activations leave, and no bound asks
+            key = replace(key, options=self.space.first.options)
         if key not in self._paces:
             try:
                 self._paces[key] = self._pace(key)
@@ -97,17 +100,31 @@ class Bounds:
                 self._paces[key] = 0.0
         return self._paces[key]
 
-    def least_bytes(self) -> int:
-        """What the fullest device holds at least in every plan: one microbatch of the smallest size, all recomputed."""
-        smallest = min(self.terms.microbatches)
+    def least_bytes(self, limit: int) -> int:
+        """What the fullest device holds at least in every plan: one microbatch of the smallest size, all recomputed.
+
+        Of no use once it is found to be within the limit: the others are not looked at then.
+        """
         found = inf
         for setting in self.settings():
-            if setting.microbatch_sequences == smallest:
+            if setting.microbatch_sequences == min(self.terms.microbatches):
                 try:
-                    found = min(found, self._orders(setting).least_bytes())
+                    found = min(found, self._orders(setting).least_bytes(self._moving(setting)))
                 except ValueError:
                     continue
+                if found <= limit:
+                    break
         return int(found) if found < inf else 0
+
+    def _moving(self, setting: Setting) -> Schedule | None:
+        """Where stages are shared, or come and go: the order with all that moves, of as few microbatches as it takes."""
+        if self.contender.entry.lower is None or self.contender.entry.name in _LOWERED:
+            return None
+        for size in sorted(self.terms.microbatches, reverse=True):
+            problem = posed(self.contender, setting.changed("microbatch_sequences", size), self.terms, 1)
+            with suppress(ValueError):
+                return problem.finished(problem.order(plain_partitions(problem, promising_counts(problem)[0])[0]))
+        return None
 
     def _pace(self, setting: Setting) -> float:
         orders = self._orders(setting)
@@ -194,10 +211,21 @@ class _Orders:
                 step = _least_of_whole_layers(rows, self._device_of, self._keeps(), step, self._num_layers)
         return step / self.problem.times.units_per_second
 
-    def least_bytes(self) -> int:
-        """Bytes of the fullest device at least."""
+    def least_bytes(self, moving: Schedule | None) -> int:
+        """Bytes of the fullest device at least.
+
+        Args:
+            moving: the order with all that moves, where that decides what stays.
+        """
         if self.schedule is None:
             return 0
+        if moving is not None:
+            none = [0] * moving.shape.num_ranks
+            widest = -(-self._num_layers // moving.shape.num_stages)
+            running = widest * min(each.activations for each in self._sizes.layers)
+            return Footprint(moving, self._sizes, none, keeps=()).least_bytes + (
+                0 if moving.weights is Weights.STREAMED else running
+            )
         if not self._is_plain or self.terms.limits.device_memory_bytes is None:
             return self._footprint.least_bytes
         rows = [replace(row, room=None) for row in self._memory() if not row.of_kept.any()]
@@ -306,7 +334,9 @@ class _Orders:
         stay, ends = self._footprint.staying()
         activations = float(min(each.activations for each in sizes.layers))
         in_flight = self.schedule.policy is Policy.FLUSH and self.entry.lower is None and not self.entry.needs_costs
-        moments = self._footprint.moments() if in_flight and self._keeps().any() else [()] * self.problem.num_ranks
+        nobody = [()] * self.problem.num_ranks
+        moments = self._footprint.moments() if in_flight and self._keeps().any() else nobody
+        halves = self._footprint.between_halves() if in_flight else nobody
         found, nothing = list[_Row](), np.zeros(len(devices))
         for device in range(self.problem.num_ranks):
             own = np.array([each == device for each in devices], float)
@@ -315,6 +345,8 @@ class _Orders:
             for stage in np.flatnonzero(own).tolist():
                 one = (np.arange(len(devices)) == stage) * activations
                 found.append(_Row(own * stay + one, nothing, fixed + logits, limit, device))
+            for waiting in _fullest(halves[device] if halves else ()):
+                found.append(_Row(own * stay + waiting * activations, nothing, fixed, limit, device))
             for levels in _fullest(moments[device]):
                 found.append(_Row(own * stay, levels * activations * self._keeps(), fixed, limit, device))
         return found

@@ -177,7 +177,7 @@ class Search:
     @cached_property
     def least_bytes(self) -> int:
         """Bytes that the fullest device holds at least, whatever is chosen."""
-        return self.bounds.least_bytes()
+        return self.bounds.least_bytes(self.terms.limits.device_memory_bytes or 0)
 
     def _cannot_fit(self) -> bool:
         """Whether nothing fits, and a bound says that nothing can."""
@@ -190,14 +190,14 @@ class Search:
         return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
 
     def finish(self, to_beat: float | None = None) -> None:
-        """From the first look to the best plan; to the best one so far where time is over.
+        """From the best plan so far to the best one, or as far as there is time; it may be asked again.
 
         Args:
             to_beat: as of `tune`.
         """
         assert self._began is not None
         self._to_beat = to_beat or 0.0
-        setting = None if self._cannot_fit() else self._descend(self._began)
+        setting = None if self._cannot_fit() else self._descend(self.best().setting)
         seen = list[Setting]()
         while setting is not None and self._depends_on_cut(setting) and not self._is_beaten(setting):
             self._improve_cut(setting)
@@ -208,6 +208,11 @@ class Search:
             self._restarted = restart(self, self.budget.restarts)
         if not self._is_over():
             self._final = self._last()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the search came to its end."""
+        return self._final is not None
 
     def best(self) -> Tried:
         """The best so far."""
