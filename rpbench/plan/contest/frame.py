@@ -220,6 +220,13 @@ class Frame:
             best, layers = lacks.min(), moved[[lacks.argmin()]]
         return symmetric(tuple(layers[0].tolist()))
 
+    def memory(self, partition: Partition, keeps: Sequence[int]) -> dict[str, int]:
+        """Bytes of the fullest device by class of tensors, what is none left out."""
+        cut = np.array([partition.forward]), np.array([partition.backward])
+        classes = self._footprint.keeping(keeps).classes(*cut)
+        fullest = int(sum(classes.values(), start=np.zeros((), np.int64))[0].argmax())
+        return {name: int(table[0, fullest]) for name, table in classes.items() if table[0, fullest]}
+
     def _peak(self, partition: Partition, keeps: Sequence[int]) -> int:
         cut = np.array([partition.forward]), np.array([partition.backward])
         return int(self._footprint.keeping(keeps).peaks(*cut).max())
