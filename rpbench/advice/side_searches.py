@@ -31,8 +31,8 @@ LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.05, 0.5, 0.15
 FAIR = 2.0  # of an equal part of what is left, for each search before anybody has more
 
 
-# Weights that stay, and weights that stream over a link with others: between them they call every kernel.
-CALLING = ("gpipe", "roundpipe")
+# Weights that stay, weights that stream over a link with others, orders by times: between them they call every kernel.
+CALLING = ("gpipe", "roundpipe", "zb_v")
 
 
 class Glance(NamedTuple):

@@ -166,3 +166,22 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     except ImportError:
         return kernel
     return njit(cache=True, nogil=True)(kernel)  # type: ignore[no-any-return]
+
+
+@cache
+def compile_orders() -> None:
+    """Have orders under given times made by compiled loops from now on, where numba can be had."""
+    import numpy as np
+
+    from rpbench.ordering import loops
+
+    if compiled(loops.pull) is not loops.pull:
+        loops.use(
+            loops.Means(
+                compiled,
+                lambda values: np.array(values, dtype=np.int64),
+                lambda number: np.zeros(number, np.int64),
+                lambda number, value: np.full(number, value),
+                lambda column, places: column[places],
+            )
+        )

@@ -28,6 +28,7 @@ from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
+from rpbench.sim.kernels import compile_orders
 
 # A setting whose sketch is slower than the best one's by more than this is not timed.
 WORTH = 0.06
@@ -97,6 +98,8 @@ class Search:
         frames: Frames | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
+        if contender.entry.needs_costs:
+            compile_orders()
         self.contender, self.terms, self.budget = contender, terms, budget
         self.space = space or space_of(contender, terms)
         self.frames = frames or Frames(contender, terms)
