@@ -161,13 +161,14 @@ def _export(plan: Tuned, command: str) -> str | None:
     for framework in runs_in(plan.contender.entry.name):
         if framework in EXPORTS and not plan.partition.fused:
             shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
-            words = [word for word in shown.split(" ") if not word.startswith(("num_steps=", "charge=", "offload="))]
+            left_out = ("num_steps=", "charge=", "offload=")
+            words = [word for word in shown.split(" ") if not word.startswith(left_out)]
             return " ".join([*words, f"format={EXPORTS[framework]}"])
     return None
 
 
 def _convergence(name: str) -> dict[str, Any] | None:
-    """What updates as late as these cost in our study (docs/convergence.md), beside synchronous ones; None: no study."""
+    """What updates as late as these cost in our study (docs/convergence.md), beside synchronous ones; None: unknown."""
     study = _study()
     late, plain = study.get(_STUDIED.get(name, "")), study.get("1f1b")
     if late is None or plain is None:

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from rpbench.cost.basis import Basis
 from rpbench.plan.contest.contender import Contender, contenders
 from rpbench.plan.contest.frames import Frames
-from rpbench.plan.contest.plans import Budget, Tuned
+from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import OUT_OF_TIME, Search
 from rpbench.plan.contest.terms import Terms, terms_of
 from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
-LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.05, 0.5, 0.15
+LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.6, 0.04, 0.4, 0.12
 FAIR = 2.0  # of an equal part of what is left, for each search before anybody has more
 
 
@@ -39,7 +39,7 @@ class Glance(NamedTuple):
     """What a first look tells.
 
     Args:
-        hope: tokens per second that a search may come to, for its place in the order; below 0 where nothing fits.
+        hope: for its place in the order: its pace, or below 0 by how much it does not fit.
         pace: tokens per second that it has already; 0 where it does not fit.
         remark: why there is nothing; empty where there is.
     """
@@ -110,7 +110,7 @@ class Share:
             return Glance(remark=str(error))
         self.searches[number] = search
         search.frames.keep_only(search.plan())
-        return Glance(search.hope(), outcome.tokens_per_s if outcome.fits else 0.0)
+        return Glance(rank(outcome), outcome.tokens_per_s if outcome.fits else 0.0)
 
     def finish(self, numbers: Sequence[int], to_beat: float | None, seconds: float) -> dict[int, Any]:
         """The rows of all that this process has, those of some numbers searched further, in their order.
@@ -130,9 +130,14 @@ class Share:
                     except ValueError as error:
                         found[number] = str(error)
             waiting = [each for each in waiting if each not in found and not self.searches[each].has_ended]
-            waiting.sort(key=lambda each: -self.searches[each].best_pace())
+            waiting.sort(key=self._promise)
         self.clock.allow(inf)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
+
+    def _promise(self, number: int) -> tuple[bool, float]:
+        """Who goes on first: whoever has no plan that fits and no proof that there is none, and then the fastest."""
+        pace = self.searches[number].best_pace()
+        return pace > 0, -pace
 
     def _finished(self, number: int) -> Any:
         search = self.searches[number]

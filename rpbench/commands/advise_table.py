@@ -114,8 +114,9 @@ def _row(row: Mapping[str, Any], width: int) -> str:
 
     options = row["options"]
     where = f"  ({', '.join(row['runs_in'])})" if "runs_in" in row else ""
+    low, high = row["tokens_per_s_low"], row["tokens_per_s_high"]
     return (
-        f"{pace:>10,.0f} {row['tokens_per_s_low']:>8,.0f} {row['tokens_per_s_high']:>8,.0f} {_gap(row):>6} {memory:>5.1f} "
+        f"{pace:>10,.0f} {low:>8,.0f} {high:>8,.0f} {_gap(row):>6} {memory:>5.1f} "
         f"{share('mfu', 4)} {share('bubble', 6)} {row['staleness_steps']:>4} {options['microbatch_sequences']:>5} "
         f"{options['recompute']:>11}  {label(row)}{where}"
     )
@@ -146,8 +147,8 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
         yield "memory of the fullest device, GB: " + ", ".join(
             f"{name} {size / 1e9:.1f}" for name, size in classes if size >= 5e7
         )
-        host = row["host_memory_bytes"]
-        yield f"host memory: {gigabytes(host) if host else 'none'}; a day: {row['tokens_per_day'] / 1e9:,.2f} billion tokens"
+        host = gigabytes(row["host_memory_bytes"]) if row["host_memory_bytes"] else "none"
+        yield f"host memory: {host}; a day: {row['tokens_per_day'] / 1e9:,.2f} billion tokens"
         if row["usd_per_1e9_tokens"] is not None:
             yield f"10^9 tokens: {row['usd_per_1e9_tokens']:,.0f} US dollars"
         if not row["searched_to_the_end"]:

@@ -184,7 +184,9 @@ class Footprint:
         if self._between_halves is None:
             return []
         schedule = self._analysis.schedule
-        return [_waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in range(len(self._holds[0]))]
+        return [
+            _waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in range(len(self._holds[0]))
+        ]
 
     def _staying(self, sizes: Floats, versions: Floats) -> Floats:
         """Bytes of layers that stay on the device of a stage, (layers, stages)."""
@@ -251,7 +253,7 @@ class Footprint:
         again = stages._replace(activations=stages.activations * ~keeps)
         found = self._recomputing(np.zeros((len(whole), 1), np.int64), again)
         every, some = keeps.all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True)
-        dropped = {name: every for name in _OF_RECOMPUTING} | {"kept stage inputs": some, "logits": keeps[:, -1:]}
+        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": keeps[:, -1:]}
         for name in dropped.keys() & found.keys():
             found[name] = found[name] * ~dropped[name]
         kept = {name: table for name, table in found.items() if name not in dropped or table.any()}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from typing import NamedTuple, overload
 
 from rpbench.ir.action import Kind
@@ -58,7 +58,7 @@ class Lanes(Sequence[Sequence[Pass]]):
         start, *columns = (list(map(int, each)) for each in (self.start, self.kind, self.stage, self.microbatch))
         kinds = list(map(KINDS.__getitem__, columns[0]))
         passes = list(map(Pass, kinds, columns[1], columns[2]))
-        return [passes[first:last] for first, last in zip(start, start[1:], strict=False)]
+        return [passes[first:last] for first, last in pairwise(start)]
 
     @overload
     def __getitem__(self, rank: int) -> Sequence[Pass]: ...
@@ -130,7 +130,7 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
     sizes = sizes_of(lanes, costs)
     waiting = [0] * num_ranks
     if fill is not None:
-        for rank, (first, last) in enumerate(zip(lanes.start, lanes.start[1:], strict=False)):
+        for rank, (first, last) in enumerate(pairwise(lanes.start)):
             waiting[rank] = sum(1 for what in lanes.kind[first:last] if what == loops.I)
     begins = [0, *accumulate(int(lanes.start[r + 1] - lanes.start[r]) + waiting[r] for r in range(num_ranks))]
     total, num_microbatches = begins[-1], sizes[1]

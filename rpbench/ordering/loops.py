@@ -16,7 +16,7 @@ Array = Any  # list, or numpy array where loops are compiled
 # Rounding of times that are sums: what lies closer together is the same moment.
 ROUNDING = 1e-9
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.HF, Kind.HB)
-F, B, I, W, HF, HB = range(len(KINDS))
+F, B, I, W, HF, HB = range(len(KINDS))  # noqa: E741  # as the kinds are called
 NO_FILL, FILL_NONE, FILL_ANY, FILL_MOST, FILL_SPARE = range(-1, 4)
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 

@@ -165,6 +165,14 @@ class Climb:
         nearest = sorted((score, plan) for score, plan in self._scored if score <= self.best_score * (1 + SLACK))
         return [self._partition(plan) for _, plan in nearest[:number]] or [self.best]
 
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether the best partition recomputes nothing."""
+        if not self._fitting or self._memory is None:
+            return self._fitting
+        row = self._plans[self._best][None, :]
+        return bool(self._footprint.fitting(row, row, self._memory.limit_bytes).all())
+
     def run(self, work: int) -> None:
         """Go on until so much more work is done, or nothing better turns up for a while."""
         if self._moves is None:

@@ -91,7 +91,9 @@ class PlanBatch:
             keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
         keeps = np.broadcast_to(keeps, backward.shape)
         blocks = range(0, len(forward), BLOCK)
-        found = [self._block(*(each[at : at + BLOCK] for each in (forward, backward, keeps))) for at in blocks]
+        found = [
+            self._block(forward[at : at + BLOCK], backward[at : at + BLOCK], keeps[at : at + BLOCK]) for at in blocks
+        ]
         return np.concatenate([np.empty(0), *found])
 
     def _block(self, forward: Ints, backward: Ints, keeps: Bools) -> Floats:

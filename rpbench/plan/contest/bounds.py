@@ -3,8 +3,8 @@
     computation   every device computes its stages, and all devices together compute the model, once a step
     way           where a step begins with the one before ended: before a device's first forward a microbatch comes down
                   to it, and behind its last backward one goes back to the first stage
-    memory        what stays of a layer, the activations of one microbatch of a stage, and those in flight where an order
-                  without times holds as many of stages that keep them
+    memory        what stays of a layer, the activations of one microbatch of a stage, and those in flight of stages
+                  that keep them, where the order follows from no times
 
 All three are linear in the layers of each stage, `x`, and in those of them that are not recomputed, `k`. The shortest
 step in which the model's layers find room bounds every cut. Where a device has one stage, stages are filled one after
@@ -117,7 +117,7 @@ class Bounds:
         return int(found) if found < inf else 0
 
     def _moving(self, setting: Setting) -> Schedule | None:
-        """Where stages are shared, or come and go: the order with all that moves, of as few microbatches as it takes."""
+        """Where stages are shared, or come and go: the order with all that moves, of few microbatches."""
         if self.contender.entry.lower is None or self.contender.entry.name in _LOWERED:
             return None
         for size in sorted(self.terms.microbatches, reverse=True):

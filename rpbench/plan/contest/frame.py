@@ -122,11 +122,6 @@ class Frame:
         tied = self.problem.entry.needs_costs or self.problem.entry.separate_cuts
         return not (tied or self.schedule.shape.tensor_parallel)
 
-    @cached_property
-    def passes_on(self) -> bool:
-        """Whether devices hand each other what they work with, weights on a ring say, and so wait for each other."""
-        return any(isinstance(action.peer, int) for _, _, row in self.schedule.items() for action in row)
-
     def outcome(self, partition: Partition, recompute: Recompute) -> Outcome:
         """Pace and memory of a cut.
 

@@ -116,8 +116,13 @@ class Sketcher:
         climbs = sorted(climbs, key=lambda climb: climb.best_score)[:CLOSELY]
         for climb in climbs:
             climb.run(self.work // len(climbs))
+        if setting.recompute == "fitting" and not problem.entry.separate_cuts and not climbs[0].keeps_everything:
+            starts = self.of(setting.changed("recompute", "none")).cuts  # what would be best without
+            climbs.append(self._climb(setting, problem, starts, self._order(setting, problem, first)))
+            climbs[-1].run(self.work)
+            climbs.sort(key=lambda climb: climb.best_score)
         if problem.entry.needs_costs and not problem.entry.separate_cuts:  # once more, with the order of the best cut
-            (before,) = climbs
+            before = climbs[0]
             again = self._climb(setting, problem, before.leaders(CUTS), ClimbOrder(problem, first, before.best))
             again.run(self.work)
             climbs.append(again)
