@@ -30,8 +30,8 @@ def fitting_stages(peak_bytes: Callable[[Bools], Ints], num_plans: int, holds: I
         found: Bools = peak_bytes(keeps) <= limit_bytes
         return found
 
-    all_fit: Bools = room(everyone).all(axis=1)
-    open_: Bools = np.zeros(num_plans, bool) if all_fit.all() else ~all_fit & room(chosen).all(axis=1)
+    all_fit: Bools = np.asarray(room(everyone).all(axis=1))
+    open_: Bools = np.zeros(num_plans, bool) if all_fit.all() else ~all_fit & np.asarray(room(chosen).all(axis=1))
     turns = _turns(holds)
     for turn in range(turns.max() + 1) if open_.any() else ():
         stages = np.flatnonzero(turns == turn)
