@@ -27,7 +27,7 @@ from rpbench.plan.contest.terms import Terms, terms_of
 from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
-LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.6, 0.04, 0.4, 0.12
+LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.03, 0.4, 0.12
 FAIR = 2.0  # of an equal part of what is left, for each search before anybody has more
 
 
