@@ -34,6 +34,7 @@ The paper writes B for what is I here.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import itemgetter
@@ -167,10 +168,10 @@ def _block_schedule(
     name: str, shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priority: bool = False
 ) -> Schedule:
     check_v(name, shape)
-    return v_schedule(name, shape, _rows(shape, costs, blocks, by_priority))
+    return v_schedule(name, shape, _rows(replace(shape, num_steps=1), costs, blocks, by_priority))
 
 
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=64)  # who chooses a partition asks for its order more than once, and for more steps of it
 def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priority: bool) -> Rows:
     m = shape.num_microbatches
     slots = [

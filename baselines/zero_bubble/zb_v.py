@@ -18,6 +18,7 @@ those that are too many are left out. What is done for unequal times is ours, af
 that approves extra bubbles and fills gaps with W.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 from baselines.zero_bubble.v_block import Pass, check_v, stage_passes, tune, v_rank_of, v_schedule
@@ -35,10 +36,10 @@ _F1, _I1, _W1 = ((kind, 1) for kind in (Kind.F, Kind.I, Kind.W))
 def zb_v(shape: Shape, costs: StageCosts) -> Schedule:
     """Every rank keeps at most 2p chunk activations."""
     check_v("zb_v", shape)
-    return v_schedule("zb_v", shape, _rows(shape, costs))
+    return v_schedule("zb_v", shape, _rows(replace(shape, num_steps=1), costs))
 
 
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=64)  # who chooses a partition asks for its order more than once, and for more steps of it
 def _rows(shape: Shape, costs: StageCosts) -> Rows:
     handmade = stage_passes([_order(shape, rank) for rank in range(shape.num_ranks)])
     made = time_rows(handmade, v_rank_of(shape.num_stages), costs)

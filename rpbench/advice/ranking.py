@@ -10,6 +10,7 @@ from typing import Any
 from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import half_width
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
+from rpbench.advice.rows import parameters, plain_misfit, plain_row, runs_in
 from rpbench.advice.side_searches import CHANGING, Side, bare, compile_kernels, dealt
 from rpbench.cost.basis import Basis
 from rpbench.ir.analysis import replay
@@ -51,6 +52,7 @@ class Ranked:
         low, high: tokens per second that nine of ten errors of the figures leave.
         staleness_steps: between the weights that a gradient is of and those that it changes.
         why: seconds of a step by cause.
+        memory: bytes of the fullest device by class.
     """
 
     plan: Tuned
@@ -58,6 +60,7 @@ class Ranked:
     high: float
     staleness_steps: int
     why: Mapping[str, float]
+    memory: Mapping[str, int]
 
     @property
     def bubble(self) -> float:
@@ -106,11 +109,13 @@ class Advice:
             "model": self.terms.model.name,
             "cluster": self.terms.cluster.name,
             "num_devices": self.terms.num_devices,
+            "parameters": parameters(self.terms.model),
+            "device_memory_bytes": self.terms.limits.device_memory_bytes,
             "tokens_per_step": self.terms.tokens(self.terms.sequences_per_step),
-            "ranking": [_plain_row(row, self.terms) for row in self.ranking],
-            "ranking_late": [_plain_row(row, self.terms) for row in self.ranking_late],
-            "does_not_fit": [_plain_misfit(row) for row in self.does_not_fit if row.is_proven],
-            "none_found": [_plain_misfit(row) for row in self.does_not_fit if not row.is_proven],
+            "ranking": [plain_row(row, self.terms) for row in self.ranking],
+            "ranking_late": [plain_row(row, self.terms) for row in self.ranking_late],
+            "does_not_fit": [plain_misfit(row) for row in self.does_not_fit if row.is_proven],
+            "none_found": [plain_misfit(row) for row in self.does_not_fit if not row.is_proven],
             "levers": [lever._asdict() for lever in self.levers],
             "order_turns": [turn._asdict() for turn in self.turns],
             "left_out": dict(self.left_out),
@@ -127,6 +132,7 @@ def advise(
     thorough: bool = False,
     seconds: float | None = None,
     late: bool = False,
+    framework: str | None = None,
 ) -> Advice:
     """Every schedule's best plan on equal terms, ranked, with its reasons.
 
@@ -138,12 +144,15 @@ def advise(
         seconds: of a processor's time, on each of the processes, for the searches. What was searched in part is ranked
             with what was found; what has not begun is left out by name. None: no end. Wall time would make the
             answer depend on who else is busy.
+        framework: only what runs there today; None: whatever runs anywhere.
         late: whether methods whose gradients are of older weights join the ranking; otherwise they have their own.
 
     Raises:
         ValueError: for an unknown schedule, or if none takes the model and the devices.
     """
-    asked = contenders(names)
+    asked = [each for each in contenders(names) if framework is None or framework in runs_in(each.entry.name)]
+    if not asked:
+        raise ValueError(f"runs_in={framework}: none of the schedules that are asked for runs there; leave one out")
     left_out = {each.name: reason for each in asked if (reason := why_not_charged(each))}
     taking_part = sorted((each for each in asked if each.name not in left_out), key=_place)
     if seconds is not None:
@@ -255,7 +264,8 @@ def _ranked(each: Timed, terms: Terms, basis: Basis) -> Ranked:
     factor = half_width(why, terms, tokens, basis)
     pace = plan.outcome.tokens_per_s
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.schedule).max_staleness
-    return Ranked(plan, pace / factor, pace * factor, late, why)
+    memory = frame.memory(plan.partition, plan.outcome.keeps)
+    return Ranked(plan, pace / factor, pace * factor, late, why, memory)
 
 
 def _misfit_of(row: Misfit) -> float:
@@ -268,67 +278,3 @@ def _misfit(plan: Tuned, terms: Terms) -> Misfit:
     host = limits.host_memory_bytes or outcome.host_bytes
     is_proven = limits.device_memory_bytes is not None and plan.least_bytes > limits.device_memory_bytes
     return Misfit(plan, max(0, outcome.peak_bytes - device), max(0, outcome.host_bytes - host), is_proven)
-
-
-def _plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
-    plan = row.plan
-    return {
-        "schedule": plan.contender.name,
-        "options": _plain_options(plan),
-        "tokens_per_s": plan.outcome.tokens_per_s,
-        "tokens_per_s_low": row.low,
-        "tokens_per_s_high": row.high,
-        "peak_memory_bytes": plan.outcome.peak_bytes,
-        "host_memory_bytes": plan.outcome.host_bytes,
-        "bubble": row.bubble,
-        "staleness_steps": row.staleness_steps,
-        "why": dict(row.why),
-        "command": command_of(plan, terms),
-        "work": plan.work,
-        "budget": plan.budget.work,
-        "searched_to_the_end": plan.is_whole,
-    }
-
-
-def _plain_misfit(row: Misfit) -> dict[str, Any]:
-    return {
-        "schedule": row.plan.contender.name,
-        "options": _plain_options(row.plan),
-        "least_memory_bytes": row.plan.least_bytes,
-        "peak_memory_bytes": row.plan.outcome.peak_bytes,
-        "device_lacks_bytes": row.device_lacks_bytes,
-        "host_lacks_bytes": row.host_lacks_bytes,
-        "searched_to_the_end": row.plan.is_whole,
-    }
-
-
-def _plain_options(plan: Tuned) -> dict[str, Any]:
-    setting = plan.setting
-    return {
-        **dict(setting.options),
-        "microbatch_sequences": setting.microbatch_sequences,
-        "chunks_per_device": setting.chunks_per_device,
-        "recompute": setting.recompute,
-        "keeps": list(plan.outcome.keeps),
-        "prefetch": setting.prefetch,
-        "partition": str(plan.partition),
-    }
-
-
-def command_of(plan: Tuned, terms: Terms) -> str:
-    """The command line that simulates a plan with everything charged."""
-    words = [
-        f"schedule={plan.contender.entry.name}",
-        f"model={terms.model.name}",
-        f"cluster={terms.cluster.name}",
-        f"cost={terms.source}",
-        *(["cost.split_backward=true", "cost.fused_ahead=false"] if terms.source == "published" else []),
-        f"num_devices={terms.num_devices}",
-        f"num_microbatches={terms.num_microbatches(plan.setting.microbatch_sequences)}",
-        f"num_steps={terms.num_steps}",
-        f"'partition=\"{plan.partition}\"'",
-        "charge=bytes",
-        "offload=auto",
-        *plan.setting.overrides(),
-    ]
-    return "python -m rpbench " + " ".join(words)

@@ -22,24 +22,25 @@ from rpbench.cost.basis import Basis
 from rpbench.mesh.terms import terms_of
 from rpbench.plan.contest.contender import Contender, contenders
 from rpbench.plan.contest.frames import Frames
-from rpbench.plan.contest.plans import Budget, Tuned
+from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import OUT_OF_TIME, Search
 from rpbench.plan.contest.terms import Terms
 from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
-LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.12, 0.5, 0.15
+LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.03, 0.4, 0.12
+FAIR = 2.0  # of an equal part of what is left, for each search before anybody has more
 
 
-# Weights that stay, and weights that stream over a link with others: between them they call every kernel.
-CALLING = ("gpipe", "roundpipe")
+# Weights that stay, weights that stream over a link with others, orders by times: between them they call every kernel.
+CALLING = ("gpipe", "roundpipe", "zb_v")
 
 
 class Glance(NamedTuple):
     """What a first look tells.
 
     Args:
-        hope: tokens per second that a search may come to, for its place in the order; below 0 where nothing fits.
+        hope: for its place in the order: its pace, or below 0 by how much it does not fit.
         pace: tokens per second that it has already; 0 where it does not fit.
         remark: why there is nothing; empty where there is.
     """
@@ -110,7 +111,7 @@ class Share:
             return Glance(remark=str(error))
         self.searches[number] = search
         search.frames.keep_only(search.plan())
-        return Glance(search.hope(), outcome.tokens_per_s if outcome.fits else 0.0)
+        return Glance(rank(outcome), outcome.tokens_per_s if outcome.fits else 0.0)
 
     def finish(self, numbers: Sequence[int], to_beat: float | None, seconds: float) -> dict[int, Any]:
         """The rows of all that this process has, those of some numbers searched further, in their order.
@@ -118,18 +119,26 @@ class Share:
         Args:
             to_beat: as of `rpbench.plan.contest.search.tune`.
         """
-        end = self.clock.spent + seconds
-        found = {}
-        for number in numbers:
-            left = end - self.clock.spent
-            self.clock.allow(self.clock.spent + ONE_SEARCH * left)
-            if left > 0:
-                try:
-                    self.searches[number].finish(to_beat)
-                except ValueError as error:
-                    found[number] = str(error)
+        end, found, waiting = self.clock.spent + seconds, dict[int, Any](), list(numbers)
+        for is_last in (False, True):  # everybody for a while, then who is not done, the fastest first
+            for place, number in enumerate(waiting):
+                left, search = end - self.clock.spent, self.searches[number]
+                part = ONE_SEARCH if is_last else min(ONE_SEARCH, FAIR / (len(waiting) - place))
+                self.clock.allow(self.clock.spent + part * left)
+                if left > 0 and not search.has_ended:
+                    try:
+                        search.finish(to_beat)
+                    except ValueError as error:
+                        found[number] = str(error)
+            waiting = [each for each in waiting if each not in found and not self.searches[each].has_ended]
+            waiting.sort(key=self._promise)
         self.clock.allow(inf)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
+
+    def _promise(self, number: int) -> tuple[bool, float]:
+        """Who goes on first: whoever has no plan that fits and no proof that there is none, and then the fastest."""
+        pace = self.searches[number].best_pace()
+        return pace > 0, -pace
 
     def _finished(self, number: int) -> Any:
         search = self.searches[number]

@@ -19,6 +19,7 @@ from rpbench.advice.model_source import (
     model_of_sizes,
 )
 from rpbench.advice.ranking import Advice, Misfit, advise
+from rpbench.advice.rows import FRAMEWORKS
 from rpbench.commands.advise_nodes import advise_nodes
 from rpbench.commands.advise_table import gigabytes, table
 from rpbench.commands.advise_usage import USAGE
@@ -39,10 +40,10 @@ from rpbench.workload.architecture import Architecture, model_keys, unknown_key
 SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for
 SEQ_LEN = 2048
 NUM_STEPS = 3
-BUDGET = Budget(work=1_000_000, climb_work=100_000)  # time ends a search, never work
-SECONDS = 6.5  # for the searches; to start, and what they lead to, takes the rest of ten
+BUDGET = Budget(work=1_000_000, climb_work=100_000, restarts=8)  # time ends a search, never work
+SECONDS = 7.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
 
-OWN = ("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "seconds")
+OWN = ("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "seconds")
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _asked(arguments: Sequence[str]) -> Asked:
     own, figures, sizes = {}, {}, {}
-    for item in arguments:
+    for item in _as_keys(arguments):
         key, equals, value = item.partition("=")
         key = key.removeprefix("model.")
         if not equals or not value:
@@ -140,6 +141,28 @@ def _asked(arguments: Sequence[str]) -> Asked:
         both = "gpu= and cluster= are two ways to say it; give one" if "gpu" in own else "gpu= or cluster= is missing"
         raise ConfigError(f"{both}: {USAGE}")
     return Asked(own, figures, sizes)
+
+
+def _as_keys(arguments: Sequence[str]) -> list[str]:
+    """The words with `--runs-in NAME` as the key that it stands for."""
+    words = list(arguments)
+    while "--runs-in" in words:
+        place = words.index("--runs-in")
+        if place + 1 == len(words):
+            raise ConfigError(f"--runs-in: name one of {', '.join(FRAMEWORKS)}")
+        words[place : place + 2] = [f"runs_in={words[place + 1]}"]
+    return words
+
+
+def _framework(asked: Asked) -> str | None:
+    """The framework that rows are restricted to, however it is written; None for any."""
+    text = asked.own.get("runs_in")
+    if text is None:
+        return None
+    known = {name.casefold(): name for name in FRAMEWORKS}
+    if text.casefold() not in known:
+        raise ConfigError(unknown_name("runs_in", text, list(FRAMEWORKS)))
+    return known[text.casefold()]
 
 
 def _count(asked: Asked, name: str, usual: int) -> int:
@@ -263,6 +286,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked) -> dict[st
         processes=os.cpu_count() or 1,
         seconds=float(_count(asked, "seconds", 0)) or SECONDS,
         late=_yes(asked, "late"),
+        framework=_framework(asked),
     )
     return _runnable(found, asked)
 
@@ -277,7 +301,8 @@ def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
         words[f"cluster={cluster.name}"] = _spelled_machine(cluster)
     for row in (*answer["ranking"], *answer["ranking_late"]):
         for short, long in words.items():
-            row["command"] = row["command"].replace(f" {short} ", f" {long} ")
+            for key in ("command", "export"):
+                row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
     if not answer["ranking"] and not answer["ranking_late"]:
         answer["smallest_change"] = _smallest_change(found.does_not_fit)
     return answer | {"seq_len": model.seq_len}

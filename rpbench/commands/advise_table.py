@@ -8,7 +8,7 @@ from typing import Any
 from rpbench.advice.ranking import UNSEARCHED
 
 ROWS, LATE_ROWS, MISFITS = 12, 4, 3
-WIDE = 66  # columns from which the interval, the bubble and the lateness have room
+WIDE = 100  # columns from which the interval, the bubble and the lateness have room
 COMMAND = 400  # characters; a longer one is left to the JSON
 AXES = ("data", "pipeline", "tensor", "context", "expert")
 # Causes of a step's seconds that their names do not explain; docs/howto/meshes.md has all.
@@ -34,7 +34,7 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
     if late := answer.get("ranking_late"):
         found += ["gradients of older weights, which may cost tokens (docs/convergence.md); late=yes ranks them above:"]
         found += [_row(row, width) for row in late[:LATE_ROWS]]
-    found += _unfinished(answer)
+    found += _plan(answer)
     found += _unsearched(answer)
     found += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
     found += [_why(row) for row in answer["ranking"][:2]] + meanings(answer["ranking"][:2])
@@ -51,8 +51,7 @@ def _misfits(answer: Mapping[str, Any]) -> Iterator[str]:
         told = f"needs at least {gigabytes(bound)} a device" if bound else f"lacks {lacks(row)}"
         yield f"does not fit: {label(row)} {told}"
     for row in answer.get("none_found", [])[:MISFITS]:
-        ended = "" if row["searched_to_the_end"] else "; not searched to the end"
-        yield f"no plan found that fits: {label(row)} lacks {lacks(row)}{ended}"
+        yield f"no plan found that fits, and no proof that there is none: {label(row)} lacks {lacks(row)}"
 
 
 def notes(answer: Mapping[str, Any]) -> list[str]:
@@ -94,29 +93,74 @@ def gigabytes(count: float) -> str:
 def _head(answer: Mapping[str, Any]) -> list[str]:
     devices = f"{answer['num_devices']} device{'s' if answer['num_devices'] > 1 else ''} of {answer['cluster']}"
     tokens = f"{answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step"
-    return [f"{answer['model']} on {devices}, {tokens} (predicted)"]
+    found = [f"{answer['model']} on {devices}, {tokens} (predicted)"]
+    if sizes := answer.get("parameters"):
+        limit = answer["device_memory_bytes"]
+        room = "" if limit is None else f"; {limit / 1e9:.1f} GB of each device for it"
+        counted = ", ".join(f"{count / 1e9:,.2f} billion {name}" for name, count in sizes.items())
+        found.append(f"parameters: {counted}{room}")
+    return found
 
 
 def _columns(width: int) -> str:
     if width < WIDE:
         return f"{'tokens/s':>12} {'GB':>6}  schedule"
-    return f"{'tokens/s':>12} {'low':>12} {'high':>12} {'GB':>6} {'bubble':>7} {'late':>4}  schedule"
+    return (
+        f"{'tokens/s':>10} {'low':>8} {'high':>8} {'gap':>6} {'GB':>5} {'MFU':>4} {'bubble':>6} {'late':>4} "
+        f"{'micro':>5} {'recompute':>11}  schedule"
+    )
 
 
 def _row(row: Mapping[str, Any], width: int) -> str:
-    pace, memory = f"{row['tokens_per_s']:>12,.0f}", f"{row['peak_memory_bytes'] / 1e9:>6.1f}"
-    name = label(row) + ("" if row.get("searched_to_the_end", True) else " *")
+    pace, memory = row["tokens_per_s"], row["peak_memory_bytes"] / 1e9
     if width < WIDE:
-        return f"{pace} {memory}  {name}"
-    bubble = "-" if row.get("bubble") is None else f"{100 * max(0.0, row['bubble']):.0f} %"
-    interval = f"{row['tokens_per_s_low']:>12,.0f} {row['tokens_per_s_high']:>12,.0f}"
-    return f"{pace} {interval} {memory} {bubble:>7} {row['staleness_steps']:>4}  {name}"
+        return f"{pace:>12,.0f} {memory:>6.1f}  {label(row)}"
+
+    def share(name: str, width: int) -> str:
+        value = row.get(name)
+        return f"{'-' if value is None else f'{100 * max(0.0, value):.0f} %':>{width}}"
+
+    options = row["options"]
+    where = f"  ({', '.join(row['runs_in'])})" if "runs_in" in row else ""
+    low, high = row["tokens_per_s_low"], row["tokens_per_s_high"]
+    return (
+        f"{pace:>10,.0f} {low:>8,.0f} {high:>8,.0f} {_gap(row):>6} {memory:>5.1f} "
+        f"{share('mfu', 4)} {share('bubble', 6)} {row['staleness_steps']:>4} {options['microbatch_sequences']:>5} "
+        f"{options['recompute']:>11}  {label(row)}{where}"
+    )
 
 
-def _unfinished(answer: Mapping[str, Any]) -> list[str]:
-    if all(row.get("searched_to_the_end", True) for row in (*answer["ranking"], *answer.get("ranking_late", ()))):
-        return []
-    return ["* the best so far, not searched to the end; seconds=60 has time for all"]
+def _gap(row: Mapping[str, Any]) -> str:
+    """By how much another plan of the contender may be faster at most."""
+    gap = row.get("gap")
+    if gap is None:
+        return "-"
+    return f"{100 * gap:.1f} %" if gap < 1 else f"{1 + gap:.0f} x"
+
+
+def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
+    """What the first row takes beside the command: where its layers and its memory go."""
+    for row in answer["ranking"][:1]:
+        if "memory" not in row:
+            continue
+        options, classes = row["options"], sorted(row["memory"].items(), key=lambda pair: -pair[1])
+        again = "nothing" if options["recompute"] == "none" else f"as of recompute={options['recompute']}"
+        if options["recompute"] == "fitting":
+            kept = len(options["keeps"])
+            again = f"all but {kept} stages" if kept else "everything"
+        yield (
+            f"plan: {row['schedule']}, {options['microbatch_sequences']:g} sequences a microbatch, layers by stage "
+            f"{options['partition']}, recomputed: {again}"
+        )
+        yield "memory of the fullest device, GB: " + ", ".join(
+            f"{name} {size / 1e9:.1f}" for name, size in classes if size >= 5e7
+        )
+        host = gigabytes(row["host_memory_bytes"]) if row["host_memory_bytes"] else "none"
+        yield f"host memory: {host}; a day: {row['tokens_per_day'] / 1e9:,.2f} billion tokens"
+        if row["usd_per_1e9_tokens"] is not None:
+            yield f"10^9 tokens: {row['usd_per_1e9_tokens']:,.0f} US dollars"
+        if not row["searched_to_the_end"]:
+            yield "gap: how much faster another plan of the same schedule may be at most, by a bound"
 
 
 def _unsearched(answer: Mapping[str, Any]) -> Iterator[str]:

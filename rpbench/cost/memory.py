@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost import replicas
+from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -48,6 +49,7 @@ _OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "activations b
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
 # --- bytes on each device -----------------------------------------------------------------------------------
@@ -167,6 +169,25 @@ class Footprint:
             found += ends[0, 0] * counted[0] + ends[1, -1] * counted[-1]
         return int(found / self._tensor_shares)
 
+    def staying(self) -> tuple[Floats, tuple[float, float]]:
+        """Bytes of a layer that stay on the device of each stage, (stages,), and of embedding and head."""
+        versions = np.ones(len(self._holds)) + self._more_versions
+        ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
+        return self._staying(np.array(self._sizes.layers, np.float64), versions).min(axis=0), (ends[0, 0], ends[1, -1])
+
+    def moments(self) -> list[Ints]:
+        """For each device, microbatches in flight of each stage, each combination once, (moments, stages)."""
+        return _levels(self._analysis)
+
+    def between_halves(self) -> list[Ints]:
+        """The same of microbatches between the two halves of their backward; empty where it is in one piece."""
+        if self._between_halves is None:
+            return []
+        schedule = self._analysis.schedule
+        return [
+            _waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in range(len(self._holds[0]))
+        ]
+
     def _staying(self, sizes: Floats, versions: Floats) -> Floats:
         """Bytes of layers that stay on the device of a stage, (layers, stages)."""
         weights, gradients, optimizer = sizes[:, 0], sizes[:, 1], sizes[:, 2]
@@ -184,23 +205,27 @@ class Footprint:
         found._take(sizes)
         return found
 
-    def peaks(self, forward: Ints, backward: Ints) -> Ints:
+    def peaks(self, forward: Ints, backward: Ints, keeps: Bools | None = None) -> Ints:
         """Bytes on each device, (plans, devices); arguments as in `classes`."""
-        total: Ints = sum(self.classes(forward, backward).values(), start=np.zeros((), np.int64))
+        total: Ints = sum(self.classes(forward, backward, keeps).values(), start=np.zeros((), np.int64))
         return total
 
-    def classes(self, forward: Ints, backward: Ints) -> dict[str, Ints]:
+    def classes(self, forward: Ints, backward: Ints, keeps: Bools | None = None) -> dict[str, Ints]:
         """Bytes of each class at the peak, (plans, devices).
 
         Args:
             forward: layers of each forward stage, (plans, forward stages).
             backward: layers of each backward stage, (plans, backward stages).
+            keeps: whether the activations of a stage stay, (plans, backward stages); None: as the footprint says.
         """
         below = self._stages(backward, has_head=True)
-        keeping = self._sizes.keeps_activations if self._keeps is None else bool(self._keeps)
-        if keeping and not self._streamed:
-            return self._with_activations(below)
-        return self._recomputing(forward, below)
+        if keeps is None:
+            keeps = np.full((1, backward.shape[1]), self._sizes.keeps_activations)
+            if self._keeps is not None:
+                keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
+        if self._streamed or not keeps.any():
+            return self._recomputing(forward, below)
+        return self._with_activations(below, keeps)
 
     def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
         if self._replicas is not None:
@@ -218,21 +243,26 @@ class Footprint:
             found["kept stage inputs"] = np.tile(np.array(self._kept_inputs) * self._sizes.boundary, (len(forward), 1))
         return found
 
-    def _with_activations(self, stages: StageSizes) -> dict[str, Ints]:
+    def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
         if not self._in_flight_by_stage:
             self._in_flight_by_stage.append(Moments(_levels(self._analysis)))
-        last = stages.activations.shape[1] - 1
-        keeps = np.array([self._keeps is None or stage in self._keeps for stage in range(last + 1)])
         whole = stages.activations.copy()
-        whole[:, last] += self._sizes.logits
-        level = np.where(keeps, whole, self._sizes.boundary)
-        peaks = self._in_flight_by_stage[0].peaks(level)
+        whole[:, -1] += self._sizes.logits
+        peaks = self._in_flight_by_stage[0].peaks(np.where(keeps, whole, self._sizes.boundary))
         again = stages._replace(activations=stages.activations * ~keeps)
-        found = self._recomputing(np.zeros((len(level), 1), np.int64), again)
-        dropped = _OF_RECOMPUTING if keeps.all() else ("kept stage inputs", *(["logits"] if keeps[last] else []))
-        found = {name: table for name, table in found.items() if name not in dropped}
-        return {**found, "activations": peaks}
+        found = self._recomputing(np.zeros((len(whole), 1), np.int64), again)
+        every, some = keeps.all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True)
+        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": keeps[:, -1:]}
+        for name in dropped.keys() & found.keys():
+            found[name] = found[name] * ~dropped[name]
+        kept = {name: table for name, table in found.items() if name not in dropped or table.any()}
+        return kept | {"activations": peaks * some}
+
+    def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Bools:
+        """Which backward stages recompute nothing where as few do as the memory allows, (plans, stages)."""
+        holds = self._holds[: backward.shape[1]]
+        return fitting_stages(lambda keeps: self.peaks(forward, backward, keeps), len(backward), holds, limit_bytes)
 
     def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
         ends = np.cumsum(counts, axis=1)
@@ -308,13 +338,14 @@ class Moments:
     """
 
     def __init__(self, of_devices: Sequence[Ints]) -> None:
-        self._levels = np.concatenate(of_devices).T  # (stages, moments of all devices)
+        self._levels = np.concatenate(of_devices).T.astype(np.float64)  # (stages, moments of all devices)
         self._first = np.cumsum([0, *map(len, of_devices[:-1])])
         self.hold_anything = bool(self._levels.any())
 
     def peaks(self, each: Ints) -> Ints:
         """The most bytes on each device, (plans, devices), at so many a microbatch of a stage, (plans, stages)."""
-        found: Ints = np.maximum.reduceat(each @ self._levels, self._first, axis=1)
+        held = each.astype(np.float64) @ self._levels  # exact below 2^53 bytes, and many times as fast as of integers
+        found: Ints = np.maximum.reduceat(held, self._first, axis=1).astype(np.int64)
         return found
 
 

@@ -160,6 +160,10 @@ class ReplicaFootprint:
         for name in ("weights", "gradients", "optimizer"):
             everywhere = np.sum([getattr(device, name) for device in self._devices], axis=0)
             found += everywhere.min() * sum(getattr(layer, name) for layer in layers)
+        for device in self._devices:
+            found += sum(map(_least_at_peak, device.gathered)) * sum(layer.weights for layer in layers)
+            found += _least_at_peak(device.passing) * sum(layer.gradients for layer in layers)
+            found += sizes.logits * (self._num_stages - 1 in device.held)
         return int(found / len(self._devices))
 
     def _device(self, shares: "_Shares", device: int) -> _Device:
@@ -188,6 +192,11 @@ def _peak(sizes: Ints, moments: Floats) -> Floats:
     """The most that is there at any moment, for each plan."""
     found: Floats = (sizes @ moments.T).max(axis=1)
     return found
+
+
+def _least_at_peak(moments: Floats) -> float:
+    """What is there of every byte at the peak, at least: at one moment, or as a mean of all."""
+    return float(max(moments.min(axis=1).max(), moments.mean(axis=0).min()))
 
 
 class _Shares:

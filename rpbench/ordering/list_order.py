@@ -7,18 +7,20 @@ room. `rpbench.ordering.pull` makes other orders of the same passes.
 Memory is counted in chunk activations: one more from F on, one less from the end of B or W on.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
-from typing import NamedTuple
+from functools import cached_property
+from itertools import accumulate, chain, islice, pairwise
+from typing import NamedTuple, overload
 
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
+from rpbench.ordering import loops
+from rpbench.ordering.loops import CODES, KINDS, ROUNDING, Array, means
 
-# Rounding of times that are sums: what lies closer together is the same moment.
-ROUNDING = 1e-9
+__all__ = ["ROUNDING"]
+
 # Whoever looks for an order tries as many as this many passes make, at least one.
 PASSES_TO_TRY = 200_000
 
@@ -33,6 +35,44 @@ class Pass(NamedTuple):
 
 Rows = Sequence[Sequence[Pass]]
 RankOf = Callable[[int, int], int]  # stage, microbatch -> rank
+
+
+class Lanes(Sequence[Sequence[Pass]]):
+    """Rows as columns: kinds, stages and microbatches of all passes, row r from `start[r]` on."""
+
+    def __init__(self, start: Array, kind: Array, stage: Array, microbatch: Array) -> None:
+        self.start, self.kind, self.stage, self.microbatch = start, kind, stage, microbatch
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Lanes":
+        """The columns of rows; of columns themselves."""
+        if isinstance(rows, Lanes):
+            return rows
+        ints = means().ints
+        kinds, stages, microbatches = zip(*chain.from_iterable(rows), strict=True) if any(rows) else ((), (), ())
+        start = ints([0, *accumulate(map(len, rows))])
+        return cls(start, ints(list(map(CODES.__getitem__, kinds))), ints(list(stages)), ints(list(microbatches)))
+
+    @cached_property
+    def _rows(self) -> list[list[Pass]]:
+        start, *columns = (list(map(int, each)) for each in (self.start, self.kind, self.stage, self.microbatch))
+        kinds = list(map(KINDS.__getitem__, columns[0]))
+        passes = list(map(Pass, kinds, columns[1], columns[2]))
+        return [passes[first:last] for first, last in pairwise(start)]
+
+    @overload
+    def __getitem__(self, rank: int) -> Sequence[Pass]: ...
+    @overload
+    def __getitem__(self, rank: slice) -> Sequence[Sequence[Pass]]: ...
+    def __getitem__(self, rank: int | slice) -> Sequence[Pass] | Sequence[Sequence[Pass]]:
+        return self._rows[rank]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def without(self, kind: Kind) -> "Lanes":
+        """The rows without the passes of a kind."""
+        return Lanes.of([[what for what in row if what.kind is not kind] for row in self])
 
 
 class Fill(Enum):
@@ -84,151 +124,57 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
         fill: None for rows that have all their passes; otherwise they lack W, which come as said.
         limit: chunk activations that W makes room for, with `fill`.
     """
-    run = _Run(len(rows), rank_of, costs, fill, limit)
-    run.head = any(what.kind is Kind.HB for what in rows[0])
-    following, unfinished = [0] * len(rows), list(range(len(rows)))
-    while unfinished:
-        num_taken = sum(following)
-        for rank in unfinished:
-            following[rank] = run.go_on(rank, rows[rank], following[rank])
-        unfinished = [rank for rank in unfinished if following[rank] < len(rows[rank])]
-        assert not unfinished or sum(following) > num_taken, "rows that wait for each other"
-    return run.finish()
+    lanes, using = Lanes.of(rows), means()
+    num_ranks, num_stages = len(lanes), costs.num_stages
+    has_head = any(what == loops.HB for what in lanes.kind[: lanes.start[1]])
+    sizes = sizes_of(lanes, costs)
+    waiting = [0] * num_ranks
+    if fill is not None:
+        for rank, (first, last) in enumerate(pairwise(lanes.start)):
+            waiting[rank] = sum(1 for what in lanes.kind[first:last] if what == loops.I)
+    begins = [0, *accumulate(int(lanes.start[r + 1] - lanes.start[r]) + waiting[r] for r in range(num_ranks))]
+    total, num_microbatches = begins[-1], sizes[1]
+    out, pending = using.zeros(3 * total), using.zeros(total + num_ranks)
+    pending[total:] = using.ints(begins[:-1])
+    ends = using.filled(2 * num_stages * num_microbatches, -1.0)
+    now, idle = using.filled(num_ranks, 0.0), using.filled(num_ranks, 0.0)
+    began, found = using.filled(num_ranks, -1.0), using.zeros(2)
+    held, place, written, first_pending = (using.zeros(num_ranks) for _ in range(4))
+    shares = using.filled(8 * num_microbatches, 0.0)
+    using.compiled(loops.run_rows)(
+        *(lanes.start, lanes.kind, lanes.stage, lanes.microbatch),
+        *(rank_table(rank_of, sizes), times_table(costs, num_ranks)),
+        *(using.ints([*sizes, int(has_head), int(fill is not None)]), float(costs.hop), _FILLS[fill], limit),
+        *(using.ints(begins), out, ends, now, idle, began, held, place, written, pending, first_pending),
+        *(shares, found),
+    )
+    assert found[0], "rows that wait for each other"
+    spans = [float(end - max(0.0, first)) for first, end in zip(began, now, strict=True)]
+    columns = (out[:total], out[total : 2 * total], out[2 * total :])
+    return Timed(Lanes(using.ints(begins), *columns), float(max(now)), max(spans), int(found[1]))
 
 
-class _Shares:
-    """How many shares of the head have ended, and when and where the last two of them did."""
-
-    def __init__(self) -> None:
-        self.count, self.last, self.second, self.last_rank = 0, 0.0, 0.0, 0
-
-    def add(self, rank: int, end: float) -> None:
-        self.count += 1
-        if end >= self.last:
-            self.last, self.second, self.last_rank = end, self.last, rank
-        else:
-            self.second = max(self.second, end)
+_FILLS = {None: loops.NO_FILL, Fill.NONE: loops.FILL_NONE, Fill.ANY: loops.FILL_ANY} | {
+    Fill.MOST: loops.FILL_MOST,
+    Fill.SPARE: loops.FILL_SPARE,
+}
 
 
-class _Run:
-    """Rows while they run."""
+def sizes_of(lanes: Lanes, costs: StageCosts) -> list[int]:
+    """Stages, microbatches, and columns of the table of times."""
+    return [costs.num_stages, int(max(lanes.microbatch, default=-1)) + 1, max(costs.num_stages, len(lanes))]
 
-    head = False  # whether the head is cut over the ranks
 
-    def __init__(self, num_ranks: int, rank_of: RankOf, costs: StageCosts, fill: Fill | None, limit: int) -> None:
-        self.rank_of, self.costs, self.fill, self.limit = rank_of, costs, fill, limit
-        self.rows: list[list[Pass]] = [[] for _ in range(num_ranks)]
-        self.pending: list[deque[Pass]] = [deque() for _ in range(num_ranks)]
-        self.forward: list[dict[int, float]] = [{} for _ in range(costs.num_stages)]  # ends, by microbatch
-        self.backward: list[dict[int, float]] = [{} for _ in range(costs.num_stages)]
-        self.shares: dict[tuple[Kind, int], _Shares] = {}  # of the head, by microbatch
-        self.now, self.idle = [0.0] * num_ranks, [0.0] * num_ranks
-        self.started: list[float | None] = [None] * num_ranks
-        self.held, self.peak = [0] * num_ranks, 0
-        self.times = costs.times(num_ranks)
-        self.last_stage, self.hop = costs.num_stages - 1, costs.hop
+def rank_table(rank_of: RankOf, sizes: Sequence[int]) -> Array:
+    """The rank of every stage and microbatch."""
+    return means().ints([rank_of(stage, microbatch) for stage in range(sizes[0]) for microbatch in range(sizes[1])])
 
-    def go_on(self, rank: int, row: Sequence[Pass], place: int) -> int:
-        """Run the passes of a row from a place on, until one lacks its input; the place of that one."""
-        head, fill, last_stage, times = self.head, self.fill, self.last_stage, self.times
-        forward, backward = self.forward, self.backward
-        while place < len(row):
-            what = row[place]
-            kind, stage, microbatch = what
-            if kind is Kind.F:
-                arrives = self._handed(rank, forward, stage - 1, microbatch) if stage else 0.0
-            elif kind is Kind.W:
-                arrives = 0.0
-            elif not head:
-                turns = stage == last_stage
-                arrives = self._handed(rank, forward if turns else backward, stage + (not turns), microbatch)
-            else:
-                arrives = self._through_head(rank, what)
-            if arrives is None:
-                return place
-            place += 1
-            if fill is not None:
-                self._fill(rank, kind, arrives)
-            end = self._take(rank, what, arrives, times[kind][stage])
-            if kind is Kind.F:
-                self.held[rank] = held = self.held[rank] + 1
-                if held > self.peak:
-                    self.peak = held
-                forward[stage][microbatch] = end
-            elif kind is Kind.B:
-                self.held[rank] -= 1
-                backward[stage][microbatch] = end
-            elif kind is Kind.I:
-                backward[stage][microbatch] = end
-                if fill is not None:
-                    self.pending[rank].append(Pass(Kind.W, stage, microbatch))
-            elif kind is Kind.W:
-                self.held[rank] -= 1
-            else:
-                self.shares.setdefault((kind, microbatch), _Shares()).add(rank, end)
-        return place
 
-    def _handed(self, rank: int, source: list[dict[int, float]], stage: int, microbatch: int) -> float | None:
-        """When what a pass of a stage has made is on a rank; None while nobody knows."""
-        ended = source[stage].get(microbatch)
-        if ended is None or not self.hop or self.rank_of(stage, microbatch) == rank:
-            return ended
-        return ended + self.hop
-
-    def _through_head(self, rank: int, what: Pass) -> float | None:
-        """The same of what is no F or W, where the head is cut over the ranks."""
-        kind, stage, microbatch = what
-        if kind is Kind.HF:
-            return self._handed(rank, self.forward, self.last_stage, microbatch)
-        if kind is Kind.HB:
-            return self._gathered(Kind.HF, rank, microbatch)
-        if stage == self.last_stage:
-            return self._gathered(Kind.HB, rank, microbatch)
-        return self._handed(rank, self.backward, stage + 1, microbatch)
-
-    def _gathered(self, kind: Kind, rank: int, microbatch: int) -> float | None:
-        """When the shares of all ranks are on one; a rank's own makes no hop."""
-        shares = self.shares.get((kind, microbatch))
-        if shares is None or shares.count < len(self.rows):
-            return None
-        others = shares.second if shares.last_rank == rank else shares.last
-        return max(shares.last, others + self.costs.hop) if shares.last_rank == rank else others + self.costs.hop
-
-    def finish(self) -> Timed:
-        for rank, pending in enumerate(self.pending):
-            while pending:
-                self._weight_grad(rank)
-        spans = [end - (start or 0.0) for start, end in zip(self.started, self.now, strict=True)]
-        return Timed(self.rows, max(self.now), max(spans), self.peak)
-
-    def _take(self, rank: int, what: Pass, arrives: float, time: float) -> float:
-        """Run a pass; its end."""
-        now = self.now[rank]
-        started = arrives if arrives > now else now
-        if self.started[rank] is None:
-            self.started[rank] = started
-        else:
-            self.idle[rank] += started - now
-        self.now[rank] = end = started + time
-        self.rows[rank].append(what)
-        return end
-
-    def _weight_grad(self, rank: int) -> None:
-        what = self.pending[rank].popleft()
-        self._take(rank, what, 0.0, self.times[Kind.W][what.stage])
-        self.held[rank] -= 1
-
-    def _fill(self, rank: int, kind: Kind, arrives: float) -> None:
-        pending = self.pending[rank]
-        while pending and kind is Kind.F and self.held[rank] >= self.limit:
-            self._weight_grad(rank)
-        while pending and self.now[rank] + self.times[Kind.W][pending[0].stage] <= arrives + ROUNDING:
-            self._weight_grad(rank)
-        gap = arrives - self.now[rank]
-        if pending and gap > ROUNDING and self._takes(rank, gap, self.times[Kind.W][pending[0].stage]):
-            self._weight_grad(rank)
-
-    def _takes(self, rank: int, gap: float, time: float) -> bool:
-        if self.fill is Fill.SPARE:
-            return gap > max(self.idle) - self.idle[rank]
-        return self.fill is Fill.ANY or (self.fill is Fill.MOST and gap > 0.75 * time)
+def times_table(costs: StageCosts, num_ranks: int) -> Array:
+    """Times by kind and stage, or rank of the head's shares."""
+    times, width = costs.times(num_ranks), max(costs.num_stages, num_ranks)
+    found = means().filled(len(KINDS) * width, 0.0)
+    for code, kind in enumerate(KINDS):
+        for place, each in enumerate(times[kind]):
+            found[code * width + place] = float(each)
+    return found

@@ -53,14 +53,15 @@ class ClimbOrder:
     Args:
         problem: its times and its memory are not read, so that problems that differ in these alone share an order.
         counts: numbers of stages.
+        cut: whose times the order follows, where it follows any; None: equal stages.
 
     Raises:
         ValueError: if the schedule cannot be built for these numbers.
     """
 
-    def __init__(self, problem: Problem, counts: Counts) -> None:
+    def __init__(self, problem: Problem, counts: Counts, cut: Partition | None = None) -> None:
         self._problem = problem
-        self.schedule = problem.schedule(*counts)
+        self.schedule = problem.schedule(*counts) if cut is None else problem.order(cut)
 
     @cached_property
     def graph(self) -> Graph:
@@ -94,14 +95,22 @@ class Climb:
         seeds: partitions with the same numbers of stages.
         tally: counts the work.
         order: of the problem and these numbers of stages, if there is one already.
+        fitting: whether every plan recomputes as few of its stages as its memory allows.
 
     Raises:
         ValueError: if the schedule cannot be built for these numbers.
     """
 
     def __init__(
-        self, problem: Problem, seeds: Sequence[Partition], tally: Tally, order: ClimbOrder | None = None
+        self,
+        problem: Problem,
+        seeds: Sequence[Partition],
+        tally: Tally,
+        order: ClimbOrder | None = None,
+        *,
+        fitting: bool = False,
     ) -> None:
+        self._fitting = fitting
         self.counts: Counts = len(seeds[0].forward), len(seeds[0].backward)
         self._separate = problem.entry.separate_cuts
         order = order or ClimbOrder(problem, self.counts)
@@ -122,30 +131,51 @@ class Climb:
                 # Nothing fits: then the fastest, and the verdict says why it cannot run.
                 self._memory, self.hopeless = None, True
 
-        # A bound stage without layers passes tensors on and pays for the hops. Where the directions are cut apart
-        # a stage is a job of its own, and a job without layers is none.
+        # The first bound stage has the embedding and the last one the head, so that these may do without layers. Where
+        # the directions are cut apart a stage is a job of its own, and a job without layers is none.
         num_columns = sum(self.counts) if self._separate else self.counts[0]
         self._least = np.full(num_columns, int(self._separate))
+        if not self._separate and num_columns - 2 <= problem.num_layers:
+            self._least[1:-1] = 1
         if self._separate:
             self._least[-1] = 0  # the fused stage may hold the head alone
         self._moves: Ints | None = None
         self._weights = np.random.default_rng(0).integers(2**63, size=num_columns)
         self._seen: set[int] = set()  # plans, each as the weighted sum of its counts
         self._plans: list[Ints] = []
+        self._scored: list[tuple[float, int]] = []  # of those worth changing
         self._open: list[tuple[float, int, int]] = []  # score, plan, moves already tried
         self._tally = tally
         tally.work += BUILDING * graph.num_actions
         self.best_score = float("inf")
         self._best = 0
-        self._add(self._fresh(np.array([self._row(seed) for seed in seeds])))
+        rows = np.array([self._row(seed) for seed in seeds])
+        sound = rows[(rows >= self._least).all(axis=1)]
+        self._add(self._fresh(sound if len(sound) else rows))
 
     @property
     def best(self) -> Partition:
         """The best partition found so far."""
-        row = self._plans[self._best].tolist()
+        return self._partition(self._best)
+
+    def _partition(self, plan: int) -> Partition:
+        row = self._plans[plan].tolist()
         if not self._separate:
             return symmetric(tuple(row))
         return Partition(tuple(row[: self.counts[0]]), tuple(row[self.counts[0] :]), fused=True)
+
+    def leaders(self, number: int) -> list[Partition]:
+        """So many of the best partitions found so far, the best first."""
+        nearest = sorted((score, plan) for score, plan in self._scored if score <= self.best_score * (1 + SLACK))
+        return [self._partition(plan) for _, plan in nearest[:number]] or [self.best]
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether the best partition recomputes nothing."""
+        if not self._fitting or self._memory is None:
+            return self._fitting
+        row = self._plans[self._best][None, :]
+        return bool(self._footprint.fitting(row, row, self._memory.limit_bytes).all())
 
     def run(self, work: int) -> None:
         """Go on until so much more work is done, or nothing better turns up for a while."""
@@ -195,16 +225,25 @@ class Climb:
             self.best_score, self._best = float(scores[lowest]), first + lowest
         for index in np.flatnonzero(scores <= self.best_score * (1 + SLACK)).tolist():
             heappush(self._open, (float(scores[index]), first + index, 0))
+            self._scored.append((float(scores[index]), first + index))
         return improved
 
     def _score(self, rows: Ints) -> Floats:
         num_forward = self.counts[0]
         forward, backward = (rows[:, :num_forward], rows[:, num_forward:]) if self._separate else (rows, rows)
-        scores = self._batch.makespans(forward, backward)
+        everything = np.ones((1, backward.shape[1]), bool) if self._fitting else None
+        scores = self._batch.makespans(forward, backward, everything)  # a bound, where some will run again
         if self._memory is not None:
             close = scores <= self.best_score * (1 + SLACK)  # the others are out of the race as they are
-            worst = self._footprint.peaks(forward[close], backward[close]).max(axis=1)
-            limit = self._memory.limit_bytes
+            limit, keeps = self._memory.limit_bytes, None
+            forward, backward = forward[close], backward[close]
+            if self._fitting:
+                keeps = self._footprint.fitting(forward, backward, limit)
+                again = ~keeps.all(axis=1)
+                scores[np.flatnonzero(close)[again]] = self._batch.makespans(
+                    forward[again], backward[again], keeps[again]
+                )
+            worst = self._footprint.peaks(forward, backward, keeps).max(axis=1)
             scores[close] = np.where(worst <= limit, scores[close], MISFIT * worst / max(1, limit))
         return scores
 

@@ -11,7 +11,6 @@ from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
 from rpbench.cost.activations import UNKNOWN, layer_activations
-from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
@@ -122,7 +121,7 @@ def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, .
         return tuple(range(num_stages))
     footprint = Footprint(schedule, memory.sizes, peak_in_flight(graph), keeps=())
     cut = np.array([schedule.partition.forward]), np.array([schedule.partition.backward])
-    return fitting_stages(lambda keeps: int(footprint.keeping(keeps).peaks(*cut).max()), num_stages, memory.limit_bytes)
+    return tuple(np.flatnonzero(footprint.fitting(*cut, memory.limit_bytes)[0]).tolist())
 
 
 def transfers_of(costs: CostTable) -> TransferTimes | None:

@@ -19,6 +19,7 @@ from rpbench.sim.longest_path import late_edges
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 # Plans timed side by side: enough for long vectors, fewer where the ends of all actions outgrow the cache.
 WIDTH, LEAST_WIDTH = 128, 16
@@ -79,20 +80,26 @@ class PlanBatch:
         width = min(WIDTH, max(LEAST_WIDTH, ENDS_IN_CACHE // graph.num_actions))
         self._room = (np.zeros(width), np.zeros(width), np.zeros((graph.num_actions, width)))
 
-    def makespans(self, forward: Ints, backward: Ints) -> Floats:
+    def makespans(self, forward: Ints, backward: Ints, keeps: Bools | None = None) -> Floats:
         """Time from the first start to the last end, per plan, in the unit of the layer times.
 
         Args:
             forward: layers of each forward stage, (plans, forward stages).
             backward: layers of each backward stage, (plans, backward stages).
+            keeps: whether a backward stage recomputes nothing, (plans, backward stages); None: those given for all.
         """
+        if keeps is None:
+            keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
+        keeps = np.broadcast_to(keeps, backward.shape)
         blocks = range(0, len(forward), BLOCK)
-        found = [self._block(forward[at : at + BLOCK], backward[at : at + BLOCK]) for at in blocks]
+        found = [
+            self._block(forward[at : at + BLOCK], backward[at : at + BLOCK], keeps[at : at + BLOCK]) for at in blocks
+        ]
         return np.concatenate([np.empty(0), *found])
 
-    def _block(self, forward: Ints, backward: Ints) -> Floats:
+    def _block(self, forward: Ints, backward: Ints, keeps: Bools) -> Floats:
         makespan = np.zeros(len(forward))
-        arrays = (*self._edges, *self._tables(forward, backward), *self._room, makespan)
+        arrays = (*self._edges, *self._tables(forward, backward, keeps), *self._room, makespan)
         kernel = compiled(relax_batch)
         if kernel is not relax_batch:
             kernel(*arrays)
@@ -101,7 +108,7 @@ class PlanBatch:
         relax_batch(*lists)
         return np.asarray(lists[-1])
 
-    def _tables(self, forward: Ints, backward: Ints) -> tuple[Floats, Floats]:
+    def _tables(self, forward: Ints, backward: Ints, keeps: Bools) -> tuple[Floats, Floats]:
         """Times before and in the main phase, (slots, plans): `LayerTimes.table` for all plans at once."""
         plans, shards = len(forward), self._num_head_shards
         whole = self._times
@@ -118,10 +125,11 @@ class PlanBatch:
         self._fill(pre, Kind.I, times.recompute, backward)
         self._fill(main, Kind.I, times.input_grad, backward, times.head_input_grad)
         self._fill(main, Kind.W, times.weight_grad, backward, times.head_weight_grad)
-        pre[[row for row, (kind, stage) in enumerate(self._rows) if kind is not Kind.FB and stage in self._keeps]] = 0
+        for kind in (Kind.B, Kind.I) if keeps.any() else ():
+            pre[self._slots.get(kind, [])] *= ~keeps.T[self._stages.get(kind, [])]
         if self._remakes:
             self._fill(main, Kind.R, times.recompute, backward)
-            main[[row for row, (kind, stage) in enumerate(self._rows) if kind is Kind.R and stage in self._keeps]] = 0
+            main[self._slots.get(Kind.R, [])] *= ~keeps.T[self._stages.get(Kind.R, [])]
         for kind, head in ((Kind.HF, whole.head_forward), (Kind.HB, whole.head_backward)):
             main[self._slots.get(kind, [])] = float(head) / max(1, shards)
         return (pre, main) if self._is_plain else self._combined(pre, main)

@@ -175,3 +175,22 @@ def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any]) -> Callable
         made = njit(cache=True, nogil=True)(FunctionType(function.__code__, names, function.__name__))
         names[function.__name__] = made
     return made
+
+
+@cache
+def compile_orders() -> None:
+    """Have orders under given times made by compiled loops from now on, where numba can be had."""
+    import numpy as np
+
+    from rpbench.ordering import loops
+
+    if compiled(loops.pull) is not loops.pull:
+        loops.use(
+            loops.Means(
+                compiled,
+                lambda values: np.array(values, dtype=np.int64),
+                lambda number: np.zeros(number, np.int64),
+                lambda number, value: np.full(number, value),
+                lambda column, places: column[places],
+            )
+        )

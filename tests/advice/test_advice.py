@@ -10,7 +10,8 @@ from contest_terms import read, small, terms
 from rpbench.advice.causes import CAUSES, causes_of
 from rpbench.advice.interval import compute_reach
 from rpbench.advice.levers import changes, levers_of, pace_with_twice_the_memory, timed, turns_of
-from rpbench.advice.ranking import QUICK, advise, command_of
+from rpbench.advice.ranking import QUICK, advise
+from rpbench.advice.rows import command_of
 from rpbench.cost.basis import make_basis
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import contender

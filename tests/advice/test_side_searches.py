@@ -71,14 +71,14 @@ def test_only_the_frame_of_a_plan_is_kept_and_serves_more_memory():
     assert outcome == Frames(contender("1f1b"), roomy).of_plan(plan).outcome(plan.partition, "fitting")
 
 
-def test_what_weighs_too_much_gets_no_sketches_of_other_sizes():
+def test_what_is_proven_not_to_fit_is_looked_at_once():
     light, heavy = (Search(contender("1f1b"), small(limit), BUDGET) for limit in (2_000_000_000, 100_000_000))
     for search in (light, heavy):
         search.look()
-        before = search.sketcher.tally.num_evaluated
-        hope = search.hope()
-        assert (search.sketcher.tally.num_evaluated > before) == (hope > 0)
-    assert heavy.hope() < 0 < light.hope()
+        search.finish()
+    assert heavy.best_pace() == 0 < light.best_pace()
+    assert heavy.least_bytes > 100_000_000
+    assert heavy.num_timed < light.num_timed
 
 
 def test_a_share_without_time_looks_at_nobody_and_with_little_finishes_nobody():

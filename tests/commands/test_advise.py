@@ -77,7 +77,14 @@ def test_advice_is_json_on_stdout_and_a_table_on_stderr(capsys):
     out, err = capsys.readouterr()
     answer = json.loads(out.splitlines()[-1])
     promised = {"schedule", "options", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "peak_memory_bytes"}
-    assert promised | {"staleness_steps", "why", "command"} <= answer["ranking"][0].keys()
+    promised |= {"host_memory_bytes", "memory", "mfu", "gap", "runs_in", "staleness_steps", "why", "command", "export"}
+    assert promised <= answer["ranking"][0].keys()
+    for row in answer["ranking"]:
+        assert sum(row["memory"].values()) == row["peak_memory_bytes"]
+        assert 0 < row["mfu"] < 1
+        assert row["gap"] >= 0
+        assert row["searched_to_the_end"] == (row["gap"] <= 0.01)
+    assert answer["parameters"]["all"] == answer["parameters"]["active"] == answer["parameters"]["trained"]
     assert {"ranking", "does_not_fit", "levers", "assumed"} <= answer.keys()
     assert {row["schedule"] for row in answer["ranking"]} == {"1f1b", "gpipe"}
     assert "tokens/s" in err
@@ -98,13 +105,44 @@ def test_who_trains_on_older_weights_has_a_list_of_its_own_or_joins(capsys):
         advise_on([*words, "gpu=l40s", "num_devices=2", "late=maybe"], io.StringIO())
 
 
-def test_its_command_runs_and_says_the_same(rpbench):
+def test_the_commands_of_its_first_rows_run_and_say_the_same(rpbench):
+    sizes = SMALL[:-1]
+    answer = advise_on([*sizes, "schedules=1f1b,gpipe,zb_v,zero_3", "gpu=l40s", "num_devices=2"], io.StringIO())
+    assert len(answer["ranking"]) == 4
+    for row in answer["ranking"]:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"], record["schedule"]) == (0, "ok", row["schedule"])
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)  # of all steps
+        assert max(record["peak_memory_bytes"]) == pytest.approx(row["peak_memory_bytes"], rel=1e-6)
+
+
+def test_rows_are_restricted_to_what_runs_in_a_framework():
+    words = [*SMALL[:-1], "schedules=1f1b,gpipe,zb_h1,pipedream_2bw", "gpu=l40s", "num_devices=2"]
+    for asked in (["runs_in=Megatron"], ["--runs-in", "megatron"]):
+        answer = advise_on([*words, *asked], io.StringIO())
+        assert [row["schedule"] for row in answer["ranking"]] == ["1f1b"]
+        assert answer["ranking"][0]["runs_in"] == ["torchtitan", "Megatron", "DeepSpeed"]
+        assert answer["ranking_late"] == []
+    with pytest.raises(ValueError, match="unknown runs_in 'megaton'"):
+        advise_on([*words, "runs_in=megaton"], io.StringIO())
+    with pytest.raises(ValueError, match="none of the schedules that are asked for runs there"):
+        advise_on([*SMALL, "gpu=l40s", "num_devices=2", "runs_in=FSDP2"], io.StringIO())
+
+
+def test_late_rows_say_what_their_convergence_cost_in_our_study():
+    words = [*SMALL[:-1], "schedules=1f1b,pipedream_2bw", "gpu=l40s", "num_devices=2"]
+    answer = advise_on(words, io.StringIO())
+    (late,) = answer["ranking_late"]
+    assert late["convergence"]["final_loss"] > late["convergence"]["final_loss_synchronous"]
+    assert late["convergence"]["seeds_at_goal"] == 0
+    assert answer["ranking"][0]["convergence"] is None
+
+
+def test_an_export_is_what_a_framework_reads(capsys):
     answer = advise_on([*SMALL, "gpu=l40s", "num_devices=2"], io.StringIO())
-    row = answer["ranking"][0]
-    words = shlex.split(row["command"])[3:]
-    status, (record,), _ = rpbench(*words)
-    assert (status, record["status"], record["schedule"]) == (0, "ok", row["schedule"])
-    assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)  # of all steps, not of a middle one
+    row = next(row for row in answer["ranking"] if row["schedule"] == "1f1b")
+    assert dispatch(shlex.split(row["export"])[3:]) == 0
+    assert "pipeline_parallel_schedule_csv" in capsys.readouterr().out
 
 
 def test_what_fits_nowhere_says_the_smallest_change():

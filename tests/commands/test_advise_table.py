@@ -6,7 +6,7 @@ from rpbench.commands.advise_table import gigabytes, label, lacks, table
 
 ROW = {
     "schedule": "1f1b",
-    "options": {"microbatch_sequences": 2},
+    "options": {"microbatch_sequences": 2, "recompute": "all"},
     "tokens_per_s": 54_518.0,
     "tokens_per_s_low": 37_992.0,
     "tokens_per_s_high": 78_233.0,
@@ -61,6 +61,27 @@ def test_it_says_what_the_json_says():
     ):
         assert words in text
     assert "-0 %" not in text
+
+
+def test_the_first_row_is_told_as_a_plan_and_gaps_are_told_of_all():
+    options = {"microbatch_sequences": 2, "recompute": "fitting", "keeps": [3], "partition": "4-4-4-4"}
+    whole = ROW | {"options": options, "gap": 0.004, "mfu": 0.41, "runs_in": ["torchtitan"], "host_memory_bytes": 0}
+    whole |= {"memory": {"weights": 4e9, "activations": 21e9, "logits": 1e6}, "tokens_per_day": 4.7e9}
+    whole |= {"usd_per_1e9_tokens": 41.6, "searched_to_the_end": True}
+    text = "\n".join(table(ANSWER | {"ranking": [whole, ROW | {"gap": 1.36}]}, 200))
+    for words in (
+        "plan: 1f1b, 2 sequences a microbatch, layers by stage 4-4-4-4, recomputed: all but 1 stages",
+        "memory of the fullest device, GB: activations 21.0, weights 4.0",
+        "host memory: none; a day: 4.70 billion tokens",
+        "10^9 tokens: 42 US dollars",
+        " 0.4 % ",
+        " 41 % ",
+        " 2 x ",
+        "1f1b  (torchtitan)",
+    ):
+        assert words in text
+    assert "logits" not in text
+    assert "by a bound" not in text
 
 
 @pytest.mark.parametrize("count, words", [(24_049_464_832, "24.1 GB"), (1, "0.1 GB"), (3e9, "3.0 GB")])

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.memory import Footprint
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
@@ -123,11 +122,6 @@ class Frame:
         tied = self.problem.entry.needs_costs or self.problem.entry.separate_cuts
         return not (tied or self.schedule.shape.tensor_parallel)
 
-    @cached_property
-    def passes_on(self) -> bool:
-        """Whether devices hand each other what they work with, weights on a ring say, and so wait for each other."""
-        return any(isinstance(action.peer, int) for _, _, row in self.schedule.items() for action in row)
-
     def outcome(self, partition: Partition, recompute: Recompute) -> Outcome:
         """Pace and memory of a cut.
 
@@ -197,8 +191,9 @@ class Frame:
         }
         if recompute in fixed:
             return fixed[recompute]
-        limit = self.terms.limits.device_memory_bytes
-        return fitting_stages(partial(self._peak, partition), last + 1, limit)
+        cut = np.array([partition.forward]), np.array([partition.backward])
+        kept = self._footprint.fitting(*cut, self.terms.limits.device_memory_bytes)
+        return tuple(np.flatnonzero(kept[0]).tolist())
 
     def emptier(self, cut: Partition, recompute: Recompute) -> Partition:
         """The cut with layers moved off full devices, one after the other, as long as they lack less.
@@ -213,12 +208,19 @@ class Frame:
         best = _lacking(footprint, layers, limit)[0]
         while best > 0:
             moved = layers + _single_moves(layers.shape[1])
-            moved = moved[(moved >= 0).all(axis=1)]
+            moved = moved[(moved >= 0).all(axis=1) & (moved[:, 1:-1] > 0).all(axis=1)]
             lacks = _lacking(footprint, moved, limit)
             if not len(moved) or lacks.min() >= best:
                 break
             best, layers = lacks.min(), moved[[lacks.argmin()]]
         return symmetric(tuple(layers[0].tolist()))
+
+    def memory(self, partition: Partition, keeps: Sequence[int]) -> dict[str, int]:
+        """Bytes of the fullest device by class of tensors, what is none left out."""
+        cut = np.array([partition.forward]), np.array([partition.backward])
+        classes = self._footprint.keeping(keeps).classes(*cut)
+        fullest = int(sum(classes.values(), start=np.zeros((), np.int64))[0].argmax())
+        return {name: int(table[0, fullest]) for name, table in classes.items() if table[0, fullest]}
 
     def _peak(self, partition: Partition, keeps: Sequence[int]) -> int:
         cut = np.array([partition.forward]), np.array([partition.backward])

@@ -1,6 +1,7 @@
 """Plans: what a search has tried, what it found, and what it may spend."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
@@ -67,7 +68,8 @@ class Tuned:
             computation alone.
         num_steps: that `outcome` is of; None: as many as the terms say.
         is_whole: whether the search came to its end; False where time was over before.
-        least_bytes: the fullest device holds no less in any order that was looked at, however its layers are cut.
+        bound: tokens per second that no plan of the contender exceeds (`rpbench.plan.contest.bounds`); 0: none fits.
+        least_bytes: the fullest device holds no less in any plan; 0 where one fits.
     """
 
     contender: Contender
@@ -81,8 +83,14 @@ class Tuned:
     num_sketched: int
     num_steps: int | None = None
     is_whole: bool = True
+    bound: float = inf
     least_bytes: int = 0
     restarted: Restarted = NONE
+
+    @property
+    def gap(self) -> float:
+        """By how much, at most, another plan of the contender is faster, as a share of this one's pace."""
+        return max(0.0, self.bound / self.outcome.tokens_per_s - 1)
 
 
 def rank(outcome: Outcome) -> float:

@@ -29,6 +29,7 @@ class Beatable(Protocol):
 
     @property
     def work(self) -> int: ...
+    def time_is_over(self) -> bool: ...
     def best(self) -> Tried: ...
     def best_pace(self) -> float: ...
     def begin_at(self, setting: Setting) -> None: ...
@@ -47,8 +48,8 @@ def restart(search: Beatable, each_round: int) -> Restarted:
         if not before:
             break
         for turn in range(each_round):
-            if search.work > MORE * search.budget.work:
-                break
+            if search.work > MORE * search.budget.work or search.time_is_over():
+                return Restarted(number, gain)
             number += 1
             if turn % 2:
                 search.climb_from(*_shaken(search.best(), chance))

@@ -11,12 +11,15 @@ A search may also end when somebody's time is over. It then begins with what is 
 own, and its plan says whether it came to an end.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from math import inf
 from typing import Any
 
 from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
+from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.frames import FRAME, Frames
@@ -24,8 +27,9 @@ from rpbench.plan.contest.plans import NONE, Budget, Tried, Tuned, rank
 from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.sketch import Sketcher
-from rpbench.plan.contest.space import Setting, Space, space_of
+from rpbench.plan.contest.space import OPTION, Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
+from rpbench.sim.kernels import compile_orders
 
 # A setting whose sketch is slower than the best one's by more than this is not timed.
 WORTH = 0.06
@@ -95,15 +99,17 @@ class Search:
         frames: Frames | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
+        if contender.entry.needs_costs:
+            compile_orders()
         self.contender, self.terms, self.budget = contender, terms, budget
         self.space = space or space_of(contender, terms)
         self.frames = frames or Frames(contender, terms)
         self.sketcher = Sketcher(contender, terms, budget.climb_work)
+        self.bounds = Bounds(contender, terms, self.space)
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
         self.is_over = is_over
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
-        self._least_bytes = sys.maxsize
         self._restarted, self._may_spend = NONE, budget.work
         self._to_beat = 0.0
         self._began: Setting | None = None
@@ -116,7 +122,7 @@ class Search:
 
     def is_spent(self) -> bool:
         """Whether no more is left than for the finalists, or time is over."""
-        return self.work + RESERVED > self._may_spend or self._is_over()
+        return self.work + RESERVED > self._may_spend or self.time_is_over()
 
     def look(self) -> Outcome:
         """The best cut of a setting near the usual one.
@@ -127,7 +133,7 @@ class Search:
         self._began = self._fitting(self._start())
         if self.is_over is not None and self._began.recompute != "fitting":
             for changed in [each for dimension, each in self._changes(self._began) if dimension == "recompute"]:
-                if not self._is_over() and self._beats(self._look_at(changed), self.tried[self._began]):
+                if not self.time_is_over() and self._beats(self._look_at(changed), self.tried[self._began]):
                     self._began = changed
         return _outcome(self.tried[self._began])
 
@@ -136,11 +142,11 @@ class Search:
 
         Smaller microbatches first, then what else may be chosen, until no single change lacks less.
         """
-        best, improved = setting, True
-        while improved and not self._is_over() and not _outcome(self.tried[best]).fits:
+        best, improved = setting, not self._cannot_fit()
+        while improved and not self.time_is_over() and not _outcome(self.tried[best]).fits:
             improved = False
             for changed in self._lighter(best):
-                if not self._is_over() and self._beats(self._look_at(changed), self.tried[best]):
+                if not self.time_is_over() and self._beats(self._look_at(changed), self.tried[best]):
                     best, improved = changed, True
                     if _outcome(self.tried[best]).fits:
                         break
@@ -156,26 +162,15 @@ class Search:
             if dimension not in ("microbatch_sequences", "prefetch"):
                 yield changed
 
-    def hope(self) -> float:
-        """Tokens per second that another size of a microbatch may come to, as far as sketches tell; below 0: none."""
-        assert self._began is not None
-        first = _outcome(self.tried[self._began])
-        if not first.fits and self._weighs_too_much(self._began):
-            return rank(first)
-        own, usual = self._estimate(self._began), self._began.microbatch_sequences
-        sizes = self.space.dimensions["microbatch_sequences"]
-        if own and first.fits and self.sketcher.of(self._began).is_level:  # fewer gathers at most, and no bubble
-            return max(first.tokens_per_s, min(own, first.tokens_per_s * max(sizes) / usual))
-        smaller = [size for size in sizes if size <= usual]  # more of them to overlap
-        best = max(self._estimate(self._began.changed("microbatch_sequences", size)) for size in smaller)
-        if self._began.recompute == "fitting" and len(first.keeps) < len(_cut(self.tried[self._began]).backward):
-            return max(best, rank(first))  # what runs again for want of memory, a sketch does not see
-        return first.tokens_per_s * max(1.0, best / own if own else 1.0) if first.fits else best or rank(first)
+    @cached_property
+    def least_bytes(self) -> int:
+        """Bytes that the fullest device holds at least, whatever is chosen."""
+        return self.bounds.least_bytes(self.terms.limits.device_memory_bytes or 0)
 
     def _cannot_fit(self) -> bool:
-        """Whether nothing fits, and bounds on all that was looked at near the first setting say that nothing can."""
+        """Whether nothing fits, and a bound says that nothing can."""
         limit = self.terms.limits.device_memory_bytes
-        return limit is not None and not _outcome(self.best()).fits and self._least_bytes > limit
+        return limit is not None and not _outcome(self.best()).fits and self.least_bytes > limit
 
     def _weighs_too_much(self, setting: Setting) -> bool:
         """Whether weights, gradients and optimizer alone fill a device, however the layers are cut."""
@@ -183,24 +178,29 @@ class Search:
         return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
 
     def finish(self, to_beat: float | None = None) -> None:
-        """From the first look to the best plan; to the best one so far where time is over.
+        """From the best plan so far to the best one, or as far as there is time; it may be asked again.
 
         Args:
             to_beat: as of `tune`.
         """
         assert self._began is not None
         self._to_beat = to_beat or 0.0
-        setting = None if self._cannot_fit() else self._descend(self._began)
+        setting = None if self._cannot_fit() else self._descend(self.best().setting)
         seen = list[Setting]()
-        while setting is not None and self._depends_on_cut(setting) and not self._is_beaten(setting):
+        while setting is not None and not self._is_beaten(setting):
             self._improve_cut(setting)
             seen.append(setting)
             near = self._better_with_its_cut(setting)
             setting = self._runner_up(seen) if near is None else self._descend(near)
-        if not self._is_over():
+        if not self.time_is_over():
             self._restarted = restart(self, self.budget.restarts)
-        if not self._is_over():
+        if not self.time_is_over():
             self._final = self._last()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the search came to its end."""
+        return self._final is not None
 
     def best(self) -> Tried:
         """The best so far."""
@@ -216,7 +216,7 @@ class Search:
         if self._look_at(setting).outcome is None:
             return
         found = self._descend(setting)
-        if self._depends_on_cut(found) and rank(_outcome(self.tried[found])) >= self.best_pace() * (1 - WORTH):
+        if rank(_outcome(self.tried[found])) >= self.best_pace() * (1 - WORTH):
             self._improve_cut(found)
 
     def climb_from(self, setting: Setting, cut: Partition) -> None:
@@ -237,6 +237,7 @@ class Search:
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
         best = self._final or self.best()
+        fits = _outcome(best).fits
         return Tuned(
             self.contender,
             best.setting,
@@ -249,11 +250,13 @@ class Search:
             self.sketcher.tally.num_evaluated,
             None if self._final else self._num_steps(best.setting),
             self._final is not None,
-            0 if _outcome(best).fits else self._least_bytes,
+            self.bounds.best_pace(self.time_is_over) if fits else inf,
+            0 if fits else self.least_bytes,
             self._restarted,
         )
 
-    def _is_over(self) -> bool:
+    def time_is_over(self) -> bool:
+        """Whether time is."""
         return self.is_over is not None and self.is_over()
 
     # --- settings ---
@@ -263,7 +266,7 @@ class Search:
         first, refused = self.space.first, ""
         near = [first, *(changed for _, changed in self._changes(first))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
-            if refused and self._is_over():
+            if refused and self.time_is_over():
                 raise ValueError(OUT_OF_TIME)
             found = self._look_at(setting)
             if found.outcome is not None:
@@ -282,9 +285,12 @@ class Search:
         while improved:
             improved = False
             for dimension, values in self.space.dimensions.items():
-                if self._is_over() or (dimension != "microbatch_sequences" and self._is_beaten(current)):
+                if self.time_is_over() or (dimension != "microbatch_sequences" and self._is_beaten(current)):
                     return current
                 changes = [changed for value in values if (changed := current.changed(dimension, value)) != current]
+                if dimension.startswith(OPTION):  # what it recomputes for want of a choice, another option may not
+                    usual = self.space.first.recompute
+                    changes = list(dict.fromkeys(each.changed("recompute", usual) for each in changes)) + changes
                 for changed in sorted(changes, key=self._estimate, reverse=True):  # of equals, the usual value first
                     if self._is_worth(changed, current) and self._beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
@@ -296,10 +302,15 @@ class Search:
         return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self._to_beat
 
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
-        if changed in self.tried:
+        if changed in self.tried or self._is_covered(changed):
+            return False
+        if self.time_is_over():
             return False
         if self.is_spent():
             self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
+            return False
+        if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + TOLERANCE):
+            self.tried[changed] = Tried(changed, remark=f"bounded: at most {bound:,.0f} tokens/s; not timed")
             return False
         outcome, estimate = self.tried[current].outcome, self._estimate(changed)
         if outcome is None or not outcome.fits or estimate >= self._estimate(current) * (1 - WORTH):
@@ -315,7 +326,7 @@ class Search:
         return changed.value("recompute") != "none" or len(outcome.keeps) == len(_cut(self.tried[current]).backward)
 
     def _estimate(self, setting: Setting) -> float:
-        if self._is_over():
+        if self.time_is_over():
             return 0.0
         try:
             return self.sketcher.of(setting).tokens_per_s
@@ -324,6 +335,8 @@ class Search:
 
     def _look_at(self, setting: Setting) -> Tried:
         """The best of a setting's cuts, timed; or why there is none."""
+        if setting not in self.tried and self._is_covered(setting):
+            self.tried[setting] = Tried(setting, remark="covered by recompute=fitting")
         if setting not in self.tried:
             known = setting.recompute, setting.options
             if known in self._refused:
@@ -336,10 +349,20 @@ class Search:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
         return self.tried[setting]
 
+    def _is_covered(self, setting: Setting) -> bool:
+        """Whether the same with as little recomputation as fits has been timed, which is at least as fast.
+
+        Where an order is made for given times, that of a run without recomputation may hold less.
+        """
+        if setting.recompute == "fitting" or (setting.recompute == "none" and self.contender.entry.needs_costs):
+            return False
+        fitting = self.tried.get(setting.changed("recompute", "fitting"))
+        return fitting is not None and fitting.outcome is not None
+
     def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
         timed: list[Tried] = []
         for cut in cuts:
-            if not (timed and self._is_over()):
+            if not (timed and self.time_is_over()):
                 timed.append(self._timed(setting, cut))
         return max(timed, key=lambda each: rank(_outcome(each)))
 
@@ -349,7 +372,7 @@ class Search:
         An order that is made for given times is another one for every cut, and may need more than one attempt.
         """
         cut, seen = _cut(self.tried[setting]), set[Partition]()
-        while not _outcome(self.tried[setting]).fits and len(seen) < ATTEMPTS and not self._is_over():
+        while not _outcome(self.tried[setting]).fits and len(seen) < ATTEMPTS and not self.time_is_over():
             seen.add(cut)
             cut = self.frames.of(setting, cut, self._num_steps(setting)).emptier(cut, setting.recompute)
             if cut in seen:
@@ -367,8 +390,6 @@ class Search:
             raise
         self.num_timed += 1
         outcome = frame.outcome(cut, setting.recompute)
-        if not outcome.fits:
-            self._least_bytes = min(self._least_bytes, frame.least_bytes)
         return Tried(setting, cut, outcome)
 
     def _num_steps(self, setting: Setting) -> int:
@@ -383,30 +404,31 @@ class Search:
 
     # --- cuts ---
 
-    def _depends_on_cut(self, setting: Setting) -> bool:
-        """Whether layers elsewhere can help: not where every device runs all stages and waits for no other."""
-        cut = _cut(self.tried[setting])
-        return (
-            not self.sketcher.of(setting).is_level or self.frames.of(setting, cut, self._num_steps(setting)).passes_on
-        )
-
     def _improve_cut(self, setting: Setting) -> None:
-        """Move single layers while that helps."""
-        improved = True
-        while improved and not self.is_spent():
-            improved = False
+        """Move single layers while that helps, from one stage after the other."""
+        place = quiet = 0
+        while not self.is_spent():
             current = self.tried[setting]
-            assert current.partition is not None
-            for cut in shifted(current.partition):
-                if self.is_spent():
-                    break
-                try:
+            moves = list(shifted(_cut(current)))
+            if quiet >= len(moves):
+                return
+            cut = moves[place % len(moves)]
+            with suppress(ValueError):  # the order follows from times, and that of this cut does not take the setting
+                if self._is_promising(current, cut):
                     moved = self._timed(setting, cut)
-                except ValueError:  # the order follows from times, and that of this cut does not take the setting
-                    continue
-                if self._beats(moved, self.tried[setting]):
-                    self.tried[setting], improved = moved, True
-                    break
+                    if self._beats(moved, current):
+                        self.tried[setting], quiet = moved, 0
+                        continue
+            place, quiet = place + 1, quiet + 1
+
+    def _is_promising(self, current: Tried, cut: Partition) -> bool:
+        """Whether a cut is worth an order of its own, where orders follow from times: it is better with a near one."""
+        setting, entry = current.setting, self.contender.entry
+        if not entry.needs_costs or entry.separate_cuts:
+            return True
+        self.num_timed += 1
+        known = self.frames.of(setting, _cut(current), self._num_steps(setting))
+        return self._beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
         """A setting near by that beats this one once it has the same cut; those without a frame are not looked at."""

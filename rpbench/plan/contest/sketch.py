@@ -1,5 +1,6 @@
 """Sketch: cuts of a setting worth timing, found by their computation alone, and the pace that is left to hope for."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -24,8 +25,6 @@ CUTS = 2
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
 # Steps of schedules whose steps overlap.
 STEPS = 2
-# What recomputing nothing saves at most of a step: a forward in a forward, a recomputation and a backward of two.
-SPARED = 4 / 3
 
 
 class Sketch(NamedTuple):
@@ -50,7 +49,7 @@ class Sketcher:
     def __init__(self, contender: Contender, terms: Terms, work: int) -> None:
         self.contender, self.terms, self.work = contender, terms, work
         self.tally = Tally()
-        self._known: dict[tuple[Setting, bool], Sketch] = {}
+        self._known: dict[Setting, Sketch] = {}
         self._orders: dict[tuple[Setting, Counts, int], ClimbOrder] = {}
 
     def of(self, setting: Setting) -> Sketch:
@@ -60,41 +59,22 @@ class Sketcher:
             ValueError: if the schedule does not take it.
         """
         setting = setting.changed("prefetch", 1)  # which is nothing to computation
-        if setting.recompute != "fitting":
-            return self._once(setting, limited=True)
-        again = self._once(setting.changed("recompute", "all"), limited=True)
-        if self._streams(setting):
-            return again
-        kept = self._once(setting.changed("recompute", "none"), limited=True)
-        fast = self._once(setting.changed("recompute", "none"), limited=False)
-        cuts = dict.fromkeys((*kept.cuts[:1], *fast.cuts[:1], *again.cuts[:1]))
-        pace = max(kept.tokens_per_s, min(fast.tokens_per_s, SPARED * again.tokens_per_s))
-        return again._replace(cuts=tuple(cuts), tokens_per_s=pace)
+        if setting not in self._known:
+            self._known[setting] = self._made(setting)
+        return self._known[setting]
 
-    def _streams(self, setting: Setting) -> bool:
-        return self.contender.entry.separate_cuts or setting.recompute == "all"
-
-    def _once(self, setting: Setting, *, limited: bool) -> Sketch:
-        key = setting, limited
-        if key not in self._known:
-            self._known[key] = self._made(setting, limited)
-        return self._known[key]
-
-    def _made(self, setting: Setting, limited: bool) -> Sketch:
+    def _made(self, setting: Setting) -> Sketch:
         problem = posed(self.contender, setting, self.terms, 1)
         counts, order = self._first_order(setting, problem)
         alike = order.placement and all(len(holders) == self.terms.num_devices > 1 for holders in order.placement)
         overlaps = order.policy is not Policy.FLUSH
         if alike:  # every device runs all stages in turn: the cut makes no difference to that
-            return Sketch(
-                tuple(plain_partitions(problem, counts)[:CUTS]), self._pace(problem, _turn(problem)), True, overlaps
-            )
+            pace = self._pace(problem, _turn(problem, runs_again=setting.recompute == "all"))
+            return Sketch(tuple(plain_partitions(problem, counts)[:CUTS]), pace, True, overlaps)
         if overlaps:
             problem = replace(problem, num_steps=STEPS)
-        if not limited:
-            problem = replace(problem, memory=None)
         climbs = self._climbs(setting, problem, counts)
-        found = [climb.best for climb in (climbs if problem.entry.separate_cuts else climbs[:CUTS])]
+        found = [cut for climb in climbs for cut in climb.leaders(1 if problem.entry.separate_cuts else CUTS)]
         if problem.entry.separate_cuts:
             found.append(plan_greedy(problem))
         steps_s = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
@@ -117,34 +97,49 @@ class Sketcher:
         return max(CLOSELY, min(PAIRS, self.work // ACTIONS_A_PAIR))
 
     def _order(self, setting: Setting, problem: Problem, counts: Counts) -> ClimbOrder:
-        """The order of a setting's cuts, which what is recomputed does not change: it is timed with equal stages."""
+        """The order of a setting's cuts: what is recomputed does not change it, unless it follows from times."""
         if problem.entry.separate_cuts:  # many numbers of stages, and recomputation is no choice there
             return ClimbOrder(problem, counts)
-        key = setting.changed("recompute", "all"), counts, problem.num_steps
+        timed = problem.entry.needs_costs
+        key = setting if timed else setting.changed("recompute", "all"), counts, problem.num_steps
         if key not in self._orders:
-            self._orders[key] = ClimbOrder(problem, counts)
+            self._orders[key] = ClimbOrder(problem, counts, plain_partitions(problem, counts)[0] if timed else None)
         return self._orders[key]
 
     def _climbs(self, setting: Setting, problem: Problem, first: Counts) -> list[Climb]:
         others = promising_counts(problem)[: self._num_pairs] if problem.entry.separate_cuts else ()
         climbs = [
-            Climb(problem, cuts, self.tally, self._order(setting, problem, counts))
+            self._climb(setting, problem, cuts, self._order(setting, problem, counts))
             for counts in dict.fromkeys([first, *others])
             if (cuts := plain_partitions(problem, counts))
         ]
         climbs = sorted(climbs, key=lambda climb: climb.best_score)[:CLOSELY]
         for climb in climbs:
             climb.run(self.work // len(climbs))
+        if setting.recompute == "fitting" and not problem.entry.separate_cuts and not climbs[0].keeps_everything:
+            starts = self.of(setting.changed("recompute", "none")).cuts  # what would be best without
+            climbs.append(self._climb(setting, problem, starts, self._order(setting, problem, first)))
+            climbs[-1].run(self.work)
+            climbs.sort(key=lambda climb: climb.best_score)
+        if problem.entry.needs_costs and not problem.entry.separate_cuts:  # once more, with the order of the best cut
+            before = climbs[0]
+            again = self._climb(setting, problem, before.leaders(CUTS), ClimbOrder(problem, first, before.best))
+            again.run(self.work)
+            climbs.append(again)
         return sorted(climbs, key=lambda climb: climb.best_score)
+
+    def _climb(self, setting: Setting, problem: Problem, cuts: Sequence[Partition], order: ClimbOrder) -> Climb:
+        fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
+        return Climb(problem, cuts, self.tally, order, fitting=fitting)
 
     def _pace(self, problem: Problem, step: float) -> float:
         seconds = step / problem.times.units_per_second
         return self.terms.tokens(self.terms.sequences_per_step) / seconds if seconds < inf else 0.0
 
 
-def _turn(problem: Problem) -> float:
+def _turn(problem: Problem, *, runs_again: bool) -> float:
     """The step of a device that runs every stage of its microbatches."""
     times = problem.times
-    layers = sum(times.forward) + sum(times.recompute) + sum(times.backward)
+    layers = sum(times.forward) + runs_again * sum(times.recompute) + sum(times.backward)
     each = layers + times.head_forward + times.head_backward
     return float(each) * problem.num_microbatches / problem.num_ranks

@@ -1,0 +1,191 @@
+"""Rows: the plans of an advice as JSON holds them, each with all that it takes to start it."""
+
+import csv
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rpbench
+from rpbench.cost.roofline import cost_usd_per_billion_tokens
+from rpbench.plan.contest.plans import Tuned
+from rpbench.plan.contest.terms import Terms
+from rpbench.workload.architecture import Architecture
+
+if TYPE_CHECKING:
+    from rpbench.advice.ranking import Misfit, Ranked
+
+COVERED = 0.01  # of a plan's pace: what no other plan of its contender can gain counts as searched to the end
+HERE = "here only"
+# Who runs an order of this name today, from the releases that docs/other_systems.md and docs/torch_runtime.md name:
+# torch.distributed.pipelining's classes in torchtitan, Megatron-LM's schedules, DeepSpeed's engines, torch's FSDP2.
+RUNS_IN: Mapping[str, tuple[str, ...]] = {
+    "1f1b": ("torchtitan", "Megatron", "DeepSpeed"),
+    "gpipe": ("torchtitan",),
+    "interleaved_1f1b": ("torchtitan", "Megatron"),
+    "looped_bfs": ("torchtitan",),
+    "interleaved_zb": ("torchtitan",),
+    "zb_v": ("torchtitan",),
+    "dualpipe_v": ("torchtitan",),
+    "combined_1f1b": ("Megatron",),
+    "megatron_tp": ("Megatron", "torchtitan"),
+    "data_parallel": ("torchtitan", "Megatron", "DeepSpeed"),
+    "zero_2": ("FSDP2", "torchtitan", "DeepSpeed"),
+    "zero_3": ("FSDP2", "torchtitan", "DeepSpeed"),
+    "zero_offload": ("DeepSpeed",),
+    "zero_infinity": ("DeepSpeed",),
+    "superoffload": ("DeepSpeed",),
+    "zenflow": ("DeepSpeed",),
+    "roundpipe": ("RoundPipe's library",),
+}
+FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
+# Frameworks whose files `show` writes of a plan -> their format.
+EXPORTS = {"torchtitan": "torchtitan", "Megatron": "megatron_layout"}
+# A contender -> the method of our convergence study that updates as it does.
+_STUDIED = {
+    "roundpipe(asynchronous=True)": "roundpipe_async",
+    "pipemare": "pipemare_t1_t2_t3",
+    "pipedream": "pipedream",
+    "pipedream_2bw": "pipedream_2bw",
+    "pipeoptim": "pipeoptim",
+    "spectrain": "spectrain",
+    "xpipe": "xpipe",
+}
+_STUDY = Path(rpbench.__file__).parents[1] / "analysis" / "kept" / "convergence_study.csv"
+SECONDS_A_DAY = 86_400
+
+
+def runs_in(name: str) -> tuple[str, ...]:
+    """Who runs a schedule today, this project aside."""
+    return RUNS_IN.get(name, (HERE,))
+
+
+def plain_row(row: "Ranked", terms: Terms) -> dict[str, Any]:
+    """A plan that fits."""
+    plan, price = row.plan, terms.cluster.price_usd_per_hour
+    pace = plan.outcome.tokens_per_s
+    command = command_of(plan, terms)
+    return {
+        "schedule": plan.contender.name,
+        "options": _options(plan),
+        "tokens_per_s": pace,
+        "tokens_per_s_low": row.low,
+        "tokens_per_s_high": row.high,
+        "gap": plan.gap,
+        "searched_to_the_end": plan.gap <= COVERED,
+        "peak_memory_bytes": plan.outcome.peak_bytes,
+        "memory": dict(row.memory),
+        "host_memory_bytes": plan.outcome.host_bytes,
+        "mfu": mfu(terms, pace),
+        "tokens_per_day": pace * SECONDS_A_DAY,
+        "usd_per_1e9_tokens": None if price is None else cost_usd_per_billion_tokens(price, pace),
+        "bubble": row.bubble,
+        "staleness_steps": row.staleness_steps,
+        "convergence": _convergence(plan.contender.name) if row.staleness_steps else None,
+        "why": dict(row.why),
+        "runs_in": list(runs_in(plan.contender.entry.name)),
+        "command": command,
+        "export": _export(plan, command),
+    }
+
+
+def plain_misfit(row: "Misfit") -> dict[str, Any]:
+    """A contender without a plan that fits."""
+    return {
+        "schedule": row.plan.contender.name,
+        "options": _options(row.plan),
+        "least_memory_bytes": row.plan.least_bytes,
+        "peak_memory_bytes": row.plan.outcome.peak_bytes,
+        "device_lacks_bytes": row.device_lacks_bytes,
+        "host_lacks_bytes": row.host_lacks_bytes,
+        "searched_to_the_end": row.is_proven,
+    }
+
+
+def parameters(model: Architecture) -> dict[str, int]:
+    """Parameters of a model: all, those that a token meets, and those that are trained."""
+    total = model.experts.total if model.experts else None
+    idle = model.layer_matrix_weights(total) - model.layer_matrix_weights(None)
+    every = model.total_parameters
+    return {"all": every, "active": every - round(idle) * model.num_layers, "trained": model.trainable_parameters}
+
+
+def mfu(terms: Terms, tokens_per_s: float) -> float | None:
+    """Model FLOPs of a pace, over the devices' 16-bit peak; None where nobody knows that.
+
+    A backward takes twice a forward, and once where adapters alone are trained. What runs again counts for nothing.
+
+    Source: Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
+    """
+    peak = terms.cluster.matmul_flops_per_s
+    if peak is None:
+        return None
+    passes = 3 if terms.model.lora_rank is None else 2
+    each = passes * terms.model.forward_flops(terms.model.seq_len) / terms.model.seq_len
+    return each * tokens_per_s / (terms.num_devices * peak)
+
+
+def command_of(plan: Tuned, terms: Terms) -> str:
+    """The command line that simulates a plan with everything charged."""
+    words = [
+        f"schedule={plan.contender.entry.name}",
+        f"model={terms.model.name}",
+        f"cluster={terms.cluster.name}",
+        f"cost={terms.source}",
+        *(["cost.split_backward=true", "cost.fused_ahead=false"] if terms.source == "published" else []),
+        f"num_devices={terms.num_devices}",
+        f"num_microbatches={terms.num_microbatches(plan.setting.microbatch_sequences)}",
+        f"num_steps={terms.num_steps}",
+        f"'partition=\"{plan.partition}\"'",
+        "charge=bytes",
+        "offload=auto",
+        *plan.setting.overrides(),
+    ]
+    return "python -m rpbench " + " ".join(words)
+
+
+def _options(plan: Tuned) -> dict[str, Any]:
+    setting = plan.setting
+    return {
+        **dict(setting.options),
+        "microbatch_sequences": setting.microbatch_sequences,
+        "chunks_per_device": setting.chunks_per_device,
+        "recompute": setting.recompute,
+        "keeps": list(plan.outcome.keeps),
+        "prefetch": setting.prefetch,
+        "partition": str(plan.partition),
+    }
+
+
+def _export(plan: Tuned, command: str) -> str | None:
+    """The command that writes the plan for a framework; None where `show` writes for none that runs it."""
+    for framework in runs_in(plan.contender.entry.name):
+        if framework in EXPORTS and not plan.partition.fused:
+            shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
+            left_out = ("num_steps=", "charge=", "offload=")
+            words = [word for word in shown.split(" ") if not word.startswith(left_out)]
+            return " ".join([*words, f"format={EXPORTS[framework]}"])
+    return None
+
+
+def _convergence(name: str) -> dict[str, Any] | None:
+    """What updates as late as these cost in our study (docs/convergence.md), beside synchronous ones; None: unknown."""
+    study = _study()
+    late, plain = study.get(_STUDIED.get(name, "")), study.get("1f1b")
+    if late is None or plain is None:
+        return None
+    return {
+        "final_loss": float(late["final_loss"]),
+        "final_loss_synchronous": float(plain["final_loss"]),
+        "seeds_at_goal": int(late["seeds_at_goal"]),
+        "seeds": int(late["seeds"]),
+        "source": "docs/convergence.md, one small model",
+    }
+
+
+@cache
+def _study() -> Mapping[str, Mapping[str, str]]:
+    if not _STUDY.exists():
+        return {}
+    with _STUDY.open(newline="") as file:
+        return {row["method"]: row for row in csv.DictReader(file)}

@@ -1,0 +1,434 @@
+"""Bounds: what no plan of a contender exceeds, whatever its cut and whatever it recomputes, without a timeline.
+
+    computation   every device computes its stages, and all devices together compute the model, once a step
+    way           where a step begins with the one before ended: before a device's first forward a microbatch comes down
+                  to it, and behind its last backward one goes back to the first stage
+    memory        what stays of a layer, the activations of one microbatch of a stage, and those in flight of stages
+                  that keep them, where the order follows from no times
+
+All three are linear in the layers of each stage, `x`, and in those of them that are not recomputed, `k`. The shortest
+step in which the model's layers find room bounds every cut. Where a device has one stage, stages are filled one after
+the other, with whole layers, and each is recomputed or is not; elsewhere `x` may be fractions and `k` any part of a
+stage (`rpbench.plan.linear`). What crosses links adds time to a plan and none to the bound.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.memory import Footprint
+from rpbench.cost.sizes import OPTIMIZER_BYTES
+from rpbench.ir.action import Kind
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.passes.recomputation import check_recompute
+from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.frame import posed
+from rpbench.plan.contest.space import Setting, Space
+from rpbench.plan.contest.terms import Terms
+from rpbench.plan.counts import plain_partitions, promising_counts
+from rpbench.plan.linear import prices
+from rpbench.plan.problem import Problem
+from rpbench.registry import Entry
+
+Floats = npt.NDArray[np.float64]
+MOST_ROUNDS, SETTLED = 8, 1e-6
+MOST_TIMES = 1e3  # of the computation of all devices together: a step that is longer than that is none
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A limit: x and k may use so much of a step's time (`seconds`), or of a device's bytes.
+
+    Args:
+        of_layers, of_kept: of a layer of each stage, and of one that is not recomputed, (stages,).
+        fixed: what is used in any case; `room` is the limit of what is no time.
+    """
+
+    of_layers: Floats
+    of_kept: Floats
+    fixed: float
+    room: float | None = None  # None: the length of the step
+    device: int = 0
+
+
+class Bounds:
+    """Bounds on the plans of a contender, each made once."""
+
+    def __init__(self, contender: Contender, terms: Terms, space: Space) -> None:
+        self.contender, self.terms, self.space = contender, terms, space
+        self._paces: dict[Setting, float] = {}
+        self._placed: dict[tuple[object, ...], Schedule] = {}
+
+    def settings(self) -> Iterator[Setting]:
+        """One setting for each that differs in more than recomputation and prefetching."""
+        names = [name for name in self.space.dimensions if name not in ("recompute", "prefetch")]
+        for values in product(*(self.space.dimensions[name] for name in names)):
+            setting = self.space.first
+            for name, value in zip(names, values, strict=True):
+                setting = setting.changed(name, value)
+            yield setting
+
+    def best_pace(self, is_over: Callable[[], bool]) -> float:
+        """Tokens per second that no plan at all exceeds; once time is over, as all devices together compute."""
+        return max(self.pace(each) if not is_over() else self.loose_pace(each) for each in self.settings())
+
+    def loose_pace(self, setting: Setting) -> float:
+        """The same of a setting, without an order: what all devices compute together."""
+        problem = posed(self.contender, setting, self.terms, 1)
+        try:
+            orders = _Orders(problem, None, self.terms, frozenset(self.space.dimensions["recompute"]))
+            return self.terms.tokens(setting.microbatch_sequences) * orders.num_microbatches / orders.least_step()
+        except ValueError:
+            return 0.0
+
+    def pace(self, setting: Setting) -> float:
+        """Tokens per second that no plan of a setting exceeds; 0 where none fits or none can be built."""
+        key = setting.changed("recompute", self.space.first.recompute).changed("prefetch", self.space.first.prefetch)
+        if self.contender.entry.name in _LOWERED:  # their options say which activations leave, and no bound asks
+            key = replace(key, options=self.space.first.options)
+        if key not in self._paces:
+            try:
+                self._paces[key] = self._pace(key)
+            except ValueError:  # the schedule does not take the setting
+                self._paces[key] = 0.0
+        return self._paces[key]
+
+    def least_bytes(self, limit: int) -> int:
+        """What the fullest device holds at least in every plan: one microbatch of the smallest size, all recomputed.
+
+        Of no use once it is found to be within the limit: the others are not looked at then.
+        """
+        found = inf
+        for setting in self.settings():
+            if setting.microbatch_sequences == min(self.terms.microbatches):
+                try:
+                    found = min(found, self._orders(setting).least_bytes(self._moving(setting)))
+                except ValueError:
+                    continue
+                if found <= limit:
+                    break
+        return int(found) if found < inf else 0
+
+    def _moving(self, setting: Setting) -> Schedule | None:
+        """Where stages are shared, or come and go: the order with all that moves, of few microbatches."""
+        if self.contender.entry.lower is None or self.contender.entry.name in _LOWERED:
+            return None
+        for size in sorted(self.terms.microbatches, reverse=True):
+            problem = posed(self.contender, setting.changed("microbatch_sequences", size), self.terms, 1)
+            with suppress(ValueError):
+                return problem.finished(problem.order(plain_partitions(problem, promising_counts(problem)[0])[0]))
+        return None
+
+    def _pace(self, setting: Setting) -> float:
+        orders = self._orders(setting)
+        step_s = orders.least_step()
+        tokens = self.terms.tokens(setting.microbatch_sequences) * orders.num_microbatches
+        return tokens / step_s if step_s < inf else 0.0
+
+    def _orders(self, setting: Setting) -> "_Orders":
+        problem, entry = posed(self.contender, setting, self.terms, 1), self.contender.entry
+        if entry.separate_cuts:
+            return _Orders(problem, None, self.terms, frozenset({"all"}))
+        schedule = self._schedule(setting)
+        return _Orders(problem, schedule, self.terms, self._recomputes(schedule))
+
+    def _schedule(self, setting: Setting) -> Schedule:
+        """One that has the stages where the setting has them; what moves, or follows from times, is none of it."""
+        entry, sizes = self.contender.entry, [setting.microbatch_sequences]
+        if entry.needs_costs:  # sooner made of few microbatches
+            sizes = sorted(self.terms.microbatches, reverse=True)
+        elif entry.name not in _LOWERED:
+            return self._built(setting)
+        key = setting.chunks_per_device, None if entry.name in _LOWERED else setting.options
+        for size in sizes if key not in self._placed else ():
+            try:
+                self._placed[key] = self._built(setting.changed("microbatch_sequences", size))
+                break
+            except ValueError:
+                if size == sizes[-1]:
+                    raise
+        return self._placed[key]
+
+    def _built(self, setting: Setting) -> Schedule:
+        problem = posed(self.contender, setting, self.terms, 1)
+        return problem.schedule(*promising_counts(problem)[0])
+
+    def _recomputes(self, schedule: Schedule) -> frozenset[str]:
+        found = set()
+        for recompute in self.space.dimensions["recompute"]:
+            try:
+                check_recompute(schedule, recompute)
+            except ValueError:
+                continue
+            found.add(recompute)
+        return frozenset(found)
+
+
+class _Orders:
+    """All cuts of a setting.
+
+    Args:
+        schedule: of these numbers of stages; of other microbatches where orders follow from times. None: stages are
+            cut apart, and only what all devices compute together is bounded.
+        recomputes: what the schedule takes.
+    """
+
+    def __init__(self, problem: Problem, schedule: Schedule | None, terms: Terms, recomputes: frozenset[str]) -> None:
+        self.problem, self.schedule, self.terms, self._recomputes = problem, schedule, terms, recomputes
+        self._sizes = terms.sizes(terms.sequences_per_step / max(1, problem.num_microbatches))
+        times = problem.times
+        self._speeds = np.array(times.speeds or (1,) * problem.num_ranks, float)
+        self._forward, self._again, self._backward = (
+            float(min(each)) for each in (times.forward, times.recompute, times.backward)
+        )
+        self._hides = 1 - float(times.overlap_gain) / 2  # of two that run together, at most the shorter one is hidden
+
+    @property
+    def entry(self) -> Entry:
+        """Of the schedule."""
+        return self.problem.entry
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of a step, as pace counts them."""
+        return self.entry.steps(self.problem.num_microbatches, 1, self.problem.options.get("replicas"))[0]
+
+    def least_step(self) -> float:
+        """Seconds that a step takes at least; infinite where nothing fits."""
+        together = self._together()
+        step = together
+        if self._is_plain:
+            rows = self._times() + self._memory()
+            step = max(step, _least(rows, together, self._num_layers))
+            if self._has_one_stage_each and step < inf:
+                step = _least_of_whole_layers(rows, self._device_of, self._keeps(), step, self._num_layers)
+        return step / self.problem.times.units_per_second
+
+    def least_bytes(self, moving: Schedule | None) -> int:
+        """Bytes of the fullest device at least.
+
+        Args:
+            moving: the order with all that moves, where that decides what stays.
+        """
+        if self.schedule is None:
+            return 0
+        if moving is not None:
+            none = [0] * moving.shape.num_ranks
+            widest = -(-self._num_layers // moving.shape.num_stages)
+            running = widest * min(each.activations for each in self._sizes.layers)
+            return Footprint(moving, self._sizes, none, keeps=()).least_bytes + (
+                0 if moving.weights is Weights.STREAMED else running
+            )
+        if not self._is_plain or self.terms.limits.device_memory_bytes is None:
+            return self._footprint.least_bytes
+        rows = [replace(row, room=None) for row in self._memory() if not row.of_kept.any()]
+        found = _least(rows, max(1.0, float(self._footprint.least_bytes)), self._num_layers)
+        if self._has_one_stage_each:
+            nothing_kept = np.zeros(len(self._device_of))
+            found = _least_of_whole_layers(rows, self._device_of, nothing_kept, found, self._num_layers)
+        return int(found)
+
+    @property
+    def _num_layers(self) -> int:
+        return self.problem.num_layers
+
+    def _together(self) -> float:
+        """The step in which all devices together compute the model once for every microbatch, in the times' unit."""
+        times = self.problem.times
+        again = sum(times.recompute) if self._recomputes <= {"all"} else 0
+        heads = times.head_forward + times.head_backward
+        each = float(sum(times.forward) + again + sum(times.backward) + heads) * self._hides
+        return self.num_microbatches * each / float(self._speeds.sum())
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether every stage is on one device, whole, with the same cut both ways."""
+        found = self.schedule
+        return (
+            found is not None
+            and bool(found.placement)
+            and all(len(holders) == 1 for holders in found.placement)
+            and found.weights is Weights.BOUND
+            and found.shape.num_parts == 1
+            and not (found.shape.tensor_parallel or found.shape.num_head_shards)
+            and (self.entry.lower is None or self.entry.name in _LOWERED)
+        )
+
+    @property
+    def _has_one_stage_each(self) -> bool:
+        return len(set(self._device_of)) == len(self._device_of)
+
+    @cached_property
+    def _footprint(self) -> Footprint:
+        assert self.schedule is not None
+        return Footprint(self.schedule, self._sizes, [0] * self.schedule.shape.num_ranks, keeps=())
+
+    @cached_property
+    def _device_of(self) -> list[int]:
+        assert self.schedule is not None
+        return [holders[0] for holders in self.schedule.placement]
+
+    def _keeps(self) -> Floats:
+        """Whether a stage may be left as it is, (stages,)."""
+        keeps = np.full(len(self._device_of), float(bool(self._recomputes & {"none", "fitting"})))
+        if "except_last" in self._recomputes:
+            keeps[-1] = 1
+        return keeps
+
+    def _times(self) -> list[_Row]:
+        """What devices compute, and the way of the first and the last microbatch."""
+        assert self.schedule is not None
+        times, num, devices = self.problem.times, self.num_microbatches, self._device_of
+        stages = len(devices)
+        split = Kind.I in self.schedule.kinds
+        back = float(min(times.input_grad)) if split else self._backward
+        head = float(times.head_forward), float(times.head_input_grad if split else times.head_backward)
+        whole_head = float(times.head_forward + times.head_backward)
+        if split and times.weight_grad:
+            whole = self._forward + back + float(min(times.weight_grad))
+        else:
+            whole = self._forward + self._backward
+        step, step_at = self._steps()
+        keeps, found = self._keeps(), list[_Row]()
+        for device in range(self.problem.num_ranks):
+            own = np.array([each == device for each in devices], float)
+            if not own.any():
+                continue
+            speed, last = self._speeds[device], own[-1]
+            kept = -num * self._again * own * keeps * self._hides / speed
+            layers = own * (num * (whole + self._again) * self._hides + step) / speed
+            fixed = (num * whole_head * last * self._hides + step_at[0] * own[0] + step_at[1] * last) / speed
+            found.append(_Row(layers, kept, fixed, device=device))
+            if self.schedule.policy is Policy.FLUSH and not times.overlap_gain:
+                first = int(np.flatnonzero(own)[0])
+                below = np.arange(stages) < first
+                on_way = below * (self._forward + back) / self._speeds[devices]
+                layers = on_way + own * num * (self._forward + back + self._again) / speed
+                began = np.array([each == devices[0] for each in devices]) * step / self._speeds[devices[0]]
+                fixed = num * sum(head) * last / speed + step_at[0] / self._speeds[devices[0]]
+                found.append(_Row(layers + began, -num * self._again * own * keeps / speed, fixed, device=device))
+        return found
+
+    def _steps(self) -> tuple[float, tuple[float, float]]:
+        """What the optimizer takes for a layer, and for embedding and head, in the times' unit."""
+        if self.entry.lower is not None:
+            return 0.0, (0.0, 0.0)
+        traffic = self.terms.optimizer
+        pace = traffic.device_bytes_per_s * OPTIMIZER_BYTES / traffic.on_device / self.problem.times.units_per_second
+        layer = min(each.optimizer for each in self._sizes.layers)
+        return layer / pace, (self._sizes.embedding.optimizer / pace, self._sizes.head.optimizer / pace)
+
+    def _memory(self) -> list[_Row]:
+        """What stays on each device, with the activations of a microbatch, and those in flight where they stay."""
+        if self.terms.limits.device_memory_bytes is None:
+            return []
+        assert self.schedule is not None
+        limit, sizes, devices = float(self.terms.limits.device_memory_bytes), self._sizes, self._device_of
+        stay, ends = self._footprint.staying()
+        activations = float(min(each.activations for each in sizes.layers))
+        in_flight = self.schedule.policy is Policy.FLUSH and self.entry.lower is None and not self.entry.needs_costs
+        nobody = [()] * self.problem.num_ranks
+        moments = self._footprint.moments() if in_flight and self._keeps().any() else nobody
+        halves = self._footprint.between_halves() if in_flight else nobody
+        found, nothing = list[_Row](), np.zeros(len(devices))
+        for device in range(self.problem.num_ranks):
+            own = np.array([each == device for each in devices], float)
+            fixed = ends[0] * own[:1].sum() + ends[1] * own[-1:].sum()
+            logits = sizes.logits * own[-1:].sum()
+            for stage in np.flatnonzero(own).tolist():
+                one = (np.arange(len(devices)) == stage) * activations
+                found.append(_Row(own * stay + one, nothing, fixed + logits, limit, device))
+            for waiting in _fullest(halves[device] if halves else ()):
+                found.append(_Row(own * stay + waiting * activations, nothing, fixed, limit, device))
+            for levels in _fullest(moments[device]):
+                found.append(_Row(own * stay, levels * activations * self._keeps(), fixed, limit, device))
+        return found
+
+
+# Methods that add nothing to their order but activations on their way.
+_LOWERED = ("pipe_offload", "bpipe")
+
+
+def _fullest(moments: object) -> list[Floats]:
+    """The moments with the most microbatches in flight, and with the most of each stage."""
+    table = np.asarray(moments, float)
+    if not table.size:
+        return []
+    rows = {int(table.sum(axis=1).argmax()), *(int(column.argmax()) for column in table.T if column.any())}
+    return [table[row] for row in sorted(rows)]
+
+
+def _least(rows: list[_Row], start: float, num_layers: int) -> float:
+    """The least limit of the rows without one at which so many layers find room; infinite: at none.
+
+    Prices at one limit bound the layers at every other, and so say which limit is needed at least.
+    """
+    stages = len(rows[0].of_layers)
+    table = np.array([np.concatenate((row.of_layers, row.of_kept)) for row in rows])
+    scale = np.array([start if row.room is None else row.room for row in rows])
+    at_nothing = np.array([(row.room or 0.0) - row.fixed for row in rows]) / scale
+    is_open = np.array([row.room is None for row in rows]) / scale
+    table /= scale[:, None]
+    kept = np.concatenate((-np.eye(stages), np.eye(stages)), axis=1)  # no more is kept than there is
+    table = np.concatenate((table, kept))
+    at_nothing, is_open = (np.concatenate((each, np.zeros(stages))) for each in (at_nothing, is_open))
+    value = np.concatenate((np.ones(stages), np.zeros(stages)))
+    for _ in range(MOST_ROUNDS):
+        price = prices(table, at_nothing + start * is_open, value)
+        if not np.isfinite(price).all():
+            return start
+        at_zero, each = float(price @ at_nothing), float(price @ is_open)
+        if each * start <= 1e-9 * num_layers:
+            return inf if at_zero < num_layers * (1 - SETTLED) else start
+        needed = (num_layers - at_zero) / each
+        if needed <= start * (1 + SETTLED):
+            return max(start, needed)
+        start = needed
+    return start
+
+
+def _least_of_whole_layers(
+    rows: list[_Row], device_of: list[int], keeps: Floats, start: float, num_layers: int
+) -> float:
+    """The same where every device has one stage, of whole layers, all of them recomputed or none.
+
+    Stages are filled one after the other: how late a device begins follows from the number of layers below it.
+    """
+    before = np.arange(num_layers + 1)
+    of_stage = [[row for row in rows if row.device == device] for device in device_of]
+
+    def holds(step: float) -> bool:
+        reached = before == 0
+        for stage, limits in enumerate(of_stage):
+            most = np.zeros(num_layers + 1)
+            for kept in (0, 1)[: 1 + int(keeps[stage] > 0)]:
+                room = np.full(num_layers + 1, float(num_layers))
+                for row in limits:
+                    each = row.of_layers[stage] + kept * row.of_kept[stage]
+                    if row.room is not None and not kept and row.of_kept.any():  # what stays in flight, if any does
+                        continue
+                    below = float(row.of_layers[:stage].min(initial=inf)) if stage else 0.0
+                    left = (step if row.room is None else row.room) - row.fixed - before * below
+                    room = np.minimum(room, left / each if each > 0 else np.where(left < 0, -1, num_layers))
+                most = np.maximum(most, np.floor(room + 1e-9))
+            upto = np.where(reached, np.minimum(before + most, num_layers), -1)
+            furthest = np.maximum.accumulate(upto)  # from the layers below, any number up to the most
+            reached = (furthest >= before) & np.logical_or.accumulate(reached)
+        return bool(reached[num_layers])
+
+    low, high = start, start
+    while not holds(high):
+        low, high = high, high * 1.25
+        if high > MOST_TIMES * start:
+            return inf
+    while high - low > SETTLED * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low

@@ -1,0 +1,131 @@
+"""Bounds: no plan of a small space exceeds them, by every setting and cut; what a search prints as its gap holds."""
+
+from dataclasses import replace
+from itertools import combinations_with_replacement, product
+
+import numpy as np
+import pytest
+from contest_terms import read, small
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rpbench.cost.basis import make_basis
+from rpbench.ir.partition import symmetric
+from rpbench.plan.contest.bounds import Bounds
+from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.plans import rank
+from rpbench.plan.contest.search import tune
+from rpbench.plan.contest.space import space_of
+from rpbench.plan.contest.terms import terms_of
+from rpbench.plan.linear import prices
+
+# Pipelines of one and several stages a device, split backwards, a V, shared weights, weights on the host.
+NAMES = ("1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "looped_bfs", "dualpipe_v", "zb_v", "gis", "zero_2", "zero_3")
+NAMES += ("data_parallel", "two_bp", "zb_h2")
+
+
+def cuts(num_layers, num_stages):
+    """Every cut of so many layers that can run: the first and the last stage alone may do without."""
+    for ends in combinations_with_replacement(range(num_layers + 1), num_stages - 1):
+        counts = np.diff((0, *ends, num_layers)).tolist()
+        if all(counts[1:-1]):
+            yield symmetric(tuple(counts))
+
+
+def every_plan(name, case):
+    """Every setting with every cut, timed with all steps."""
+    who = contender(name)
+    space, frames = space_of(who, case), Frames(who, case)
+    for values in product(*space.dimensions.values()):
+        setting = space.first
+        for dimension, value in zip(space.dimensions, values, strict=True):
+            setting = setting.changed(dimension, value)
+        for cut in cuts(case.model.num_layers, setting.chunks_per_device * case.num_devices):
+            try:
+                yield frames.of(setting, cut, case.num_steps).outcome(cut, setting.recompute)
+            except ValueError:
+                break
+
+
+@st.composite
+def cases(draw):
+    """A contender, and terms of two or three devices with room for everything, or for less."""
+    name, num_devices = draw(st.sampled_from(NAMES)), draw(st.sampled_from((2, 2, 3)))
+    layers = draw(st.integers(num_devices, 5 if num_devices == 2 else 4))
+    case = small(num_devices=num_devices, sequences_per_step=4 * num_devices, num_steps=3)
+    sizes = {"hidden": 512 * draw(st.integers(1, 4)), "vocab": draw(st.sampled_from((2_000, 32_000)))}
+    case = small_of(case, layers, sizes)
+    return name, case, draw(st.sampled_from((None, 1.0, 0.8, 0.6, 0.4)))
+
+
+def small_of(case, layers, sizes):
+    """The same terms of another model."""
+    costs, model = read("cost/analytic.yaml"), replace(case.model, num_layers=layers, **sizes)
+    basis = make_basis(case.cluster, costs["constants"], costs["declared"])
+    given = {
+        "num_devices": case.num_devices,
+        "sequences_per_step": case.sequences_per_step,
+        "num_steps": case.num_steps,
+    }
+    return terms_of(model, case.cluster, basis, microbatches=(1, 2), limits=case.limits, **given)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(cases())
+def test_the_best_of_every_setting_and_cut_is_met_within_the_printed_gap(drawn):
+    check(*drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(cases())
+def test_the_same_of_many_more(drawn):
+    check(*drawn)
+
+
+def check(name, case, share):
+    """Every plan against the bounds, and the found one against every plan."""
+    who = contender(name)
+    if share is not None:
+        peaks = [outcome.peak_bytes for outcome in every_plan(name, case)]
+        if not peaks:
+            return
+        limit = int(share * float(np.median(peaks)))
+        case = replace(case, limits=replace(case.limits, device_memory_bytes=limit))
+    known = list(every_plan(name, case))
+    if not known:
+        return
+    best = max(known, key=rank)
+    plan = tune(who, case)
+    if not best.fits:
+        assert not plan.outcome.fits
+        return
+    assert plan.outcome.fits, f"{name}: one fits"
+    bounds = Bounds(who, case, space_of(who, case))
+    assert best.tokens_per_s <= bounds.best_pace(lambda: False) * (1 + 1e-6)
+    assert best.tokens_per_s <= plan.outcome.tokens_per_s * (1 + plan.gap) * (1 + 1e-6)
+    assert best.tokens_per_s <= plan.outcome.tokens_per_s * 1.03, "a search leaves little, whatever it can prove"
+    assert bounds.least_bytes(0) <= min(each.peak_bytes for each in known)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_h2", "interleaved_1f1b", "zero_2", "chimera"])
+def test_what_is_proven_not_to_fit_fits_in_no_setting(name):
+    """With a byte less than the bound there is a proof; with as much as the least plan takes, there is a plan."""
+    case = small()
+    bound = Bounds(contender(name), case, space_of(contender(name), case)).least_bytes(0)
+    assert bound > 0
+    tight = replace(case, limits=replace(case.limits, device_memory_bytes=bound - 1))
+    plan = tune(contender(name), tight)
+    assert not plan.outcome.fits
+    assert plan.least_bytes >= bound
+    assert plan.outcome.peak_bytes >= bound
+
+
+def test_prices_bound_a_program_known_by_hand():
+    """Dantzig's way on a textbook case: 3x + 5y under x <= 4, 2y <= 12, 3x + 2y <= 18 comes to 36."""
+    rows, limits = np.array([[1.0, 0], [0, 2], [3, 2]]), np.array([4.0, 12, 18])
+    found = prices(rows, limits, np.array([3.0, 5]))
+    assert found @ limits == pytest.approx(36)
+    assert (found @ rows >= np.array([3.0, 5]) - 1e-9).all()
+    assert np.isinf(prices(np.array([[1.0, 0]]), np.array([1.0]), np.array([1.0, 1]))).all(), "nothing limits y"
