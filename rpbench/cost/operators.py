@@ -75,7 +75,7 @@ def products_of(model: Architecture) -> list[Product]:
             each.outputs,
             each.visits / each.matrices,
             each.visits * part,
-            0 if each.part == "router" else model.lora_rank or 0,
+            model.lora_rank or 0 if model.adapted(each) and each.part != "router" else 0,
         )
         for routed, part in model.kinds.items()
         for each in model.linear_maps(routed)

@@ -80,6 +80,7 @@ def model_bytes(model: Architecture, tokens_per_microbatch: int) -> ModelBytes:
     """Sizes of a model's layers; a matrix that embedding and head share is there twice, at either end."""
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
     layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
+    layer = layer._replace(weights=model.layer_weight_bytes + BYTES_PER_VALUE * adapters)
     kept = int(model.layer_activation_bytes(tokens_per_microbatch))
     ends_train = model.lora_rank is None
     chunk_tokens = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)

@@ -183,10 +183,9 @@ def test_a_wrong_request_is_answered(words, expected, capsys):
 @pytest.mark.parametrize(
     "change, expected",
     [
-        ({"model_type": "mamba"}, "model_type='mamba' is not modelled"),
+        ({"num_attention_heads": None}, "config.json has no num_attention_heads"),
         ({"num_attention_heads": 25, "head_dim": None}, "does not divide"),
         ({"hidden_size": None}, "config.json has no hidden_size"),
-        ({"rotary_pct": 0.5}, "rotary_pct=0.5"),
         ({"max_position_embeddings": 1024, "seq_len": "asked"}, "seq_len=2048: "),
         ({"hidden_size": 10**30}, "a whole number from 1 to 1,000,000,000"),
     ],
