@@ -26,6 +26,7 @@ IN_MACHINE = {  # figures of a machine, and where a device has them
     "memory_efficiency": "sustained_memory",
     "intra_bytes_per_s": "link_bytes_per_s",
 }
+MAKERS = ("nvidia", "geforce", "quadro", "tesla", "rtx", "amd", "radeon", "instinct", "pro", "intel", "huawei")
 EAGER = (
     "matmul_flops_per_s",
     "matmul_efficiency",
@@ -41,6 +42,7 @@ class Device:
     """One accelerator. Peaks are dense.
 
     Args:
+        memory_bytes: what the driver shows of it where that is known, or else as the sheet says.
         flops_16, flops_8, flops_4: matrix peaks in 16, 8 and 4 bits; None: not supported.
         sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach.
         attention_flops_per_s: what fused attention reaches forward, by generation of the kernel.
@@ -144,8 +146,14 @@ def _fits(asked: str, name: str) -> bool:
     """Whether a name is what was asked for: the chip in full, for an L40 is no L40S, and what follows as it begins."""
     chip, *others = name.split("_")
     words = [word for word in re.split(r"[^a-z0-9]+", asked.lower()) if word]
-    whole = next((count for count in range(1, len(words) + 1) if "".join(words[:count]) == chip), 0)
-    return whole > 0 and all(any(other.startswith(word) for other in others) for word in words[whole:])
+    for start in range(len(words)):
+        for end in range(start + 1, len(words) + 1):
+            spelled = "".join(words[start:end])
+            if spelled == chip or (start == 0 and f"rtx{spelled}" == chip):
+                return all(any(other.startswith(word) for other in others) for word in words[end:])
+        if words[start] not in MAKERS:
+            break
+    return False
 
 
 def _ambiguous(name: str, fitting: list[str]) -> str:
