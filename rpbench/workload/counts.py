@@ -114,7 +114,7 @@ class Counts:
 
     def linear_maps(self, routed: bool) -> list[Linear]:
         """Every linear map of a layer with or without experts."""
-        found = [Linear("attention", *widths, name=name) for name, *widths in self._attention_widths()]
+        found = [Linear("attention", inputs, outputs, name=name) for name, inputs, outputs in self._attention_widths()]
         for inner, visits, count in self._widths_inside(routed):
             part: Literal["mlp", "experts"] = "mlp" if count == 1 else "experts"
             into = ("gate_proj", "up_proj")[not self.gated :]

@@ -95,8 +95,8 @@ def context_of(given: Mapping[str, Any]) -> int | None:
 def _kind(given: Mapping[str, Any]) -> Any:
     """The type of the text model; a wrapper of several parts has it inside."""
     inner = given.get("text_config")
-    within = isinstance(inner, Mapping) and "hidden_size" in inner
-    kind = (within and inner.get("model_type")) or given.get("model_type")
+    kind = inner.get("model_type") if isinstance(inner, Mapping) and "hidden_size" in inner else None
+    kind = kind or given.get("model_type")
     return SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
 
 
