@@ -21,7 +21,7 @@ from pathlib import Path
 
 from analysis.claims.catalogue import all_claims
 from analysis.claims.expected import statement
-from analysis.driver import convergence_study, duels
+from analysis.driver import convergence_study
 from rpbench.records.record import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -30,9 +30,6 @@ _TABLE = re.compile(r"<!--table=(?P<name>[^>]*?)-->\n(?P<text>.*?)<!--/table-->"
 TABLES: Mapping[str, Callable[[], str]] = {
     "headline": lambda: headline((ROOT / "README.md").read_text(encoding="utf-8")),
     "convergence_study": convergence_study.markdown,
-    "cpu_duel": lambda: duels.markdown(*duels.DUELS),
-    "five_duels": lambda: duels.ratios(*duels.EARLIER, *duels.DUELS),
-    "aa_duel": lambda: duels.markdown(duels.SAME),
 }
 _HEADLINE = re.compile(r"^- \*\*Claimed\*\*.*?\n\n", re.DOTALL | re.MULTILINE)
 FIGURE = ROOT / "docs" / "figures" / "readme.png"

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -9,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import cache
 from multiprocessing import get_context, parent_process
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TextIO
 
 POLL_S = 1.0
 GRACE_S = 5.0  # for processes that were told to end, before they are killed
@@ -25,6 +26,13 @@ def side_processes(
         begin: what each process runs first, with `arguments`.
     """
     return ProcessPoolExecutor(number, get_context(start), _begin, (begin, arguments))
+
+
+def answers_only() -> TextIO:
+    """This process's stdout; whatever else is printed goes to stderr."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
 
 
 def end_all(processes: Iterable["subprocess.Popen[Any]"], logs: Iterable[IO[bytes]]) -> None:

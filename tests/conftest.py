@@ -13,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from analysis.verbs import VERBS
 from rpbench.cli import COLLECT_AFTER, dispatch, register
+from tests.chromium import browser
 
 # How long an example takes says something of the machine and of what else it does, and nothing of the code.
 settings.register_profile("any_machine", deadline=None)
@@ -62,3 +63,10 @@ def rpbench(capsys, tmp_path, monkeypatch):
         return status, [json.loads(line) for line in out.splitlines()], err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def tab():
+    """A tab of a browser, for what a reader sees."""
+    with browser() as opened:
+        yield opened

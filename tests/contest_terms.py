@@ -7,7 +7,8 @@ from omegaconf import OmegaConf
 
 from rpbench.cost.basis import make_basis
 from rpbench.cost.machine import machine as machine_named
-from rpbench.plan.contest.terms import Limits, Terms, terms_of
+from rpbench.mesh.terms import terms_of
+from rpbench.plan.contest.terms import Limits, Terms
 from rpbench.workload.architecture import Architecture, architecture
 
 CONF = Path(__file__).parents[1] / "conf"

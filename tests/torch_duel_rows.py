@@ -2,9 +2,9 @@
 
 from random import Random
 
-from rpbench.run.modes.torch_duel.entrants import entrants
-from rpbench.run.modes.torch_duel.findings import derived_fields
-from rpbench.run.modes.torch_duel.sample import MISSING
+from rpbench.run.modes.duel.contenders import torch_contenders
+from rpbench.run.modes.duel.findings import derived_fields
+from rpbench.run.modes.duel.runs import MISSING
 
 SCHEDULES = ("1f1b", "zb_v")
 REPLAYED, PREDICTED = 0.92, 0.9  # of a step
@@ -36,7 +36,7 @@ def rows(seconds=None, *, others=0.0, num_cores=2, row=None, schedules=SCHEDULES
     """
     found = {}
     places = {"own": 0, "own_twin": 4, "table": 2, "threads": 6}
-    for number, each in enumerate(entrants(schedules)):
+    for number, each in enumerate(torch_contenders(schedules)):
         draws = [Random(100 * number + start) for start in range(2)]
         place = places[each.role] + schedules.index(each.schedule)
         runs = [start_of(place, (seconds or {}).get(each.name, 1.0), draw, others=others) for draw in draws]

@@ -168,12 +168,16 @@ def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
 
 def fields_of(run: Record) -> list[str]:
     """The fields of a record that can be held to what they were."""
-    names = [name for name, value in run.items() if name not in _BESIDES and not isinstance(value, dict)]
+    names = [name for name, value in run.items() if name not in _BESIDES and not _is_nested(value)]
     if run["evidence"] == "measured":
         names = [name for name in names if name not in _PACE]
     if run["mode"] == "duel" or run["cost"] == "profiled":
         names = [name for name in names if name not in _OF_A_PLAN and not name.endswith(("_s", "_share", "_cores"))]
     return names
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
 
 
 def written(value: Any) -> str:

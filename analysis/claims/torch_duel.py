@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from analysis.claims.claim import Claim, Record, Value, section
 from analysis.claims.evidence import Need
 from analysis.claims.printed import Printed
-from rpbench.run.modes.torch_duel.entrants import ENGINES, TABLE, entrants
-from rpbench.run.modes.torch_duel.findings import derived_fields
+from rpbench.run.modes.duel.contenders import ENGINES, TABLE, torch_contenders
+from rpbench.run.modes.duel.findings import derived_fields
 
 SECTION = "Our tables on torch's runtime"
 SCHEDULES = ("1f1b", "zb_v")
@@ -61,7 +61,7 @@ def claims() -> Iterator[Claim]:
             "every ratio in a record is what its runs give",
             "fields that differ",
             Printed(AGREE, _SOURCE),
-            tuple(Need(EXPERIMENT, contender=each.name) for each in entrants(SCHEDULES)),
+            tuple(Need(EXPERIMENT, contender=each.name) for each in torch_contenders(SCHEDULES)),
             lambda *rows, schedule=schedule: _recomputed(schedule, rows),
         )
 

@@ -19,9 +19,9 @@ const charts = (() => {
       legend: { labelColor: ink, titleColor: ink, orient: "bottom" }, title: { color: ink }, rule: { color: ink } };
   }
 
-  async function draw(id, spec, { choose, size = 0 } = {}) {
+  async function draw(id, description, spec, { choose, size = 0 } = {}) {
     const tooltip = { disableDefaultStyle: true };
-    const made = await vegaEmbed(document.getElementById(id), { $schema: "https://vega.github.io/schema/vega-lite/v6.json",
+    const made = await vegaEmbed(document.getElementById(id), { $schema: "https://vega.github.io/schema/vega-lite/v6.json", description,
       config: config(), autosize: { type: "fit-x", contains: "padding" }, ...spec },
     { ast: true, actions: false, defaultStyle: false, logLevel: 1, renderer: size > MOST_DRAWN ? "canvas" : "svg", tooltip });
     if (choose) made.view.addEventListener("click", (event, item) => item?.datum?.run_id && choose(item.datum.run_id));
@@ -45,18 +45,18 @@ const charts = (() => {
     const shown = [{ field: "label", title: "what ran" }, { field: "median", title, format: ",.5~g" },
       { field: "runs", title: "runs" }, { field: "low", title: "least", format: ",.5~g" },
       { field: "high", title: "most", format: ",.5~g" }, { field: "evidence" }];
-    return draw(id, { width, height: { step: 13 * lines + 8 }, data: { values: groups }, layer: [
+    return draw(id, `${title} of each configuration`, { width, height: { step: 13 * lines + 8 }, data: { values: groups }, layer: [
       { mark: { type: "bar", cursor: "pointer" }, encoding: { y, x: { field: "median", type: "quantitative", title,
         axis: { tickCount: ticks(width / 2) } }, color: coloured(names, width, groups), tooltip: shown,
       opacity: { condition: { test: "datum.evidence === 'measured'", value: 1 }, value: 0.75 } } },
-      { transform: [{ filter: "datum.runs > 1" }], mark: { type: "rule", strokeWidth: 2 },
+      { transform: [{ filter: "datum.runs > 1" }], mark: { type: "rule", strokeWidth: 2, aria: false },
         encoding: { y, x: { field: "low", type: "quantitative" }, x2: { field: "high" } } },
     ] }, { choose });
   }
 
   function scatter(id, points, names, across, choose) {
     const width = wide(id), shapes = bySchedule(names, width, points, { range: names.map((_, at) => SHAPES[at % 5]) });
-    return draw(id, { width, height: 320, data: { values: points },
+    return draw(id, `bubble against ${across}`, { width, height: 320, data: { values: points },
       mark: { type: "point", filled: true, size: 70, cursor: "pointer" },
       encoding: { x: { field: "memory", type: "quantitative", title: across, axis: { tickCount: ticks(width) } },
         y: { field: "bubble", type: "quantitative", title: "bubble (%)" }, color: coloured(names, width, points), shape: shapes,
@@ -67,7 +67,7 @@ const charts = (() => {
   function curves(id, points, names, along, choose) {
     const width = wide(id), field = along === "seconds" ? "seconds" : "step";
     const title = along === "seconds" ? "time on the run's clock (s)" : "step";
-    return draw(id, { width, height: 300, data: { values: points }, mark: { type: "line", cursor: "pointer", point: true },
+    return draw(id, `loss against ${title}`, { width, height: 300, data: { values: points }, mark: { type: "line", cursor: "pointer", point: true },
       encoding: { x: { field, type: "quantitative", title, axis: { tickCount: ticks(width), tickMinStep: field === "step" ? 1 : 0 } }, color: coloured(names, width, points), detail: { field: "run_id" },
         y: { field: "loss", type: "quantitative", title: "loss (nat)", scale: { zero: false } },
         tooltip: [{ field: "label", title: "what ran" }, { field: "step" }, { field: "loss", format: ".5~g" }] } }, { choose });
@@ -90,14 +90,14 @@ const charts = (() => {
     const x = { field: "start", type: "quantitative", title: `time (${word})`, scale: { domain: [0, end], nice: false },
       axis: { tickCount: ticks(width) } };
     const y = { field: "device", type: "ordinal", title: "device" };
-    return draw(id, { width, height: { step: 20 }, data: { values }, title: { text: title, anchor: "start" }, layer: [
+    return draw(id, `timeline of ${title}`, { width, height: { step: 20 }, data: { values }, title: { text: title, anchor: "start" }, layer: [
       { mark: { type: "bar", height: 17 }, encoding: { x, x2: { field: "end" }, y,
         color: { field: "kind", type: "nominal", title: "kind", scale: { domain: kinds, range },
           legend: { columns: Math.max(1, Math.floor(width / 140)) } },
         tooltip: [{ field: "action" }, { field: "device" }, { field: "start", title: `from (${word})` },
           { field: "end", title: `to (${word})` }] } },
       { transform: [{ filter: "datum.letters !== ''" }, { calculate: "(datum.start + datum.end) / 2", as: "middle" }],
-        mark: { type: "text", color: "#111", fontSize: 9 },
+        mark: { type: "text", color: "#111", fontSize: 9, aria: false },
         encoding: { x: { field: "middle", type: "quantitative" }, y, text: { field: "letters" } } },
     ] }, { size: values.length });
   }

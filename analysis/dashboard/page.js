@@ -124,14 +124,16 @@ async function drawCharts(now, found) {
   const groups = grouped(found, metric, label);
   if (groups.length) await charts.bars("bars", groups.slice(0, MOST_BARS), names, title, choose);
   else at("bars").textContent = "No run of the selection has this number.";
-  if (groups.length > MOST_BARS) at("bars").append(`${groups.length - MOST_BARS} more are not drawn; choose fewer above.`);
+  if (groups.length > MOST_BARS) at("bars").append(`${groups.length - MOST_BARS} more are not drawn; choose fewer above. `);
+  const without = found.filter((row) => number(row[metric]) === null).length;
+  if (groups.length && without) at("bars").append(`${without} of the ${found.length} runs do not have this number.`);
 
-  const held = found.some((row) => number(row.peak_memory_bytes) !== null) ? "peak_memory_bytes" : "peak_in_flight";
-  const inGb = held === "peak_memory_bytes", across = inGb ? "peak memory of the fullest device (GB)"
-    : "stage activations held at most by a device";
+  const most = found.reduce((high, row) => Math.max(high, number(row.peak_memory_bytes) || 0), 0);
+  const held = most ? "peak_memory_bytes" : "peak_in_flight", [factor, unit] = most < 1e9 ? [1e6, "MB"] : [1e9, "GB"];
+  const across = most ? `peak memory of the fullest device (${unit})` : "stage activations held at most by a device";
   const points = found.filter((row) => number(row.bubble_makespan) !== null && number(row[held]) !== null).map((row) => ({
     run_id: row.run_id, label: label.get(row.run_id), schedule: String(row.schedule), evidence: row.evidence,
-    bubble: 100 * row.bubble_makespan, memory: inGb ? row[held] / 1e9 : row[held] }));
+    bubble: 100 * row.bubble_makespan, memory: most ? row[held] / factor : row[held] }));
   if (points.length) await charts.scatter("scatter", points.slice(0, MOST_POINTS), names, across, choose);
   else at("scatter").textContent = "No run of the selection has both.";
 

@@ -20,7 +20,7 @@ from random import Random
 from statistics import mean, stdev
 from typing import Any
 
-from rpbench.run.modes.duel.intervals import student_quantile
+from rpbench.run.modes.duel.verdict import student_quantile
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "analysis" / "kept" / "convergence_study.csv"

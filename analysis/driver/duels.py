@@ -12,7 +12,7 @@ should be the same, and intervals of the same ratio should meet: `compare` print
 Verdicts that are asked for together are corrected for their number, so who is asked about is best decided before.
 
 What was measured stays true of the commit that the table names, so that records of an earlier version are read as well;
-verdicts are given by today's rules. `analysis/kept/` holds five duels and an A/A duel, which docs/duel.md shows.
+verdicts are given by today's rules. `analysis/kept/` holds five duels and an A/A duel, which the report shows.
 """
 
 import argparse
@@ -20,12 +20,12 @@ import csv
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from pathlib import Path
 
-from analysis.exhibits.figures.duel import MODELS, NAMES, plan
+from analysis.exhibits.figures.duel import plan
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records import record
 from rpbench.records.record import Record, write_atomically
@@ -243,42 +243,6 @@ def table_of(kept: Iterable[Kept]) -> str:
         row = asdict(each)
         writer.writerow({name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()})
     return sealed(text.getvalue())
-
-
-def markdown(*tables: Path) -> str:
-    """Kept duels side by side, as a page shows them."""
-    return _side_by_side(tables, "speed over 1F1B, ", _in_words)
-
-
-def ratios(*tables: Path) -> str:
-    """The ratios of kept duels side by side, bold where there is a verdict of a difference."""
-    return _side_by_side(tables, "", _ratio)
-
-
-def _side_by_side(tables: Sequence[Path], heading: str, cell: Callable[[Kept], str]) -> str:
-    duels = [read(path) for path in tables]
-    began = [min(each.started_at for each in duel.values())[:16].replace("T", " ") for duel in duels]
-    lines = [" | ".join(("| model", "contender", *(heading + each for each in began))) + " |"]
-    lines.append("| --- " * (2 + len(duels)) + "|")
-    for key in dict.fromkeys(key for duel in duels for key in duel):
-        cells = [cell(duel[key]) if key in duel else "not in it" for duel in duels]
-        model, name = MODELS.get(key[0], key[0]), NAMES.get(key[1], key[1].replace("1f1b_copy_", "1F1B, copy "))
-        lines.append(" | ".join((f"| {model}", name, *cells)) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _ratio(kept: Kept) -> str:
-    if not kept.has_interval:
-        return "not measured"
-    return f"**{kept.ratio:.3f}**" if kept.verdict in ("faster", "slower") else f"{kept.ratio:.3f}"
-
-
-def _in_words(kept: Kept) -> str:
-    if not kept.has_interval:
-        return f"not measured: {kept.reason}"
-    verdict = f"**{kept.verdict}**" if kept.verdict in ("faster", "slower") else kept.verdict
-    cut = kept.plan.replace("|", "\\|")  # which would end the cell
-    return f"{kept.ratio:.3f} ({kept.low:.3f} to {kept.high:.3f}), {verdict}; {cut}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -79,14 +79,14 @@ def _title(manifest: Manifest, keys: Sequence[str]) -> str:
         values = list(dict.fromkeys(cell.overrides[key] for cell in manifest.cells if key in cell.overrides))
         rest = len(values) - _MOST_VALUES
         shown = ", ".join(values[:_MOST_VALUES]) + (f" and {rest} more" if rest > 0 else "")
-        told.append(shown if key == "schedule" else f"{key} {shown}")
+        told.append(shown if key in ("schedule", "schedule_file") else f"{key} {shown}")
     swept = "; ".join(told) or "one run"
     return f"{manifest.experiment}: {swept}" if manifest.experiment else swept
 
 
 def _question(heads: Sequence[str], works: Mapping[Work, str]) -> str:
     chosen = [head for head in heads if head.partition(".")[0] not in SIZES] or list(heads[:1])
-    what = " and ".join(chosen)
+    what = " and ".join(chosen).replace("schedule_file", "schedule")
     return f"Which {what} is fastest at which size?" if len(works) > 1 else f"Which {what} is fastest?"
 
 

@@ -27,10 +27,10 @@ from analysis.predictions.compare import (
     with_values,
 )
 from analysis.records.paper import PUBLISHED_MODELS
-from rpbench.cost.analytic import PARTS, correction_name
 from rpbench.cost.basis import Basis
 from rpbench.cost.declared import Declared
 from rpbench.cost.machine import NUMBERS
+from rpbench.mesh.eager_kernels import PARTS, correction_name
 
 A800 = "8x_a800"
 # Deviation of a correction that a single other model tells.

@@ -10,10 +10,11 @@ from math import copysign, sqrt
 from analysis.predictions.cases import declared_basis, model_of
 from analysis.predictions.compare import Cell, cell_of, declared, log_error, with_values
 from analysis.records.paper import PUBLISHED_MODELS
-from rpbench.cost.analytic import PARTS, analytic_times, correction_name
 from rpbench.cost.basis import Basis
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
+from rpbench.mesh.eager_kernels import PARTS, correction_name
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.workload.architecture import Architecture
 
 # In the order of their fits: a later one may rest on an earlier.
@@ -47,7 +48,7 @@ def _corrections_of(model: Architecture, plain: Basis) -> dict[str, float]:
     published = model.published_name or ""
     times = published_times(published)
     measured = _parts(times, 1 / times.units_per_second)
-    counted = _parts(analytic_times(model, published_tokens_per_microbatch(published), plain), 1.0)
+    counted = _parts(times_of(setting_of(model, published_tokens_per_microbatch(published), plain)), 1.0)
     found = {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
     if model.experts is not None:
         del found[correction_name(published, "backward")]

@@ -17,8 +17,7 @@ from rpbench.config.request import Request, request_of
 from rpbench.records import provenance, record
 from rpbench.records.manifest import Cell
 from rpbench.records.record import Record
-from rpbench.run.modes.duel.contenders import contenders
-from rpbench.run.modes.torch_duel.entrants import entrants
+from rpbench.run.modes.duel.contenders import contenders, torch_contenders
 from rpbench.run.recording import names
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
@@ -93,7 +92,8 @@ def _stated_of(mode: Duel | TorchDuel, contender: str | None) -> Record:
         }
     else:
         known = {
-            each.name: dict.fromkeys(("schedule", "generator"), each.schedule) for each in entrants(mode.schedules)
+            each.name: dict.fromkeys(("schedule", "generator"), each.schedule)
+            for each in torch_contenders(mode.schedules)
         }
     return {"contender": contender, **known[contender]} if contender in known else {"contender": " or ".join(known)}
 

@@ -7,7 +7,9 @@ const asks = () => FIELDS.some((name) => new RegExp(`(^|[#&])${name}=`).test(loc
 
 function narrowing(form) {
   const items = [...document.querySelectorAll(form.dataset.filters)];
-  const words_of = new Map(items.map((item) => [item, `${item.dataset.search ?? ""} ${item.textContent}`.toLowerCase()]));
+  // What an item is about; its sources and metrics have words that nearly all share.
+  const about = (item) => (item.querySelector("th, summary") ?? item).textContent;
+  const words_of = new Map(items.map((item) => [item, `${item.dataset.search ?? ""} ${about(item)}`.toLowerCase()]));
   const fields = FIELDS.map((name) => form.elements[name]).filter(Boolean);
   let unknown = [];
   const update = () => {

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.claims.claim import Verdict
+from analysis.claims.claim import NOT_IN_QUICK, Verdict
 from analysis.claims.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
-from analysis.exhibits.exhibit import Cell, Exhibit
+from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
 from rpbench.records.describe import describe
@@ -115,17 +115,30 @@ def exhibit(each: Exhibit, images: Mapping[str, Image], sources: Sources) -> Vie
         "caption": each.caption,
         "evidence": each.evidence,
         "gallery": [(stem, images[stem]) for stem in each.drawings if stem in images],
-        "columns": each.table.columns if each.table else (),
+        "columns": _columns(each.table),
         "rows": [[_cell(cell, sources) for cell in row] for row in each.table.rows] if each.table else [],
         "run_ids": each.records,
     }
+
+
+def _columns(shown: Table | None) -> list[tuple[str, bool]]:
+    """Headings, and whether numbers stand below them; then what is no number stands as they do."""
+    if shown is None:
+        return []
+    below = zip(*shown.rows, strict=True) if shown.rows else [()] * len(shown.columns)
+    return [
+        (name, any(_is_number(cell.value) for cell in cells)) for name, cells in zip(shown.columns, below, strict=True)
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _cell(cell: Cell, sources: Sources) -> View:
     """The first record stands behind the text, the others behind small numbers after it."""
     return {
         "text": cell.text,
-        "is_number": isinstance(cell.value, (int, float)) and not isinstance(cell.value, bool),
         "run_ids": cell.run_ids,
         "source": cell.source,
         "source_anchor": sources.anchor(cell.source) if cell.source else "",
@@ -155,6 +168,7 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         "kind": verdict.kind,
         "slug": verdict.kind.replace(" ", "-"),
         "red": verdict.red,
+        "outside": verdict.kind == NOT_IN_QUICK,
         "explanation": verdict.explanation,
         "source": claim.source,
         "evidence": claim.evidence,

@@ -42,6 +42,11 @@ class Case:
     verify: bool = False
     optimizer: dict[str, Any] | None = field(default_factory=dict)
 
+    @property
+    def device(self) -> str:
+        """What its ranks compute on."""
+        return "cpu"
+
     def workload(self) -> Workload:
         """The same modules and microbatches wherever it is called."""
         model = Architecture(**self.model)

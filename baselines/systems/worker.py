@@ -1,9 +1,8 @@
 """Worker: one rank of a system; RANK, WORLD_SIZE and MASTER_ADDR in the environment, as torchrun sets them.
 
-With a file, its cases are run and rank 0 prints a line of JSON for each. With `-`, cases come a line at a time on
-stdin and every rank answers each on stdout, until stdin ends: `rpbench` feeds long-lived ranks that way. A line
-`again` runs the last case once more, prepared as it is. A case with `verify` is compared with plain training; where a
-method of ours does the same, the losses of both are in the answer, ours in that of rank 0.
+The cases of a file are run, and rank 0 prints a line of JSON for each; `rpbench.torch_runtime.ranks` feeds long-lived
+ranks with cases beside its own requests. A case with `verify` is compared with plain training; where a method of ours
+does the same, the losses of both are in the answer, ours in that of rank 0.
 """
 
 import json
@@ -11,11 +10,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import largest_difference, train_reference
 from rpbench.engine.state.gradients import Tensors
 from rpbench.ir.partition import symmetric
+from rpbench.side_processes import answers_only
 
 # A collective that takes longer has lost a rank.
 TIMEOUT_S = 120
@@ -67,48 +67,46 @@ def main(arguments: list[str]) -> int:
     if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]:
         print(f"{', '.join(missing)} not set: start this under torchrun", file=sys.stderr)
         return 2
-    torch.set_num_threads(1)
-    out = _answers_only()
+    out = answers_only()
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     try:
-        served = arguments[0] == "-"
-        for answer in _answers(sys.stdin if served else Path(arguments[0]).read_text().splitlines()):
-            if served or dist.get_rank() == 0:
+        cases = Cases()
+        for line in filter(None, map(str.strip, Path(arguments[0]).read_text().splitlines())):
+            answer = _answer(cases, line)
+            if dist.get_rank() == 0:
                 print(json.dumps(answer), file=out, flush=True)
     finally:
         dist.destroy_process_group()
     return 0
 
 
-def _answers_only() -> TextIO:
-    """This process's stdout; whatever else a system prints goes to stderr."""
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return out
+class Cases:
+    """The case that this rank was asked last: asked again, it is run as it is prepared, from the same weights."""
+
+    def __init__(self) -> None:
+        self._case: Case | None = None
+        self._system: System | None = None
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """What this rank says of a case.
+
+        Raises:
+            ValueError: as of `make`; every rank raises it alike.
+        """
+        torch.set_num_threads(1)
+        if self._system is None or case != self._case:
+            self._system = None  # before another one takes memory
+            self._system, self._case = make(case), case
+        return _run(self._system, case)
 
 
-def _answers(lines: "list[str] | TextIO") -> Iterator[dict[str, Any]]:
-    system, case = None, None
-    for line in filter(None, map(str.strip, lines)):
-        if line != "again":
-            system = None
-            try:
-                case = Case.from_json(line)
-                system = make(case)
-            except ValueError as error:  # every rank sees it alike
-                yield {"refused": str(error)}
-                continue
-            except Exception as error:
-                yield _failure(error)
-        if system is not None and case is not None:
-            try:
-                yield _run(system, case)
-            except Exception as error:
-                yield _failure(error)
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+def _answer(cases: Cases, line: str) -> dict[str, Any]:
+    try:
+        return cases.run(Case.from_json(line))
+    except ValueError as error:
+        return {"refused": str(error)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 
 
 def make(case: Case) -> System:

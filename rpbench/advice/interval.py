@@ -8,14 +8,15 @@ Reach as in `rpbench.predict`: nine of ten errors.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import exp, log, sqrt
 
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import Basis
-from rpbench.cost.table import LayerTimes
-from rpbench.plan.contest.terms import Source
+from rpbench.mesh.layer_seconds import Setting
+from rpbench.mesh.layer_times import pipeline_setting, times_of
+from rpbench.mesh.software import PRIORS, usual_software
+from rpbench.plan.contest.terms import Terms
 from rpbench.predict.prediction import NORMAL, STEP
-from rpbench.workload.architecture import Architecture
 
 _LINK = {
     "transfers": ("copy_bytes_per_s",),
@@ -27,7 +28,7 @@ _UNMODELLED = "megatron_pp_unmodelled"
 MEASURED = 0.01
 
 
-def half_width(causes: Mapping[str, float], model: Architecture, tokens: int, basis: Basis, source: Source) -> float:
+def half_width(causes: Mapping[str, float], terms: Terms, tokens: float, basis: Basis) -> float:
     """The factor above and below a pace that nine of ten errors stay within.
 
     Args:
@@ -36,31 +37,43 @@ def half_width(causes: Mapping[str, float], model: Architecture, tokens: int, ba
     """
     step_s = sum(causes.values())
     links = sum(causes[name] for name in _LINK)
-    found = [_reach(basis, _UNMODELLED), compute_reach(model, tokens, basis, source) * (step_s - links) / step_s]
+    found = [_reach(basis, _UNMODELLED), compute_reach(terms, tokens, basis) * (step_s - links) / step_s]
     for name, constants in _LINK.items():
         found += [_reach(basis, constant) * causes[name] / step_s for constant in constants]
     return exp(sqrt(sum(each * each for each in found)))
 
 
-def compute_reach(model: Architecture, tokens: int, basis: Basis, source: Source) -> float:
-    """How far the time of a layer may be off, as a share of it."""
-    if source == "published":
+def compute_reach(terms: Terms, tokens: float, basis: Basis) -> float:
+    """How far the time of a layer may be off, as a share of it: by every number that counts it."""
+    if terms.source == "published":
         return MEASURED * NORMAL
+    known = usual_software(terms.cluster.measured)
+    setting = pipeline_setting(terms.model, terms.cluster, terms.num_devices, known, tokens, basis)
     basis.read.clear()
-    plain = _layer(analytic_times(model, tokens, basis))
-    squares = 0.0
-    for name in basis.uncertain():
-        slope = log(_layer(analytic_times(model, tokens, basis.scaled(name, STEP))) / plain) / log(STEP)
-        squares += (slope * _reach(basis, name)) ** 2
-    return sqrt(squares)
+    plain, squares = _layer_s(setting), 0.0
+    if known.kernels == "tiled":
+        varied = {
+            name: (replace(setting, software=known.with_constants({name: STEP * known.constants[name]})), prior.log_sd)
+            for name, prior in PRIORS.items()
+        }
+        squares += _within(basis, "wide_matmul_efficiency") ** 2  # of the device, whatever the framework
+    else:
+        names = basis.uncertain()
+        varied = {name: (replace(setting, numbers=basis.scaled(name, STEP)), _within(basis, name)) for name in names}
+    for changed, within in varied.values():
+        squares += (within * log(_layer_s(changed) / plain) / log(STEP)) ** 2
+    return NORMAL * sqrt(squares)
 
 
-def _layer(times: LayerTimes) -> float:
+def _layer_s(setting: Setting) -> float:
+    times = times_of(setting)
     return float(times.forward[0] + times.recompute[0] + times.backward[0])
 
 
 def _reach(basis: Basis, name: str) -> float:
+    return NORMAL * _within(basis, name)
+
+
+def _within(basis: Basis, name: str) -> float:
     declared = basis.declared.get(name)
-    if declared is None:
-        return 0.0
-    return declared.within * NORMAL
+    return 0.0 if declared is None else declared.within

@@ -252,7 +252,7 @@ def _ranked(each: Timed, terms: Terms, basis: Basis) -> Ranked:
     plan, frame = each.plan, each.frame
     why = causes_of(frame, plan.partition, plan.outcome.keeps)
     tokens = terms.tokens(plan.setting.microbatch_sequences)
-    factor = half_width(why, terms.model, tokens, basis, terms.source)
+    factor = half_width(why, terms, tokens, basis)
     pace = plan.outcome.tokens_per_s
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.schedule).max_staleness
     return Ranked(plan, pace / factor, pace * factor, late, why)

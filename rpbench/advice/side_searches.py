@@ -19,11 +19,12 @@ from math import inf
 from typing import Any, NamedTuple
 
 from rpbench.cost.basis import Basis
+from rpbench.mesh.terms import terms_of
 from rpbench.plan.contest.contender import Contender, contenders
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import Budget, Tuned
 from rpbench.plan.contest.search import OUT_OF_TIME, Search
-from rpbench.plan.contest.terms import Terms, terms_of
+from rpbench.plan.contest.terms import Terms
 from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.

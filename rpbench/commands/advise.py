@@ -34,9 +34,9 @@ from rpbench.config.request import Request, cluster_file, load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.machine import Machine, devices_named, machine, machine_of
 from rpbench.mesh.plans import SCHEDULES, Space
+from rpbench.mesh.terms import terms_of
 from rpbench.places import file_of
 from rpbench.plan.contest.plans import Budget
-from rpbench.plan.contest.terms import terms_of
 from rpbench.registry import unknown_name
 from rpbench.workload.architecture import Architecture, model_keys, unknown_key
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rpbench.commands.advise_table import label, lacks, notes
+from rpbench.commands.advise_table import label, lacks, meanings, notes
 from rpbench.records.record import write_atomically
 
 PAGE = Path("advice.html")
@@ -103,7 +103,8 @@ def _causes(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         found += f'</p><p>{escape(label(row))}</p><div class="bar">{parts}</div><p>'
     cells = [[name, *(f"{1000 * row['why'].get(name, 0.0):,.1f}" for row in two)] for name in causes]
-    return found + "</p>" + _table(["ms of a step", *(label(row) for row in two)], cells)
+    meant = "".join(f"<p>{escape(words)}</p>" for words in meanings(two))
+    return found + "</p>" + _table(["ms of a step", *(label(row) for row in two)], cells) + meant
 
 
 def _misfits(answer: Mapping[str, Any]) -> str:

@@ -11,6 +11,14 @@ ROWS, LATE_ROWS, MISFITS = 12, 4, 3
 WIDE = 66  # columns from which the interval, the bubble and the lateness have room
 COMMAND = 400  # characters; a longer one is left to the JSON
 AXES = ("data", "pipeline", "tensor", "context", "expert")
+# Causes of a step's seconds that their names do not explain; docs/howto/meshes.md has all.
+MEANT = {
+    "work": "kernels, recomputation and collectives of the busiest rank",
+    "data": "sums and gathers of data parallelism that nothing hides",
+    "tied": "the sum of the gradients of an embedding that two stages share",
+    "fixed": "what the framework spends once a step whatever the sizes",
+    "jitter": "waiting for the slowest node",
+}
 WITHIN = 16  # times as much, as far as `order_turns` looks
 
 
@@ -29,7 +37,7 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
     found += _unfinished(answer)
     found += _unsearched(answer)
     found += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
-    found += [_why(row) for row in answer["ranking"][:2]]
+    found += [_why(row) for row in answer["ranking"][:2]] + meanings(answer["ranking"][:2])
     found += list(_misfits(answer))
     found += notes(answer)
     folded = [part for line in found for part in _folded(line, width)]
@@ -126,6 +134,13 @@ def _refused(answer: Mapping[str, Any], asked: Sequence[str]) -> dict[str, str]:
 def _why(row: Mapping[str, Any]) -> str:
     parts = ", ".join(f"{name} {1000 * value:,.0f}" for name, value in row["why"].items() if value >= 0.0005)
     return f"{label(row)}: ms of a step: {parts}"
+
+
+def meanings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the causes of some rows mean, in one line; none where the names say it."""
+    there = {name for row in rows for name, seconds in row["why"].items() if seconds >= 0.0005}
+    said = "; ".join(f"{name}: {words}" for name, words in MEANT.items() if name in there)
+    return [said] if said else []
 
 
 def _levers(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -233,7 +233,7 @@ def _work(request: Request) -> Work | None:
         return None
     if request.cost.name == "analytic":
         try:
-            return work_of(model, tokens, basis_of(request.cluster, request.cost), "eager")
+            return work_of(model, tokens, basis_of(request.cluster, request.cost), "roundpipe")
         except ValueError:  # a calibrated machine has figures of its own
             pass
     flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len

@@ -44,9 +44,14 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
 
 def _exported(assembled: Assembled, form: str) -> str:
     from rpbench.sim.longest_path import simulate
-    from rpbench.torch_runtime.export import export  # torch's forms; text needs none of them
+    from rpbench.torch_runtime.export import Given, export  # torch's forms; text needs none of them
 
-    return export(assembled.schedule, form, lambda: simulate(assembled.schedule, assembled.costs))
+    given = Given(
+        lambda: simulate(assembled.schedule, assembled.costs),
+        model=assembled.model,
+        host_memory_bytes=assembled.cluster.host_memory_bytes,
+    )
+    return export(assembled.schedule, form, given)
 
 
 def draw_schedule(assembled: Assembled, path: Path, unit: str) -> None:

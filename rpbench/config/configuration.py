@@ -39,6 +39,7 @@ GROUPS = (
     "cluster",
     "workload",
     "cost",
+    "software",
     "backend",
     "optimizer",
     "tracker",
@@ -56,6 +57,7 @@ class RunConfig:
     cluster: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
     cost: dict[str, Any] = field(default_factory=dict)
+    software: dict[str, Any] | None = None
     backend: dict[str, Any] | None = None
     optimizer: dict[str, Any] = field(default_factory=dict)
     tracker: dict[str, Any] = field(default_factory=dict)

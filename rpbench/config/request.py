@@ -40,6 +40,7 @@ from rpbench.config.size_checks import check_sizes
 from rpbench.config.usual_charge import charged_as
 from rpbench.config.without_effect import without_effect
 from rpbench.cost.machine import Machine, machine_of
+from rpbench.cost.measured import has_engine
 from rpbench.finite import not_finite
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
@@ -48,6 +49,7 @@ from rpbench.yaml_file import keys_of
 
 if TYPE_CHECKING:
     from rpbench.config.mesh.choice import MeshChoice
+    from rpbench.mesh.software import Software
 
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
@@ -88,6 +90,7 @@ class Request:
             their SHA-256.
         notes: what there is to tell about how it was read, a sentence each.
         mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices.
+        software: whose kernels `cost=analytic` counts; None where none was named.
         pieces: how many of `num_microbatches` one that was asked for has become; the workload's sequences are a
             piece's. 1 but for schedules that halve microbatches.
     """
@@ -124,6 +127,7 @@ class Request:
     overrides: tuple[str, ...]
     subject: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    software: "Software | None" = None
     mesh: "MeshChoice | None" = None
     pieces: int = 1
 
@@ -197,10 +201,12 @@ def request_of(found: Composed) -> Request:
     shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
     _check_name("cluster", config.cluster)
     cluster, model = machine_of(config.cluster), _model(shape)
-    config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model)
+    software = _software(config)
+    config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model, software)
     config = replace(config, num_devices=_num_devices(config, cluster))
     check_sizes(config, mesh.mesh.pipeline if mesh else config.num_devices or 1)
     mode = _mode(config)
+    eager = software.kernels != "tiled" if software else has_engine(cluster.measured)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
     schedule = _schedule(config, found.choices)
     config = replace(config, **charged_as(config, mode, schedule.entry, cluster, cost))  # type: ignore[arg-type]
@@ -234,7 +240,8 @@ def request_of(found: Composed) -> Request:
             "cluster": as_plain(cluster),
             **({"framework": as_plain(mesh.software)} if mesh else {}),
         },
-        notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides)),
+        notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides, eager=eager)),
+        software=software,
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
     )
@@ -289,6 +296,8 @@ def _subject(
         del subject["optimizer"]  # nothing is stepped
     if not config.mesh.is_given:
         del subject["mesh"]  # as in records from before there were meshes
+    if config.software is None:
+        del subject["software"]  # likewise
     if not config.cost.get("max_freeze_ratio"):  # likewise
         subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
     for found in not_finite(subject):
@@ -352,14 +361,25 @@ def _model(shape: Mapping[str, Any]) -> Architecture | None:
     return None if shape.get("name") == ABSTRACT else _built(Architecture, "model", shape)
 
 
+def _software(config: RunConfig) -> "Software | None":
+    """The software that was named, with what was changed of it."""
+    if config.software is None:
+        return None
+    from rpbench.mesh.software import software_of  # its package, for runs that name one
+
+    return software_of(config.software)
+
+
 def _meshed(
-    config: RunConfig, found: Composed, cluster: Machine, model: Architecture | None
+    config: RunConfig, found: Composed, cluster: Machine, model: Architecture | None, software: "Software | None"
 ) -> tuple[RunConfig, Mapping[str, str | None], "MeshChoice | None"]:
     """The configuration, the choices and the mesh, with what a mesh settles: devices, and where seconds are from."""
     if not config.mesh.is_given and (config.num_devices or 1) > cluster.node_devices < cluster.size:
         config = replace(config, mesh=replace(config.mesh, pipeline=config.num_devices))  # more than one host
     if not config.mesh.is_given:
         return config, found.choices, None
+    if (old := config.mesh.framework) is not None:
+        raise ConfigError(f"mesh.framework={old} is now software={old}")
     from rpbench.config.mesh.choice import mesh_choice  # the packages of meshes, for runs that have one
     from rpbench.config.mesh.rules import check_meshed, counted_cost
 
@@ -367,7 +387,8 @@ def _meshed(
     if cluster.gpu is not None and config.cost.get("name") == "unit":
         config = replace(config, cost=counted_cost(found.overrides))
         choices["cost"] = str(config.cost["name"])
-    mesh = mesh_choice(config.mesh, config.num_devices, cluster, model, str(config.cost.get("name")))
+    cost = str(config.cost.get("name"))
+    mesh = mesh_choice(config.mesh, config.num_devices, cluster, model, cost, software)
     check_meshed(config, mesh)
     settled = replace(config.mesh, pipeline=mesh.mesh.pipeline)
     config = replace(config, mesh=settled, num_devices=mesh.mesh.num_devices)
@@ -429,6 +450,14 @@ def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
     return read_source("workload.text", None if path is None else str(path))
 
 
+def _check_software(request: Request, name: str) -> None:
+    if request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None):
+        raise ConfigError(
+            f"software={name} with cost={request.cost.name}, which has its own seconds: software says what "
+            "cost=analytic counts; leave one of both out"
+        )
+
+
 def _check_mode(request: Request) -> None:
     """Refuse what a mode has no use for.
 
@@ -436,6 +465,8 @@ def _check_mode(request: Request) -> None:
         ConfigError: naming what to write instead.
     """
     mode, backend = request.mode, request.backend
+    if request.software is not None:
+        _check_software(request, request.software.name)
     if request.mesh is not None and not isinstance(mode, Simulate):
         raise ConfigError(
             f"mesh with mode={mode.name}: meshes are simulated; use mode=simulate, search one with rpbench plan "

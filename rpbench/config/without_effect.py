@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from rpbench.config.choices import Mode, Predict, Roofline, Simulate
+from rpbench.config.usual_charge import CONSTANTS
 
 OF_TENSORS = ("dtype", "optimizer")
 # What the published runs of mode=predict have of their own.
@@ -22,8 +23,12 @@ OF_SCRIPTS = frozenset(
 )
 
 
-def without_effect(mode: Mode, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What was asked for and changes nothing in a mode."""
+def without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> tuple[str, ...]:
+    """What was asked for and changes nothing in a mode.
+
+    Args:
+        eager: whether constants of counted kernels are read: those of `software=roundpipe` or of a calibrated machine.
+    """
     if not isinstance(mode, Simulate | Predict | Roofline):
         return ()
     found = []
@@ -31,12 +36,24 @@ def without_effect(mode: Mode, overrides: Sequence[str]) -> tuple[str, ...]:
         found.append(
             f"{words} without effect: mode={mode.name} has no tensors; it counts 16-bit weights, Adam's states"
         )
+    if isinstance(mode, Simulate) and not eager and (words := _constants(overrides)):
+        found.append(
+            f"{words} without effect: these constants are of kernels that are counted operator by operator, as in "
+            "software=roundpipe"
+        )
     if isinstance(mode, Predict) and (words := _of_groups(overrides, OF_SCRIPTS)):
         found.append(
             f"{words} without effect: mode=predict takes a system's published run; mode.sequences=N with "
             "mode.microbatches=N are another, and mode=simulate takes all of them"
         )
     return tuple(found)
+
+
+def _constants(overrides: Sequence[str]) -> str:
+    """The words that set constants of kernels, not of what `charge=bytes` moves."""
+    keys = {item: item.lstrip("+").partition("=")[0] for item in overrides}
+    moved = {f"cost.constants.{name}" for name in CONSTANTS}
+    return " ".join(item for item, key in keys.items() if key.startswith("cost.constants.") and key not in moved)
 
 
 def _of_groups(overrides: Sequence[str], groups: Collection[str]) -> str:

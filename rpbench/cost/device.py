@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,26 @@ class Device:
         if not self.peer_to_peer:
             found["intra_bytes_per_s"] = None
         return {**found, **self.eager}
+
+    def with_figures(self, given: Mapping[str, Any]) -> "Device":
+        """The same device where a machine says other figures than its file: what a run was asked to suppose.
+
+        Args:
+            given: figures by the names that they have in a machine; None: as the file says.
+        """
+        own, changed = self.figures(), dict[str, Any]()
+        for name, field_name in IN_MACHINE.items():
+            value = given.get(name)
+            if value is None or value == own.get(name):
+                continue
+            if name == "attention_efficiency":
+                scale = value / own[name]
+                changed[field_name] = {kernel: rate * scale for kernel, rate in self.attention_flops_per_s.items()}
+            elif name in self.eager:  # of kernels that sum otherwise: in proportion
+                changed[field_name] = getattr(self, field_name) * value / own[name]
+            else:
+                changed[field_name] = value
+        return replace(self, **changed) if changed else self
 
     def origins(self) -> dict[str, Any]:
         """Where these figures are from, by the same names."""

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from rpbench.cost.collective_rates import CollectiveRate, collective_rates, ring_hops
-from rpbench.cost.device import Device, device, names, read, unknown_option
+from rpbench.cost.device import IN_MACHINE, Device, device, names, read, unknown_option
 from rpbench.cost.measured import MEASURED
 from rpbench.finite import is_finite
 from rpbench.places import CONF
@@ -214,7 +214,7 @@ class Machine:
             ValueError: if neither their kind nor their figures are known; then with the way out.
         """
         if self.gpu is not None:
-            return replace(self.gpu, memory_bytes=self.device_memory_bytes or self.gpu.memory_bytes)
+            return self.gpu.with_figures({name: getattr(self, name) for name in IN_MACHINE})
         shared = (self.host_memory_bytes or 0) // (self.num_devices or 1)
         return Device(
             name=f"device of {self.name}",

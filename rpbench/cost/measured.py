@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 TERMS = ("layer", "products", "traffic", "weights")
 
-# Parts of the engine's work -> the terms that each consists of; `rpbench.cost.engine_times` says what they count.
+# Parts of the engine's work -> the terms that each consists of; `rpbench.mesh.engine_kernels` says what they count.
 PARTS: dict[str, tuple[str, ...]] = {
     "forward": ("layer", "products", "traffic"),
     "recompute": ("layer", "products", "traffic"),  # with graph

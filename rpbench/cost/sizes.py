@@ -76,16 +76,20 @@ class DeviceMemory:
     limit_bytes: int
 
 
-def model_bytes(model: Architecture, tokens_per_microbatch: int) -> ModelBytes:
-    """Sizes of a model's layers; a matrix that embedding and head share is there twice, at either end."""
+def model_bytes(model: Architecture, tokens_per_microbatch: int, kept: float | None = None) -> ModelBytes:
+    """Sizes of a model's layers; a matrix that embedding and head share is there twice, at either end.
+
+    Args:
+        kept: bytes that a layer keeps of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
+    """
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
     layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
     layer = layer._replace(weights=model.layer_weight_bytes + BYTES_PER_VALUE * adapters)
-    kept = int(model.layer_activation_bytes(tokens_per_microbatch))
+    kept = model.layer_activation_bytes(tokens_per_microbatch) if kept is None else kept
     ends_train = model.lora_rank is None
     chunk_tokens = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)
     return ModelBytes(
-        layers=(layer._replace(activations=kept),) * model.num_layers,
+        layers=(layer._replace(activations=int(kept)),) * model.num_layers,
         embedding=_size(model.embedding_parameters, model.embedding_parameters * ends_train),
         head=_size(model.head_parameters, model.head_parameters * ends_train),
         boundary=model.boundary_bytes(tokens_per_microbatch),

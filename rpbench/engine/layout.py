@@ -8,7 +8,8 @@ module L + 1; its shares are the modules behind that, and share d is updated tog
 from dataclasses import dataclass
 from functools import cached_property
 
-from rpbench.ir.action import HEAD, Action, Kind
+from rpbench.ir.action import COMPUTE, HEAD, Action, Kind, parts_of
+from rpbench.ir.index import Index
 from rpbench.ir.partition import Partition
 
 
@@ -57,6 +58,16 @@ class Layout:
         if action.kind in HEAD:
             return self.share(action.stage)
         return (self.forward if action.kind is Kind.F else self.backward)[action.stage]
+
+    def devices(self, index: Index) -> dict[int, int]:
+        """Module -> the first device that computes with its weights."""
+        found: dict[int, int] = {}
+        for number, action in enumerate(index.actions):
+            for part in parts_of(action):
+                if part.kind in COMPUTE:
+                    modules = self.share(part.stage) if part.kind in HEAD else self.backward[part.stage]
+                    found = dict.fromkeys(modules, index.device(number)) | found
+        return found
 
 
 def layout_of(partition: Partition, num_head_shares: int = 0) -> Layout:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import torch
+
 from rpbench.cost.table import CostTable
 from rpbench.engine.compute.forward_backward import Passes
 from rpbench.engine.compute.shells import Shells
@@ -40,7 +42,7 @@ from rpbench.engine.state.selective_optimizer import SelectiveOptimizer
 from rpbench.engine.state.split_gradients import SplitWindow
 from rpbench.engine.state.stage_bytes import StageBytes
 from rpbench.engine.state.weight_versions_read import Reads
-from rpbench.engine.state.weights import Weights, begin, masters_of
+from rpbench.engine.state.weights import Weights, at_home, begin, masters_of
 from rpbench.engine.training_checks import check_kept, check_selective, check_shape, check_stored
 from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.engine.transfers.handlers import Transfers
@@ -94,7 +96,8 @@ class Training:
         schedule: with its partition, or its analysis; with STEP actions if weights are to change.
         start: what to go on from; None: the modules' own weights.
         copy: how a transfer makes the tensor at its other end.
-        pin_memory: whether the weights at home are in pinned memory, which needs a GPU.
+        pin_memory: whether the weights at home are in pinned memory, which needs an accelerator.
+        place_of: device -> its accelerator, where weights, gradients and optimizer state of its stages stay there.
 
     Attributes:
         schedule, analysis: what to make the program of; steps that look at other stages may stand later than they were.
@@ -116,6 +119,7 @@ class Training:
         copy: Copy = copy_in_memory,
         *,
         pin_memory: bool = False,
+        place_of: Callable[[int], torch.device] | None = None,
     ) -> None:
         given = analysed(schedule)
         partition = given.schedule.partition
@@ -135,6 +139,7 @@ class Training:
         )
         self.analysis = Analysis(gather_steps(given.schedule)) if self.step_groups else given
         self.schedule = self.analysis.schedule
+        self._place_of = None if place_of is None else at_home(place_of, self.layout.devices(self.analysis.index))
         self.reads = Reads(self.analysis, self._num_stale())
         self.groups = gradient_groups(self.analysis)
         self.sharing = sharing_of(self.analysis, self.layout, self.workload)
@@ -180,10 +185,10 @@ class Training:
         begun = None if self.start is None else begin(self.workload, self.start, self.reads.num_stale)
         on_devices = self.workload, counts, begun, self.reads, self.layout, self.analysis, self.traffic
         if self.sharing:
-            return ReplicaWeights(*on_devices, pin=pin, sharing=self.sharing, hold=self._hold)
+            return ReplicaWeights(*on_devices, pin=pin, sharing=self.sharing, hold=self._hold, place_of=self._place_of)
         if loaded:
             return DeviceWeights(*on_devices, pin=pin, hold=self._hold)
-        return Weights(self.workload, counts, begun)
+        return Weights(self.workload, counts, begun, self._place_of)
 
     def _reduced(self) -> dict[tuple[int, int], ReducedWindow]:
         """What replicas make of each step's gradients together."""
@@ -223,7 +228,7 @@ class Training:
         return self._make_optimizer()(
             self.workload,
             self.layout,
-            masters_of(self.workload, self.start),
+            masters_of(self.workload, self.start, self._place_of),
             self.gradients,
             self.settings.optimizer,
             self._pace,
@@ -234,6 +239,7 @@ class Training:
             None if delays is None else delays.tau,
             self.schedule.policy,
             self.analysis.index.rollbacks.keys(),
+            self._place_of,
         )
 
     def _make_optimizer(self) -> Callable[..., HostOptimizer]:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rpbench.cost.analytic import Kernels, analytic_times, seconds
 from rpbench.cost.basis import Basis
-from rpbench.cost.operators import layer_forward
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.ir.schedule import Shape
+from rpbench.mesh.layer_seconds import eager_kernels
+from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layout import Mesh
 from rpbench.predict import megatron, mobius, roundpipe
-from rpbench.predict.case import Case, Terms
+from rpbench.predict.case import EAGER, FUSED, Case, Terms
 from rpbench.predict.cuts import bound_cut
 from rpbench.predict.systems import system
 from rpbench.registry import entry
@@ -57,7 +58,7 @@ def side_of_case(case: Case, tokens_per_s: float | None, label: str, *, evidence
         evidence if tokens_per_s else "predicted",
         causes,
         "predicted",
-        work=work_of(case.model, case.microbatch_tokens, case.basis, _kernels(case)),
+        work=work_of(case.model, case.microbatch_tokens, case.basis, _software(case)),
         settings=_settings(case),
         notes=(case.settings.source,),
     )
@@ -83,19 +84,20 @@ def _by_cause(terms: Terms) -> dict[str, float]:
     return found
 
 
-def _kernels(case: Case) -> Kernels:
-    return "fused" if case.system.startswith("megatron") else "eager"
+def _software(case: Case) -> str:
+    return FUSED if case.system.startswith("megatron") else EAGER
 
 
 def _recomputed_s(case: Case) -> float:
     """Seconds of a step that a device computes forwards again: all of them, but of RoundPipe's fused stage."""
     model, settings = case.model, case.settings
     if case.system == "megatron-tp":
-        load = layer_forward(model, case.microbatch_tokens, case.basis, case.num_devices)
-        return settings.num_calls * model.num_layers * seconds(load, case.basis, "fused")
+        setting = setting_of(model, case.microbatch_tokens, case.basis, FUSED)
+        forward, *_ = eager_kernels(replace(setting, mesh=Mesh(tensor=case.num_devices))).layer()
+        return settings.num_calls * model.num_layers * forward
     streamed = case.system.startswith(("roundpipe", "mobius"))
     tokens = case.chunk_tokens if streamed else case.microbatch_tokens
-    times = analytic_times(model, tokens, case.basis, _kernels(case))
+    times = times_of(setting_of(model, tokens, case.basis, _software(case)))
     layers = model.num_layers
     if case.system.startswith("roundpipe"):
         layers -= roundpipe.planned(case).backward[-1]
@@ -164,7 +166,7 @@ _FINER: Mapping[str, Callable[[Case], dict[str, float]]] = {
 # --- what is computed ------------------------------------------------------------------------------------------
 
 
-def work_of(model: Architecture, num_tokens: float, basis: Basis, kernels: Kernels) -> Work:
+def work_of(model: Architecture, num_tokens: float, basis: Basis, framework: str) -> Work:
     """FLOPs of a token, and what products summed in fp16 bring over sums in fp32.
 
     Args:
@@ -172,7 +174,7 @@ def work_of(model: Architecture, num_tokens: float, basis: Basis, kernels: Kerne
     """
     flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len
     wide = basis["wide_matmul_flops_per_s"]
-    if kernels == "fused":
+    if framework == FUSED:
         return Work(flops, wide)
     efficiencies = basis["wide_matmul_efficiency"] / basis["matmul_efficiency"]
     slower = basis.scaled("matmul_flops_per_s", wide / basis["matmul_flops_per_s"])
@@ -182,7 +184,7 @@ def work_of(model: Architecture, num_tokens: float, basis: Basis, kernels: Kerne
 
 
 def _forward_backward_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
-    times = analytic_times(model, num_tokens, basis, "eager")
+    times = times_of(setting_of(model, num_tokens, basis))
     return sum(times.forward) + sum(times.backward) + times.head_forward + times.head_backward
 
 

@@ -1,17 +1,32 @@
-"""Detours: what pipelines take in a step when ranks are lost whose work goes to the same stage of other pipelines.
+"""ReCycle: the other pipelines take the work of a lost rank into their bubbles; nobody is replaced or restarted.
+
+Each pipeline has all stages, so the weights of a lost rank are with its peers. Only the step that was running is lost,
+for gradients of the lost rank are gone. From then on microbatches make detours. Equal stages absorb one lost rank as
+long as m <= (p - 1)(d - 1) and the peers have memory for what they hold in addition. Where every pipeline has lost a
+stage, all go back to the persistent store, on new ranks.
 
 Microbatch j of pipeline k goes, at a stage whose rank is lost there, to the (j mod n)-th of the n pipelines that still
 have one, counted from k + 1 on. Its activations make the detour and come back. Every rank takes what is there by
 priority: an input gradient, a forward (if it may hold one more), a weight gradient; so weight gradients fill waits.
 A stage steps when all its weight gradients of a step are there, whatever other stages do, and its next forwards follow.
 
-Order and limits are ours: a list scheduling, where the paper solves an integer program for each number of failures.
+Without failures a step takes what the 1F1B schedule takes. Under failures it is never said to take less: that the
+detours' own order, whose steps are not flushed, would be faster even then is not counted.
+
+Source: after the abstract of Gandhi et al., "ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation",
+SOSP'24 (arXiv 2405.14009). Order, limits in flight and the treatment of several failures are ours: a list scheduling,
+where the paper solves an integer program for each number of failures.
 """
 
 import heapq
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from typing import NamedTuple
+
+from rpbench.failures.walk import Checkpoint, Progress, Recovery
+from rpbench.ordering.list_order import ROUNDING
 
 STEPS = 4  # simulated; the first fills the pipelines, and the pace is that of the others
 
@@ -93,6 +108,74 @@ def pace(
     return Pace((ends[-1] - ends[0]) / (num_steps - 1), tuple(run.peak))
 
 
+Fits = Callable[[Sequence[int]], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recycle(Checkpoint):
+    """Detours over the other pipelines.
+
+    Args:
+        times: of the stages.
+        fits: whether ranks of each stage may hold so many microbatches.
+
+    Raises:
+        ValueError: if there is no other pipeline.
+    """
+
+    times: SplitTimes
+    fits: Fits
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.job.num_pipelines < 2:
+            raise ValueError(
+                f"{self.job.num_pipelines} pipeline: work of a lost rank goes to another pipeline; "
+                "set mode.pipelines to 2 or more, or take mode.policy=checkpoint"
+            )
+
+    @cached_property
+    def pace(self) -> Pace:
+        """The fastest pace that fits into the memory, over several limits in flight; the tightest where none fits."""
+        job, p = self.job, self.job.num_stages
+        found: list[Pace] = []
+        for more in (0, (p + 1) // 2, p, 2 * p):
+            most = [p - stage + more for stage in range(p)]
+            each = pace(self._peers(self.lost), job.num_pipelines, job.num_microbatches, self.times, most)
+            if not found or self.fits(each.in_flight):
+                found.append(each)
+        return min(found, key=lambda each: each.step_s)
+
+    @property
+    def slowdown(self) -> float:
+        """Seconds of a step over those without failures: 1 where the failures are absorbed."""
+        found = self.pace.step_s / self.job.step_s if self.lost else 1.0
+        return found if found > 1.0 + ROUNDING else 1.0
+
+    @property
+    def pace_s(self) -> float:
+        """A step on the ranks that are left."""
+        return self.job.step_s * self.slowdown
+
+    def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
+        """The step that was running begins anew, on the ranks that are left."""
+        gone, job = self.lost | lost, self.job
+        if not all(self._peers(gone)):
+            return self.from_store(progress, replace(self, lost=frozenset()))
+        into_s = min(progress.into_s, self.pace_s)
+        return Recovery(
+            source="replica",
+            then=replace(self, lost=gone),
+            lost_microbatches=job.again(0, into_s),
+            fetched_bytes={},
+            detect_s=job.detect_s,
+            recompute_s=into_s,
+        )
+
+    def _peers(self, lost: frozenset[int]) -> tuple[tuple[int, ...], ...]:
+        return living(set(map(self.job.place, lost)), self.job.num_stages, self.job.num_pipelines)
+
+
 class _Run:
     """Ranks that take what is there."""
 
@@ -106,100 +189,79 @@ class _Run:
         num_steps: int,
     ) -> None:
         self.peers, self.times, self.limits = peers, times, most_in_flight
-        self.num_pipelines, self.num_microbatches, self.num_steps = num_pipelines, num_microbatches, num_steps
-        self.last = len(peers) - 1
-        self.ready: dict[Rank, list[Part]] = {(k, s): [] for s, there in enumerate(peers) for k in there}
-        self.free = dict.fromkeys(self.ready, 0.0)
-        self.held = dict.fromkeys(self.ready, 0)
-        self.peak = [0] * len(peers)
-        self.left = {
-            (step, s): num_pipelines * num_microbatches for step in range(num_steps) for s in range(len(peers))
-        }
-        self.stepped = dict.fromkeys(self.left, 0.0)  # (step, stage) -> when its last weight gradient has ended
-        self.waiting: dict[tuple[int, int], list[tuple[float, Part]]] = {}  # (step, stage) -> forwards before that
-        self.moments: list[tuple[float, int, Part | None, Rank]] = []  # what arrives or ends, and where
+        self.num_pipelines, self.last = num_pipelines, len(peers) - 1
+        ranks = [(k, stage) for stage, there in enumerate(peers) for k in there]
+        self.ready: dict[Rank, tuple[list[Part], ...]] = {rank: ([], [], []) for rank in ranks}  # by order
+        self.free, self.held, self.peak = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0), [0] * len(peers)
+        steps = [(step, stage) for step in range(num_steps) for stage in range(len(peers))]
+        self.left = dict.fromkeys(steps, num_pipelines * num_microbatches)  # weight gradients
+        self.stepped = dict.fromkeys(steps, 0.0)  # when the last of them has ended
+        self.moments: list[tuple[float, int, Part | None, Rank]] = []  # what arrives, ends or steps, and where
         self.num_moments = 0
-        self.ends = [0.0] * num_steps
+        for step, microbatch, k in product(range(num_steps), range(num_microbatches), range(num_pipelines)):
+            part = Part(FORWARD, step, microbatch, k, 0)
+            self._arrive(0.0, part, self._rank(part))
 
     def to_the_end(self) -> list[float]:
         """When each step has ended at all stages."""
-        for step in range(self.num_steps):
-            for microbatch in range(self.num_microbatches):
-                for pipeline in range(self.num_pipelines):
-                    self._arrive(0.0, Part(FORWARD, step, microbatch, pipeline, 0))
         while self.moments:
             now, _, part, rank = heapq.heappop(self.moments)
             if part is not None:
-                heapq.heappush(self.ready[rank], part)
+                heapq.heappush(self.ready[rank][part.order], part)
             if self.moments and self.moments[0][0] == now:
                 continue  # all that is there at this moment, before anybody chooses
             for each in self.ready:
                 if self.free[each] <= now:
                     self._take(each, now)
         assert not any(self.left.values()), "ranks that wait for each other"
-        return self.ends
+        stages, num_steps = len(self.peers), len(self.stepped) // len(self.peers)
+        return [max(self.stepped[step, stage] for stage in range(stages)) for step in range(num_steps)]
 
     def _rank(self, part: Part) -> Rank:
         return runs_on(part.pipeline, part.microbatch, self.peers[part.stage], self.num_pipelines), part.stage
 
-    def _arrive(self, moment: float, part: Part) -> None:
-        """Let a part be there at a moment; a forward not before its stage has done the step before."""
-        before = part.step - 1, part.stage
-        if part.order != FORWARD or not part.step:
-            self._note(moment, part, self._rank(part))
-        elif self.left[before]:
-            self.waiting.setdefault(before, []).append((moment, part))
-        else:
-            self._note(max(moment, self.stepped[before]), part, self._rank(part))
-
-    def _note(self, moment: float, part: Part | None, rank: Rank) -> None:
+    def _arrive(self, moment: float, part: Part | None, rank: Rank) -> None:
+        """Let a part be on a rank at a moment, or look at the rank again then."""
         heapq.heappush(self.moments, (moment, self.num_moments, part, rank))
         self.num_moments += 1
 
     def _take(self, rank: Rank, now: float) -> None:
         """Begin the first part that a rank may."""
-        parts = self.ready[rank]
-        if parts and parts[0].order == FORWARD and self.held[rank] >= self.limits[rank[1]]:
-            weights = [part for part in parts if part.order == WEIGHT]
-            if not weights:
+        for parts in self.ready[rank]:
+            if parts and not self._must_wait(parts[0], rank, now):
+                part = heapq.heappop(parts)
+                self.free[rank] = end = now + self.times.of(part)
+                self._follow(part, rank, end)
                 return
-            part = min(weights)
-            parts.remove(part)
-            heapq.heapify(parts)
-        elif parts:
-            part = heapq.heappop(parts)
-        else:
-            return
-        end = now + self.times.of(part)
-        self.free[rank] = end
-        if part.order == FORWARD:
-            self.held[rank] += 1
-            self.peak[part.stage] = max(self.peak[part.stage], self.held[rank])
-        self._follow(part, rank, end)
+
+    def _must_wait(self, part: Part, rank: Rank, now: float) -> bool:
+        """Whether a rank may hold no more, or its stage has not done the step before."""
+        if part.order != FORWARD:
+            return False
+        before = part.step - 1, part.stage
+        is_early = part.step > 0 and (self.left[before] > 0 or self.stepped[before] > now)
+        return is_early or self.held[rank] >= self.limits[part.stage]
 
     def _follow(self, part: Part, rank: Rank, end: float) -> None:
         """What a part lets begin when it ends."""
-        self._note(end, None, rank)
+        self._arrive(end, None, rank)
         if part.order == FORWARD:
+            self.held[rank] += 1
+            self.peak[part.stage] = max(self.peak[part.stage], self.held[rank])
             top = part.stage == self.last
             self._send(end, rank, part._replace(order=INPUT) if top else part._replace(stage=part.stage + 1))
         elif part.order == INPUT:
-            self._note(end, part._replace(order=WEIGHT), rank)
+            self._arrive(end, part._replace(order=WEIGHT), rank)
             if part.stage:
                 self._send(end, rank, part._replace(stage=part.stage - 1))
         else:
             self.held[rank] -= 1
-            self._count(part, end)
+            place = part.step, part.stage
+            self.left[place] -= 1
+            self.stepped[place] = max(self.stepped[place], end)
+            for k in self.peers[part.stage] if not self.left[place] else ():
+                self._arrive(self.stepped[place], None, (k, part.stage))
 
     def _send(self, end: float, rank: Rank, part: Part) -> None:
-        self._arrive(end + (self.times.hop if self._rank(part) != rank else 0.0), part)
-
-    def _count(self, part: Part, end: float) -> None:
-        """One weight gradient less until its stage steps."""
-        place = part.step, part.stage
-        self.left[place] -= 1
-        self.stepped[place] = max(self.stepped[place], end)
-        self.ends[part.step] = max(self.ends[part.step], end)
-        if not self.left[place]:
-            for moment, each in self.waiting.pop(place, ()):
-                self._note(max(moment, self.stepped[place]), each, self._rank(each))
+        to = self._rank(part)
+        self._arrive(end + (self.times.hop if to != rank else 0.0), part, to)

@@ -9,12 +9,10 @@ its released code. That microbatches are tried in powers of two up to the pipeli
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from typing import Self
 
-from rpbench.failures.checkpoint import Checkpoint, from_store
-from rpbench.failures.job import Job
-from rpbench.failures.walk import Progress, Recovery
+from rpbench.failures.walk import Checkpoint, Job, Progress, Recovery
 
 
 @dataclass(frozen=True)
@@ -42,22 +40,12 @@ Simulate = Callable[[int, int, int, int], Job | None]
 """(stages, width, sequences of a microbatch, microbatches) -> the job; None if it does not fit."""
 
 
-def divisors(number: int) -> list[int]:
-    """The numbers that divide a number, from below."""
-    return [each for each in range(1, number + 1) if number % each == 0]
-
-
 def candidates(num_devices: int, cut_points: int, batch: int) -> Iterator[tuple[int, int, int]]:
     """(stages, width, sequences of each pipeline) of every form; a pipeline without a sequence is none."""
-    for stages in divisors(cut_points):
+    for stages in range(1, min(num_devices, cut_points) + 1):
         width = num_devices // stages
-        if width and batch // width:
+        if cut_points % stages == 0 and batch // width:
             yield stages, width, batch // width
-
-
-def microbatches(part: int, microbatch: int) -> int:
-    """As many as a pipeline's part of the batch makes, the last one filled up."""
-    return -(-part // microbatch)
 
 
 def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, ...], simulate: Simulate) -> Form:
@@ -74,7 +62,7 @@ def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, .
     found = []
     for stages, width, part in candidates(num_devices, cut_points, batch):
         for size in sorted((size for size in sizes if size <= part), reverse=True):
-            number = microbatches(part, size)
+            number = -(-part // size)  # the last one filled up
             job = simulate(stages, width, size, number)
             if job is not None:
                 found.append(Form(stages, width, size, number, job))
@@ -87,35 +75,32 @@ def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, .
     return min(found, key=lambda form: (form.job.step_s, form.stages))
 
 
-@dataclass(frozen=True)
-class Varuna:
+@dataclass(frozen=True, kw_only=True)
+class Varuna(Checkpoint):
     """Restart from the checkpoint in the best form for the devices that are left.
 
     Args:
         find: number of devices -> the best form.
         num_devices: at the start.
-        store_every: steps from one checkpoint to the next.
-        lost: devices that are gone.
+        form: the present one.
     """
 
     find: Callable[[int], Form]
     num_devices: int
-    store_every: int
-    lost: frozenset[int] = field(default_factory=frozenset)
+    form: Form
 
-    @cached_property
-    def form(self) -> Form:
-        return self.find(self.num_devices - len(self.lost))
+    @classmethod
+    def begin(cls, find: Callable[[int], Form], num_devices: int, every: int) -> Self:
+        """On all devices.
 
-    def step_s(self, number: int) -> float:
-        """A step in the present form, with the checkpoint where one follows it."""
-        return Checkpoint(self.form.job, self.store_every).step_s(number)
-
-    def living(self, ranks: frozenset[int]) -> frozenset[int]:
-        """Those that are not gone."""
-        return ranks - self.lost
+        Raises:
+            NoForm: if no form fits.
+        """
+        form = find(num_devices)
+        return cls(form.job, every, find=find, num_devices=num_devices, form=form)
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
         """Back to the last checkpoint, in another form; every new rank reads its own layers."""
-        then = replace(self, lost=self.lost | lost)
-        return from_store(self.form.job, self.store_every, progress, then, then.form.job.all_state_bytes)
+        gone = self.lost | lost
+        form = self.find(self.num_devices - len(gone))
+        return self.from_store(progress, replace(self, job=form.job, form=form, lost=gone))

@@ -8,27 +8,94 @@ anew at its moment. Only steps that have ended count. They count at the pace of 
 that it can recover is in the seconds of a step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import isfinite
 
 from rpbench.failures.failures import Failure
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where training is when ranks die.
+class Job:
+    """A pipeline schedule on one or more pipelines that share the microbatches of a step.
 
     Args:
-        num_steps: that have ended and count.
-        into_s: seconds into the next one, at most what it takes.
+        num_stages: ranks of a pipeline (p in papers), each with stages of its own.
+        num_pipelines: replicas of it (d).
+        num_microbatches: of a step, of each pipeline (m).
+        step_s: seconds of a step without failures, and without what a policy adds.
+        begun_s: for each microbatch, when its first forward begins.
+        state_bytes: weights and optimizer state of each rank of a pipeline; zeros where the model has no shape.
+        detect_s: from a failure until it is known.
+        restart_s: until processes stand again, on new machines where ranks are replaced.
+        store_bytes_per_s: of the persistent store, for all ranks together; None: without limit. So are the others.
+        net_bytes_per_s: between the hosts of two ranks, one way.
+        host_bytes_per_s: between a device and the memory of its host.
+
+    Raises:
+        ValueError: for a time or a pace that cannot be.
     """
+
+    num_stages: int
+    num_pipelines: int
+    num_microbatches: int
+    step_s: float
+    begun_s: tuple[float, ...]
+    state_bytes: tuple[int, ...]
+    detect_s: float = 0.0
+    restart_s: float = 0.0
+    store_bytes_per_s: float | None = None
+    net_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("detect_s", "restart_s"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value >= 0):
+                raise ValueError(f"{name}={value}: seconds, 0 or more")
+        for name in ("store_bytes_per_s", "net_bytes_per_s", "host_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value}: bytes a second above 0, or null for no limit")
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all pipelines."""
+        return self.num_stages * self.num_pipelines
+
+    @property
+    def all_state_bytes(self) -> int:
+        """The state of all ranks."""
+        return self.num_pipelines * sum(self.state_bytes)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Pipeline and stage rank of a rank."""
+        return divmod(rank, self.num_stages)
+
+    def bytes_of(self, ranks: Iterable[int]) -> int:
+        """The state of some ranks."""
+        return sum(self.state_bytes[rank % self.num_stages] for rank in ranks)
+
+    def again(self, lost_steps: int, into_s: float) -> int:
+        """Microbatches to do again: those of lost steps, and those that have begun of the step that was running."""
+        begun = sum(start < into_s for start in self.begun_s)
+        return self.num_pipelines * (lost_steps * self.num_microbatches + begun)
+
+
+def seconds(num_bytes: float, bytes_per_s: float | None) -> float:
+    """How long some bytes take; nothing where their pace has no limit."""
+    return num_bytes / bytes_per_s if bytes_per_s else 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training is when ranks die: steps that have ended and count, and seconds into the next one."""
 
     num_steps: int
     into_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recovery:
     """What a failure costs.
 
@@ -45,13 +112,13 @@ class Recovery:
     """
 
     source: str
-    then: "Policy"
-    lost_steps: int
+    then: "Checkpoint"
+    lost_steps: int = 0
     lost_microbatches: int
     fetched_bytes: Mapping[str, int]
     detect_s: float
-    restart_s: float
-    fetch_s: float
+    restart_s: float = 0.0
+    fetch_s: float = 0.0
     recompute_s: float
     rest_s: float | None = None
 
@@ -66,17 +133,66 @@ class Recovery:
         return self.stop_s + self.recompute_s
 
 
-class Policy(Protocol):
-    """How a system lives with failures."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """The policy that others are compared with, build on and fall back to: a checkpoint every `every` steps.
+
+    Training stands still while the state is written to a persistent store. After a failure all ranks read it back and
+    do the steps since then again; ranks that died are replaced. The start of the run is a checkpoint as well.
+
+    Args:
+        lost: ranks, over all pipelines, that are gone; none where who dies is replaced.
+
+    Raises:
+        ValueError: for a number of steps below 1.
+    """
+
+    job: Job
+    every: int
+    lost: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"checkpoint_every={self.every}: steps from one checkpoint to the next, at least 1")
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds of a step, with what the policy does in every step to be able to recover."""
+        return self.job.step_s
+
+    def written_s(self, number: int) -> float:
+        """Seconds in which one pipeline writes after step `number`; the others have the same state."""
+        writes = (number + 1) % self.every == 0
+        return seconds(sum(self.job.state_bytes), self.job.store_bytes_per_s) if writes else 0.0
 
     def step_s(self, number: int) -> float:
-        """Seconds of step `number`, counted from 0, with all that it does to be able to recover."""
+        """Seconds of step `number`, counted from 0, with the checkpoint where one follows it."""
+        return self.pace_s + self.written_s(number)
 
     def living(self, ranks: frozenset[int]) -> frozenset[int]:
         """Those of some ranks that this policy still runs on."""
+        return ranks - self.lost
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
         """What the loss of some ranks at once costs."""
+        return self.from_store(progress, self)
+
+    def from_store(self, progress: Progress, then: "Checkpoint") -> Recovery:
+        """Every rank of the policy that follows reads the last checkpoint."""
+        job, lost_steps = self.job, progress.num_steps % self.every
+        fetched, into_s = then.job.all_state_bytes, min(progress.into_s, job.step_s)  # what is beyond is writing
+        again = range(progress.num_steps - lost_steps, progress.num_steps)
+        return Recovery(
+            source="store",
+            then=then,
+            lost_steps=lost_steps,
+            lost_microbatches=job.again(lost_steps, into_s),
+            fetched_bytes={"store": fetched},
+            detect_s=job.detect_s,
+            restart_s=job.restart_s,
+            fetch_s=seconds(fetched, job.store_bytes_per_s),
+            recompute_s=sum(map(then.step_s, again)) + into_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +214,7 @@ class History:
     horizon_s: float
     num_steps: int
     events: tuple[Event, ...]
-    last: Policy
+    last: Checkpoint
 
     @property
     def steps_per_s(self) -> float:
@@ -108,7 +224,7 @@ class History:
 
 @dataclass
 class _Run:
-    policy: Policy
+    policy: Checkpoint
     now: float = 0.0
     num_steps: int = 0
     rest_s: float | None = None  # of a step that goes on after a failure
@@ -129,7 +245,7 @@ class _Run:
         return Progress(self.num_steps, min(whole, max(0.0, whole - (self.now + self.step_s - moment))))
 
 
-def walk(policy: Policy, failures: Sequence[Failure], horizon_s: float) -> History:
+def walk(policy: Checkpoint, failures: Sequence[Failure], horizon_s: float) -> History:
     """A run through failures, which come in the order of time, up to its horizon."""
     run, coming = _Run(policy), list(failures)
     while coming:

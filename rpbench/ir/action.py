@@ -45,18 +45,15 @@ class Kind(IntEnum):
     STORE = 14
     FREE = 15
     STEP = 16
-    PREDICT = 17
-    DROP = 18
-    FLUSH = 19
-    VALIDATE = 20  # a look at all gradients of a step: whether one overflowed, and their norm
-    ROLLBACK = 21  # the end of a step that went before that look: it is taken back, or done again, where it was wrong
-    OVERLAP = 22
-    HF = 23  # a device's share of the head, forward: logits of its part of the vocabulary, their maximum and sum
-    HB = 24  # the same, backward, once the sums of all shares are known
-    SUM_F = 25  # all-reduces of a stage's forward, where every device has a share of its matrices
-    SUM_B = 26  # the same of its backward, recomputation included
-    WAIT = 27  # until a forward of another device has run: devices that begin one after another
-    STEP_REST = 28  # the host's late step of the columns that the device does not step itself
+    VALIDATE = 17  # a look at all gradients of a step: whether one overflowed, and their norm
+    ROLLBACK = 18  # the end of a step that went before that look: it is taken back, or done again, where it was wrong
+    OVERLAP = 19
+    HF = 20  # a device's share of the head, forward: logits of its part of the vocabulary, their maximum and sum
+    HB = 21  # the same, backward, once the sums of all shares are known
+    SUM_F = 22  # all-reduces of a stage's forward, where every device has a share of its matrices
+    SUM_B = 23  # the same of its backward, recomputation included
+    WAIT = 24  # until a forward of another device has run: devices that begin one after another
+    STEP_REST = 25  # the host's late step of the columns that the device does not step itself
 
 
 HEAD = (Kind.HF, Kind.HB)  # kinds whose stage is the number of a share of the head, and of the device it is on

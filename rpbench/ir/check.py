@@ -4,13 +4,14 @@
 the rows around it with the action marked, and a way out where there is one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.communication import check_communication, check_pair_order
 from rpbench.ir.deadlock import execution_rounds
 from rpbench.ir.dependencies import window
+from rpbench.ir.edges import Rows, edges_of
 from rpbench.ir.excerpt import broken
 from rpbench.ir.fields import check_fields
 from rpbench.ir.index import Index
@@ -95,37 +96,33 @@ def _check_size(schedule: Schedule) -> None:
 
 def check_complete(index: Index) -> None:
     """Every stage runs every microbatch forward once, and backward once: as B, or as I and W; no input is missing."""
-    shape = index.shape
-    bottom = shape.num_backward_stages - shape.fused
-    _check_all_there(index, Kind.F, 0, shape.num_stages)
-    _check_backwards(index, bottom)
-    if shape.fused:
-        _check_all_there(index, Kind.FB, bottom, bottom + 1)
-    for kind in HEAD if shape.num_head_shards else ():
-        _check_all_there(index, kind, 0, shape.num_head_shards)
-    for stage in range(1, shape.num_stages):
-        if stage % shape.keeps_every:
-            _check_all_there(index, Kind.R, stage - 1, stage)
-
-
-def _check_all_there(index: Index, kind: Kind, first_stage: int, stop_stage: int) -> None:
-    numbers = index.numbers(kind)[index.place(first_stage, 0) : index.place(stop_stage, 0)]
-    if -1 in numbers:
-        raise _missing(index, kind, index.place(first_stage, 0) + numbers.index(-1))
-
-
-def _check_backwards(index: Index, num_stages: int) -> None:
-    full, inputs, weights = (index.numbers(kind) for kind in (Kind.B, Kind.I, Kind.W))
-    for place in range(index.place(num_stages, 0)):
-        halves = (inputs[place] >= 0) + (weights[place] >= 0)
-        if halves == (0 if full[place] >= 0 else 2):
-            continue
-        if full[place] < 0:
-            raise _missing(index, Kind.B if not halves else Kind.I if inputs[place] < 0 else Kind.W, place)
-        present = sorted(numbers[place] for numbers in (full, inputs, weights) if numbers[place] >= 0)
+    for kind, stage, gap in gaps(index):
+        place = index.place(stage, 0) + gap
+        if kind is not Kind.B:
+            raise _missing(index, kind, place)
+        full, inputs, weights = numbers = [index.numbers(of)[place] for of in (Kind.B, Kind.I, Kind.W)]
+        if full < 0:
+            raise _missing(index, kind if inputs == weights else Kind.I if inputs < 0 else Kind.W, place)
+        present = sorted(number for number in numbers if number >= 0)
         names = " and ".join(str(index.actions[number]) for number in present)
         rule = f"{names}: B is I and W in one, so a microbatch has B, or I and W"
         raise broken(index.schedule, rule, present, way_out="take out B, or I and W")
+
+
+def gaps(rows: Rows) -> Iterator[tuple[Kind, int, int]]:
+    """Kind, stage and place, by microbatch and part, of what is missing, or of a backward that is neither B nor halves;
+    the first of each stage."""
+    shape = rows.schedule.shape
+    bottom = shape.num_backward_stages - shape.fused
+    needed = [(Kind.F, stage) for stage in range(shape.num_stages)]
+    needed += [(Kind.B, stage) for stage in range(bottom)]
+    needed += [(Kind.FB, bottom)] if shape.fused else []
+    needed += [(kind, share) for kind in HEAD for share in range(shape.num_head_shards)]
+    needed += [(Kind.R, stage - 1) for stage in range(1, shape.num_stages) if stage % shape.keeps_every]
+    for kind, stage in needed:
+        gap = rows.gap_of_backwards(stage) if kind is Kind.B else rows.gap(kind, stage)
+        if gap is not None:
+            yield kind, stage, gap
 
 
 def _missing(index: Index, kind: Kind, place: int) -> ScheduleError:
@@ -152,9 +149,11 @@ def check_overlaps(index: Index) -> None:
     """The parts of an OVERLAP do not wait for each other."""
     if Kind.OVERLAP not in index.schedule.kinds:
         return
-    for number, action in enumerate(index.actions):
-        for part in action.sub:
-            if number in (producer for producer, _ in index.waits_for(part)):
+    for edges in edges_of(index):
+        for place, (producer, number) in enumerate(zip(edges.producers, edges.consumers, strict=True)):
+            if producer == number >= 0:
+                action, waiting = index.actions[number], (edges.kind, edges.stage, place, edges.part)
+                part = next(part for part in action.sub if part[:4] == waiting)
                 rule = f"{action} runs its parts together, but {part} waits for the other"
                 raise broken(index.schedule, rule, [number], way_out="let them stand one after the other")
 

@@ -1,11 +1,15 @@
 """Communication: the tensors that cross devices, and the SEND and RECV that move each of them."""
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from rpbench.ir.action import RECV, SEND, Action, Kind, receive_of
+from rpbench.ir.edges import edges_of
 from rpbench.ir.excerpt import broken
-from rpbench.ir.index import USERS, Index
+from rpbench.ir.index import Index
+
+_USERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.R, Kind.FB})  # kinds that use a tensor of another stage
 
 
 class Hop(NamedTuple):
@@ -19,55 +23,40 @@ class Hop(NamedTuple):
 
 def hops(index: Index) -> Iterator[Hop]:
     """Every tensor that crosses devices, whether or not the schedule holds actions to move it."""
-    above_all, device_of = index.shape.num_stages, [lane.device for lane in index.lanes]
-    for number, producer, part, moved in _crossing(index):
-        kind, stage, microbatch, of = part[:4]
-        user, maker = device_of[index.lane_of[number]], device_of[index.lane_of[producer]]
-        if moved == "gradient":
-            send = Action(Kind.SEND_B, stage + 1, microbatch, of, None, None, user)
-            receive = Action(Kind.RECV_B, stage, microbatch, of, None, None, maker)
-        else:
-            above = stage if kind is Kind.F else above_all
-            send = Action(Kind.SEND_F, above - 1, microbatch, of, None, None, user)
-            receive = Action(Kind.RECV_F, above, microbatch, of, None, None, maker)
-        yield Hop(producer, number, send, receive)
-
-
-def _crossing(index: Index) -> Iterator[tuple[int, int, Action, str]]:
-    """Consumer, producer, the plain action that uses the tensor, and what it is."""
-    if Kind.OVERLAP not in index.schedule.kinds:
-        for number, producer, moved in index.tensors_between_devices():
-            yield number, producer, index.actions[number], moved
-        return
-    for number, action in enumerate(index.actions):
-        for part in action.sub or (action,):
-            for producer, moved in index.waits_for(part, receives=False) if part.kind in USERS else ():
-                if moved != "order" and index.device(producer) != index.device(number):
-                    yield number, producer, part, moved
+    return _hops(index, crosses=True)
 
 
 def local_hops(index: Index) -> Iterator[Hop]:
     """Every tensor that stays on its device and is not used by the very next action there: it may wait on the host."""
-    for number, action in enumerate(index.actions):
-        for producer, moved in index.waits_for(action, receives=False) if not action.sub else ():
-            device = index.device(number)
-            if (
-                moved == "order"
-                or action.kind is Kind.STEP
-                or index.device(producer) != device
-                or producer == number - 1
-            ):
-                continue
-            kind, stage = _sender(index, action, moved)
-            send = Action(kind, stage, action.microbatch, action.part, peer=device)
-            yield Hop(producer, number, send, receive_of(send)._replace(peer=device))
+    return (
+        hop
+        for hop in _hops(index, crosses=False)
+        if hop.producer != hop.consumer - 1 and not index.actions[hop.consumer].sub
+    )
 
 
-def _sender(index: Index, consumer: Action, moved: str) -> tuple[Kind, int]:
-    """Kind and stage of the SEND that feeds an action."""
-    if moved == "gradient":
-        return Kind.SEND_B, consumer.stage + 1
-    return Kind.SEND_F, (consumer.stage if consumer.kind is Kind.F else index.shape.num_stages) - 1
+def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
+    """Tensors that cross devices, or those that do not, consumers ascending; of one in the order of the rules."""
+    device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
+    found = []
+    for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
+        above = stage if kind is Kind.F else index.shape.num_stages
+        ends = ((Kind.SEND_B, stage + 1), (Kind.RECV_B, stage))
+        if moved != "gradient":
+            ends = ((Kind.SEND_F, above - 1), (Kind.RECV_F, above))
+        if kind in _USERS and moved != "order":
+            for microbatch, (producer, number) in enumerate(zip(producers, consumers, strict=True)):
+                if number >= 0 <= producer and (device_of[producer] != device_of[number]) == crosses:
+                    sub, place = actions[number].sub, (kind, stage, microbatch, part)
+                    at = [inside[:4] for inside in sub].index(place) if sub else 0
+                    found.append((number, at, producer, ends, microbatch, part))
+    for number, _, producer, (send, receive), microbatch, part in sorted(found, key=itemgetter(0, 1)):
+        yield Hop(
+            producer,
+            number,
+            Action(*send, microbatch, part, None, None, device_of[number]),
+            Action(*receive, microbatch, part, None, None, device_of[producer]),
+        )
 
 
 def check_communication(index: Index, *, required: bool = False) -> None:

@@ -38,19 +38,13 @@ def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = F
     Args:
         producers: by number, what an action waits for besides the one before it in its lane.
     """
-    partners = _partners(index) if rendezvous else {}
+    sends = [number for number, action in enumerate(index.actions) if action.kind in SEND] if rendezvous else []
+    received = {number: index.find(receive_of(index.actions[number])) for number in sends}
+    partners = {send: receive for send, receive in received.items() if receive >= 0}
     rounds, heads = _run(index, producers, partners)
     if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
         raise _no_rank_can_move(index, producers, rounds, heads, partners)
     return rounds
-
-
-def _partners(index: Index) -> dict[int, int]:
-    """SEND -> RECV, by number."""
-    pairs = (
-        (number, index.find(receive_of(action))) for number, action in enumerate(index.actions) if action.kind in SEND
-    )
-    return {send: receive for send, receive in pairs if receive >= 0}
 
 
 def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tuple[list[int], list[int]]:

@@ -50,17 +50,13 @@ def _rules(index: Index, names: tuple) -> Iterator[str]:
     yield from (rule for part in sub for rule in _rules(index, _NAMES(part)))
     if kind in _MOVED and (what is None or what not in _MOVED[kind]):
         yield f"a {kind.name} moves {', '.join(_MOVED[kind])}"
-    if version is not None and not _reads_or_makes(kind, what):
+    has_version = kind in COMPUTE | STEPPING or kind is Kind.UNSHARD or what == "O" or (kind, what) == (Kind.LOAD, "P")
+    if version is not None and not has_version:
         yield "it names a version, but neither reads weights nor makes them"
     if version is not None and version > index.shape.num_steps:
         yield f"version {version}: there are {index.shape.num_steps} steps"
     if peer is not None:
         yield from _peer_rules(index, kind, what, peer)
-
-
-def _reads_or_makes(kind: Kind, what: str | None) -> bool:
-    """Whether an action of a kind has a version."""
-    return kind in COMPUTE | STEPPING or kind is Kind.UNSHARD or what == "O" or (kind, what) == (Kind.LOAD, "P")
 
 
 # Activations that wait with a partner, weights and gradients that go from rank to rank.

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from rpbench.ir.dependencies import version_read
 from rpbench.ir.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.visits import Transfer, Visit, actions_of
+from rpbench.ir.visits import Transfer, actions_of
 
 
 class GroupSum(NamedTuple):
@@ -93,7 +93,7 @@ class Handovers:
         return self.peer(number) == self._index.device(number)
 
     def _microbatch(self, transfer: Transfer) -> int:
-        return _first_microbatch(self._index, transfer.visits[0])
+        return next(actions_of(self._index, transfer.visits[0])).microbatch or 0
 
     # --- weights ---
 
@@ -193,7 +193,3 @@ class Handovers:
 
     def _peer_of(self, store: Transfer) -> int | None:
         return self.peer(store.pieces[0])
-
-
-def _first_microbatch(index: Index, visit: Visit) -> int:
-    return next(actions_of(index, visit)).microbatch or 0

@@ -4,23 +4,19 @@ Actions are numbered 0, 1, 2, ... in the order of `Schedule.items()`: lane after
 last. Everything that walks a whole schedule (checks, replay, lowering) works on these numbers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from operator import itemgetter
 from typing import NamedTuple
 
-from rpbench.ir.action import HEAD, RECV, SEND, STEPPING, SUMS, Action, Kind
-from rpbench.ir.dependencies import names_versions, needs, stages_updated, version_read, window
+from rpbench.ir.action import HEAD, STEPPING, SUMS, Action, Kind
+from rpbench.ir.dependencies import names_versions, stages_updated, window
+from rpbench.ir.edges import COUNTED, edges_of
+from rpbench.ir.edges import GRADIENT as GRADIENT
 from rpbench.ir.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
 
-GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
-# Kinds that stand once for each stage, microbatch and part.
-_COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.WAIT, *HEAD}) | SEND | RECV | SUMS
-USERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.R, Kind.FB})  # kinds that use a tensor of another stage
 # Kinds that may stand without a microbatch, as often as it pleases.
-_ANYWHERE = frozenset(Kind) - _COUNTED - STEPPING - {Kind.OVERLAP}
-_Options = tuple[tuple[list[int], int], ...]  # numbers of a kind, and where those of a stage and part begin
+_ANYWHERE = frozenset(Kind) - COUNTED - STEPPING - {Kind.OVERLAP}
 
 
 class Lane(NamedTuple):
@@ -71,7 +67,6 @@ class Index:
         stages = 1 + max(self.shape.num_stages, self.shape.num_backward_stages, self.shape.num_head_shards)
         self._size = stages * self._microbatches * self._parts
         self._numbers: dict[Kind, list[int]] = {}
-        self._rules: dict[tuple[Kind, int, int, bool], list[tuple[str, _Options]]] = {}
         for number, action in enumerate(self.actions):
             kind, stage, microbatch, part, version, what, peer, sub = action
             if version is not None or what is not None or peer is not None or sub:
@@ -134,14 +129,14 @@ class Index:
             self._enter_step(action, number)
             return
         if microbatch is None:
-            if kind in _COUNTED:
+            if kind in COUNTED:
                 raise broken(self.schedule, f"{action} names no microbatch", [number])
             return
         if not 0 <= microbatch < self._microbatches:
             raise self._out_of_range(number, action, f"microbatch {microbatch}", range(self._microbatches))
         if not 0 <= part < self._parts:
             raise self._out_of_range(number, action, f"part {part}", range(self._parts))
-        if kind in _COUNTED:
+        if kind in COUNTED:
             numbers = self._numbers.get(kind)
             if numbers is None:
                 numbers = self._numbers[kind] = [-1] * self._size
@@ -176,136 +171,65 @@ class Index:
     @cached_property
     def producers(self) -> list[tuple[int, ...]]:
         """For each action those it waits for, without the ones its lane puts before it anyway."""
-        found: list[tuple[int, ...]] = [()] * len(self.actions)
-        for kind, numbers in self._numbers.items():
-            if not (self.steps and kind in (Kind.F, Kind.FB)):  # which may wait for a step as well
-                self._find_producers(kind, numbers, found)
-        for lane in self.lanes:
-            for number in range(lane.start, lane.stop):
-                action = self.actions[number]
-                if action.sub or action.kind in STEPPING or (self.steps and action.kind in (Kind.F, Kind.FB)):
-                    waits = (wait for part in action.sub or (action,) for wait, _ in self.waits_for(part))
-                    found[number] = tuple([wait for wait in waits if not lane.start <= wait < number])
+        found, lane_of = [()] * len(self.actions), self.lane_of  # type: list[tuple[int, ...]], list[int]
+        for edges in edges_of(self):
+            for producer, number in zip(edges.producers, edges.consumers, strict=True):
+                if number >= 0 <= producer and (producer >= number or lane_of[producer] != lane_of[number]):
+                    found[number] += (producer,)
         return found
 
-    def _find_producers(self, kind: Kind, numbers: list[int], found: list[tuple[int, ...]]) -> None:
-        """Enter the producers of all actions of a kind, a stage at a time: in a large schedule every call counts."""
-        lane_of = self.lane_of
-        for stage in self._stages[kind]:
-            for part in range(self._parts):
-                own = self._of_stage(numbers, self.place(stage, 0, part))
-                for _, options in self._rules_of(kind, stage, part, receives=True):
-                    for number, producer in zip(own, self._best(options), strict=False):
-                        if number >= 0 <= producer and (producer >= number or lane_of[producer] != lane_of[number]):
-                            found[number] += (producer,)
+    @property
+    def kinds(self) -> list[Kind]:
+        """Kinds that have rows, as `rpbench.ir.edges.Rows` has them."""
+        return [*self._numbers, *([Kind.STEP] if self.steps else [])]
 
-    def _of_stage(self, numbers: list[int], first: int) -> list[int]:
-        """The numbers of all microbatches of a stage and part, of which `first` is the first one's place."""
-        return numbers[first : first + self._microbatches * self._parts : self._parts]
+    def row(self, kind: Kind, stage: int, part: int = 0) -> list[int] | None:
+        """The numbers of a kind, stage and part by microbatch, or of a STEP, VALIDATE or ROLLBACK by version."""
+        if kind in COUNTED:
+            numbers, first = self._numbers.get(kind), self.place(stage, 0, part)
+            if numbers is None or stage not in self._stages[kind]:
+                return None
+            return numbers[first : first + self._microbatches * self._parts : self._parts]
+        versions = range(self.shape.num_steps + 1)
+        if kind is Kind.VALIDATE:
+            return [self.validations.get(version, -1) for version in versions] if self.validations else None
+        known = self.steps if kind is Kind.STEP else self.rollbacks
+        return [known.get((stage, version), -1) for version in versions] if known else None
 
-    def _best(self, options: _Options) -> list[int]:
-        """For every microbatch the first of the options that is there, or -1; empty without options."""
-        if not options:
-            return []
-        best = self._of_stage(*options[0])
-        for numbers, first in options[1:]:
+    def first(self, rows: Sequence[list[int]]) -> list[int]:
+        """At every place the first number of several rows that is one."""
+        best = rows[0]
+        for row in rows[1:]:
             if -1 in best:
-                others = self._of_stage(numbers, first)
-                best = [number if number >= 0 else other for number, other in zip(best, others, strict=True)]
+                best = [number if number >= 0 else other for number, other in zip(best, row, strict=True)]
         return best
 
-    def waits_for(self, action: Action, *, receives: bool = True) -> list[tuple[int, str]]:
-        """What a plain action waits for, each with "activation", "gradient" or "order" for what moves.
+    def indices(self, places: Sequence[int]) -> Sequence[int]:
+        return places
 
-        `receives=False` looks behind RECVs, at what makes the tensor they bring.
-        """
-        kind, stage, microbatch, part, version, _, _, _ = action
-        if kind in STEPPING:
-            assert version is not None
-            return list(self._step_waits_for(kind, stage, version))
-        if microbatch is None:
-            return []
-        found, offset = [], microbatch * self._parts
-        for moved, options in self._rules_of(kind, stage, part, receives):
-            for numbers, start in options:
-                if numbers[start + offset] >= 0:
-                    found.append((numbers[start + offset], moved))
-                    break
-        if self.steps and kind in (Kind.F, Kind.FB):
-            named = version if self.names_versions else None
-            found += [(number, "order") for number in self._steps_read(kind, stage, microbatch, named)]
-        return found
+    def take(self, row: list[int], places: Sequence[int]) -> list[int]:
+        return [row[place] for place in places]
 
-    def _step_waits_for(self, kind: Kind, stage: int, version: int) -> Iterator[tuple[int, str]]:
-        """What a STEP, VALIDATE or ROLLBACK waits for; what a STEP_REST does follows from transfers."""
-        if kind is Kind.STEP_REST:
-            return
-        if kind is Kind.VALIDATE:
-            for other in range(self.shape.num_backward_stages):
-                yield from ((number, "order") for number in self.gradients(other, version))
-            return
-        goes_ahead = (stage, version) in self.rollbacks
-        if version in self.validations and (kind is Kind.ROLLBACK or not goes_ahead):
-            yield self.validations[version], "order"
-        if kind is Kind.ROLLBACK:
-            if (stage, version) in self.steps:
-                yield self.steps[stage, version], "order"
-            return
-        before = self.published(stage, version - 1)
-        if before is not None:
-            yield before, "order"
-        yield from ((number, "gradient") for number in self.gradients(stage, version))
+    def action(self, number: int) -> Action:
+        return self.actions[number]
+
+    def gap(self, kind: Kind, stage: int) -> int | None:
+        """The first place of a stage, by microbatch and part, where a kind is not."""
+        numbers = self._of_stage(kind, stage)
+        return numbers.index(-1) if -1 in numbers else None
+
+    def gap_of_backwards(self, stage: int) -> int | None:
+        """The first place of a stage where there is neither B alone, nor I and W."""
+        places = zip(*(self._of_stage(kind, stage) for kind in (Kind.B, Kind.I, Kind.W)), strict=True)
+        faults = (place for place, (b, i, w) in enumerate(places) if (b < 0) != (i >= 0) or (i < 0) != (w < 0))
+        return next(faults, None)
+
+    def _of_stage(self, kind: Kind, stage: int) -> list[int]:
+        return self.numbers(kind)[self.place(stage, 0) : self.place(stage + 1, 0)]
 
     def published(self, stage: int, version: int) -> int | None:
         """The action after which a backward stage has a version for good: its ROLLBACK, or its STEP."""
         return self.rollbacks.get((stage, version), self.steps.get((stage, version)))
-
-    def tensors_between_devices(self) -> list[tuple[int, int, str]]:
-        """(consumer, producer, what moves) of every tensor that crosses devices, consumers ascending.
-
-        Of plain actions alone, all microbatches of a stage at a time; RECVs are looked behind.
-        """
-        found, device_of = [], [lane.device for lane in self.lanes]
-        for kind, numbers in self._numbers.items():
-            for stage in self._stages[kind] if kind in USERS else ():
-                for part in range(self._parts):
-                    own = self._of_stage(numbers, self.place(stage, 0, part))
-                    for moved, options in self._rules_of(kind, stage, part, receives=False):
-                        pairs = zip(own, self._best(options), strict=False) if moved != "order" else ()
-                        found += [
-                            (number, producer, moved)
-                            for number, producer in pairs
-                            if number >= 0 <= producer
-                            and device_of[self.lane_of[number]] != device_of[self.lane_of[producer]]
-                        ]
-        return sorted(found, key=itemgetter(0))  # of one consumer in the order of the rules
-
-    def _rules_of(self, kind: Kind, stage: int, part: int, receives: bool) -> list[tuple[str, _Options]]:
-        """The rules of `dependencies.needs` as numbers to look up."""
-        known = self._rules.get((kind, stage, part, receives))
-        if known is not None:
-            return known
-        self._rules[kind, stage, part, receives] = found = [
-            (
-                need.input,
-                tuple(
-                    (self._numbers[option], self.place(other, 0, part + need.part_offset))
-                    for option, other in need.options
-                    if option in self._numbers and (receives or option not in RECV)
-                ),
-            )
-            for need in needs(self.shape, kind, stage, part)
-        ]
-        return found
-
-    def _steps_read(self, kind: Kind, stage: int, microbatch: int, named: int | None) -> Iterator[int]:
-        """The STEPs that publish what a forward must read; none under a policy that reads what is newest."""
-        version = version_read(self.schedule.policy, self.shape, microbatch, stage) if named is None else named
-        if version:
-            for updated in self.updated_by(kind, stage):
-                number = self.published(updated, version)
-                if number is not None:
-                    yield number
 
     def updated_by(self, kind: Kind, stage: int) -> tuple[int, ...]:
         """The backward stages whose STEPs change the weights that an action of this kind and stage reads."""

@@ -118,7 +118,8 @@ def _other(schedule: Schedule, action: Action, lane: str) -> Cargo | None:
     name = _object_of(action, lane)
     if name is None:
         return None
-    return Cargo(name, action.stage, name in ("O", "A"), _share_of_other(schedule, name, action), lane)
+    share = Fraction(1) if name == "O" else Fraction(1, schedule.shape.num_parts)
+    return Cargo(name, action.stage, name in ("O", "A"), _summed(schedule, action) if name == "sum" else share, lane)
 
 
 def _object_of(action: Action, lane: str) -> str | None:
@@ -131,12 +132,6 @@ def _object_of(action: Action, lane: str) -> str | None:
     if kind in SUMS:
         return "sum"
     return "O" if kind is Kind.STEP and lane == "host" else None
-
-
-def _share_of_other(schedule: Schedule, name: str, action: Action) -> Fraction:
-    if name == "sum":
-        return _summed(schedule, action)
-    return Fraction(1) if name == "O" else Fraction(1, schedule.shape.num_parts)
 
 
 def sums_of_ends(kind: Kind, *, along_sequence: bool) -> tuple[Fraction, Fraction]:

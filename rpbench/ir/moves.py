@@ -25,7 +25,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import NoReturn
 
 from rpbench.ir.action import MOVES, SUMS, Kind
 from rpbench.ir.dependencies import version_read
@@ -100,7 +99,9 @@ class Moves:
             for number, (kind, stage, _, _, _, moved, _, _) in enumerate(row, start=lane.start):
                 if kind in TRANSFERS:
                     if lane.name not in LANES[kind]:
-                        self._refuse_lane(number)
+                        where = " or ".join(LANES[kind])
+                        rule = f"{index.actions[number]} stands on lane {lane.name}, it belongs on lane {where}"
+                        raise broken(index.schedule, rule, [number])
                     self._numbers[(kind, moved), lane.device, stage].append(number)
         self.rest_loads = self._rest_loads()
         for arrive, leave in _ARRIVALS:
@@ -115,7 +116,8 @@ class Moves:
         self._match_states()
         self.edges += activation_edges(index, self._numbers)
         if index.schedule.late_rest is not None and index.steps:
-            self.edges += self._rest_edges()
+            around = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
+            self.edges += RestEdges(index, self.rest_loads, self._visits, *around).edges()
 
     def moves(self, what: What, stage: int) -> bool:
         """Whether a stage has transfers of a kind."""
@@ -433,11 +435,6 @@ class Moves:
             rule = f"{self.index.actions[number]} stands before {self.index.actions[producer]}, which it waits for"
             raise broken(self.index.schedule, rule, [number, producer])
 
-    def _refuse_lane(self, number: int) -> NoReturn:
-        action, lane = self.index.actions[number], self.index.lanes[self.index.lane_of[number]]
-        rule = f"{action} stands on lane {lane.name}, it belongs on lane {' or '.join(LANES[action.kind])}"
-        raise broken(self.index.schedule, rule, [number])
-
     def _count_replicas(self, what: What) -> None:
         devices: dict[int, set[int]] = defaultdict(set)
         for transfer in self.transfers[what]:
@@ -453,10 +450,6 @@ class Moves:
             return {}
         keys = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")]
         return {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in keys}
-
-    def _rest_edges(self) -> Iterable[tuple[int, int]]:
-        moved = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
-        return RestEdges(self.index, self.rest_loads, self._visits, *moved).edges()
 
     # --- optimizer state and activations ---
 

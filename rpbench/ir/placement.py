@@ -8,7 +8,6 @@ from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import ScheduleError, Weights
 
 _SHARED = (COMPUTE | SUMS) - {Kind.OVERLAP}  # kinds of which every device runs its share
-_kind_and_part = itemgetter(0, 3)
 
 
 def check_placement(index: Index) -> None:
@@ -78,10 +77,11 @@ def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, .
 def _check_shares(index: Index) -> None:
     """A device works on its own share of every matrix: the part of its number."""
     for lane in index.lanes:
-        found = set(map(_kind_and_part, index.actions[lane.start : lane.stop]))
-        if any(kind in _SHARED and part != lane.device for kind, part in found):
+        found = set(map(itemgetter(0, 3), index.actions[lane.start : lane.stop]))
+        elsewhere = {(kind, part) for kind, part in found if kind in _SHARED and part != lane.device}
+        if elsewhere:
             numbers = range(lane.start, lane.stop)
-            number = next(n for n in numbers if _is_elsewhere(index.actions[n], lane.device))
+            number = next(number for number in numbers if itemgetter(0, 3)(index.actions[number]) in elsewhere)
             rule = f"{index.actions[number]} is of share {index.actions[number].part}, which is on another rank"
             raise broken(index.schedule, rule, [number])
     if index.holds(Kind.B):
@@ -96,10 +96,6 @@ def _check_meetings(index: Index) -> None:
         if 0 < len(shares) < parts:
             rule = f"{index.actions[shares[0]]} meets the shares of {parts} devices, and {len(shares)} come to it"
             raise broken(index.schedule, rule, shares, way_out="let all devices run it in one piece, or all in two")
-
-
-def _is_elsewhere(action: Action, device: int) -> bool:
-    return action.kind in _SHARED and action.part != device
 
 
 def _check_streamed(index: Index) -> None:

@@ -22,6 +22,18 @@ def moves_activations(schedule: Schedule) -> bool:
     return any(action.kind is Kind.STORE and action.object == "A" for _, _, row in schedule.items() for action in row)
 
 
+def stays_on_devices(schedule: Schedule) -> bool:
+    """Whether weights, gradients and optimizer state never leave the devices of their stages."""
+    if schedule.weights is Weights.STREAMED or Kind.STEP_REST in schedule.kinds:
+        return False
+    return not any(
+        (action.kind in (Kind.LOAD, Kind.STORE) and action.object in ("P", "G"))
+        or (action.kind is Kind.STEP and lane == "host")
+        for _, lane, row in schedule.items()
+        for action in row
+    )
+
+
 def inputs_stay(schedule: Schedule) -> bool:
     """Whether weights are streamed, and the few inputs that forwards keep stay: others take all to the host."""
     return schedule.weights is Weights.STREAMED and schedule.shape.keeps_every > 1

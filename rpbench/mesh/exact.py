@@ -17,6 +17,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.timeline import Timeline
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.job import Job
+from rpbench.mesh.layer_times import as_times, lost_s
 from rpbench.mesh.parameters import held_by_stage
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
 from rpbench.passes.offload import Per, shard
@@ -38,22 +39,8 @@ LOWERED: dict[str, tuple[Per | None, Per]] = {
 def mesh_times(job: Job) -> LayerTimes:
     """Times of one microbatch through each layer of one pipeline rank, collectives inside layers included."""
     layers = [job.kinds[kind] for kind in job.architecture.layers]
-    each = job.software.constants["microbatch_s"] * job.mesh.pipeline / (2 * len(layers))  # of a rank, by layers
-    each += _blocked_s(job) / len(layers)
-    split = job.software.split_penalty
-    head = job.head
-    return LayerTimes(
-        forward=[layer.forward_all + each for layer in layers],
-        recompute=[layer.recompute for layer in layers],
-        backward=[layer.backward_all + each for layer in layers],
-        input_grad=[split * (layer.input_grad + layer.backward_exposed + layer.host) + each for layer in layers],
-        weight_grad=[split * layer.weight_grad for layer in layers],
-        head_forward=head.forward_all,
-        head_backward=head.backward_all,
-        head_input_grad=head.input_grad + head.backward_exposed,
-        head_weight_grad=head.weight_grad,
-        hop=job.hop_s,
-    )
+    each = lost_s(job.setting) + _blocked_s(job) / len(layers)
+    return as_times(layers, job.head, job.hop_s, each=each, split=job.software.split_penalty)
 
 
 def _blocked_s(job: Job) -> float:

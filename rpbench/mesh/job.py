@@ -15,8 +15,8 @@ from rpbench.mesh.layer_seconds import (
     head_seconds,
     layer_seconds,
 )
+from rpbench.mesh.layer_times import hop_s
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import neighbour_inside
 from rpbench.mesh.software import Software
 from rpbench.registry import entry, unknown_name
 from rpbench.workload.architecture import Architecture
@@ -142,14 +142,7 @@ class Job:
     @cached_property
     def hop_s(self) -> float:
         """Seconds of a boundary tensor from one stage to the next."""
-        if self.mesh.pipeline == 1:
-            return 0.0
-        links = self.setting.links
-        inside = neighbour_inside(self.mesh, self.machine)
-        pace = links.intra_bytes_per_s if inside else links.inter_bytes_per_s
-        sent = 2.0 * self.setting.tokens * self.architecture.hidden / self.mesh.tensor
-        gathered = 0.0 if self.mesh.sequence_parallel else sent * (self.mesh.tensor - 1) / links.intra_bytes_per_s
-        return sent / pace + gathered + (5e-6 if inside else 15e-6)
+        return hop_s(self.setting)
 
 
 class StageSeconds(NamedTuple):

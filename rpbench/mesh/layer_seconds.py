@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal, NamedTuple, get_args
 
+from rpbench.cost.basis import Basis, make_basis
+from rpbench.cost.device import CONF, read
 from rpbench.cost.machine import Machine
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
+from rpbench.mesh.eager_kernels import EagerKernels, Load
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import Links, axis_group, expert_group, reached
 from rpbench.mesh.products import alignment, efficiency, filled
@@ -55,7 +58,8 @@ class Setting:
     """Where and how layers are computed.
 
     Args:
-        tokens: of a microbatch on one device of the data group: sequences x length / context.
+        sequences: of a microbatch on one device of the data group; need not be whole for a mean microbatch.
+        numbers: what kernels that are not tiled are counted with: figures of the machine, constants of the software.
     """
 
     architecture: Architecture
@@ -63,14 +67,15 @@ class Setting:
     mesh: Mesh
     software: Software
     seq_len: int
-    sequences: int
+    sequences: float
     precision: Precision = "bf16"
     recompute: Recompute = "none"
+    numbers: Basis | None = None
 
     @property
     def tokens(self) -> int:
         """Tokens of a microbatch on a device, whole with tensor parallelism."""
-        return self.sequences * self.seq_len // self.mesh.context
+        return int(self.sequences * self.seq_len) // self.mesh.context
 
     @property
     def links(self) -> Links:
@@ -133,7 +138,23 @@ class _Kernels:
 
 
 def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
-    """Seconds of one layer for one microbatch."""
+    """Seconds of one layer for one microbatch: kernels as the software has them, and collectives inside."""
+    count = _tiled if setting.software.kernels == "tiled" else _counted
+    forward, input_grad, weight_grad, attention, attention_back = count(setting, layer)
+    tensor, tensor_back = _tensor_s(setting)
+    ring, ring_back = _ring_s(setting, layer, attention, attention_back)
+    sent = _dispatch_s(setting) if layer.routed else 0.0
+    exposed = tensor + ring + sent
+    again = _recomputed(setting, forward, attention, tensor + sent)
+    host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
+    return Seconds(forward, input_grad, weight_grad, again, exposed, tensor_back + ring_back + sent, host)
+
+
+_Counted = tuple[float, float, float, float, float]  # forward, both halves of a backward; attention's core both ways
+
+
+def _tiled(setting: Setting, layer: Layer) -> _Counted:
+    """Seconds of the kernels of a layer, each product by its tiles."""
     kernels = _Kernels(setting)
     maps = _maps(kernels, layer)
     attention, attention_back = _attention(kernels, layer)
@@ -147,17 +168,38 @@ def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
     waits = setting.software.constants["layer_s"]
     forward = max(forward, floor) + waits
     input_grad = max(input_grad, 1.3 * floor) + waits
-    tensor, tensor_back = _tensor_s(setting)
-    ring, ring_back = _ring_s(setting, layer, attention, attention_back)
-    sent = _dispatch_s(setting) if layer.routed else 0.0
-    exposed = tensor + ring + sent
-    again = _recomputed(setting, forward, attention, tensor + sent)
-    host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
-    return Seconds(forward, input_grad, weight_grad, again, exposed, tensor_back + ring_back + sent, host)
+    return forward, input_grad, weight_grad, attention, attention_back
+
+
+def eager_kernels(setting: Setting) -> EagerKernels:
+    """The kernels of a software whose operators are counted one after the other."""
+    tokens = setting.sequences * setting.seq_len / setting.mesh.context
+    fused = setting.software.kernels == "fused"
+    own, shards = setting.architecture, setting.mesh.tensor
+    return EagerKernels(own, setting.seq_len, tokens, numbers_of(setting), shards=shards, fused=fused)
+
+
+def numbers_of(setting: Setting) -> Basis:
+    """The numbers that kernels are counted with: those that were given, or what the machine's file and ours say."""
+    if setting.numbers is not None:
+        return setting.numbers
+    counted = read(CONF / "cost" / "analytic.yaml")
+    return make_basis(setting.machine, counted["constants"], counted["declared"])
+
+
+def _counted(setting: Setting, layer: Layer) -> _Counted:
+    """Seconds of the kernels of a layer, all layers alike, operator by operator."""
+    kernels = eager_kernels(setting)
+    core = (Load(0.0, each.attention_flops) for each in (kernels.forward(), kernels.input_grad()))
+    attention, attention_back = (kernels.seconds(each) for each in core)
+    return (*kernels.layer(), attention, attention_back)
 
 
 def head_seconds(setting: Setting) -> Seconds:
     """Seconds of the output matrix and the loss for one microbatch; nothing is recomputed."""
+    if setting.software.kernels != "tiled":
+        forward, backward = (part / setting.mesh.tensor for part in eager_kernels(setting).head())
+        return Seconds(forward, backward / 2, backward / 2)
     kernels, mesh, own = _Kernels(setting), setting.mesh, setting.architecture
     rows = padded_vocab(setting) // mesh.tensor
     tokens = setting.tokens

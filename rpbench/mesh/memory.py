@@ -1,14 +1,4 @@
-"""Bytes of each device by class, under any mesh.
-
-Activations of a layer for one microbatch, 16-bit values, T tokens (Korthikanti et al., arXiv 2205.05198, table 2,
-taken apart so that grouped keys, gates, latent attention and experts fit in):
-
-    inputs of both norms and of both blocks             8 h                 whole, or cut with sequence parallelism
-    queries, keys, values, output of attention          2 (q + k + v + o)   cut over tensor shards
-    what the MLP keeps                                  2 (3 f | 2 f)       cut over tensor shards
-    masks of dropout                                    2 h
-    scores of unfused attention                         5 a s               cut over tensor shards
-"""
+"""Bytes of each device by class, under any mesh."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -17,6 +7,7 @@ from typing import NamedTuple
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.mesh.job import Job
+from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layer_seconds import padded_vocab
 from rpbench.mesh.parameters import held
 from rpbench.registry import entry
@@ -92,31 +83,11 @@ def verdict_of(job: Job, rank: int, classes: Mapping[str, float], log_sd: float 
     return Verdict("close" if need > room * (1 - 2 * log_sd) else "ok", text)
 
 
-def layer_activation_bytes(job: Job, layer: Layer) -> float:
-    """Bytes one layer keeps of one microbatch for its backward, without recomputing everything."""
-    own, mesh, setting = job.architecture, job.mesh, job.setting
-    keys = own.heads if own.latent else own.key_value_heads
-    attention = own.heads * (own.score_dim + own.value_dim) + keys * (own.score_dim + own.value_dim)
-    cut, whole = 2.0 * attention, (8.0 + 2.0 * (own.dropout > 0)) * own.hidden
-    if own.latent:
-        whole += 2.0 * (own.latent.query_rank + own.latent.key_value_rank + own.latent.rotary_dim) * 2
-    copies = 3.0 if own.gated else 2.0
-    if layer.routed and own.experts:
-        busiest = own.experts.active * job.software.constants["imbalance"]
-        cut += 2.0 * copies * (busiest * own.experts.inner + own.experts.shared_inner)
-        cut += 4.0 * busiest * own.hidden
-    else:
-        cut += 2.0 * copies * own.inner
-    if job.software.attention == "unfused" and job.recompute != "selective":
-        cut += (5.0 if own.dropout else 2.0) * own.heads * setting.seq_len
-    return setting.tokens * (whole / setting.spread + cut / mesh.tensor)
-
-
 def kept_bytes(job: Job, layer: Layer) -> float:
     """Bytes one layer keeps of one microbatch in flight."""
     if job.recompute == "full":
         return 2.0 * job.setting.tokens * job.architecture.hidden / job.setting.spread
-    found = layer_activation_bytes(job, layer)
+    found = layer_bytes(job.setting, layer)
     return 0.5 * found if job.recompute == "per_op" else found
 
 
@@ -143,7 +114,7 @@ def working_set_bytes(job: Job) -> float:
     """What a backward needs besides: one layer's activations where everything is recomputed, and buffers."""
     own = job.setting.tokens * job.architecture.hidden * 8.0
     if job.recompute == "full":
-        return own + max(layer_activation_bytes(job, kind) for kind in dict.fromkeys(job.architecture.layers))
+        return own + max(layer_bytes(job.setting, kind) for kind in dict.fromkeys(job.architecture.layers))
     return own
 
 

@@ -13,8 +13,9 @@ from rpbench.ir.action import parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.mesh.job import Job
+from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layer_seconds import padded_vocab
-from rpbench.mesh.memory import Bytes, kept_bytes, layer_activation_bytes, working_set_bytes
+from rpbench.mesh.memory import Bytes, kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import Held, held_layers
 from rpbench.workload.parts import Layer
 
@@ -55,8 +56,8 @@ def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
 
 def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
     found = _shared(job, held_layers(job, ((kind, 1),), first=False, last=False))
-    kept = layer_activation_bytes if streamed else kept_bytes
-    return found._replace(activations=round(kept(job, kind)))
+    kept = layer_bytes(job.setting, kind) if streamed else kept_bytes(job, kind)
+    return found._replace(activations=round(kept))
 
 
 def _shared(job: Job, own: Held) -> LayerSize:

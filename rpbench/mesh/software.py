@@ -5,15 +5,18 @@ fitted on published runs: `conf/software/constants.csv`, made by `python -m anal
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from rpbench.cost.device import CONF, names, read
+from rpbench.cost.measured import has_engine
 from rpbench.registry import unknown_name
 
+DEFAULT = "megatron_core"  # whose kernels and overlap stand for a run that names none
 Attention = Literal["unfused", "flash1", "flash2", "flash3"]
+Kernels = Literal["tiled", "eager", "fused", "engine"]
 
 
 class Prior(NamedTuple):
@@ -57,6 +60,9 @@ class Software:
     """Traits of a framework, and its constants.
 
     Args:
+        kernels: how they are counted: `tiled` by tiles and waves of each product (`rpbench.mesh.layer_seconds`),
+            `eager` and `fused` by FLOPs and bytes (`rpbench.mesh.eager_kernels`), `engine` by the same and what a
+            calibration of this project's own engine found (`rpbench.mesh.engine_kernels`).
         attention: generation of the attention kernels.
         passes: 16-bit passes over the hidden state of one layer's forward (element-wise kernels).
         loss_bytes: bytes moved for a logit, forward and backward together.
@@ -82,6 +88,7 @@ class Software:
     """
 
     name: str
+    kernels: Kernels = "tiled"
     attention: Attention = "flash2"
     passes: float = 14.0
     loss_bytes: float = 14.0
@@ -108,6 +115,8 @@ class Software:
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.kernels not in get_args(Kernels):
+            raise ValueError(unknown_name("kernels", str(self.kernels), list(get_args(Kernels))))
         if self.attention not in get_args(Attention):
             raise ValueError(unknown_name("attention", str(self.attention), list(get_args(Attention))))
         for name, value in self.constants.items():
@@ -123,6 +132,15 @@ class Software:
         return replace(self, constants={**self.constants, **values})
 
 
+def usual_software(measured: Iterable[str]) -> Software:
+    """The software of a run that names none: this project's engine on a machine that was calibrated with it.
+
+    Args:
+        measured: constants of the machine, as calibration names them.
+    """
+    return software("engine" if has_engine(measured) else DEFAULT)
+
+
 @cache
 def software(name: str) -> Software:
     """The framework of `conf/software/<name>.yaml`, with what has been fitted for it.
@@ -134,6 +152,22 @@ def software(name: str) -> Software:
     if name not in known:
         raise ValueError(unknown_name("software", name, known))
     return declared_software(name).with_constants(fitted(name))
+
+
+def software_of(values: Mapping[str, Any]) -> Software:
+    """The framework of a file's keys; what was fitted for it holds unless they say otherwise.
+
+    Raises:
+        ValueError: for an unknown field, or a constant that cannot be.
+    """
+    unknown = set(values) - {each.name for each in fields(Software)}
+    if unknown:
+        known = [each.name for each in fields(Software)]
+        raise ValueError(f"software: {unknown_name('trait', sorted(unknown)[0], known)}")
+    name = str(values["name"])
+    own = read(CONF / "software" / f"{name}.yaml").get("constants", {}) if name in names("software") else {}
+    changed = {key: value for key, value in (values.get("constants") or {}).items() if own.get(key) != value}
+    return Software(**{**values, "constants": {**own, **fitted(name), **changed}})
 
 
 def declared_software(name: str) -> Software:

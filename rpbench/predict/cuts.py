@@ -6,10 +6,10 @@ fastest cut that fits, tried over what first and last stage hold, with the stage
 
 from functools import lru_cache
 
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.published import published_partition
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.predict.case import Case
+from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.predict.case import FUSED, Case
 from rpbench.predict.footprint import pipeline_stage
 
 
@@ -42,7 +42,7 @@ class _Key:
 @lru_cache(maxsize=256)
 def _best(key: _Key) -> tuple[int, ...]:
     case = key.case
-    times = analytic_times(case.model, case.microbatch_tokens, case.basis, "fused")
+    times = times_of(setting_of(case.model, case.microbatch_tokens, case.basis, FUSED))
     layer = times.forward[0] + times.recompute[0] + times.backward[0]
     head = times.head_forward + times.head_backward
     limit = case.basis.get("device_memory_bytes", float("inf")) - case.basis.get("reserved_memory_bytes", 0.0)

@@ -4,9 +4,9 @@ RoundPipe's models ask the device once a layer for the tokens of all experts; it
 them, and one interpreter loops for all devices: that is simulated (`rpbench.predict.streaming`).
 """
 
-from rpbench.cost.analytic import correction, seconds
 from rpbench.cost.basis import Basis
-from rpbench.cost.operators import expert_forward, layer_forward
+from rpbench.mesh.layer_seconds import eager_kernels
+from rpbench.mesh.layer_times import setting_of
 from rpbench.workload.architecture import Architecture
 
 
@@ -15,9 +15,9 @@ def expert_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
 
     What a timed layer takes beyond its count is the experts': attention of the same width is counted right elsewhere.
     """
-    surplus = correction(model, "forward", basis) - 1
-    layer, experts = layer_forward(model, num_tokens, basis), expert_forward(model, num_tokens, basis)
-    return seconds(experts, basis, "eager") + surplus * seconds(layer, basis, "eager")
+    kernels = eager_kernels(setting_of(model, num_tokens, basis))
+    surplus = kernels.correction("forward") - 1
+    return kernels.seconds(kernels.experts()) + surplus * kernels.seconds(kernels.forward())
 
 
 def loop_s(model: Architecture, basis: Basis) -> float:

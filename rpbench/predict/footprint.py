@@ -8,15 +8,16 @@ system keeps when (see each function).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.operators import boundary_bytes
-from rpbench.cost.saved_activations import kept_bytes, working_bytes
 from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
 from rpbench.ir.partition import Partition
-from rpbench.predict.case import Bytes, Case
+from rpbench.mesh.layer_seconds import eager_kernels
+from rpbench.mesh.layer_times import boundary_bytes, setting_of
+from rpbench.mesh.layout import Mesh
+from rpbench.predict.case import FUSED, Bytes, Case
 from rpbench.predict.roundpipe import first_plan, planned
 from rpbench.predict.traffic import weights_of
 from rpbench.workload.architecture import Architecture
@@ -94,7 +95,8 @@ def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
     boundary = boundary_bytes(model, tokens)
     ahead = model.experts is None
     buffers = min(2, case.settings.chunks.num)  # the next microbatch comes in while this one runs
-    kept_by_layer, working = kept_bytes(model, tokens, basis), working_bytes(model, tokens, basis)
+    kernels = eager_kernels(setting_of(model, tokens, basis))
+    kept_by_layer, working = kernels.kept_bytes(), kernels.working_bytes()
     weights = weights_of(model, plan.backward, backward=True)
     gradients = weights_of(model, plan.backward, backward=True, trained=True)
     logits = basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
@@ -180,7 +182,8 @@ def _loss_or_backward(case: Case, basis: Basis, state: Bytes, in_backward: Bytes
     """The fuller moment: all logits at the loss, or a layer's activations in the first backward."""
     model, tokens = case.model, case.microbatch_tokens
     kept = {"kept inputs": model.num_layers * boundary_bytes(model, tokens)}
-    layer = kept_bytes(model, tokens, basis) + working_bytes(model, tokens, basis)
+    kernels = eager_kernels(setting_of(model, tokens, basis))
+    layer = kernels.kept_bytes() + kernels.working_bytes()
     loss = {**state, **kept, "logits": basis["eager_logit_bytes"] * tokens * model.vocab}
     backward = {**state, **(in_backward or {}), **kept, "activations": layer}
     return max(loss, backward, key=lambda moment: sum(moment.values()))
@@ -202,7 +205,8 @@ def pipeline_stage(case: Case, basis: Basis, stage: int, num_layers: int) -> Byt
     model, tokens, last = case.model, case.microbatch_tokens, case.num_devices - 1
     state = _megatron_state(model, num_layers, stage == 0, stage == last, basis)
     in_flight = min(case.num_devices - stage, case.settings.num_calls)
-    activations = kept_bytes(model, tokens, basis, fused=True) + working_bytes(model, tokens, basis) / 2
+    kernels = eager_kernels(setting_of(model, tokens, basis, FUSED))
+    activations = kernels.kept_bytes() + kernels.working_bytes() / 2
     return {
         "weights, gradients and optimizer state": state,
         "kept inputs": in_flight * max(1, num_layers) * boundary_bytes(model, tokens),
@@ -225,8 +229,8 @@ def tensor_parallel(case: Case, basis: Basis) -> Footprint:
         "weights, gradients and optimizer state": state,
         "kept inputs": model.num_layers * boundary_bytes(model, tokens),
     }
-    layer = kept_bytes(model, tokens, basis, fused=True, shards=devices)
-    layer += working_bytes(model, tokens, basis, shards=devices) / 2
+    kernels = eager_kernels(replace(setting_of(model, tokens, basis, FUSED), mesh=Mesh(tensor=devices)))
+    layer = kernels.kept_bytes() + kernels.working_bytes() / 2
     loss = {**classes, "logits": basis["tensor_logit_bytes"] * tokens * model.vocab / devices}
     backward = {**classes, "activations": layer}
     return Footprint(max(loss, backward, key=lambda moment: sum(moment.values())), {})

@@ -11,15 +11,17 @@ Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU 
 section 2; Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3, for the collectives.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 from rpbench import registry
-from rpbench.cost.analytic import analytic_times, head_s, seconds
 from rpbench.cost.basis import Basis
-from rpbench.cost.operators import boundary_bytes, layer_forward, layer_input_grad, layer_weight_grad
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.schedule import Shape
-from rpbench.predict.case import Case, Terms
+from rpbench.mesh.layer_seconds import eager_kernels
+from rpbench.mesh.layer_times import boundary_bytes, setting_of, times_of
+from rpbench.mesh.layout import Mesh
+from rpbench.predict.case import FUSED, Case, Terms
 from rpbench.predict.collectives import reduce_s, send_s
 from rpbench.predict.cuts import bound_cut
 from rpbench.predict.experts import loop_s
@@ -49,7 +51,7 @@ def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
 
     Grouped products know no adapters: with them, every process loops over the experts of its stage.
     """
-    times = analytic_times(case.model, case.microbatch_tokens, basis, "fused")
+    times = times_of(setting_of(case.model, case.microbatch_tokens, basis, FUSED))
     hop = send_s(boundary_bytes(case.model, case.microbatch_tokens), basis) if case.num_devices > 1 else 0.0
     loop = loop_s(case.model, basis) if case.model.lora_rank else 0.0
     forward, recompute, backward = (
@@ -66,12 +68,9 @@ def _graph(num_devices: int, num_microbatches: int) -> Graph:
 def tensor_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step with every layer divided among all devices."""
     model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
-    forward = layer_forward(model, tokens, basis, devices)
-    inputs = layer_input_grad(model, tokens, basis, devices)
-    weights = layer_weight_grad(model, tokens, basis, devices)
-    layer = 2 * seconds(forward, basis, "fused") + seconds(inputs, basis, "fused") + seconds(weights, basis, "fused")
-    head = head_s(model, tokens, basis, "fused", backward=False)
-    head += head_s(model, tokens, basis, "fused", backward=True)
+    kernels = eager_kernels(replace(setting_of(model, tokens, basis, FUSED), mesh=Mesh(tensor=devices)))
+    forward, input_grad, weight_grad = kernels.layer()
+    layer, head = 2 * forward + input_grad + weight_grad, sum(kernels.head())
     reduced = basis["tensor_reductions"] * model.num_layers + 2
     each = reduce_s(boundary_bytes(model, tokens), devices, basis)
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]

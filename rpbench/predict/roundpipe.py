@@ -14,11 +14,11 @@ Source: arXiv 2604.27085; planner, dispatch, transfers and optimizer as in its r
 
 from dataclasses import replace
 
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import Basis
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.greedy import MEMORY_SHARE, plan_released
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.jobs import Jobs
@@ -69,7 +69,7 @@ def _step(case: Case) -> Jobs:
 
 def planned(case: Case) -> Partition:
     """The released planner's partition for a case, from the declared constants."""
-    times = analytic_times(case.model, case.chunk_tokens, case.basis)
+    times = times_of(setting_of(case.model, case.chunk_tokens, case.basis))
     sizes = model_bytes(case.model, max(1, round(case.chunk_tokens)))
     return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=_planner_limit(case))
 

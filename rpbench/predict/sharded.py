@@ -18,8 +18,8 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 7; "ZeRO-Infinity", SC'21, se
 "PyTorch FSDP", VLDB'23, section 3.
 """
 
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import Basis
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.collectives import gather_s, host_copy_s, reduce_s
 from rpbench.predict.experts import waiting_s
@@ -73,7 +73,7 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
 
 def compute_s(case: Case, basis: Basis) -> float:
     """Seconds of one micro-step on one device: every layer recomputed, eager passes over all logits in fp32."""
-    times = analytic_times(case.model, case.microbatch_tokens, basis)
+    times = times_of(setting_of(case.model, case.microbatch_tokens, basis))
     layers = sum(times.forward) + sum(times.recompute) + sum(times.backward)
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     loss = basis["eager_loss_bytes"] * case.microbatch_tokens * case.model.vocab / rate

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import Basis
-from rpbench.cost.operators import boundary_bytes
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind
+from rpbench.mesh.layer_times import boundary_bytes, setting_of, times_of
 from rpbench.predict.case import Case
 from rpbench.predict.experts import expert_s, loop_s
 from rpbench.predict.jobs import Jobs, Lanes, Slot
@@ -90,7 +89,7 @@ class Needs:
         self.case, self.basis, self.plan = case, basis, plan
         chunks, seq = case.settings.chunks, case.model.seq_len
         self.tables = {
-            short: analytic_times(case.model, size * seq, basis).table(plan, recompute_ahead=True)
+            short: times_of(setting_of(case.model, size * seq, basis)).table(plan, recompute_ahead=True)
             for short, size in ((False, chunks.size), (True, chunks.last))
         }
         self.tokens = {False: chunks.size * seq, True: chunks.last * seq}

@@ -23,6 +23,7 @@ from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, from_text
 from rpbench.ir.versions import Versions
+from rpbench.mesh.layer_bytes import mean_layer_bytes
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
 from rpbench.plan import Choice, choose
@@ -30,7 +31,7 @@ from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
 from rpbench.run.charging import check_charge, traffic_of, with_charges
-from rpbench.run.layer_times import layer_times
+from rpbench.run.layer_times import layer_times, setting_of
 from rpbench.run.offloading import check_sizes, with_offload
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
@@ -240,7 +241,8 @@ def _model_bytes(request: Request) -> ModelBytes | None:
     tokens = request.tokens_per_microbatch
     if request.model is None or not tokens:
         return None
-    return replace(model_bytes(request.model, tokens), keeps_activations=request.recompute == "none")
+    kept = mean_layer_bytes(setting_of(request)) if request.cost.name == "analytic" else None
+    return replace(model_bytes(request.model, tokens, kept), keeps_activations=request.recompute == "none")
 
 
 # --- a schedule from a file ----------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ from typing import Any
 from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.collective_rates import CollectiveRate
-from rpbench.cost.engine_times import counted
 from rpbench.cost.factors import factors
 from rpbench.cost.machine import NUMBERS, Machine
 from rpbench.cost.measured import HALVES, PARTS, factor_name
 from rpbench.engine.measure.calibration import Calibration
+from rpbench.mesh.engine_kernels import counted
+from rpbench.mesh.layer_seconds import eager_kernels
+from rpbench.mesh.layer_times import setting_of
 from rpbench.records.provenance import hardware, now
 
 Figures = dict[str, float | int]
@@ -38,7 +40,7 @@ def cluster_of(
     bare = Machine(name=name, **figures, measured=half)  # type: ignore[arg-type]
     cost = load(["cost=analytic"]).cost
     basis = make_basis(bare, cost.constants, cost.declared)
-    counts = [counted(probe.model, probe.num_tokens, basis) for probe, _ in found.probes]
+    counts = [counted(eager_kernels(setting_of(probe.model, probe.num_tokens, basis))) for probe, _ in found.probes]
     measured: dict[str, float] = dict(half)
     for part, terms in PARTS.items():
         rows = [[each[part][term] for term in terms] for each in counts]
@@ -83,7 +85,9 @@ def to_text(cluster: Machine, first_line: str, foreign_cores: float | None) -> s
     lines = [f"# {first_line}", f"# {machine}{foreign}", f"name: {cluster.name}", "published_name: null"]
     lines += [f"{key}: {_number(getattr(cluster, key))}" for key in NUMBERS]
     lines += ["transfer_latency_s: 0.0", "device_speeds: null"]
-    lines.append("measured:   # constants of cost=analytic on this machine; rpbench/cost/engine_times.py says what of")
+    lines.append(
+        "measured:   # constants of cost=analytic on this machine; rpbench/mesh/engine_kernels.py says what of"
+    )
     lines += [f"  {key}: {_number(value)}" for key, value in cluster.measured.items()]
     head = "collectives:   # a tensor of X bytes: latency_s + volume X / bytes_per_s; rpbench/cost/collective_rates.py"
     lines.append(head if cluster.collectives else "collectives: {}")

@@ -9,16 +9,15 @@ from pathlib import Path
 from rpbench.config.choices import ConfigError
 from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
-from rpbench.cost.engine_times import engine_times
-from rpbench.cost.halves import penalised, with_halves
-from rpbench.cost.measured import has_engine
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
+from rpbench.mesh.layer_seconds import Setting
+from rpbench.mesh.layer_times import penalised, pipeline_setting, times_of, with_halves
+from rpbench.mesh.software import usual_software
 from rpbench.workload.architecture import Architecture
 
 
@@ -82,18 +81,29 @@ def _published(request: Request, num_layers: int) -> LayerTimes:
 
 def _halved(request: Request, times: LayerTimes) -> LayerTimes:
     """The same times with both halves of every backward, if they are asked for."""
-    return with_halves(times, request.model) if request.cost.split_backward and request.model else times
+    model = request.model
+    return with_halves(times, model) if request.cost.split_backward and model else times
 
 
 def _analytic(request: Request, num_layers: int) -> LayerTimes:
-    model, cost = request.model, request.cost
+    return times_of(setting_of(request))
+
+
+def setting_of(request: Request) -> Setting:
+    """What the layers of a request with `cost=analytic` are counted by: its software on devices of its machine.
+
+    Raises:
+        ConfigError: without a model, or for a machine that lacks a figure.
+    """
+    model, cost, cluster = request.model, request.cost, request.cluster
     if model is None:
         raise ConfigError("cost=analytic follows from a model's shape; choose one, as in model=qwen3_1p7b")
-    if not has_engine(request.cluster.measured):
-        check_figures(request.cluster, LAYERS, "cost=analytic")
-    basis = make_basis(request.cluster, cost.constants, cost.declared)
-    count = engine_times if has_engine(request.cluster.measured) else analytic_times
-    return count(model, request.tokens_per_microbatch or 0, basis)
+    known = request.software or usual_software(cluster.measured)
+    if known.kernels in ("eager", "fused") or (cluster.gpu is None and known.kernels == "tiled"):
+        check_figures(cluster, LAYERS, "cost=analytic")
+    numbers = make_basis(cluster, cost.constants, cost.declared)
+    tokens = request.tokens_per_microbatch or 0
+    return pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers)
 
 
 def _profiled(request: Request, num_layers: int) -> LayerTimes:

@@ -20,6 +20,7 @@ from rpbench.config.configuration import RunConfig
 from rpbench.config.request import Request
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.machine import Machine
+from rpbench.mesh.terms import terms_of
 from rpbench.places import CONF
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
@@ -29,7 +30,7 @@ from rpbench.plan.contest.order_key import order_key
 from rpbench.plan.contest.plans import Budget, Tried, Tuned
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import Setting
-from rpbench.plan.contest.terms import Source, Terms, terms_of
+from rpbench.plan.contest.terms import Source, Terms
 from rpbench.run.assemble import Assembled, transfers_of
 from rpbench.run.layer_times import check_published
 from rpbench.run.recording import Fields
@@ -125,6 +126,7 @@ def terms_of_request(request: Request) -> Terms:
         sequences_per_step=request.num_microbatches * request.workload.microbatch_sequences,
         source=source,
         num_steps=request.num_steps,
+        known=request.software,
     )
     return replace(found, fused_ahead=request.cost.fused_ahead)
 

@@ -68,7 +68,8 @@ class PlanBatch:
         slot, on_devices = graph.slot, tuple((number, 0) for number in range(len(graph.slots)))
         if times.speeds:
             slot, on_devices = graph.slots_on_devices
-        self._divisors = np.array([_divisor(graph, times, device) for _, device in on_devices])
+        speeds = [float(times.speeds[device] if times.speeds else 1) for _, device in on_devices]
+        self._divisors = np.array(speeds) * graph.schedule.shape.num_parts  # of the time of a whole microbatch
         self._of_slot = [number for number, _ in on_devices]
         as_rows = [[row] for row in range(len(self._rows))]
         self._is_plain = self._members == as_rows and bool((self._divisors == 1).all())
@@ -142,11 +143,6 @@ class PlanBatch:
             sums = stage_sums(layers, counts)
             sums[:, -1] += float(head)
             table[self._slots[kind]] = sums.T[self._stages[kind]]
-
-
-def _divisor(graph: Graph, times: LayerTimes, device: int) -> float:
-    """What the time of a whole microbatch on a device of speed 1 is divided by."""
-    return float(times.speeds[device] if times.speeds else 1) * graph.schedule.shape.num_parts
 
 
 def stage_sums(layers: Sequence[Number], counts: Ints) -> Floats:

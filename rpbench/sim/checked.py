@@ -1,11 +1,24 @@
-"""A schedule checked and made a graph in one go: the graph's compiled order shows at once that no lane stands still."""
+"""A schedule checked and made a graph in one go: the graph's compiled order shows at once that no lane stands still.
 
+Large schedules hold forwards and backwards and little else: computations, and activations that wait on the host; no
+step, no communication, no version. All that `rpbench.ir.check.checked_actions` asks of such a plain schedule is a
+matter of counting on columns. What is not so plain, or not in order, is told by those checks, which walk over actions
+and show the one that is wrong.
+"""
+
+import numpy as np
+
+from rpbench.ir.action import MOVES, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.check import check_versions, checked_actions
-from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.check import check_versions, checked_actions, gaps
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.ir.versions import Versions
+from rpbench.sim.columns import ArrayRows, Columns, Ints, among, read_columns
 from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.plain import passes, plain_columns
+from rpbench.sim.kept import kept_edges
+
+_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)
 
 
 def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
@@ -18,15 +31,15 @@ def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
         ScheduleError: as `check`, with the table.
     """
     analysis = analysed(schedule)
-    columns = plain_columns(analysis.schedule)
-    if columns is None:
+    rows = plain_rows(analysis.schedule)
+    if rows is None:
         checked_actions(analysis)
     try:
-        graph = build_graph(analysis, columns)
+        graph = build_graph(analysis, rows)
     except ScheduleError:
         _ = checked_actions(analysis).rounds  # shows which parts of an OVERLAP, or which lanes, wait for each other
         raise
-    if columns is None:
+    if rows is None:
         check_versions(analysis)
     return graph, analysis.versions
 
@@ -37,6 +50,104 @@ def check_graph(graph: Graph) -> Versions:
     Raises:
         ScheduleError: as `rpbench.ir.check.check`, with the table.
     """
-    if not passes(graph.schedule, graph.columns):
+    if _plain_rows(graph.schedule, graph.columns) is None:
         check_versions(checked_actions(graph.analysis))
     return graph.analysis.versions
+
+
+# --- plain schedules ---
+
+
+def plain_rows(schedule: Schedule) -> ArrayRows | None:
+    """The rows of a schedule that is plain and passes all checks of its actions; None for any other.
+
+    Whether its lanes can run, and parts of an OVERLAP beside each other, is left to its graph.
+    """
+    if not schedule.kinds <= {*_KINDS, *MOVES, Kind.OVERLAP}:
+        return None
+    try:
+        return _plain_rows(schedule, read_columns(schedule))
+    except (TypeError, OverflowError):  # a microbatch that is not named, or a number out of any range
+        return None
+
+
+def _plain_rows(schedule: Schedule, columns: Columns) -> ArrayRows | None:
+    shape = schedule.shape
+    may_pass = (
+        _is_on_its_lane(schedule, columns)
+        and not (shape.tensor_parallel or shape.num_head_shards or shape.keeps_every > 1)
+        and schedule.late_rest is None
+        and schedule.policy is not Policy.SELECTIVE
+        and columns.is_bare
+        and all(columns.sub.values())
+        and _in_range(shape, columns)
+        and _are_as_many_as_needed(shape, columns)
+        and _is_placed(schedule, columns)
+    )
+    rows = ArrayRows(schedule, columns) if may_pass else None
+    return rows if rows is not None and rows.stand_once and not any(gaps(rows)) else None
+
+
+def _is_on_its_lane(schedule: Schedule, columns: Columns) -> bool:
+    """Whether computations stand on lane compute, and nothing else anywhere but activations that wait on the host."""
+    names = [lane for _, lane, _ in schedule.items()]
+    if all(name == "compute" for name in names):
+        return schedule.kinds.isdisjoint(MOVES)
+    on_compute = np.repeat([name == "compute" for name in names], np.diff(columns.lane_start))
+    return np.array_equal(on_compute, ~among(columns.kind, MOVES)) and kept_edges(schedule, columns) is not None
+
+
+def _in_range(shape: Shape, columns: Columns) -> bool:
+    """Whether kinds are plain, and stages, microbatches and parts those of the shape."""
+    kind, stage, index, part, _ = columns.plain
+    if not len(kind):
+        return False
+    first, stop = np.zeros(len(Kind), np.int32), np.zeros(len(Kind), np.int32)  # stages of a kind; of others none
+    stop[[Kind.B, Kind.I, Kind.W, Kind.R]] = shape.num_backward_stages - shape.fused
+    stop[list(MOVES)] = shape.num_backward_stages
+    stop[Kind.F] = shape.num_stages
+    if shape.fused:
+        first[Kind.FB], stop[Kind.FB] = shape.num_backward_stages - 1, shape.num_backward_stages
+    return bool(
+        ((first[kind] <= stage) & (stage < stop[kind])).all()
+        and 0 <= index.min() <= index.max() < shape.total_microbatches
+        and 0 <= part.min() <= part.max() < shape.num_parts
+    )
+
+
+def _are_as_many_as_needed(shape: Shape, columns: Columns) -> bool:
+    """Whether a schedule may be complete: asked before tables of its size are made."""
+    present = np.bincount(columns.plain[0], minlength=len(Kind))
+    a_stage = shape.total_microbatches * shape.num_parts
+    backwards = present[[Kind.B, Kind.I, Kind.FB]].sum()
+    return bool(present[Kind.F] == shape.num_stages * a_stage and backwards == shape.num_backward_stages * a_stage)
+
+
+def _is_placed(schedule: Schedule, columns: Columns) -> bool:
+    """Whether each action stands on a device that may hold its stage, and meets there what needs the same weights."""
+    shape, placement = schedule.shape, schedule.placement
+    _, stage, index, _, owner = columns.plain
+    device = columns.device[owner]
+    if placement:
+        if shape.separate_cuts or len(placement) != shape.num_stages:
+            return False
+        holds = np.zeros((shape.num_stages, shape.num_ranks), bool)
+        for held, holders in enumerate(placement):
+            holds[held, [holder for holder in holders if 0 <= holder < shape.num_ranks]] = True
+        if not holds[stage, device].all():
+            return False
+    if schedule.weights is Weights.STREAMED:
+        return shape.num_parts == 1
+    if shape.separate_cuts:
+        return False
+    if placement and all(len(holders) == 1 for holders in placement):
+        return True
+    return _meets(shape, stage, index, device)
+
+
+def _meets(shape: Shape, stage: Ints, index: Ints, device: Ints) -> bool:
+    """Whether all that computes with a microbatch runs a stage on one device."""
+    places = stage.astype(np.int64) * shape.total_microbatches + index
+    home = np.zeros(int(places.max(initial=-1)) + 1, np.int32)
+    home[places] = device  # of any one of them: it is that of all
+    return bool((home[places] == device).all())

@@ -1,15 +1,16 @@
 """Columns: the actions of a schedule as arrays, read once, and what OVERLAPs among them hold."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
+from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.schedule import Row, Schedule, Shape
 
@@ -153,3 +154,84 @@ def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[
         version = versions[number]
         found[number] = -1 if version is None else version
     return np.array(found, np.int32)
+
+
+class ArrayRows:
+    """The actions of a schedule as `rpbench.ir.edges` and `rpbench.ir.check` ask for them, on arrays.
+
+    Attributes:
+        columns: of the actions; what they say of stages, microbatches and parts is in range.
+        where: per kind, the numbers by stage, part and microbatch (of a STEP, version); -1 where there is none. The
+            last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
+        stand_once: whether no two actions of a kind that has rows are of one place.
+    """
+
+    def __init__(self, schedule: Schedule, columns: Columns) -> None:
+        self.schedule, self.columns = schedule, columns
+        self.where: dict[Kind, Ints] = {}
+        shape = schedule.shape
+        stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
+        kind, stage, index, part, owner = columns.plain
+        for member in np.flatnonzero(np.bincount(kind, minlength=len(Kind))).tolist():
+            if member not in TRANSFERS:  # which are matched by order
+                own = np.flatnonzero(kind == member)
+                numbers = np.full((stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
+                numbers[stage[own], part[own], index[own]] = owner[own]
+                self.where[Kind(member)] = numbers
+        there = {kind: numbers >= 0 for kind, numbers in self.where.items()}
+        self._exists: dict[Kind, Any] = {kind: here.any(axis=2).tolist() for kind, here in there.items()}
+        self._whole: dict[Kind, Any] = {kind: here[:, :, :-2].all(axis=(1, 2)).tolist() for kind, here in there.items()}
+        num = sum(map(np.count_nonzero, there.values()))
+        self.stand_once = num == len(kind) - np.count_nonzero(among(kind, TRANSFERS))
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        return self.where.keys()
+
+    def row(self, kind: Kind, stage: int, part: int = 0) -> Ints | None:
+        """The numbers of a kind, stage and part; None if there is none."""
+        if kind not in self.where:
+            return None
+        if kind is Kind.VALIDATE:
+            return self.where[kind][:, 0].max(axis=0)
+        return self.where[kind][stage, part] if self._exists[kind][stage][part] else None
+
+    def first(self, rows: Sequence[Ints]) -> Ints:
+        """At every place the first number of several rows that is one."""
+        return reduce(lambda best, more: np.where(best < 0, more, best), rows)
+
+    def indices(self, places: Sequence[int]) -> Ints:
+        return np.asarray(places, np.int32)
+
+    def take(self, row: Ints, places: Ints) -> Ints:
+        return row[places]
+
+    def action(self, number: int) -> Action:
+        return self._actions[number]
+
+    def gap(self, kind: Kind, stage: int) -> int | None:
+        """The first place of a stage, by microbatch and part, where a kind is not."""
+        if kind in self.where and self._whole[kind][stage]:
+            return None
+        return _first_true(~self._is_there(kind, stage))
+
+    def gap_of_backwards(self, stage: int) -> int | None:
+        """The first place of a stage where there is neither B alone, nor I and W."""
+        if {Kind.I, Kind.W}.isdisjoint(self.where):
+            return self.gap(Kind.B, stage)
+        full, inputs, weights = (self._is_there(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))
+        return _first_true((full == inputs) | (inputs != weights))
+
+    def _is_there(self, kind: Kind, stage: int) -> Bools:
+        shape = self.schedule.shape
+        if kind not in self.where:
+            return np.zeros(shape.total_microbatches * shape.num_parts, bool)
+        return (self.where[kind][stage, :, : shape.total_microbatches] >= 0).T.ravel()
+
+    @cached_property
+    def _actions(self) -> list[Action]:
+        return list(chain.from_iterable(row for _, _, row in self.schedule.items()))
+
+
+def _first_true(found: Bools) -> int | None:
+    return int(found.argmax()) if found.any() else None

@@ -1,23 +1,19 @@
 """Graph: a schedule as arrays in topological order, ready to be timed any number of times."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
 import numpy as np
 
 from rpbench.cost.table import Members
-from rpbench.ir import dependencies
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.index import GRADIENT
+from rpbench.ir.edges import edges_of
 from rpbench.ir.moved_objects import Cargo, carries
-from rpbench.ir.moves import TRANSFERS
-from rpbench.ir.policy import KNOWN, STEPS_BEHIND
-from rpbench.ir.schedule import Schedule, ScheduleError, Shape
-from rpbench.sim.columns import Bools, Columns, Ints, read_columns
+from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.sim.columns import ArrayRows, Bools, Columns, Ints, read_columns
 from rpbench.sim.kept import Carried, kept_cargo, kept_edges
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
 
@@ -73,20 +69,21 @@ class Graph:
         return int(self.crosses.sum())
 
 
-def build_graph(schedule: Schedule | Analysis, columns: Columns | None = None) -> Graph:
+def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) -> Graph:
     """The graph of a schedule.
 
     Args:
-        columns: of its actions, where they have been read.
+        rows: of its actions, where they have been read.
 
     Raises:
         ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
     """
     analysis = analysed(schedule)
     schedule = analysis.schedule
-    columns = read_columns(schedule) if columns is None else columns
+    rows = ArrayRows(schedule, read_columns(schedule)) if rows is None else rows
+    columns = rows.columns
     kept = kept_edges(schedule, columns)
-    producer, consumer, moved = _edges(analysis, columns, kept)
+    producer, consumer, moved = _edges(analysis, rows, kept)
     order = _order(schedule, columns, producer, consumer)
 
     num = len(columns.kind)
@@ -175,152 +172,24 @@ def _with_cargo(
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
-def _edges(analysis: Analysis, columns: Columns, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
-    """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies."""
-    transfers = _of_transfers(analysis) if kept is None else kept
-    producer, consumer, moved = _with_transfers(*transfers, *_edges_by_stage(analysis.schedule, columns))
+def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
+    """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies.
+
+    Those that LOAD, STORE, FREE and their like add come last, and take no hop.
+    """
+    columns = rows.columns
+    pairs = analysis.transfer_edges if kept is None else []
+    transfers = kept or np.fromiter(chain.from_iterable(pairs), np.int32, 2 * len(pairs)).reshape(-1, 2).T
+    found = [(edges.producers, edges.consumers, _MOVED[edges.moved]) for edges in edges_of(rows)]
+    present = [(producers >= 0) & (consumers >= 0) for producers, consumers, _ in found]
+    at_once = list(zip(found, present, strict=True))
+    producer = np.concatenate([*(edges[0][there] for edges, there in at_once), transfers[0]])
+    consumer = np.concatenate([*(edges[1][there] for edges, there in at_once), transfers[1]])
+    counts = np.array([*map(np.count_nonzero, present), len(transfers[0])], int)
+    moved = np.repeat(np.array([*(what for _, _, what in found), _MOVED["transfer"]], np.int8), counts)
     lane = np.repeat(np.arange(len(columns.lane_start) - 1, dtype=np.int32), np.diff(columns.lane_start))
     needed = (lane[producer] != lane[consumer]) | (producer >= consumer)
     return producer[needed], consumer[needed], moved[needed]
-
-
-def _of_transfers(analysis: Analysis) -> tuple[Ints, Ints]:
-    """Producer and consumer of the edges that LOAD, STORE, FREE and their like add."""
-    edges = analysis.transfer_edges
-    producer, consumer = np.fromiter(chain.from_iterable(edges), np.int32, 2 * len(edges)).reshape(-1, 2).T
-    return producer, consumer
-
-
-def _with_transfers(begin: Ints, end: Ints, producer: Ints, consumer: Ints, moved: Ints) -> tuple[Ints, Ints, Ints]:
-    """The edges, and those of transfers from `begin` to `end`, which take no hop."""
-    return (
-        np.concatenate([producer, begin]),
-        np.concatenate([consumer, end]),
-        np.concatenate([moved, np.full(len(begin), _MOVED["transfer"], moved.dtype)]),
-    )
-
-
-def _edges_by_stage(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints, Ints]:
-    """Edges of plain actions, all microbatches of a (kind, stage, part) at once."""
-    shape = schedule.shape
-    where = _places(shape, columns)
-    found: list[tuple[Ints, Ints, int]] = []
-    exists = {kind: np.any(numbers >= 0, axis=2) for kind, numbers in where.items()}
-    for kind, stages in exists.items():
-        for stage, part in np.argwhere(stages).tolist():
-            for need in dependencies.needs(shape, kind, stage, part):
-                of = part + need.part_offset
-                there = [(other, at) for other, at in need.options if other in where and exists[other][at, of]]
-                if there:
-                    options = [where[other][at, of] for other, at in there]
-                    produced = reduce(lambda best, more: np.where(best < 0, more, best), options)
-                    found.append((*_present(produced, where[kind][stage, part]), _MOVED[need.input]))
-    if Kind.STEP in where:
-        found += [(producer, consumer, _MOVED["order"]) for producer, consumer in _step_edges(schedule, where)]
-    moved = [np.full(len(producer), what, np.int8) for producer, _, what in found]
-    empty = np.empty(0, np.int32)
-    return (
-        np.concatenate([empty, *(producer for producer, _, _ in found)]),
-        np.concatenate([empty, *(consumer for _, consumer, _ in found)]),
-        np.concatenate([empty, *moved]),
-    )
-
-
-def _places(shape: Shape, columns: Columns) -> dict[Kind, Ints]:
-    """Per kind, the actions by stage, part and microbatch (of a STEP, version); -1 where there is none.
-
-    The last place of the last axis is for actions without a microbatch; versions of a STEP are below it.
-    """
-    stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
-    kind, stage, index, part, owner = columns.plain
-    found = {}
-    for member in np.flatnonzero(np.bincount(kind, minlength=len(Kind))).tolist():
-        if member not in TRANSFERS:  # which are matched by order
-            own = np.flatnonzero(kind == member)
-            numbers = np.full((stages, shape.num_parts, shape.total_microbatches + 2), -1, np.int32)
-            numbers[stage[own], part[own], index[own]] = owner[own]
-            found[Kind(member)] = numbers
-    return found
-
-
-def _step_edges(schedule: Schedule, where: Mapping[Kind, Ints]) -> list[tuple[Ints, Ints]]:
-    """Edges into and out of optimizer steps, as (producer, consumer); `where` finds actions by kind and stage.
-
-    A step waits for the one before and for every weight gradient of its window; a forward waits for the step that
-    publishes the version its policy reads.
-    What ends steps that went ahead: `rpbench.ir.speculation`.
-    """
-    shape = schedule.shape
-    steps = where[Kind.STEP][:, 0]  # by stage and version
-    published = steps
-    if Kind.ROLLBACK in where:
-        published = np.where(where[Kind.ROLLBACK][:, 0] >= 0, where[Kind.ROLLBACK][:, 0], steps)
-    pairs = [(published[:, 1 : shape.num_steps], steps[:, 2 : shape.num_steps + 1])]
-    if Kind.VALIDATE in where:
-        pairs += _validation_edges(schedule, where, steps, published)
-    for version in range(1, shape.num_steps + 1):
-        batch = dependencies.window(shape, version)
-        for kind in where.keys() & set(GRADIENT):
-            gradients = where[kind][:, :, batch.start : batch.stop]
-            pairs.append((gradients, np.broadcast_to(steps[:, None, version, None], gradients.shape)))
-    if schedule.policy in KNOWN:
-        readers = [(Kind.F, stage, dependencies.stages_updated(schedule, stage)) for stage in range(shape.num_stages)]
-        if shape.fused:
-            readers.append((Kind.FB, shape.num_backward_stages - 1, (shape.num_backward_stages - 1,)))
-        for kind, stage, updated_by in readers:
-            read = _versions_read(schedule, stage)
-            for part in range(shape.num_parts):
-                pairs += [
-                    (np.where(read > 0, published[other, read], -1), where[kind][stage, part, : len(read)])
-                    for other in updated_by
-                    if kind in where
-                ]
-    if dependencies.names_versions(schedule):
-        pairs += _named_versions(schedule, steps)
-    return [_present(producer.ravel(), consumer.ravel()) for producer, consumer in pairs]
-
-
-def _validation_edges(
-    schedule: Schedule, where: Mapping[Kind, Ints], steps: Ints, published: Ints
-) -> Iterator[tuple[Ints, Ints]]:
-    """Edges into VALIDATE, from it, and into ROLLBACK; `published` has the ROLLBACK of a step where that has one."""
-    shape = schedule.shape
-    looks = where[Kind.VALIDATE][:, 0].max(axis=0)  # by version
-    for version in range(1, shape.num_steps + 1):
-        batch = dependencies.window(shape, version)
-        for kind in where.keys() & set(GRADIENT):
-            gradients = where[kind][:, :, batch.start : batch.stop]
-            yield gradients, np.full_like(gradients, looks[version])
-    yield np.broadcast_to(looks, published.shape), np.where(steps >= 0, published, -1)
-    yield steps, np.where(published != steps, published, -1)
-
-
-def _versions_read(schedule: Schedule, stage: int) -> Ints:
-    """By microbatch, the version that a stage reads under a policy that says so."""
-    shape, policy = schedule.shape, schedule.policy
-    microbatches = np.arange(shape.total_microbatches)
-    if policy in STEPS_BEHIND:  # all at once: a large schedule has many
-        return np.maximum(0, microbatches // shape.num_microbatches - STEPS_BEHIND[policy])
-    return np.array([dependencies.version_read(policy, shape, number, stage) for number in microbatches.tolist()])
-
-
-def _named_versions(schedule: Schedule, steps: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """(step, forward) for every forward that names the version it reads; `steps` finds them by stage and version."""
-    forwards = [
-        (number, action.stage, action.version)
-        for number, action in enumerate(chain.from_iterable(row for _, _, row in schedule.items()))
-        if action.kind is Kind.F and action.version
-    ]
-    number, stage, version = np.array(forwards, np.int32).reshape(-1, 3).T
-    for other in range(schedule.shape.num_stages):
-        reading = stage == other
-        for updated_by in dependencies.stages_updated(schedule, other):
-            yield steps[updated_by, version[reading]], number[reading]
-
-
-def _present(producer: Ints, consumer: Ints) -> tuple[Ints, Ints]:
-    both = (producer >= 0) & (consumer >= 0)
-    return producer[both], consumer[both]
 
 
 def _starts(consumer: Ints, num: int, order: Ints | None = None) -> Ints:

@@ -7,6 +7,7 @@ half second (a fraction of that from the cache) only for large graphs, so numba 
 import sys
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 Array = Any  # list, or numpy array under numba
@@ -159,10 +160,18 @@ def is_warm() -> bool:
 
 
 @cache
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel compiled for arrays; the plain function where numba cannot be had."""
+def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel compiled for arrays; the plain function where numba cannot be had.
+
+    Args:
+        parts: functions that it calls, and that call each other, of the same module: those that are called first.
+    """
     try:
         from numba import njit
     except ImportError:
         return kernel
-    return njit(cache=True, nogil=True)(kernel)  # type: ignore[no-any-return]
+    names, made = dict(kernel.__globals__), kernel  # where compiled functions find each other; the plain ones stay
+    for function in (*parts, kernel):
+        made = njit(cache=True, nogil=True)(FunctionType(function.__code__, names, function.__name__))
+        names[function.__name__] = made
+    return made

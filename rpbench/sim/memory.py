@@ -1,17 +1,21 @@
 """What is alive on each device: microbatches in flight, replayed from the order of a schedule."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.ir.action import Kind
+from rpbench.ir.action import COMPUTE, Kind
 from rpbench.ir.residency import moves_activations
 from rpbench.ir.schedule import Weights
-from rpbench.sim.columns import Columns, among
-from rpbench.sim.graph import Graph
-from rpbench.sim.resident import peak_resident
+from rpbench.sim.columns import Ints, among
+from rpbench.sim.graph import COMPILE_FROM, Graph
+from rpbench.sim.kernels import compiled, relax
 
 _TAKE = (Kind.F, Kind.FB)
 _RELEASE = (Kind.B, Kind.W, Kind.FB)
+Times = npt.NDArray[np.float64]
+Changes = tuple[Ints, Times, npt.NDArray[np.int64]]  # device, moment, how many more
 
 
 def peak_in_flight(graph: Graph) -> list[int]:
@@ -21,7 +25,7 @@ def peak_in_flight(graph: Graph) -> list[int]:
     schedules move activations away and back, what is away does not count (`rpbench.ir.residency`).
     """
     if graph.schedule.weights is Weights.BOUND and moves_activations(graph.schedule):
-        return peak_resident(graph)
+        return _peak_resident(graph)
     return [int(level.max(initial=0)) for level in in_flight(graph)]
 
 
@@ -31,17 +35,15 @@ def in_flight(graph: Graph) -> list[npt.NDArray[np.int64]]:
     if graph.schedule.weights is Weights.STREAMED:
         kept = among(graph.columns.kind, (Kind.F, Kind.B, Kind.FB, Kind.I)).astype(np.int64)
         return [kept[lane] for lane in lanes]
-    taken, released = _changes(graph.columns)
+    num = graph.num_actions
+    taken, released = (np.bincount(owner, minlength=num) for owner in _taking_and_releasing(graph))
     return [np.cumsum(taken[lane] - released[lane]) + released[lane] for lane in lanes]
 
 
-def _changes(columns: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """How many activations each action takes as it begins, and releases as it ends."""
-    kind, _, _, _, owner = columns.plain
-    taken, released = (
-        np.bincount(owner[among(kind, kinds)], minlength=len(columns.kind)) for kinds in (_TAKE, _RELEASE)
-    )
-    return taken, released
+def _taking_and_releasing(graph: Graph) -> tuple[Ints, Ints]:
+    """The actions that take room for an activation as they begin, and those that make room as they end."""
+    kind, _, _, _, owner = graph.columns.plain
+    return owner[among(kind, _TAKE)], owner[among(kind, _RELEASE)]
 
 
 def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:
@@ -49,3 +51,54 @@ def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:
     starts = graph.columns.lane_start.tolist()
     lanes = zip(graph.schedule.items(), starts, starts[1:], strict=False)
     return [(device, first, last) for (device, lane, _), first, last in lanes if lane == "compute"]
+
+
+# --- activations that move ---
+
+
+def _peak_resident(graph: Graph) -> list[int]:
+    """The same where some are moved elsewhere, its partners' included: the replay of `rpbench.ir.residency`.
+
+    Every computation takes one slot, transfers take none.
+    """
+    start, end = _slots(graph)
+    (taken, released), of = _taking_and_releasing(graph), graph.columns.device
+    found = [
+        (of[taken], start[taken], np.ones(len(taken), np.int64)),
+        (of[released], end[released], np.full(len(released), -1)),
+        *_moved(graph, start),
+    ]
+    device, moment, change = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    order = np.lexsort((change, moment, device))  # what is let go in a slot makes room for others
+    ends = np.searchsorted(device[order], np.arange(graph.schedule.shape.num_ranks + 1))
+    levels = np.split(change[order], ends[1:-1])
+    return [int(np.cumsum(own).max(initial=0)) for own in levels]
+
+
+def _slots(graph: Graph) -> tuple[Times, Times]:
+    """When each action begins and ends."""
+    takes = among(graph.columns.kind, COMPUTE)[graph.order].astype(np.int32)
+    num, num_edges = graph.num_actions, len(graph.pred)
+    inputs = graph.previous, graph.pred_start, graph.pred, np.zeros(num_edges), np.zeros(num_edges, bool), takes
+    times = [np.zeros(num) for _ in range(4)]
+    loop = compiled(relax) if num >= COMPILE_FROM else relax
+    loop(*inputs, np.zeros(2), np.array([0.0, 1.0]), *times)
+    start, _, end, _ = times
+    return start[graph.rank], end[graph.rank]
+
+
+def _moved(graph: Graph, start: Times) -> Iterator[Changes]:
+    """A LOAD:A takes room, the FREE:A behind a STORE:A makes room; a partner holds them from STORE:A to LOAD:A."""
+    for (device, lane, row), first in zip(graph.schedule.items(), graph.columns.lane_start.tolist(), strict=False):
+        if lane not in ("h2d", "d2h"):
+            continue
+        own = slice(first, first + len(row))
+        moment, kind = start[own], graph.columns.kind[own]
+        of_activations = graph.columns.of_activations[own]
+        change = of_activations * ((kind == Kind.LOAD).astype(np.int64) - ((kind == Kind.FREE) & (lane == "d2h")))
+        yield np.full(len(row), device, np.int32), moment, change
+        if graph.columns.is_bare:
+            continue
+        peer = np.array([action[6] if isinstance(action[6], int) else -1 for action in row], np.int32)
+        handed = of_activations & (peer >= 0)
+        yield peer[handed], moment[handed], np.where(kind[handed] == Kind.STORE, 1, -1)

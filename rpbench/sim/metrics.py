@@ -52,6 +52,7 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
     idle = _split_idle(lanes, makespan, switch_after_last_forward)
     capacity = len(lanes) * makespan
     exposed = float(np.sum(np.asarray(timeline.exposed, float)))
+    num_records = np.array([costs.together(members).num_records for members in graph.slots])
     return {
         "makespan_s": makespan / second,
         "step_time_s": step_time(graph, timeline) / second,
@@ -72,7 +73,7 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
         "comm_exposed_s": exposed / second,
         "peak_in_flight": peak_in_flight(graph),
         "num_actions": graph.num_actions,
-        "num_layer_events": _num_layer_events(graph, costs),
+        "num_layer_events": int(num_records[graph.slot].sum()),
     }
 
 
@@ -103,7 +104,8 @@ def _device_times(graph: Graph, timeline: Timeline, costs: CostTable) -> list[_D
     start = np.asarray(timeline.start, float)
     main = np.asarray(timeline.main, float)
     end = np.asarray(timeline.end, float)
-    offset = _first_gradient_offset(graph, costs)
+    slot, works = works_by_slot(graph, costs)
+    offset = np.array([float(work.first_gradient) for work in works])[slot[graph.rank]]
     kind = graph.columns.kind
     is_forward, is_backward = among(kind, _FORWARD), among(kind, _BACKWARD)
     lanes = []
@@ -123,11 +125,6 @@ def _device_times(graph: Graph, timeline: Timeline, costs: CostTable) -> list[_D
             )
         )
     return lanes
-
-
-def _first_gradient_offset(graph: Graph, costs: CostTable) -> Floats:
-    slot, works = works_by_slot(graph, costs)
-    return np.array([float(work.first_gradient) for work in works])[slot[graph.rank]]
 
 
 def _split_idle(lanes: list[_DeviceTimes], makespan: float, after_last_forward: bool) -> Idle:
@@ -155,8 +152,3 @@ def _switch(lane: _DeviceTimes, warmup: int | None) -> float:
     inside = (lane.end > since) & (lane.start < until)
     busy = (np.minimum(lane.end[inside], until) - np.maximum(lane.start[inside], since)).sum()
     return max(0.0, float(until - since - busy))
-
-
-def _num_layer_events(graph: Graph, costs: CostTable) -> int:
-    by_slot = np.array([costs.together(members).num_records for members in graph.slots])
-    return int(by_slot[graph.slot].sum())

@@ -10,6 +10,8 @@ from rpbench.cost.table import CostTable, Number
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.deadlock import in_rounds
+from rpbench.ir.edges import edges_of
+from rpbench.ir.index import Index
 from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import Weights
 from rpbench.ir.timeline import Timeline
@@ -66,21 +68,25 @@ def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
     """By action what it waits for, less what its lane puts before it."""
     index = analysis.index
     found: list[list[_Edge]] = [[] for _ in index.actions]
-    for number, action in enumerate(index.actions):
-        for part in action.sub or (action,):
-            for producer, moved in index.waits_for(part):
-                if index.lane_of[producer] == index.lane_of[number] and producer < number:
-                    continue
-                of_gradient = moved == "gradient" or index.shape.separate_cuts
-                late = (costs.recompute_ahead and action.kind in _BACKWARD and of_gradient) or (
-                    costs.fused_ahead and action.kind is Kind.FB
+    for edges in edges_of(index):
+        of_gradient = edges.moved == "gradient" or index.shape.separate_cuts
+        for producer, number in zip(edges.producers, edges.consumers, strict=True):
+            if number >= 0 <= producer and _is_needed(index, producer, number):
+                kind = index.actions[number].kind
+                late = (costs.recompute_ahead and kind in _BACKWARD and of_gradient) or (
+                    costs.fused_ahead and kind is Kind.FB
                 )
                 delay = costs.hop if index.device(producer) != index.device(number) else 0
                 found[number].append(_Edge(producer, delay, late))
     for producer, number in analysis.transfer_edges:
-        if index.lane_of[producer] != index.lane_of[number] or producer >= number:
+        if _is_needed(index, producer, number):
             found[number].append(_Edge(producer, 0, False))
     return found
+
+
+def _is_needed(index: Index, producer: int, number: int) -> bool:
+    """Whether no lane puts one before the other anyway."""
+    return index.lane_of[producer] != index.lane_of[number] or producer >= number
 
 
 def makespan(timeline: Timeline) -> Number:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from rpbench.ir.schedule import Schedule, to_text
 from rpbench.ir.timeline import Timeline
@@ -10,27 +11,42 @@ from rpbench.torch_runtime.frameworks import (
     deepspeed_parts,
     megatron_options,
     megatron_virtual_stages,
+    roundpipe_host_bytes,
+    roundpipe_plan,
     table_lines,
 )
 from rpbench.torch_runtime.tables import make_table
 from rpbench.torch_runtime.torch_csv import placement_of, to_csv
+from rpbench.workload.architecture import Architecture
 
 Times = Callable[[], Timeline]  # simulated when asked for: only one form needs it
 
 
-def export(schedule: Schedule, form: str, times: Times, *, csv_path: str = "schedule.csv") -> str:
-    """The text of a schedule in one of `FORMS`.
+class Given(NamedTuple):
+    """What a form may ask for beside the schedule.
 
     Args:
         times: gives its timeline.
         csv_path: the name that a framework's options give the table.
+        model: what is trained; None where there are no shapes.
+        host_memory_bytes: of a host, where it is known.
+    """
+
+    times: Times
+    csv_path: str = "schedule.csv"
+    model: Architecture | None = None
+    host_memory_bytes: int | None = None
+
+
+def export(schedule: Schedule, form: str, given: Given) -> str:
+    """The text of a schedule in one of `FORMS`.
 
     Raises:
         ValueError: for an unknown form, or a schedule that the form cannot hold, with the reason.
     """
     if form not in FORMS:
         raise ValueError(f"format={form}: one of {', '.join(FORMS)}")
-    return FORMS[form](schedule, times, csv_path)
+    return FORMS[form](schedule, given)
 
 
 def chrome_trace(timeline: Timeline) -> str:
@@ -38,17 +54,17 @@ def chrome_trace(timeline: Timeline) -> str:
     return json.dumps(timeline.to_chrome_trace()) + "\n"
 
 
-def _framework_lines(schedule: Schedule, times: Times, csv_path: str) -> str:
+def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel."""
     first, *others = FRAMEWORKS
-    text = table_lines(schedule, csv_path, first).to_toml() + "\n"
+    text = table_lines(schedule, given.csv_path, first).to_toml() + "\n"
     for other in others:
-        lines = table_lines(schedule, csv_path, other).to_toml().splitlines()
+        lines = table_lines(schedule, given.csv_path, other).to_toml().splitlines()
         text += "\n".join([f"# --- {other}", *(f"# {line}" for line in lines)]) + "\n"
     return text
 
 
-def _megatron(schedule: Schedule, times: Times, csv_path: str) -> str:
+def _megatron(schedule: Schedule, given: Given) -> str:
     """One option a line; the order stays Megatron's own. Equal virtual stages also in Megatron's older words."""
     if schedule.partition is None:
         raise ValueError("format=megatron_layout writes a partition, and this schedule has none: name a model")
@@ -62,18 +78,32 @@ def _megatron(schedule: Schedule, times: Times, csv_path: str) -> str:
     return text
 
 
-def _deepspeed(schedule: Schedule, times: Times, csv_path: str) -> str:
+def _deepspeed(schedule: Schedule, given: Given) -> str:
     """The boundaries as a JSON list."""
     if schedule.partition is None:
         raise ValueError("format=deepspeed_parts writes a partition, and this schedule has none: name a model")
     return json.dumps(deepspeed_parts(schedule.partition)) + "\n"
 
 
-FORMS: Mapping[str, Callable[[Schedule, Times, str], str]] = {
-    "text": lambda schedule, times, csv_path: to_text(schedule),
-    "torch_csv": lambda schedule, times, csv_path: to_csv(schedule),
-    "chrome_trace": lambda schedule, times, csv_path: chrome_trace(times()),
+def _roundpipe(schedule: Schedule, given: Given) -> str:
+    """The released library's plan as one JSON object, with the host's memory where the model has a shape."""
+    if schedule.partition is None:
+        raise ValueError("format=roundpipe writes a partition, and this schedule has none: name a model")
+    plan = roundpipe_plan(schedule.partition)
+    if given.model is not None:
+        needed = roundpipe_host_bytes(given.model)
+        plan["host_bytes"] = needed
+        if given.host_memory_bytes is not None:
+            plan["fits_host"] = {pin: num_bytes <= given.host_memory_bytes for pin, num_bytes in needed.items()}
+    return json.dumps(plan) + "\n"
+
+
+FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
+    "text": lambda schedule, given: to_text(schedule),
+    "torch_csv": lambda schedule, given: to_csv(schedule),
+    "chrome_trace": lambda schedule, given: chrome_trace(given.times()),
     "megatron_layout": _megatron,
     "torchtitan": _framework_lines,
     "deepspeed_parts": _deepspeed,
+    "roundpipe": _roundpipe,
 }

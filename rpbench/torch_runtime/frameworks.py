@@ -5,18 +5,23 @@ AutoModel find the placement by the schedule's NAME and not in the file, Megatro
 
 Source: torchtitan 0.3 (whose head was named `output` before) and NeMo AutoModel, `pipeline_parallel_schedule_csv` and
 `pp_schedule_csv` and what builds stages for them; Megatron-LM, `pipeline_model_parallel_layout` (megatron-core 0.16);
-DeepSpeed 0.19, `PipelineModule`, which has no option for a list of boundaries: a subclass sets `parts`.
+DeepSpeed 0.19, `PipelineModule`, which has no option for a list of boundaries: a subclass sets `parts`; roundpipe
+0.1.1, `ModelExecutePlan`, whose `check_valid` takes the type of run and the number of layers.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rpbench.engine.layout import layout_of
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.models.build import build_layer
 from rpbench.torch_runtime.tables import make_table
 from rpbench.torch_runtime.torch_csv import placement_of
+from rpbench.workload.architecture import Architecture
 
 Framework = Literal["torchtitan", "automodel"]
 FRAMEWORKS: tuple[Framework, ...] = ("torchtitan", "automodel")
@@ -111,6 +116,62 @@ def table_lines(
         notes.append(f"cut the model into {stages} stages: module_fqns_per_model_part has as many lists")
     notes.append(f"the name {name} decides where stages are, the file in which order they run")
     return Lines(options, tuple(notes))
+
+
+def roundpipe_plan(partition: Partition) -> dict[str, object]:
+    """A partition as the fields of `ModelExecutePlan` of the released library: ranges of its layers, [start, stop).
+
+    Its layer 0 is the embedding, 1 to L are the decoder layers, L + 1 is norm, head and loss. Forward ranges ascend,
+    backward ranges descend; of a fused plan the first backward range does its forward as well.
+
+    Raises:
+        ValueError: if a stage has no layer, which the library refuses.
+    """
+    layout = layout_of(partition)
+    forward, backward = list(layout.forward), list(reversed(layout.backward))
+    for name, ranges in (("forward", forward), ("backward", backward)):
+        empty = next((number for number, found in enumerate(ranges) if not found), None)
+        if empty is not None:
+            raise ValueError(
+                f"partition {partition}: {name} range {empty} of the plan has no layer, and roundpipe takes none "
+                "without; give every stage a layer"
+            )
+    return {
+        "run_type": "fused" if layout.fused else "train",
+        "num_layers": layout.num_modules,
+        "fwd_plan": [[found.start, found.stop] for found in forward],
+        "bwd_plan": [[found.start, found.stop] for found in backward],
+    }
+
+
+# Bytes of a trainable parameter that the library never pins: master, gradient of the optimizer and Adam's two moments,
+# in 32 bits each.
+_UNPINNED_BYTES = 16
+
+
+def roundpipe_host_bytes(model: Architecture) -> dict[str, int]:
+    """The host's memory under the released library by its `pin_model`, without inputs that are kept to recompute from.
+
+    16-bit weights are pinned by torch's allocator (`alloc`), whose blocks are powers of two, in place (`register`), or
+    not at all (`off`). Their gradients come home into blocks of that allocator whichever it is.
+
+    Source: roundpipe 0.1.1, `memory.py`, `transfer.py` and `optim`; torch, `c10/core/CachingHostAllocator`.
+    """
+    weights: Counter[str] = Counter()
+    for index, copies in ((0, 1), (1, model.num_layers), (model.num_layers + 1, 1)):
+        for name, parameter in build_layer(model, index, device="meta").named_parameters():
+            if model.tied and index > model.num_layers and name == "weight":
+                continue  # the embedding's
+            size = 2 * parameter.numel()
+            block = 1 << (size - 1).bit_length()
+            weights["exact"] += copies * size
+            weights["blocks"] += copies * block
+            if parameter.requires_grad:
+                weights["trained"] += copies * (block + _UNPINNED_BYTES * parameter.numel())
+    return {
+        pin: weights["blocks" if pin == "alloc" else "exact"] + weights["trained"]
+        for pin in ("alloc", "register", "off")
+    }
 
 
 def _placed_by(table: Schedule, framework: Framework) -> str:

@@ -43,7 +43,7 @@ class NodeRequest:
 
     Args:
         schedule: in our text form, with its partition and STEPs.
-        model: the fields of a `Model`.
+        model: the fields of an `Architecture`.
         num_nodes: processes, one a node.
         backend: of each node's engine: a virtual clock, or threads.
         optimizer: the fields of `OptimizerSettings`.

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from baselines.systems.case import Case
 from rpbench.side_processes import end_all
 from rpbench.torch_runtime.board import Phase, Standing, read_file
 from rpbench.torch_runtime.collectives import CollectiveRequest
@@ -117,6 +118,15 @@ class Ranks:
         request.check()
         return self._ask(request)
 
+    def run_case(self, case: Case) -> list[Answer]:
+        """What every rank says of a case of another system; the same case once more begins from the same weights.
+
+        Raises:
+            ValueError: if the ranks refuse it; they live on.
+            RunFailed: as of `run`; a case that takes longer than `stall_s` is taken for hung.
+        """
+        return self._answers([case] * len(self._processes))
+
     def _ask(self, request: AnyRequest) -> Answer:
         if request.num_ranks != len(self._processes):
             raise ValueError(
@@ -126,6 +136,9 @@ class Ranks:
 
     def ask_each(self, requests: Sequence[AnyRequest]) -> Answer:
         """Rank 0's answer where each rank has a request of its own; they refuse them unless all are alike."""
+        return self._answers(requests)[0]
+
+    def _answers(self, requests: Sequence[AnyRequest | Case]) -> list[Answer]:
         try:
             self._tell([request.to_json() for request in requests])
             answers = self._listen(requests[0])
@@ -137,8 +150,7 @@ class Ranks:
             if len(answers) < len(self._processes):  # the others wait for the one that refused
                 self._kill()
             raise ValueError(refused)
-        found: Answer = answers[0]["answer"]
-        return found
+        return [answers[rank]["answer"] for rank in sorted(answers)]
 
     def _tell(self, lines: Sequence[str]) -> None:
         for process, line in zip(self._processes, lines, strict=True):
@@ -147,7 +159,7 @@ class Ranks:
                 process.stdin.write(line.encode() + b"\n")
                 process.stdin.flush()
 
-    def _listen(self, request: AnyRequest) -> dict[int, Answer]:
+    def _listen(self, request: AnyRequest | Case) -> dict[int, Answer]:
         """An answer of every rank, or of those that had one soon after the first that failed or refused."""
         heard: dict[int, bytes] = dict.fromkeys(range(len(self._processes)), b"")
         answers: dict[int, Answer] = {}
@@ -178,7 +190,7 @@ class Ranks:
             return answers
         raise self._failure(request, answers)
 
-    def _failure(self, request: AnyRequest, answers: dict[int, Answer]) -> RunFailed:
+    def _failure(self, request: AnyRequest | Case, answers: dict[int, Answer]) -> RunFailed:
         missed = next((answer for answer in answers.values() if "absent" in answer), None)
         if missed is not None:
             return RunFailed(missed["error"], missed["absent"], "absent", words=self._last_words(missed["absent"]))

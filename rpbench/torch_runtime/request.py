@@ -34,7 +34,7 @@ class TorchRequest:
 
     Args:
         schedule: in our text form, with its partition.
-        model: the fields of a `Model`.
+        model: the fields of an `Architecture`.
         num_steps: optimizer steps; each runs the whole table on microbatches of its own.
         num_warmup_steps: steps on the first step's microbatches before it, whose times and gradients do not count.
         text: a file whose bytes are the tokens; None: random ones.

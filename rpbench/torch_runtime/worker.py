@@ -21,6 +21,9 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from baselines.systems.case import Case
+from baselines.systems.worker import Cases
+from rpbench.side_processes import answers_only
 from rpbench.torch_runtime.board import Phase, Place
 from rpbench.torch_runtime.collectives import MARK as COLLECTIVES_MARK
 from rpbench.torch_runtime.collectives import CollectiveRequest, run_collectives
@@ -38,6 +41,7 @@ START_S = 300.0  # for ranks that a parent starts and watches: a busy host takes
 FAREWELL = "end"  # the last line of a parent that lives
 
 AnyRequest = TorchRequest | NodeRequest | StepRequest | CollectiveRequest
+CASE_MARK = '{"system"'  # how the line of a case begins
 
 
 class Refused(ValueError):
@@ -133,21 +137,30 @@ def run_request(request: TorchRequest, place: Place, change: Callable[[Member], 
         torch.set_num_threads(threads)
 
 
-def read_request(line: str) -> AnyRequest:
+def read_request(line: str) -> AnyRequest | Case:
     """The request of any kind that a line holds."""
     if line.startswith(MARK):
         return StepRequest.from_json(line)
+    if line.startswith(CASE_MARK):
+        return Case.from_json(line)
     if line.startswith(COLLECTIVES_MARK):
         return CollectiveRequest.from_json(line)
     return NodeRequest.from_json(line) if line.startswith('{"nodes"') else TorchRequest.from_json(line)
 
 
 def _run(
-    request: AnyRequest, place: Place, residents: Residents, change: Callable[[Member], None] | None
+    request: AnyRequest | Case,
+    place: Place,
+    residents: Residents,
+    cases: Cases,
+    change: Callable[[Member], None] | None,
 ) -> Answer | None:
     if isinstance(request, TorchRequest):
         return run_request(request, place, change)
     try:
+        if isinstance(request, Case):
+            place.write(Phase.COMPUTING)
+            return cases.run(request)
         if isinstance(request, CollectiveRequest):
             return run_collectives(request, place)
         return residents.step(request) if isinstance(request, StepRequest) else run_node(request, place)
@@ -157,11 +170,11 @@ def _run(
 
 def main(board: str, change: Callable[[Member], None] | None = None) -> int:
     """Serve requests from stdin until it ends; arguments as in `run_request`, `board` being this rank's file."""
-    out = _answers_only()
+    out = answers_only()
     lines: SimpleQueue[str | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(lines, Path(board).parent), daemon=True).start()
     place = Place(Path(board))
-    residents = Residents(place)
+    residents, cases = Residents(place), Cases()
     started = False
     for line in iter(lines.get, None):
         try:
@@ -171,7 +184,7 @@ def main(board: str, change: Callable[[Member], None] | None = None) -> int:
             if not started:
                 start_group(request.device, START_S)
                 started = True
-            answer = _run(request, place, residents, change)
+            answer = _run(request, place, residents, cases, change)
             place.write(Phase.DONE)
             _say(out, {"answer": answer})
         except Refused as error:  # every rank sees it alike
@@ -190,13 +203,6 @@ def main(board: str, change: Callable[[Member], None] | None = None) -> int:
 
 def _say(out: TextIO, answer: dict[str, Any]) -> None:
     print(json.dumps(answer), file=out, flush=True)
-
-
-def _answers_only() -> TextIO:
-    """This process's stdout; whatever else is printed goes to stderr."""
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return out
 
 
 def _listen(lines: "SimpleQueue[str | None]", folder: Path) -> None:

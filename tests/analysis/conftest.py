@@ -119,6 +119,7 @@ def _made_up(rows: list[Record]) -> dict[str, Cells]:
         **_what_if(first),
         **_of_unit_work(first),
         **_turning(first),
+        "goodput": _failing(first),
         "cpu_duel": _duels(first),
         "torch_duel": [({}, _torch_duel(first))],
         "equivalence": _verified_runs(first),
@@ -205,6 +206,19 @@ def _level(row: Record, place: int, experiment: str) -> Cells:
         name = f"{experiment} {model} {cluster} {schedule}"
         made = _edited(row, name, model=model, cluster=cluster, schedule=schedule, step_time_s=time, **fields)
         yield {"model": model, "cluster": cluster, "schedule": schedule}, [made]
+
+
+def _failing(row: Record) -> Cells:
+    """Records of runs with failures: the later its name and the shorter ranks live, the less a policy keeps."""
+    keys = ("mode.policy", "mode.mean_between_s", "seed")
+    lives = swept("goodput", keys[1])
+    for (rank, policy), life, seed in product(enumerate(swept("goodput", keys[0])), lives, swept("goodput", keys[2])):
+        kept = 0.95 - (0.05 * rank + 0.01 * seed) * lives[0] / life
+        likely = {"recoverable_probability": {"0": 1.0, "1": 1.0, "2": 14 / 15}} if policy == "gemini" else {}
+        fields = {"policy": policy, "goodput": kept, "num_ranks": 16, "num_failures": 3, "seed": seed, **likely}
+        made = _edited(row, f"{policy} {life} {seed}", mode="failures", evidence="predicted", **fields)
+        made["config"]["mode"] = {"name": "failures", "policy": policy, "mean_between_s": life}
+        yield dict(zip(keys, (policy, life, seed), strict=True)), [made]
 
 
 def _what_if(row: Record) -> dict[str, Cells]:

@@ -2,12 +2,9 @@
 
 import json
 import re
-import shutil
-import subprocess
 import sys
 import urllib.error
 import urllib.request
-from html import unescape
 
 import pytest
 
@@ -16,8 +13,8 @@ from analysis.dashboard.server import Dashboard
 from analysis.dashboard.sweeps import read_sweeps
 from rpbench.records.manifest import Journal, write_plan
 from rpbench.records.record import REQUIRED, put_file
+from tests.chromium import needs_axe, needs_chromium
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
 
 
@@ -124,42 +121,40 @@ def test_the_chart_library_is_served_from_the_installed_package(results):
 
 # --- in a browser ----------------------------------------------------------------------------------------------
 
-LOOK = """
-addEventListener("load", () => setInterval(() => {
+SEEN = """(() => {
   const texts = (id) => [...document.querySelectorAll(`#${id} svg text`)].map((each) => each.textContent);
-  const ids = ["bars", "scatter", "curves", "timeline-0", "timeline-1"];
-  document.body.dataset.seen = JSON.stringify({ ...Object.fromEntries(ids.map((id) => [id, texts(id)])),
-    wide: document.documentElement.scrollWidth > innerWidth, width: innerWidth,
-    paper: getComputedStyle(document.body).backgroundColor,
-    requested: performance.getEntriesByType("resource").map((e) => e.name) });
-}, 50));
-addEventListener("error", (event) => { document.body.dataset.broken = event.message; });
-addEventListener("unhandledrejection", (event) => { document.body.dataset.broken = String(event.reason); });
-addEventListener("securitypolicyviolation", (event) => {
-  document.body.dataset.broken = event.blockedURI + event.violatedDirective;
-});
-"""
+  return Object.fromEntries(["bars", "scatter", "curves", "timeline-0", "timeline-1"].map((id) => [id, texts(id)]));
+})()"""
+
+
+@pytest.fixture
+def page(results, tab):
+    """Opens the page of the records, in a width and a mode, at what an address chooses; it must break nowhere."""
+    pytest.importorskip("vl_convert")
+    with server.serve(results) as served:
+
+        def opened(width, dark, choice):
+            tab.look(width, dark)
+            tab.open(f"{served.url}#{choice}", until="document.body.dataset.drawn !== undefined")
+            requested = tab.read("performance.getEntriesByType('resource').map((each) => each.name)")
+            assert all(each.startswith((served.url, "data:")) for each in requested)
+            assert tab.errors == []
+            return tab
+
+        yield opened
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@needs_chromium
+@needs_axe
 @pytest.mark.parametrize("width", [390, 1400])
 @pytest.mark.parametrize("dark", [False, True], ids=("light", "dark"))
-def test_a_browser_shows_charts_with_units_and_links(results, tmp_path_factory, monkeypatch, width, dark):
-    pytest.importorskip("vl_convert")
-    page = (server._HERE / "page.js").read_bytes()
-    monkeypatch.setitem(server._FILES, "/page.js", ("looked.js", "text/javascript"))
-    monkeypatch.setattr(server, "_HERE", looked := tmp_path_factory.mktemp("page"))
-    for name in ("page.html", "page.css", "charts.js"):
-        (looked / name).write_bytes((server.Path(server.__file__).parent / name).read_bytes())
-    (looked / "looked.js").write_bytes(page + LOOK.encode())
-    with server.serve(results) as served:
-        link = f"{served.url}#metric=tokens_per_s&run={0:016x}&beside={1:016x}"
-        whole = browse(link, tmp_path_factory.mktemp("profile"), width, dark)
-    assert "data-broken" not in whole
-    seen = json.loads(unescape(re.search(r'data-seen="([^"]*)"', whole)[1]))
-    assert not seen["wide"], seen["width"]
-    assert (seen["paper"] == "rgb(22, 24, 28)") is dark
+def test_a_browser_shows_charts_with_units_and_links_to_everybody(page, width, dark):
+    tab = page(width, dark, f"metric=tokens_per_s&run={0:016x}&beside={1:016x}")
+    assert not tab.scrolls_sideways()
+    assert tab.serious() == []
+    assert (tab.read("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 28)") is dark
+    seen = tab.read(SEEN)
     assert {"throughput (tokens/s)", "what ran", "schedule", "1f1b"} <= set(seen["bars"])
     assert {"bubble (%)", "peak memory of the fullest device (GB)", "schedule"} <= set(seen["scatter"])
     assert {"loss (nat)", "step", "schedule"} <= set(seen["curves"])
@@ -168,20 +163,28 @@ def test_a_browser_shows_charts_with_units_and_links(results, tmp_path_factory, 
     ticks = [float(text.replace(",", "")) for text in seen["bars"] if re.fullmatch(r"[\d,.]+", text)]
     assert len(ticks) >= 3
     assert all(tick % 500 == 0 for tick in ticks), f"{ticks}: these are no round numbers"
-    assert seen["width"] <= max(width, 500)  # some builds open no narrower window
-    assert all(each.startswith((served.url, "data:")) for each in seen["requested"])
-    assert "5 of 5 runs shown" in whole
-    assert "too large" in whole
-    assert f'href="record/{0:016x}"' in whole
-    assert "python -m rpbench schedule=1f1b" in whole
-    assert "<title>rpbench: runs compared</title>" in whole
-    assert "&lt;img src=x" in whole
-    assert not re.search(r"<img|<script>", whole)
+    text = tab.read("document.body.innerText")
+    for words in (
+        "5 of 5 runs shown",
+        "1 of the 5 runs do not",
+        "too large",
+        "python -m rpbench schedule=1f1b",
+        "<img src=x",
+    ):
+        assert words in text
+    assert tab.read(f"document.querySelector('a[href=\"record/{0:016x}\"]') !== null")
+    assert tab.read("document.title") == "rpbench: runs compared"  # which a hostile name would change
+    assert tab.read("document.querySelector('img, body script') === null")
 
 
-def browse(link, profile, width, dark):
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-sync", "--disable-component-update"]
-    command += [f"--window-size={width},900", f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    command += [f"--user-data-dir={profile}", "--virtual-time-budget=15000", "--dump-dom", link]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
+@pytest.mark.browser
+@needs_chromium
+def test_a_bar_chooses_its_run(page):
+    tab = page(1400, False, "schedule=1f1b&metric=tokens_per_s")
+    box = "document.querySelector('#bars .mark-rect path').getBoundingClientRect()"
+    bar = tab.read(f"(({{ x, y }}) => [x + 9, y + 5])({box})")
+    for kind in ("mousePressed", "mouseReleased"):
+        tab.ask("Input.dispatchMouseEvent", type=kind, x=bar[0], y=bar[1], button="left", clickCount=1)
+    found = "new URLSearchParams(location.hash.slice(1))"
+    assert re.fullmatch("0{15}[012]", tab.read(f"{found}.get('run')"))
+    assert tab.read(f"{found}.getAll('schedule')") == ["1f1b"]  # what was chosen before stays

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from test_duel_exhibit import table_of as duel_of
 
-from analysis.driver.duels import Kept, compare, kept_of, main, markdown, over, ratios, read, sealed, table_of
+from analysis.driver.duels import Kept, compare, kept_of, main, over, read, sealed, table_of
 from analysis.exhibits.figures.duel import MODELS, NAMES
+from analysis.exhibits.tables.kept_duels import side_by_side
 from analysis.records.experiments import Experiments
 from rpbench.records import provenance
 
@@ -106,27 +107,21 @@ def test_a_duel_that_lost_a_record_is_not_kept(
     assert "1 of 28 records are gone; run python -m rpbench -m experiment=cpu_duel" in capsys.readouterr().err
 
 
-def test_a_page_shows_two_duels_side_by_side(kept, tmp_path):
+def test_the_report_shows_two_duels_side_by_side(kept, tmp_path):
     one, other = tmp_path / "one.csv", tmp_path / "other.csv"
     one.write_text(table_of(kept.values()), encoding="utf-8")
     key = "half_mid_gpt", "gpipe"
     rest = [replace(each, started_at="2026-01-02T00:00") for name, each in kept.items() if name != key]
     other.write_text(table_of(rest), encoding="utf-8")
-    head, _, *lines = markdown(one, other).splitlines()
-    assert head == "| model | contender | speed over 1F1B, 2026-01-01 00:00 | speed over 1F1B, 2026-01-02 00:00 |"
-    assert len(lines) == len(kept)
-    (line,) = [line for line in lines if "| mid GPT, half as wide | RoundPipe |" in line]
-    assert line.count("), **faster**; 4×2 |") == 2
-    (line,) = [line for line in lines if "| mid GPT, half as wide | GPipe |" in line]
-    assert line.endswith(", **slower**; 4×2 | not in it |")
-
-    head, _, *lines = ratios(one, other).splitlines()
-    assert head == "| model | contender | 2026-01-01 00:00 | 2026-01-02 00:00 |"
-    gpipe, two_bw = (kept["half_mid_gpt", name] for name in ("gpipe", "pipedream_2bw"))
-    assert f"| mid GPT, half as wide | GPipe | **{gpipe.ratio:.3f}** | not in it |" in lines
-    shown = f"{'**' if two_bw.verdict in ('faster', 'slower') else ''}{two_bw.ratio:.3f}"
-    (line,) = [line for line in lines if "| mid GPT, half as wide | PipeDream-2BW" in line]
-    assert line.count(f"| {shown}") == 2
+    found = side_by_side((one, other))
+    assert found.columns == ("contender", "model", "2026-01-01 00:00", "2026-01-02 00:00")
+    assert len(found.rows) == len(kept)
+    rows = {(row[0].text, row[1].text): [cell.text for cell in row[2:]] for row in found.rows}
+    assert all("), faster; 4×2" in text for text in rows["RoundPipe", "mid GPT, half as wide"])
+    gpipe, missing = rows["GPipe", "mid GPT, half as wide"]
+    assert gpipe.startswith(f"{kept[key].ratio:.3f} (")
+    assert gpipe.endswith("), slower; 4×2")
+    assert missing == "not in it"
 
 
 def test_whoever_has_run_can_be_the_base(kept):

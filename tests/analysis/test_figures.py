@@ -45,6 +45,7 @@ ALL = (
     "thousand_devices",
     "uneven_head",
     "turning",
+    "goodput",
     "duel",
     "calibrated",
     "torch_duel",
@@ -71,6 +72,8 @@ ALL = (
     "figure15_predicted",
     "figure16_predicted",
     "blind_round",
+    "five_duels",
+    "aa_duel",
     "what_if",
     "atlas",
     "timelines",
@@ -117,6 +120,8 @@ TABLES = (
     "prediction_errors",
     "prediction_misses",
     "blind_round",
+    "five_duels",
+    "aa_duel",
 )
 
 

@@ -66,6 +66,10 @@ def _target(page: str, link: str) -> tuple[str, str]:
 # --- pages ---------------------------------------------------------------------------------------------------
 
 
+def test_the_first_page_is_light(texts: dict[str, str]) -> None:
+    assert len(texts["report.html"].encode()) < 1_000_000
+
+
 def test_the_pages_load_nothing_from_elsewhere(pages: dict[str, Page], texts: dict[str, str]) -> None:
     for name, page in pages.items():
         local = r"(\.\./)?figures/[\w.]+|page\.(css|js)"

@@ -78,3 +78,10 @@ def test_meshes_of_one_schedule_have_labels_of_their_own():
     assert label(ROW | {"options": options}) == "1f1b data=8 pipeline=2 shard=optimizer sequences=1 recompute=none"
     for key, value in (("data", 4), ("shares", "none"), ("microbatch_sequences", 2), ("chunks_per_device", 2)):
         assert label(ROW | {"options": {**options, key: value}}) != label(ROW | {"options": options})
+
+
+def test_causes_whose_names_explain_nothing_are_explained():
+    found = "\n".join(table(ANSWER | {"ranking": [ROW | {"why": {"work": 1.0, "jitter": 0.02, "fixed": 0.0}}]}, 200))
+    assert "jitter: waiting for the slowest node" in found
+    assert "fixed:" not in found
+    assert "jitter" not in "\n".join(table(ANSWER, 200))

@@ -1,27 +1,36 @@
 """The device backend: no wait is missing in what it issues, by the machine of streams; it trains on real ones."""
 
 import json
+import re
+import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from cases import build
 from spared import slow
 from test_replicated_training import complete
+from training_cases import TINY as SMALL
 from training_cases import Run, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.cli import dispatch
 from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.configuration import RunConfig
 from rpbench.engine.backends import device as backends
-from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice
+from rpbench.engine.backends.device import DeviceBackend, DeviceFailed, OnCurrentDevice
 from rpbench.engine.executor import ActionFailed, execute
+from rpbench.engine.state.loss_scale import LossScaling
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.mutants import judged
+from rpbench.engine.stream_order.trace import Synchronised
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.action import Kind
+from rpbench.ir.residency import stays_on_devices
 from rpbench.passes.offload import stream
+from rpbench.run.training import on_accelerators as on_accelerators_module
 from rpbench.run.training.device_request import check_device
 
 needs_accelerator = pytest.mark.skipif(
@@ -29,25 +38,34 @@ needs_accelerator = pytest.mark.skipif(
 )
 
 
+KEPT = Settings(keep_gradients=True)
+
+
+def resident(name, devices, microbatches, *, num_steps=2, **options):
+    return build(name, devices, microbatches, num_steps=num_steps, steps=True, **options)
+
+
 def roundpipe(devices, microbatches, *, num_steps=2, **options):
     return stream(build("roundpipe", devices, microbatches, num_steps=num_steps, steps=True, **options))
 
 
-def issued(schedule, num_accelerators, **machine):
+def issued(schedule, num_accelerators, settings=KEPT, *, workload=None, **machine):
     """What a schedule issues to made-up accelerators, with the run; it has trained as plain training does."""
-    workload = workload_of(schedule)
+    workload = workload or workload_of(schedule)
     with Machine(num_accelerators, **machine) as found:
-        training, timeline = on_accelerators(schedule, workload)
-    training.workload = workload
+        training, timeline = on_accelerators(schedule, workload, settings)
+    training.workload = replace(training.workload, data=workload.data)
     run = Run(training, timeline)
     assert_same(run, reference_of(run))
     return found
 
 
-def on_accelerators(schedule, workload):
+def on_accelerators(schedule, workload, settings=KEPT):
+    stays = stays_on_devices(schedule)
     with DeviceBackend() as backend:
         on_device = replace(workload, data=OnCurrentDevice(workload.data))
-        training = Training(on_device, schedule, Settings(keep_gradients=True), None, backend.copy, pin_memory=True)
+        place_of = backend.accelerator_of if stays else None
+        training = Training(on_device, schedule, settings, None, backend.copy, pin_memory=not stays, place_of=place_of)
         timeline = execute(training.program(uneven_costs(schedule), real_time=True), training.handlers, backend)
     return training, timeline
 
@@ -62,6 +80,48 @@ def test_nothing_is_missing_in_what_roundpipe_issues(devices, accelerators, micr
     assert set(machine.trace.devices.values()) == set(range(min(devices, accelerators)))
     assert all(machine.peak[device] for device in range(min(devices, accelerators)))
     assert machine.peak[0] > machine.held[0]
+
+
+@pytest.mark.parametrize(
+    "name, recompute, devices, accelerators, microbatches",
+    [
+        ("1f1b", "none", 3, 2, 3),
+        slow(("zb_v", "all", 2, 1, 4)),
+        slow(("combined_1f1b", "all", 3, 3, 3)),
+        slow(("vocab_parallel", "all", 3, 2, 3)),
+        slow(("pipe_offload", "none", 3, 2, 6)),
+        ("bpipe", "none", 4, 3, 8),
+        slow(("pipedream", "all", 3, 2, 3)),
+    ],
+)
+def test_nothing_is_missing_where_stages_stay(name, recompute, devices, accelerators, microbatches):
+    schedule = resident(name, devices, microbatches, num_layers=2 * devices)
+    machine = issued(schedule, accelerators, replace(KEPT, recompute=recompute))
+    assert not findings(machine.trace)
+    assert all(machine.peak[device] for device in range(accelerators))
+
+
+MIXED = [
+    ({"clip_norm": 0.05}, torch.float64, {}),
+    slow(({}, torch.float16, {"loss_scaling": LossScaling(65536.0)})),
+    slow(({}, torch.float16, {"loss_scaling": LossScaling(2.0**60), "clip_norm": 0.1})),  # overflows
+]
+
+
+@pytest.mark.parametrize("replicas", [False, slow(True)])
+@pytest.mark.parametrize("words, dtype, more", MIXED)
+def test_steps_look_at_the_gradients_of_all_accelerators(words, dtype, more, replicas):
+    schedule = complete("zero_2", 2, 2, 2, 2) if replicas else resident("1f1b", 3, 3)
+    settings = replace(KEPT, optimizer=OptimizerSettings(**words, **more))
+    machine = issued(schedule, 2, settings, workload=workload_of(schedule, dtype=dtype))
+    assert not findings(machine.trace)
+
+
+@pytest.mark.parametrize("name", ["1f1b", slow("data_parallel")])
+def test_what_two_stages_share_is_stepped_where_it_is_at_home(name):
+    schedule = complete(name, 2, 2, 2, 2) if name == "data_parallel" else resident(name, 3, 3)
+    workload = workload_of(schedule, model=replace(SMALL, tied=True))
+    assert not findings(issued(schedule, 2, workload=workload).trace)
 
 
 ACCEPTED = [
@@ -88,6 +148,54 @@ ACCEPTED = [
     ("zero_infinity", "schedule.reduce_each_microbatch=false"),
     ("zero_infinity", "dtype=float16"),
     ("zero_offload",),
+    ("1f1b",),
+    ("1f1b", "dtype=float16"),
+    ("1f1b", "optimizer.clip_norm=0.1"),
+    ("1f1b", "model.tied=true"),
+    ("1f1b", "model.dropout=0.1", "recompute=none"),
+    ("1f1b", "model.training_mode=lora", "model.lora_rank=4"),
+    ("acco",),
+    ("adaptis",),
+    ("adaptive_1f1b",),
+    ("bpipe", "recompute=none"),
+    ("combined_1f1b",),
+    ("dapple",),
+    ("data_parallel",),
+    ("data_parallel", "optimizer.clip_norm=0.1"),
+    ("data_parallel", "model.tied=true"),
+    ("dualpipe_v",),
+    ("gis",),
+    ("gpipe", "dtype=bfloat16"),
+    ("hanayo",),
+    ("interlaced",),
+    ("interleaved_1f1b",),
+    ("interleaved_zb",),
+    ("kfkb",),
+    ("looped_bfs",),
+    ("mario",),
+    ("pipe_offload", "recompute=none"),
+    ("pipedream",),
+    ("pipedream_2bw",),
+    ("pipemare",),
+    ("pipeoptim",),
+    ("seq1f1b",),
+    ("spectrain",),
+    ("stp",),
+    ("two_bp",),
+    ("v_half",),
+    ("v_min",),
+    ("varuna",),
+    ("vocab_parallel",),
+    ("xpipe",),
+    ("zb_auto",),
+    ("zb_h1", "optimizer.clip_norm=0.1"),
+    ("zb_h2",),
+    ("zb_v", "dtype=float16"),
+    ("zero_2",),
+    ("zero_2", "optimizer.clip_norm=0.1"),
+    ("zero_2", "dtype=float16"),
+    ("zero_3",),
+    ("zero_3", "schedule.reduce_each_microbatch=false"),
     ("zero_offload", "schedule.delayed_update=true"),
     ("zero_offload", "optimizer.clip_norm=0.1"),
 ]
@@ -109,7 +217,16 @@ def test_nothing_is_missing_in_what_is_accepted(words, devices, accelerators, mi
 
 
 @pytest.mark.parametrize(
-    "name, options", [slow(("zero_offload", {})), ("zero_3", {"offload": True}), slow(("zero_infinity", {}))]
+    "name, options",
+    [
+        slow(("zero_offload", {})),
+        ("zero_3", {"offload": True}),
+        slow(("zero_infinity", {})),
+        slow(("data_parallel", {})),
+        ("zero_2", {}),
+        slow(("zero_3", {})),
+        slow(("acco", {})),
+    ],
 )
 def test_replicas_gather_and_reduce_in_order(name, options):
     assert not findings(issued(complete(name, 3, 3, 1, 2, **options), 2).trace)
@@ -161,6 +278,9 @@ MUTATED = [
     (1, roundpipe(2, 3, num_steps=1, num_layers=2, asynchronous=True)),
     (2, complete("zero_3", 2, 2, 1, 1, offload=True)),
     (1, complete("zero_offload", 2, 2, 1, 1)),
+    (2, resident("1f1b", 2, 2, num_steps=1, num_layers=2, chunks=1)),
+    (2, complete("zero_2", 2, 2, 1, 1)),
+    (2, complete("data_parallel", 2, 2, 1, 1)),
 ]
 
 
@@ -174,9 +294,17 @@ def test_every_mutant_of_what_is_issued_is_seen_or_named(accelerators, schedule)
     assert sum(verdict.outcome == "seen" for verdict in verdicts) > len(verdicts) / 5
 
 
+REORDERED = [
+    roundpipe(2, 2, num_steps=1, num_layers=3),
+    resident("1f1b", 2, 3, num_layers=2, chunks=1),
+    complete("zero_2", 2, 2, 1, 1),
+]
+
+
 @pytest.mark.parametrize("num_orders", [3, slow(1000)])
-def test_any_order_that_the_waits_allow_gives_the_same_bits(num_orders):
-    replay = issued(roundpipe(2, 2, num_steps=1, num_layers=3), 2, keep_calls=True).replay()
+@pytest.mark.parametrize("schedule", REORDERED, ids=lambda schedule: schedule.name)
+def test_any_order_that_the_waits_allow_gives_the_same_bits(schedule, num_orders):
+    replay = issued(schedule, 2, keep_calls=True).replay()
     assert replay.num_steps > 1000
     assert not any(replay.differences(seed) for seed in range(num_orders))
 
@@ -188,12 +316,30 @@ def refused(schedule):
     check_device(RunConfig(), schedule, BackendConfig("device", dry_accelerators=1))
 
 
-def test_the_replicas_whose_optimizer_is_on_the_device_are_refused():
-    for name, options in (("zero_2", {}), ("zero_3", {}), ("data_parallel", {}), ("zero_offload", {"share": 0.5})):
-        with pytest.raises(ConfigError, match="or steps on them, where the optimizer is not"):
-            refused(complete(name, 2, 4, 2, 2, **options))
-    for name in ("zero_offload", "zero_infinity"):
+def test_stages_that_are_brought_and_others_that_stay_are_refused():
+    with pytest.raises(ConfigError, match="brings weights or boundary tensors of some stages"):
+        refused(complete("zero_offload", 2, 4, 2, 2, share=0.5))
+    for name in ("zero_offload", "zero_infinity", "zero_2", "zero_3", "data_parallel"):
         refused(complete(name, 2, 4, 2, 2))
+
+
+def test_copies_that_nobody_sums_and_shards_of_what_stages_share_are_refused():
+    with pytest.raises(ConfigError, match=r"chimera runs stage 0 on devices \[0, 3\] and has no action that sums"):
+        refused(resident("chimera", 4, 8, num_layers=4))
+    with pytest.raises(ConfigError, match=r"tied=true is one matrix of two stages, which zero_2 cuts"):
+        check_device(
+            RunConfig(),
+            complete("zero_2", 2, 4, 2, 2),
+            BackendConfig("device", dry_accelerators=1),
+            has_tied=True,
+        )
+    with pytest.raises(ConfigError, match=r"model.lora_rank freezes weights, and the replicas of data_parallel keep"):
+        check_device(
+            RunConfig(),
+            complete("data_parallel", 2, 4, 2, 2),
+            BackendConfig("device", dry_accelerators=1),
+            has_frozen=True,
+        )
 
 
 def test_stages_that_stay_on_devices_are_refused():
@@ -215,6 +361,55 @@ def test_an_action_that_fails_stops_the_run():
     handlers = dict(training.handlers) | {Kind.FB: lambda action, number, gate: 1 / 0}
     with Machine(1), DeviceBackend() as backend, pytest.raises(ActionFailed, match="ZeroDivisionError"):
         execute(training.program(uneven_costs(schedule), real_time=True), handlers, backend)
+
+
+@pytest.mark.parametrize(
+    "fault, status, says",
+    [
+        (
+            {"memory_bytes": 30_000},
+            "oom",
+            "while weights were brought: OutOfMemoryError: privateuseone:0 is out of memory",
+        ),
+        ({"memory_bytes": 60_000}, "oom", r"0F0 failed on device 0, lane compute: DeviceFailed: OutOfMemoryError"),
+        (
+            {"lost": {1: 200}},
+            "failed",
+            r"failed on device 1, lane compute: DeviceFailed: AcceleratorError: .*:1 is lost",
+        ),
+        (
+            {"lost": {0: 1200}},
+            "failed",
+            r"failed on device 0, lane compute: DeviceFailed: AcceleratorError: .*:0 is lost",
+        ),
+    ],
+)
+def test_an_accelerator_that_fails_ends_its_run_with_the_action_and_the_bytes(
+    fault, status, says, rpbench, monkeypatch
+):
+    monkeypatch.setattr(on_accelerators_module, "Machine", partial(Machine, **fault))
+    words = ("schedule=1f1b", "model=tiny_gpt", *TINY, "num_devices=2", "num_microbatches=3", "backend=device")
+    code, (row,), _ = rpbench(*words, "backend.dry_accelerators=2")
+    assert (code, row["status"]) == (int(status == "failed"), status)
+    assert re.search(says, row["reason"])
+    assert re.search(r"bytes held by accelerator: \d+, \d+(\n|$)", row["reason"])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("device ")]
+
+
+def test_an_accelerator_that_fails_when_all_is_issued_is_told_as_well():
+    schedule, asked = resident("1f1b", 2, 2, num_steps=1), []
+    workload = workload_of(schedule)
+
+    def check_there(entry):
+        if isinstance(entry, Synchronised) and entry.place.startswith("device.py"):
+            asked.append(entry)
+            if len(asked) > 1:  # not before the run, but after it
+                raise torch.AcceleratorError("device privateuseone:0 is lost")
+
+    with Machine(1) as machine:
+        machine._check_there = check_there
+        with pytest.raises(DeviceFailed, match=r"when every action had been issued: .* is lost; bytes held"):
+            on_accelerators(schedule, workload)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpbench.failures.placement import groups, holders, is_recoverable, recoverable_probability
+from rpbench.failures.copies import groups, holders, is_recoverable, recoverable_probability
 
 # By hand: the groups of small numbers of ranks and copies.
 GROUPS = {

@@ -5,10 +5,8 @@ from itertools import pairwise
 import pytest
 
 from rpbench.failures import detours
-from rpbench.failures.detours import SplitTimes, is_absorbed, living, pace, runs_on
-from rpbench.failures.job import Job
-from rpbench.failures.recycle import Recycle
-from rpbench.failures.walk import Progress
+from rpbench.failures.detours import Recycle, SplitTimes, is_absorbed, living, pace, runs_on
+from rpbench.failures.walk import Job, Progress
 
 # (p, d) -> the largest m that is absorbed, from m / (d - 1) <= p - 1.
 BOUNDS = {(3, 2): 2, (3, 3): 4, (4, 2): 3, (4, 3): 6}
@@ -21,7 +19,7 @@ def ones(p, hop=0.0):
 
 def recycle(p, d, m, fits=lambda in_flight: True, **options):
     job = Job(p, d, m, (m + p - 1) * 3.0, tuple(map(float, range(m))), (5,) * p, detect_s=2.0)
-    return Recycle(job, ones(p), fits, store_every=4, **options)
+    return Recycle(job, 4, times=ones(p), fits=fits, **options)
 
 
 def test_a_microbatch_goes_to_the_next_pipelines_in_turn():

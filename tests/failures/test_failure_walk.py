@@ -6,16 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.failures.bamboo import Bamboo
-from rpbench.failures.checkpoint import Checkpoint
-from rpbench.failures.detours import SplitTimes
+from rpbench.failures.copies import Gemini, placed
+from rpbench.failures.detours import Recycle, SplitTimes
 from rpbench.failures.failures import Failure, drawn, listed
-from rpbench.failures.gemini import Gemini
-from rpbench.failures.job import Job
-from rpbench.failures.network import time_when_placed
-from rpbench.failures.recycle import Recycle
-from rpbench.failures.shadow_rows import Act, StageTimes, What, time_rows
-from rpbench.failures.walk import Progress, walk
+from rpbench.failures.shadows import Act, Bamboo, StageTimes, What, time_rows
+from rpbench.failures.walk import Checkpoint, Job, Progress, walk
 
 # Two ranks, 4 microbatches that begin at 0, 1, 2 and 5 of a step of 10 s; 100 and 200 bytes of state.
 JOB = Job(2, 1, 4, 10.0, (0.0, 1.0, 2.0, 5.0), (100, 200), detect_s=3.0, restart_s=4.0)
@@ -69,7 +64,7 @@ def test_failures_while_it_recovers_join():
 
 
 def gemini(job=JOB, copies=2, busy=((), ()), **options):
-    return Gemini(job, copies, busy, store_every=5, **options)
+    return Gemini(job, 5, copies=copies, busy=busy, **options)
 
 
 def test_a_machine_comes_back_from_its_partner():
@@ -121,8 +116,8 @@ def test_one_copy_is_its_own_and_more_than_ranks_cannot_be():
 
 
 def test_traffic_that_finds_no_idle_time_follows_behind():
-    assert time_when_placed([(0.0, 10.0)], 10.0, 2.0) == (0.0, 12.0)
-    assert time_when_placed([], 10.0, 0.0) == (10.0, 0.0)
+    assert placed([(0.0, 10.0)], 10.0, 2.0) == (0.0, 12.0)
+    assert placed([], 10.0, 0.0) == (10.0, 0.0)
 
 
 # --- lists and draws ----------------------------------------------------------------------------------------
@@ -161,7 +156,7 @@ failures = st.lists(st.tuples(times, st.integers(0, 1)), max_size=6).map(
 @given(failures, st.integers(1, 7), st.sampled_from([None, 30.0, 500.0]), st.integers(1, 2))
 def test_goodput_is_never_above_the_pace_without_failures(found, every, rate, copies):
     job = replace(JOB, store_bytes_per_s=rate, net_bytes_per_s=rate)
-    for policy in (Checkpoint(job, every), Gemini(job, copies, ((), ()), every)):
+    for policy in (Checkpoint(job, every), Gemini(job, every, copies=copies, busy=((), ()))):
         history = walk(policy, found, 400.0)
         assert history.num_steps <= walk(policy, [], 400.0).num_steps
         assert history.num_steps * job.step_s <= 400.0
@@ -190,7 +185,8 @@ def test_systems_that_go_on_with_fewer_ranks_are_never_above_it_either(found, ho
     step_s = time_rows(rows, times).makespan
     job = replace(JOB, num_pipelines=2, step_s=step_s, store_bytes_per_s=rate, begun_s=(0.0, 1.0, 2.0, 3.0))
     halves = SplitTimes((1.0,) * p, (1.0,) * p, (1.0,) * p, hop)
-    for policy in (Bamboo(job, rows, times, 3, 5), Recycle(job, halves, lambda in_flight: True, 5)):
+    shadows = Bamboo(job, 5, rows=rows, times=times, boundary_bytes=3)
+    for policy in (shadows, Recycle(job, 5, times=halves, fits=lambda in_flight: True)):
         history = walk(policy, found, 400.0)
         assert history.num_steps <= walk(policy, [], 400.0).num_steps
         assert history.num_steps * step_s <= 400.0

@@ -30,7 +30,7 @@ def test_gemini(rpbench):
 
 
 def test_gemini_moves_bytes_between_hosts(rpbench):
-    machine = ("model=qwen3_1p7b", "cluster=8x_h100", "cost=analytic", "recompute=none")
+    machine = ("model=qwen3_1p7b", "cluster=dgx_h100", "cost=analytic", "recompute=none")
     status, (row,), _ = rpbench(
         *COMMON, *machine, "mode.policy=gemini", "mode.failures=[[1,1.5]]", "mode.net_bytes_per_s=12.5e9"
     )

@@ -13,10 +13,9 @@ from rpbench.cost.table import LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.recovery.plan import Death, Plan
-from rpbench.engine.recovery.ranks import CannotRecover
-from rpbench.engine.recovery.watch import Watch, train
+from rpbench.engine.recovery.watch import CannotRecover, Watch, train
 from rpbench.engine.training import Settings, Training
-from rpbench.failures.placement import holders
+from rpbench.failures.copies import holders
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Shape, to_text
 from rpbench.passes.lower import add_steps

@@ -2,9 +2,8 @@
 
 import pytest
 
-from rpbench.failures.job import Job
-from rpbench.failures.morphing import NoForm, Varuna, best_form, candidates, divisors, microbatches
-from rpbench.failures.walk import Progress
+from rpbench.failures.morphing import NoForm, Varuna, best_form, candidates
+from rpbench.failures.walk import Job, Progress
 
 SIZES = (1, 2, 4, 8)
 
@@ -18,11 +17,9 @@ def simulate(stages, width, size, number):
 
 
 def test_candidates_by_hand():
-    assert divisors(12) == [1, 2, 3, 4, 6, 12]
     # 32 sequences on 7 devices: widths 7, 3, 2, 1, 1; none for 12 stages.
     assert list(candidates(7, 12, 32)) == [(1, 7, 4), (2, 3, 10), (3, 2, 16), (4, 1, 32), (6, 1, 32)]
     assert list(candidates(4, 2, 3)) == [(2, 2, 1)]  # four pipelines would have no sequence each
-    assert [microbatches(10, size) for size in (1, 2, 4, 8)] == [10, 5, 3, 2]
 
 
 # Devices -> stages, width, sequences of a microbatch, microbatches, seconds; worked out by hand for every P.
@@ -50,7 +47,7 @@ def test_what_does_not_fit_is_said():
 
 
 def test_a_lost_device_means_a_restart_in_another_form():
-    policy = Varuna(lambda number: best_form(number, 12, 32, SIZES, simulate), 8, store_every=4)
+    policy = Varuna.begin(lambda number: best_form(number, 12, 32, SIZES, simulate), 8, 4)
     assert policy.step_s(0) == 5.0
     found = policy.recover(frozenset({3}), Progress(6, 2.0))
     assert (found.source, found.lost_steps, found.restart_s) == ("store", 2, 5.0)

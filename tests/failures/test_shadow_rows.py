@@ -2,10 +2,8 @@
 
 import pytest
 
-from rpbench.failures.bamboo import Bamboo
-from rpbench.failures.job import Job
-from rpbench.failures.shadow_rows import Act, StageTimes, What, merged, time_rows, with_shadows
-from rpbench.failures.walk import Progress, walk
+from rpbench.failures.shadows import Act, Bamboo, StageTimes, What, merged, time_rows, with_shadows
+from rpbench.failures.walk import Job, Progress, walk
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entry
@@ -67,14 +65,14 @@ def test_redundant_forwards_fit_the_bubble_exactly_for_one_microbatch(p, m, forw
     Every other rank waits for gradients that come so much later, and does its own meanwhile, as long as F <= B.
     """
     job = Job(p, 1, m, (m + p - 1) * (forward + backward), (0.0,) * m, (0,) * p)
-    policy = Bamboo(job, rows_of("1f1b", p, m), equal(p, forward, backward), 0, 10)
+    policy = Bamboo(job, 10, rows=rows_of("1f1b", p, m), times=equal(p, forward, backward), boundary_bytes=0)
     assert policy.redundancy_s == (m - 1) * forward
     assert (policy.redundancy_s == 0) == (m == 1)
 
 
 def bamboo(p=3, m=2, states=(10, 20, 30), pipelines=1):
     job = Job(p, pipelines, m, (m + p - 1) * 3.0, tuple(map(float, range(m))), states, detect_s=1.0, restart_s=5.0)
-    return Bamboo(job, rows_of("1f1b", p, m), equal(p), 7, 4)
+    return Bamboo(job, 4, rows=rows_of("1f1b", p, m), times=equal(p), boundary_bytes=7)
 
 
 def test_memory_of_shadows_by_counting():

@@ -11,6 +11,7 @@ from rpbench.ir.check import check
 from rpbench.ir.deadlock import execution_order
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.registry import entries
+from tests.one_by_one import waits_for
 
 
 def runs(schedule: Schedule) -> bool:
@@ -112,7 +113,7 @@ def test_the_execution_order_respects_lanes_and_needs(name, ranks, microbatches)
     place = {number: tick for tick, number in enumerate(order)}
     assert sorted(order) == list(range(len(index.actions)))
     for number, action in enumerate(index.actions):
-        assert all(place[producer] < place[number] for producer, _ in index.waits_for(action))
+        assert all(place[producer] < place[number] for producer, _ in waits_for(index, action))
     for lane in index.lanes:
         ticks = [place[number] for number in range(lane.start, lane.stop)]
         assert ticks == sorted(ticks)

@@ -13,6 +13,7 @@ from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.passes.lower import add_steps, split_backward
 from rpbench.passes.offload import offload, stream
 from rpbench.registry import entry
+from tests.one_by_one import waits_for
 
 STASHED = add_steps(entry("pipedream").build(Shape(2, 2, 1, num_steps=5)))
 SHARED = entry("megatron_tp").lower(entry("megatron_tp").build(Shape(2, 2, 2)), prefetch=1)
@@ -200,7 +201,7 @@ def test_a_split_backward_of_shares_ends_when_all_devices_have_met():
     found = Analysis(schedule)
     weights = [number for number, action in enumerate(found.index.actions) if action.kind is Kind.W]
     inputs = [number for number, action in enumerate(found.index.actions) if action.kind is Kind.I]
-    assert [{producer for producer, _ in found.index.waits_for(found.index.actions[w])} for w in weights] == [
+    assert [{producer for producer, _ in waits_for(found.index, found.index.actions[w])} for w in weights] == [
         set(inputs)
     ] * 2
     assert replay(found).live == (1,)

@@ -8,8 +8,9 @@ import pytest
 from rpbench.cost.machine import machine
 from rpbench.ir.action import Kind
 from rpbench.mesh.job import Job
+from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import _moments, layer_activation_bytes, order, rank_bytes, verdict
+from rpbench.mesh.memory import _moments, order, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
 from rpbench.workload.architecture import Architecture, architecture
 
@@ -42,13 +43,13 @@ def test_activations_of_a_layer_are_those_of_korthikanti(name, sequence_parallel
     s, t = 2048, 8
     found = job(gpt(h, layers, a), Mesh(tensor=t, sequence_parallel=sequence_parallel), software=UNFUSED, sequences=b)
     whole = s * b * h * ((34 + 5 * a * s / h) / t if sequence_parallel else 10 + 24 / t + 5 * a * s / (h * t))
-    assert layer_activation_bytes(found, found.architecture.layers[0]) == pytest.approx(whole, rel=0.05)
+    assert layer_bytes(found.setting, found.architecture.layers[0]) == pytest.approx(whole, rel=0.05)
 
 
 def test_selective_recomputation_drops_the_scores():
     h, layers, a, _b = KORTHIKANTI["175B"]
     found = job(gpt(h, layers, a), Mesh(tensor=8, sequence_parallel=True), software=UNFUSED, recompute="selective")
-    assert layer_activation_bytes(found, found.architecture.layers[0]) == pytest.approx(2048 * h * 34 / 8, rel=0.05)
+    assert layer_bytes(found.setting, found.architecture.layers[0]) == pytest.approx(2048 * h * 34 / 8, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_activations_in_flight_come_from_the_order(name, chunks, in_flight):
     """Rank 0 of 4: p; all m; 2 p - 1; (v p + p - 1) chunks of 1 / v."""
     own = replace(architecture("llama3_8b"), num_layers=32)
     found = job(own, Mesh(pipeline=4, sharing=Sharing("none")), schedule=name, chunks=chunks)
-    of_rank = 8 * layer_activation_bytes(found, own.layers[0])
+    of_rank = 8 * layer_bytes(found.setting, own.layers[0])
     assert rank_bytes(found, 0)["activations"] == pytest.approx(in_flight * of_rank)
 
 

@@ -6,7 +6,7 @@ from math import log
 import pytest
 
 from rpbench import registry
-from rpbench.cost.analytic import analytic_times
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.problem import Problem
 from rpbench.predict import roundpipe, traffic
 from rpbench.predict.sensitivities import STEP
@@ -27,7 +27,7 @@ def equal(case, num_calls=1, num=10):
 
 def test_equal_microbatches_without_links_are_the_plain_simulation(case):
     small = equal(without_links(case("roundpipe-sync", "8x_rtx4090", "qwen3_1p7b")), num_calls=2)
-    times = analytic_times(small.model, small.chunk_tokens, small.basis)
+    times = times_of(setting_of(small.model, small.chunk_tokens, small.basis))
     problem = Problem(registry.entry("roundpipe"), times, 8, 20, options={"round_size": 10}, recompute_ahead=True)
     plan = roundpipe.planned(small)
     timeline = simulate(problem.order(plan), problem.costs(plan))
@@ -95,11 +95,12 @@ def test_slopes_are_those_of_a_step_timed_again(case):
 def test_published_timings_make_up_for_what_counts_too_much(case):
     run = case("roundpipe", "8x_rtx4090", "llama31_8b")
     varied = run.varied("norm_bytes", 1.5)
-    layers = [analytic_times(run.model, 8192, basis).forward[0] for basis in (run.basis, varied)]
+    layers = [times_of(setting_of(run.model, 8192, basis)).forward[0] for basis in (run.basis, varied)]
     assert layers[0] == pytest.approx(layers[1])
     other = case("roundpipe", "8x_a800", "llama31_8b")  # the same correction, on a machine with another balance
     there = [
-        analytic_times(other.model, 8192, basis).forward[0] for basis in (other.basis, other.varied("norm_bytes", 1.5))
+        times_of(setting_of(other.model, 8192, basis)).forward[0]
+        for basis in (other.basis, other.varied("norm_bytes", 1.5))
     ]
     assert 1.001 < max(there) / min(there) < 1.05
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from rpbench import registry
-from rpbench.cost.analytic import analytic_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import model_bytes
 from rpbench.cost.transfers import StageBytes, TransferTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Shape
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.passes.offload import stream
 from rpbench.predict import roundpipe
 from rpbench.predict.jobs import Jobs, Slot
@@ -33,7 +33,7 @@ def as_data(case, num, **complexes):
         "x", case.num_devices, host_to_device_bytes_per_s=pace, host_memory_bytes_per_s=memory, **complexes
     )
     times = TransferTimes(StageBytes(plan, model_bytes(case.model, int(tokens))), cluster)
-    costs = analytic_times(case.model, tokens, case.basis).table(plan, recompute_ahead=True)
+    costs = times_of(setting_of(case.model, tokens, case.basis)).table(plan, recompute_ahead=True)
     graph = build_graph(schedule)
     timeline = simulate_links(graph, replace(costs, hop=0, transfer_time=times), times)
     return max(end for number, end in enumerate(timeline.end) if graph.columns.kind[number] == Kind.B)

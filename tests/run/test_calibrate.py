@@ -13,13 +13,15 @@ from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.collective_rates import COLLECTIVES
 from rpbench.cost.declared import declarations
-from rpbench.cost.engine_times import counted, engine_times
 from rpbench.cost.machine import NUMBERS, Machine
 from rpbench.cost.measured import MEASURED, PARTS
 from rpbench.engine.measure import calibration
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.engine.measure.probes import ON_CORES
 from rpbench.engine.measure.rates import Rates
+from rpbench.mesh.engine_kernels import counted
+from rpbench.mesh.layer_seconds import eager_kernels
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.run import cluster_file
 from rpbench.run.cluster_file import cluster_of, to_text
 from rpbench.run.request_to_records import run
@@ -47,7 +49,7 @@ def made_up():
     basis = make_basis(bare, COST.constants, COST.declared)
     probes = []
     for probe in ON_CORES:
-        counts = counted(probe.model, probe.num_tokens, basis)
+        counts = counted(eager_kernels(setting_of(probe.model, probe.num_tokens, basis)))
         times = {part: sum(FACTOR[term] * counts[part][term] for term in PARTS[part]) for part in PARTS}
         probes.append((probe, times))
     return Calibration(RATES, probes, (0.8, 0.5), 0.25)
@@ -116,7 +118,7 @@ def test_from_calibrating_to_predicting(tmp_path, capsys, measured):
     assert {(row["evidence"], row["cluster"]) for row in rows.values()} == {("predicted", "mine")}
     # All the work of two steps, the optimizer's among it, within the time of two devices.
     basis = make_basis(cluster_of("mine", made_up(), {}), COST.constants, COST.declared)
-    times = engine_times(load(["model=mid_gpt"]).model, 256, basis)
+    times = times_of(setting_of(load(["model=mid_gpt"]).model, 256, basis, "engine"))
     once = times.head_forward + times.head_backward + sum((*times.forward, *times.recompute, *times.backward))
     assert rows["roundpipe"]["makespan_s"] > (2 * 4 * once) / 2
     assert rows["1f1b"]["makespan_s"] > (2 * 4 * (once - sum(times.recompute))) / 2

@@ -7,12 +7,12 @@ from test_calibrate import COST, RATES, made_up
 
 from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
-from rpbench.cost.engine_times import engine_times
 from rpbench.ir.partition import parse
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.whole import evaluate_whole
 from rpbench.run.modes.duel.contenders import contenders
+from rpbench.run.modes.duel.plans import problem_of
 from rpbench.run.modes.duel.survey import Survey
-from rpbench.run.modes.duel.tuning import problem_of
 from rpbench.sim.longest_path import simulate
 
 REQUEST = load(
@@ -45,7 +45,7 @@ def test_a_prediction_is_the_plan_at_the_machine_s_costs(survey, name, cut, keep
     for makespan, busy, (_, cluster) in zip(
         survey.makespans(plan), survey.makespans(plan, waits=False), survey.found, strict=True
     ):
-        times = engine_times(MODEL, TOKENS, make_basis(cluster, COST.constants, COST.declared))
+        times = times_of(setting_of(MODEL, TOKENS, make_basis(cluster, COST.constants, COST.declared), "engine"))
         table = times.table(
             plan.schedule.partition,
             recompute_ahead=name == "roundpipe",

@@ -1,7 +1,6 @@
 """Bytes charged: boundary tensors over links, sums over copies, optimizers on the host's and the devices' memory."""
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +22,7 @@ from rpbench.passes.offload import shard
 from rpbench.registry import entry
 from rpbench.run.charging import with_charges
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import fair_rates, fill_up, simulate_charged
+from rpbench.sim.links import simulate_charged
 from rpbench.workload.architecture import Architecture
 
 SIZES = model_bytes(Architecture("tiny", num_layers=8, hidden=32, heads=2, vocab=64, seq_len=16), 32)
@@ -140,14 +139,6 @@ def test_the_optimizer_takes_the_time_of_its_traffic():
             for traffic in (optimizer, replace(optimizer, on_host=80))
         )
         assert twice - once == pytest.approx(1000 * 40 * PARAMETERS / 1e3, rel=0.01)
-
-
-@given(st.lists(st.one_of(st.floats(0.1, 100), st.just(inf)), min_size=1, max_size=8), st.floats(0.1, 200))
-def test_filling_one_link_is_max_min_fairness(limits, capacity):
-    uses = {number: [number, "memory"] for number in range(len(limits))}
-    links = {number: limit for number, limit in enumerate(limits) if limit != inf} | {"memory": capacity}
-    found = fill_up(dict(enumerate(limits)), capacity)
-    assert found == pytest.approx(fair_rates(uses, links))
 
 
 # --- activations that wait on the host ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The simulator's graph, built for all microbatches at once, has the edges that `ir` finds one by one."""
+"""The edges of a schedule, derived for all microbatches at once, are those found one by one."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
 
-from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.action import parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
@@ -15,6 +15,7 @@ from rpbench.ir.schedule import Shape
 from rpbench.passes.lower import add_steps, lower_communication, split_backward
 from rpbench.registry import entries
 from rpbench.sim.graph import build_graph
+from tests.one_by_one import waits_for
 
 
 @st.composite
@@ -50,10 +51,8 @@ def test_edges_are_those_found_one_by_one(schedule):
         (producer, consumer, moved != "order")
         for consumer, action in enumerate(index.actions)
         for part in parts_of(action)
-        for producer, moved in [*index.waits_for(part), *transfers[consumer]]
-        if (index.lane_of[producer] != index.lane_of[consumer] or producer > consumer)
-        # A step's gradients stay where they are: the graph charges no transfer for them.
-        and index.actions[consumer].kind is not Kind.STEP
+        for producer, moved in [*waits_for(index, part), *transfers[consumer]]
+        if index.lane_of[producer] != index.lane_of[consumer] or producer > consumer
     }
     graph = build_graph(schedule)
     order = graph.order.tolist()
@@ -61,9 +60,12 @@ def test_edges_are_those_found_one_by_one(schedule):
         (order[graph.pred[edge]], order[i], bool(graph.moves[edge]))
         for i in range(graph.num_actions)
         for edge in range(graph.pred_start[i], graph.pred_start[i + 1])
-        if index.actions[order[i]].kind is not Kind.STEP
     }
     assert at_once == one_by_one
+    producers = Analysis(schedule).producers
+    assert {(before, after) for after in range(len(producers)) for before in producers[after]} == {
+        (producer, consumer) for producer, consumer, _ in one_by_one
+    }
 
 
 @settings(deadline=None, max_examples=40)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from fairness import fair_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import offload, stream
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import fair_rates, simulate_links
+from rpbench.sim.links import simulate_links
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.workload.architecture import Architecture
 

@@ -11,10 +11,9 @@ from rpbench.ir.check import check_versions, checked_actions
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries
-from rpbench.sim.checked import checked_graph
+from rpbench.sim.checked import checked_graph, plain_rows
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.plain import plain_columns
 
 # name -> (ranks, stages, microbatches)
 PLAIN = {
@@ -55,7 +54,7 @@ def action_by_action(schedule):
 
 def test_plain_schedules_are_told_by_their_columns():
     for name in PLAIN:
-        assert plain_columns(build(name)) is not None, name
+        assert plain_rows(build(name)) is not None, name
 
 
 # --- what breaks a schedule -----------------------------------------------------------------------------------
@@ -129,21 +128,21 @@ def test_what_is_refused_is_refused_in_the_same_words(name):
 
 def test_bound_weights_stay_where_they_are_without_a_placement():
     torn = Schedule(Shape(2, 1, 1), ((Action(Kind.F, 0, 0),), (Action(Kind.B, 0, 0),)))
-    assert plain_columns(torn) is None
-    assert plain_columns(Schedule(torn.shape, torn.rows, weights=Weights.STREAMED)) is not None
+    assert plain_rows(torn) is None
+    assert plain_rows(Schedule(torn.shape, torn.rows, weights=Weights.STREAMED)) is not None
 
 
 def test_a_holder_that_is_no_rank_holds_nothing():
     row = (Action(Kind.F, 0, 0), Action(Kind.B, 0, 0))
     for placement, holds in (((0,),), True), (((1,),), False), (((-1,),), False), (((0, 1),), True):
-        assert (plain_columns(Schedule(Shape(1, 1, 1), (row,), placement=placement)) is not None) == holds
+        assert (plain_rows(Schedule(Shape(1, 1, 1), (row,), placement=placement)) is not None) == holds
 
 
 def test_steps_and_transfers_are_not_plain():
     shape = Shape(1, 1, 1)
     row = (Action(Kind.F, 0, 0), Action(Kind.B, 0, 0))
-    assert plain_columns(Schedule(shape, ((*row, Action(Kind.STEP, 0, version=1)),))) is None
-    assert plain_columns(Schedule(shape, ({"compute": row, "net": ()},))) is None
+    assert plain_rows(Schedule(shape, ((*row, Action(Kind.STEP, 0, version=1)),))) is None
+    assert plain_rows(Schedule(shape, ({"compute": row, "net": ()},))) is None
 
 
 # --- what follows from it -------------------------------------------------------------------------------------

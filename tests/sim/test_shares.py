@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
+from fairness import fair_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.sim.bandwidth_shares import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
-from rpbench.sim.links import fair_rates
-from rpbench.sim.share_loop import share_out
+from rpbench.sim.bandwidth_shares import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run, share_out
 
 
 def timed(needs, capacity=None, edges=(), ports=(), urgent=()):

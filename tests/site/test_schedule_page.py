@@ -2,12 +2,9 @@
 
 import json
 import random
-import shutil
 import subprocess
 import sys
-import threading
 from contextlib import redirect_stderr
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from urllib.parse import urlencode
 
@@ -20,9 +17,9 @@ from rpbench.config.request import load
 from rpbench.run.assemble import assemble
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
+from tests.chromium import needs_chromium
 from tests.site.site_pages import DOCS
 
-CHROMIUM = next((path for name in ("chromium", "google-chrome") if (path := shutil.which(name))), None)
 BROKEN = """# rpbench-schedule 1
 # name=broken ranks=2 stages=2 backward_stages=2 microbatches=1 steps=1 parts=1 fused=0 policy=flush weights=bound \
 placement=0,1 partition=1-1
@@ -144,78 +141,26 @@ def test_the_archive_answers_with_the_standard_library_alone(tmp_path):
 
 # --- in a browser ----------------------------------------------------------------------------------------------
 
-ASKS = """
-<script>
-addEventListener("load", async () => {
-  const asked = await (await fetch("asked.json")).json(), found = [];
-  for (const address of asked) {
-    delete document.body.dataset.answer;
-    location.hash = address;
-    for (let tries = 0; tries < 3000 && !document.body.dataset.answer; tries++) {
-      await new Promise((done) => setTimeout(done, 20));
-    }
-    found.push(document.body.dataset.answer);
-  }
-  await fetch("found", { method: "POST", body: JSON.stringify(found) });
-});
-</script>
-"""
-
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install one (Debian: chromium) to open the page")
+@needs_chromium
 @pytest.mark.skipif(not runtime.is_there(), reason="no Pyodide here: npm ci --prefix analysis/site")
-def test_a_browser_answers_a_hundred_random_addresses_as_python_does(tmp_path):
-    addresses = [*random_addresses(100, seed=9), "schedule=1f2b", "num_devices=10000"]
+def test_a_browser_answers_a_hundred_random_addresses_as_python_does(tab, tmp_path):
     text = (DOCS / "schedules.md").read_text(encoding="utf-8")
-    page = text[text.index("<form") : text.index("## What the address says")]
-    (tmp_path / "page.html").write_text(f'<meta charset="utf-8"><body>{page}{ASKS}', encoding="utf-8")
+    page = tmp_path / "page.html"
+    page.write_text(
+        f'<meta charset="utf-8"><body>{text[text.index("<form") : text.index("## What")]}', encoding="utf-8"
+    )
     (tmp_path / "schedules.js").write_bytes((DOCS / "schedules.js").read_bytes())
     (tmp_path / runtime.NAME).write_text(runtime.script(), encoding="utf-8")
-    (tmp_path / "asked.json").write_text(json.dumps(addresses), encoding="utf-8")
-    answers = [json.loads(each) for each in json.loads(_posted(tmp_path, "page.html"))]
-    for address, (makespan, bubble, *sentence) in zip(addresses, answers, strict=True):
+    answered = "document.body.dataset.answer !== undefined"
+    tab.open(page.as_uri(), until=answered, seconds=120)
+    for address in [*random_addresses(100, seed=9), "schedule=1f2b", "num_devices=10000"]:
+        tab.read(f"delete document.body.dataset.answer; location.hash = {json.dumps(address)}")
+        wait = f"new Promise((done) => setInterval(() => {answered} && done(document.body.dataset.answer), 5))"
+        makespan, bubble, *sentence = json.loads(tab.read(wait))
         here = answer(address)
         assert sentence == [here.get("sentence")], address
         if sentence == [None]:  # sums of a later Python differ in their last bits
             assert (makespan, bubble) == pytest.approx((here["makespan_ms"], here["bubble"]), rel=1e-9), address
-
-
-def _posted(folder, page):
-    """What a page of a folder sends back, opened in a browser."""
-    sent, there = [], threading.Event()
-
-    class Answer(SimpleHTTPRequestHandler):
-        def __init__(self, *given):
-            super().__init__(*given, directory=str(folder))
-
-        def do_POST(self):
-            sent.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.send_response(204)
-            self.end_headers()
-            there.set()
-
-        def log_message(self, *given):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        command = [
-            str(CHROMIUM),
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={folder}/profile",
-        ]
-        command += [
-            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-            f"http://127.0.0.1:{server.server_address[1]}/{page}",
-        ]
-        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            assert there.wait(120), "the page has sent nothing"
-        finally:
-            browser.terminate()
-            browser.wait(20)
-            server.shutdown()
-    return sent[0]
+    assert tab.errors == []

@@ -1,7 +1,6 @@
 """Pages of the site: one for each method, paths that are there, and the site itself where mkdocs is installed."""
 
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,10 +11,10 @@ import pytest
 from analysis.site import generated, links, methods
 from analysis.site.fences import shown
 from rpbench.registry import offered
+from tests.chromium import needs_axe, needs_chromium
 from tests.site.site_pages import DOCS, PAGES, ROOT, name_of
 
 _PATH = re.compile(r"`((?:rpbench|analysis|tests|conf|baselines|docs|\.ci)/[\w./-]*\w/?)`")
-CHROMIUM = next((path for name in ("chromium", "google-chrome") if (path := shutil.which(name))), None)
 # What runs make, and what readers write.
 _MADE = ("analysis/figures", "conf/cluster/this_machine.yaml", "analysis/published/measured/NAME.csv")
 
@@ -112,38 +111,37 @@ def test_the_site_is_built_and_asks_nobody(built):
         assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
-# What a reader does who looks for a word, and the pages that are found.
-SEARCHES = """
-<script>
-addEventListener("load", async () => {
-  const pause = () => new Promise((done) => setTimeout(done, 100));
-  const words = document.querySelector("input[data-md-component=search-query]");
-  for (let tries = 0; tries < 50 && !document.querySelector("a.md-search-result__link"); tries++) {
-    words.focus();
-    words.value = "WORDS";
-    words.dispatchEvent(new Event("keyup", { bubbles: true }));
-    await pause();
-  }
-  const found = [...document.querySelectorAll("a.md-search-result__link")].map((link) => link.href);
-  document.body.dataset.found = found.join(" ");
-});
-</script>
-"""
+OPENED = ("index", "tutorial", "methods", "methods/roundpipe", "schedules", "findings", "duel", "howto/advise")
+OPENED += ("explanation/how_do_i_know", "reference/settings", "project/changelog")
 
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install one (Debian: chromium) to search the site")
-def test_a_reader_can_search_the_site_on_disk(built, tmp_path):
-    start = built / "index.html"
-    asked = built / "asked.html"
-    asked.write_text(start.read_text("utf-8").replace("</body>", SEARCHES.replace("WORDS", "weipipe") + "</body>"))
-    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=20000", "--dump-dom", asked.as_uri()]
-    dump = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = re.search(r'<body[^>]*data-found="([^"]*)"', dump)
-    assert found is not None
-    assert any("methods/weipipe.html" in link for link in found[1].split()), found[1]
+@needs_chromium
+@needs_axe
+@pytest.mark.parametrize("dark", [False, True], ids=("light", "dark"))
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("name", OPENED)
+def test_a_page_on_disk_is_there_for_everybody(built, tab, name, width, dark):
+    tab.look(width, dark)
+    tab.open((built / f"{name}.html").as_uri(), until="document.body.dataset.mdColorScheme !== undefined")
+    assert (tab.read("document.body.dataset.mdColorScheme") == "slate") is dark
+    assert not tab.scrolls_sideways()
+    assert tab.errors == []
+    assert tab.serious() == []
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@needs_chromium
+def test_a_reader_can_search_the_site_on_disk(built, tab):
+    tab.look(1400, False)
+    tab.open((built / "index.html").as_uri())
+    tab.read("(words = document.querySelector('input[data-md-component=search-query]')).focus()")
+    tab.read("words.value = 'weipipe'; words.dispatchEvent(new Event('keyup', { bubbles: true }))")
+    found = "[...document.querySelectorAll('a.md-search-result__link')].map((link) => link.href)"
+    wait = f"new Promise((done) => setInterval(() => {found}.length && done({found}), 100))"
+    assert any("methods/weipipe.html" in link for link in tab.read(wait))
 
 
 def _requests(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from rpbench.ir.partition import Partition, parse, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
-from rpbench.torch_runtime.export import FORMS, export
+from rpbench.torch_runtime.export import FORMS, Given, export
 from rpbench.torch_runtime.frameworks import (
     NAMES,
     deepspeed_parts,
@@ -19,9 +19,12 @@ from rpbench.torch_runtime.frameworks import (
     megatron_options,
     megatron_virtual_stages,
     module_names_per_stage,
+    roundpipe_host_bytes,
+    roundpipe_plan,
     table_lines,
 )
 from rpbench.torch_runtime.torch_csv import from_csv
+from rpbench.workload.architecture import Architecture
 
 
 def times_of(schedule):
@@ -31,7 +34,7 @@ def times_of(schedule):
 
 def exported(name, form, num_ranks=2):
     schedule = schedule_near(name, num_ranks, 4)
-    return schedule, export(schedule, form, times_of(schedule))
+    return schedule, export(schedule, form, Given(times_of(schedule)))
 
 
 def test_every_form_has_a_text():
@@ -205,7 +208,51 @@ def test_waves_have_no_name_there():
 
 def test_partitions_need_a_model():
     bare = entries()["1f1b"].build(Shape(2, 2, 4))
-    for form in ("megatron_layout", "deepspeed_parts"):
+    for form in ("megatron_layout", "deepspeed_parts", "roundpipe"):
         with pytest.raises(ValueError, match="writes a partition, and this schedule has none"):
-            export(bare, form, lambda: None)
-    assert "module_fqns_per_model_part has as many lists" in export(bare, "torchtitan", lambda: None)
+            export(bare, form, Given(lambda: None))
+    assert "module_fqns_per_model_part has as many lists" in export(bare, "torchtitan", Given(lambda: None))
+
+
+# --- the released RoundPipe ----------------------------------------------------------------------------------
+
+FUSED = Partition((2, 3), (1, 2, 2, 2), fused=True)
+
+
+def test_a_fused_plan_by_hand():
+    """Seven layers: module 0 is the embedding, 8 the head; the last two layers run forward where backward begins."""
+    assert roundpipe_plan(FUSED) == {
+        "run_type": "fused",
+        "num_layers": 9,
+        "fwd_plan": [[0, 3], [3, 6]],
+        "bwd_plan": [[6, 9], [4, 6], [2, 4], [0, 2]],
+    }
+    plain = roundpipe_plan(symmetric((2, 3)))
+    assert (plain["run_type"], plain["fwd_plan"], plain["bwd_plan"]) == ("train", [[0, 3], [3, 7]], [[3, 7], [0, 3]])
+    with pytest.raises(ValueError, match="forward range 1 of the plan has no layer"):
+        roundpipe_plan(symmetric((2, 0, 3)))
+
+
+def test_its_host_memory_by_hand():
+    """16-bit weights and gradients in blocks of powers of two, 16 bytes a parameter in 32 bits; two layers alike."""
+    model = Architecture("small", num_layers=2, hidden=24, heads=2, vocab=40, seq_len=8, inner=32)
+    layer = 4 * [24 * 24] + 3 * [24 * 32] + 2 * [24]
+    shapes = [40 * 24, *layer, *layer, 24, 40 * 24]
+    blocks = sum(next(2**n for n in range(40) if 2**n >= 2 * size) for size in shapes)
+    total = sum(shapes)
+    assert roundpipe_host_bytes(model) == {
+        "alloc": 2 * blocks + 16 * total,
+        "register": 2 * total + blocks + 16 * total,
+        "off": 2 * total + blocks + 16 * total,
+    }
+
+
+def test_the_librarys_own_class_takes_the_plan():
+    try:
+        from roundpipe import ModelExecutePlan
+    except Exception as error:  # it asks the GPUs for their memory when it is imported
+        pytest.skip(f"roundpipe cannot be imported: {error}")
+    for partition in (FUSED, symmetric((2, 3))):
+        found, plan = roundpipe_plan(partition), ModelExecutePlan()
+        plan.fwd_plan, plan.bwd_plan = ([range(*each) for each in found[name]] for name in ("fwd_plan", "bwd_plan"))
+        plan.check_valid(found["num_layers"], found["run_type"])

@@ -14,8 +14,7 @@ from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
 from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
-from rpbench.run.modes.duel.paired import Ratio
-from rpbench.run.modes.duel.rows import drift, over_predicted, predictions
+from rpbench.run.modes.duel.rows import Ratio, drift, over_predicted, predictions
 
 BAR = 0.15  # how far a prediction may be off
 

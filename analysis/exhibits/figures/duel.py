@@ -16,10 +16,8 @@ from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
-from rpbench.run.modes.duel.neighbours import MOST_OTHERS
-from rpbench.run.modes.duel.paired import ratio
-from rpbench.run.modes.duel.rows import times
-from rpbench.run.modes.duel.runs import CLOCKS
+from rpbench.run.modes.duel.rows import ratio, times
+from rpbench.run.modes.duel.runs import CLOCKS, MOST_OTHERS
 from rpbench.run.modes.duel.verdict import Finding
 
 Row = dict[str, Any]

@@ -95,8 +95,9 @@ def _exhibit(number: int, name: str, platform: str) -> Exhibit:
         title=f"Figure {number}: {subject} on {_NAMES[platform]}, predicted" + (" and published" if known else ""),
         caption=(
             "Predicted from the shape of the model and the declared figures of the machine; the line through a bar "
-            "holds nine of ten errors of the declared constants. Numbers beside bars: predicted over published. "
-            f"{answer(data)} analysis/predictions/README.md says which cells are trusted least."
+            "holds nine of ten errors of the declared constants. The number beside a bar is the prediction, the one in "
+            f"brackets its ratio to the published value. {answer(data)} analysis/predictions/README.md says which "
+            "cells are trusted least."
         ),
         evidence=("predicted", "published") if known else ("predicted",),
         command=COMMAND,

@@ -9,8 +9,8 @@ from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns
-from rpbench.run.modes.torch_duel.entrants import OWN, TABLE, THREADS, TWIN
-from rpbench.run.modes.torch_duel.sample import MISSING
+from rpbench.run.modes.duel.contenders import OWN, TABLE, THREADS, TWIN
+from rpbench.run.modes.duel.runs import MISSING
 
 Row = dict[str, Any]
 NAMES = {

@@ -9,11 +9,10 @@ from rpbench.config.mesh.overrides import MeshConfig, OverlapConfig
 from rpbench.cost.machine import Machine
 from rpbench.mesh.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.software import Software, software
+from rpbench.mesh.software import DEFAULT, Software, software
 from rpbench.registry import unknown_name
 from rpbench.workload.architecture import Architecture
 
-FRAMEWORK = "megatron_core"  # whose kernels and overlap stand for a run that names none
 PRECISION = "bf16"
 INNER = ("data", "tensor", "context")  # axes whose sizes make the group behind one rank of the schedule
 
@@ -90,18 +89,20 @@ def mesh_choice(
     cluster: Machine,
     model: Architecture | None,
     cost: str,
+    named: Software | None,
 ) -> MeshChoice:
     """What a run under a mesh stands on.
 
     Args:
         num_devices: as asked for.
         cost: the chosen source of seconds.
+        named: whose kernels they are, if that was said.
 
     Raises:
         ValueError: for whatever in the mesh cannot be, or a cluster whose links nobody knows.
     """
     mesh = mesh_of(config, cluster.num_devices if num_devices is None and config.pipeline is None else num_devices)
-    framework = _overlapping(software(config.framework or FRAMEWORK), config.overlap)
+    framework = _overlapping(named or software(DEFAULT), config.overlap)
     precision = config.precision or PRECISION
     if precision not in get_args(Precision):
         raise ConfigError(unknown_name("mesh.precision", precision, list(get_args(Precision))))

@@ -52,7 +52,7 @@ def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:
     if config.cost.get("split_penalty", 1.0) != 1.0:
         raise ConfigError(
             f"cost.split_penalty={config.cost['split_penalty']} under a mesh: the framework's file in conf/software/ "
-            "says what two halves of a backward cost; leave it out, or choose another mesh.framework"
+            "says what two halves of a backward cost; leave it out, or choose another software"
         )
     if config.cost.get("name") == "unit":
         raise ConfigError(

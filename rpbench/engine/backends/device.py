@@ -8,7 +8,9 @@ backend one for each lane, and the accelerators do it in the order of the stream
     compute   forward and backward; autograd is called in the lane's own thread
     d2h       downloads to pinned memory; their thread waits until each is complete
     net       what replicas fetch of each other: shards of weights, and gradients to be added up
-    host      the optimizer, on the processor
+    host      the optimizer, on the processor; where stages stay on accelerators it is on lane compute
+
+What lies on another accelerator is fetched by two streams of the thread that needs it (`transfers.peers`).
 
 Memory is reused safely in two ways. What the lane h2d has brought belongs to that stream's pool, and a FREE makes the
 stream wait for the last reader before anything is brought again; the same holds for net and RESHARD. Every other
@@ -20,6 +22,8 @@ No accelerator was at hand: it has never run on one. Its order is checked on CPU
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,10 +34,15 @@ from rpbench.engine.backends.accelerator import place
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.executor import Gate, Perform
 from rpbench.engine.program import Edge, Program
+from rpbench.engine.transfers.peers import at, begin_action, copied_here, wait_for
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch, Data
 
 ON_DEVICE = ("h2d", "compute", "d2h", "net")  # lanes with a stream; the others work on the processor
+
+
+class DeviceFailed(RuntimeError):
+    """An accelerator has no memory, is lost, or its driver has an error; the cause is what torch said."""
 
 
 class DeviceBackend(ThreadBackend):
@@ -54,12 +63,16 @@ class DeviceBackend(ThreadBackend):
             self._streams[device, lane] = torch.Stream(device=self.accelerator_of(device))
         return self._streams[device, lane]
 
-    def copy(self, tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
-        """The tensor at the other end of a lane; to be called by the thread of that lane."""
-        if lane in ("h2d", "net"):
-            brought = tensor.detach().to(self.accelerator_of(device), non_blocking=True, copy=True)
-            brought.record_stream(self.stream_of(device, "compute"))
-            return brought
+    def copy(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
+        """A copy of the tensor at the other end of a lane; to be called by the thread of that lane."""
+        goes_home = lane == "d2h" and peer is None
+        if not goes_home:
+            reader = device if lane != "d2h" else peer
+            assert reader is not None
+            with at(self.accelerator_of(reader)):
+                made = copied_here(tensor)
+            made.record_stream(self.stream_of(reader, "compute"))
+            return made
         home = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         home.copy_(tensor.detach(), non_blocking=True)
         self.stream_of(device, lane).synchronize()  # whoever reads it next may be the processor
@@ -69,14 +82,16 @@ class DeviceBackend(ThreadBackend):
         """When each action ran on its accelerator, in seconds; actions of host lanes by the clock of the processor.
 
         Raises:
-            ActionFailed: if one raised.
+            ActionFailed: if one raised; its cause is a `DeviceFailed` where an accelerator did.
+            DeviceFailed: if an accelerator failed later.
             ScheduleError: if no lane can move.
         """
         issue = _Issue(self, program, perform)
         self._synchronize()
         issue.begin()
         super().run(program, issue.perform)
-        self._synchronize()
+        with failing("when every action had been issued: "):
+            self._synchronize()
         return issue.timeline()
 
     def _synchronize(self) -> None:
@@ -112,7 +127,15 @@ class _Issue:
                 self._origins[found].record(torch.accelerator.current_stream(found))
 
     def perform(self, number: int, gate: Gate) -> None:
-        """Issue an action behind the events of what it waits for."""
+        """Issue an action behind the events of what it waits for.
+
+        Raises:
+            DeviceFailed: if an accelerator fails.
+        """
+        with failing():
+            self._issue(number, gate)
+
+    def _issue(self, number: int, gate: Gate) -> None:
         lane = self._program.lanes[self._program.index.lane_of[number]]
         edges = self._program.waits[number]
         if not self._on_device[number]:
@@ -120,15 +143,16 @@ class _Issue:
             return
         stream = self._backend.stream_of(lane.device, lane.name)
         start, main, end = self._start[number], self._main[number], self._end[number]
+        begin_action(stream)
         with stream:
-            self._wait(stream, [edge for edge in edges if not edge.late])
+            self._wait([edge for edge in edges if not edge.late])
             start.record(stream)
             passed = False
 
             def pass_gate() -> None:
                 nonlocal passed
                 gate()
-                self._wait(stream, [edge for edge in edges if edge.late])
+                self._wait([edge for edge in edges if edge.late])
                 main.record(stream)
                 passed = True
 
@@ -156,11 +180,9 @@ class _Issue:
     def _event(self, number: int) -> Any:
         return torch.Event(self._accelerator(number), enable_timing=True)
 
-    def _wait(self, stream: torch.Stream, edges: list[Edge]) -> None:
-        for edge in edges:
-            event = self._end[edge.producer]
-            if event is not None:
-                stream.wait_event(event)
+    def _wait(self, edges: list[Edge]) -> None:
+        events = (self._end[edge.producer] for edge in edges)
+        wait_for([event for event in events if event is not None])
 
     def _perform_on_host(self, number: int, gate: Gate, edges: list[Edge]) -> None:
         for edge in edges:
@@ -171,6 +193,22 @@ class _Issue:
         start[number] = main[number] = time.perf_counter() - self._began
         self._perform(number, gate)
         end[number] = time.perf_counter() - self._began
+
+
+@contextmanager
+def failing(when: str = "") -> Iterator[None]:
+    """Inside, what fails of an accelerator is told with what each holds, by its allocator's count, which outlives it.
+
+    Raises:
+        DeviceFailed: if an accelerator has no memory, is lost, or its driver has an error: of what is asked of it here,
+            or of what was asked before, which an accelerator says later.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        held = [torch.accelerator.memory_allocated(number) for number in range(torch.accelerator.device_count())]
+        what = f"{when}{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise DeviceFailed(f"{what}; bytes held by accelerator: {', '.join(map(str, held))}") from error
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from rpbench.engine.state.gradients import Gradients, Tensors
 from rpbench.engine.state.loss_scale import LossScaler
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weight_versions_read import Reads
+from rpbench.engine.transfers.peers import here
 from rpbench.ir.action import Action, Kind
 from rpbench.passes.recomputation import Recompute
 
@@ -265,7 +266,8 @@ class Passes:
             slope, gradients = differentiate(head, self._loss_scale(head.end, version))
         else:
             leaves_shares = stage == self._layout.top and self._layout.num_head_shares
-            slope = self._shares.leave(segment) if leaves_shares else self._slopes.pop((stage + 1, segment))
+            above = self._shares.leave(segment) if leaves_shares else self._slopes.pop((stage + 1, segment))
+            slope = None if above is None else here(above)
             if kept is not None:
                 slope, gradients = differentiate(kept, slope)
         for run in reversed(again):
@@ -301,7 +303,7 @@ class Passes:
         """What a forward stage, or the fused stage behind the last, begins with."""
         if stage == 0:
             return self._tokens(segment)
-        return self._outputs.pop((stage - 1, segment))
+        return here(self._outputs.pop((stage - 1, segment)))
 
     def _again(self, modules: range, segment: Segment, version: int) -> Graph:
         """Run modules once more, with graph, from the input kept for them."""

@@ -13,8 +13,9 @@ import torch
 from rpbench.engine.compute.segments import Segment
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weights import WeightSource
+from rpbench.engine.transfers.peers import here
 from rpbench.engine.workload import Workload
-from rpbench.models.sharded_loss import Half, Share, summed_loss, together
+from rpbench.models.sharded_loss import Half, Share, Sums, summed_loss, together
 from rpbench.models.vocab_shards import HeadShare
 
 LossScale = Callable[[torch.Tensor], torch.Tensor | None]  # the loss -> its gradient; None for 1
@@ -54,7 +55,7 @@ class HeadShares:
         """
         hidden, labels = self._read(segment)
         halves = self._halves[segment]
-        whole = together([halves[other].sums for other in range(self._workload.num_head_shares)])
+        whole = together([Sums(*map(here, halves[other].sums)) for other in range(self._workload.num_head_shares)])
         with torch.enable_grad():
             total = summed_loss(whole).requires_grad_()
             loss = self._workload.share(total / len(labels), *segment, num_parts=1)
@@ -70,9 +71,9 @@ class HeadShares:
         """The gradient of what the last stage has made, when all shares have done their second half."""
         x, slopes = self._inputs.pop(segment), self._slopes.pop(segment)
         del self._halves[segment]
-        slope = slopes[0]
+        slope = here(slopes[0])
         for share in range(1, self._workload.num_head_shares):
-            slope = slope + slopes[share]
+            slope = slope + here(slopes[share])
         return slope.view_as(x)
 
     def _share(self, share: int, version: int) -> Share:
@@ -84,4 +85,4 @@ class HeadShares:
     def _read(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states (N, H) and labels (N,) of a microbatch."""
         microbatch, _ = segment
-        return self._inputs[segment].flatten(0, 1), self._workload.batch(microbatch).labels.flatten()
+        return here(self._inputs[segment]).flatten(0, 1), self._workload.batch(microbatch).labels.flatten()

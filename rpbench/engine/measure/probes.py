@@ -2,7 +2,7 @@
 
 No experiment trains them. They differ in width, tokens and vocabulary, so that what a layer takes can be told apart
 into what it takes however small it is, its products, its element-wise kernels and its weights
-(`rpbench.cost.engine_times`).
+(`rpbench.mesh.engine_kernels`).
 """
 
 from collections.abc import Callable

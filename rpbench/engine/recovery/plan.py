@@ -42,7 +42,7 @@ class Plan:
 
     Args:
         schedule: one step in our text form, with its partition and STEP actions.
-        model: the fields of a `Model`.
+        model: the fields of an `Architecture`.
         optimizer: the fields of `OptimizerSettings`.
         source: what a lost rank comes back from: `memory` of other processes, or files in `folder`.
         holders: for each rank, the ranks that keep its state, itself first.

@@ -3,9 +3,13 @@
 A thread hears everything at once, so that nobody who sends here ever waits. Copies go into a table as they come. What
 the main thread waits for comes within the plan's limit, or the process ends with an error; a word about a failure ends
 the wait, the rank goes back to the step it is told, and says so. The process ends when the one that watches is gone.
+
+Messages are bytes, and tensors travel by value: one that multiprocessing passes by itself stays in memory that both
+ends map, and is gone with its sender. Senders may be killed here.
 """
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -13,15 +17,63 @@ from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rpbench.engine.recovery.plan import START_S, Death, Plan
 from rpbench.engine.recovery.stage_step import StageStep, Tensor
-from rpbench.engine.recovery.wire import Message, bytes_of, hear, packed, say, unpacked
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
+
+
+class Message(NamedTuple):
+    """What is said.
+
+    Args:
+        word: what it is about.
+        epoch: how many failures there had been; what is older is not heard.
+        to: the rank it is for; -1: the process that watches.
+        about: whatever belongs to the word, plain.
+        body: tensors, packed.
+    """
+
+    word: str
+    epoch: int = 0
+    to: int = -1
+    about: tuple[Any, ...] = ()
+    body: bytes = b""
+
+
+def say(connection: "Connection[Any, Any]", message: Message) -> None:
+    """Send a message."""
+    connection.send_bytes(pickle.dumps(tuple(message)))
+
+
+def hear(connection: "Connection[Any, Any]") -> Message:
+    """The next message.
+
+    Raises:
+        EOFError, OSError: if the other end is gone.
+    """
+    return Message(*pickle.loads(connection.recv_bytes()))
+
+
+def packed(value: Any) -> bytes:
+    """Tensors, or containers of them, by value."""
+    return pickle.dumps(value)
+
+
+def unpacked(body: bytes) -> Any:
+    """What was packed by a process of this run."""
+    return pickle.loads(body)
+
+
+def bytes_of(state: State) -> int:
+    """Bytes of a state's tensors."""
+    moments = (value for found in state.moments.values() for value in found.values())
+    tensors: list[torch.Tensor] = [*state.masters.values(), *moments]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 class Interrupted(Exception):
@@ -46,11 +98,9 @@ class StageProcess:
         """Do what is asked for until there is no more."""
         words: dict[str, Callable[..., None]] = {
             "step": self._step,
-            "share": self._share,
             "back": self._back,
             "give": self._give,
             "store": self._store,
-            "read": self._read,
             "result": self._result,
         }
         self._say("ready")
@@ -63,7 +113,9 @@ class StageProcess:
     # --- what is asked for ---
 
     def _step(self, step: int) -> None:
-        """One step, and a copy of what came of it with every holder."""
+        """One step behind a step that counts, and a copy of what came of it with every holder."""
+        with self._lock:
+            self._copies = {place: state for place, state in self._copies.items() if place[1] >= step}
 
         def tell(place: int) -> None:
             if Death(self._rank, step, place) in self._deaths:
@@ -75,16 +127,14 @@ class StageProcess:
         self._spread(state, self._plan.holders[self._rank])
         self._say("done", step)
 
-    def _share(self) -> None:
-        """Copies of the state that training begins with."""
-        self._spread(self._stage.state, self._plan.holders[self._rank])
-
-    def _back(self, step: int, fresh: Collection[int]) -> None:
-        """Go back to the copy of a step, and give copies to ranks that have begun anew."""
+    def _back(self, step: int, fresh: Collection[int], from_file: bool) -> None:
+        """Go back to the own copy of a step, or its file, and give copies to ranks that have begun anew."""
         self._tensors.clear()
-        self._stage.state = self._copies[self._rank, step]
-        self._spread(self._stage.state, set(fresh) & set(self._plan.holders[self._rank]))
-        self._say("back", step, 0)
+        if from_file:
+            self._put(self._rank, checkpoint.load(file_of(self._plan, self._rank, step), self._plan.subject))
+        state = self._stage.state = self._copies[self._rank, step]
+        self._spread(state, set(fresh) & set(self._plan.holders[self._rank]))
+        self._say("back", step, bytes_of(state) if from_file else 0)
 
     def _give(self, owner: int, step: int) -> None:
         """Hand the copy of a lost rank's state to the one that takes its place."""
@@ -94,14 +144,6 @@ class StageProcess:
         """Write the own state to a file."""
         checkpoint.save(file_of(self._plan, self._rank, step), self._stage.state, self._plan.subject)
         self._say("kept", step)
-
-    def _read(self, step: int) -> None:
-        """Go back to the own file of a step."""
-        self._tensors.clear()
-        state = self._stage.state = checkpoint.load(file_of(self._plan, self._rank, step), self._plan.subject)
-        self._put(self._rank, state)
-        self._spread(state, self._plan.holders[self._rank])
-        self._say("back", step, bytes_of(state))
 
     def _result(self) -> None:
         self._say("state", body=packed(self._stage.state))
@@ -128,10 +170,6 @@ class StageProcess:
             with self._saying:
                 about = owner, self._rank, step, bytes_of(state)
                 say(self._connection, Message("holds", message.epoch, about=about))
-        elif message.word == "commit":
-            (step,) = message.about
-            with self._lock:
-                self._copies = {place: state for place, state in self._copies.items() if place[1] >= step}
         else:
             self._words.put(message)
 

@@ -66,40 +66,32 @@ class StageStep:
         for place, action in enumerate(self._row):
             tell(place)
             self._bring(training, action, start.num_steps)
-            handlers[action.kind](action, self._first + place, _pass)
+            handlers[action.kind](action, self._first + place, lambda: None)  # its inputs are there
             self._hand_on(training, action, start.num_steps)
         self.state = self.own(training.state())
         return self.state
 
     def _bring(self, training: Training, action: Action, step: int) -> None:
         """What an action needs from another rank."""
-        name = _input_of(action, len(self._plan.rank_of) - 1, step)
-        if name is not None and self._plan.rank_of[name.stage] != self._rank:
-            training.passes.put_boundary(name.way == "F", name.stage, name.microbatch, self._receive(name))
+        if (across := self._across(action, -1)) is not None:
+            forward, source, microbatch = across
+            name = Tensor(step, "F" if forward else "B", source, microbatch)
+            training.passes.put_boundary(forward, source, microbatch, self._receive(name))
 
     def _hand_on(self, training: Training, action: Action, step: int) -> None:
         """What another rank needs from an action."""
-        last = len(self._plan.rank_of) - 1
-        up, down = action.kind is Kind.F and action.stage < last, action.kind in BACKWARD and action.stage > 0
-        if not (up or down):
-            return
-        to = self._plan.rank_of[action.stage + (1 if up else -1)]
-        if to != self._rank:
-            assert action.microbatch is not None
-            name = Tensor(step, "F" if up else "B", action.stage, action.microbatch)
-            self._send(to, name, training.passes.take_boundary(up, action.stage, action.microbatch))
+        if (across := self._across(action, 1)) is not None:
+            forward, target, microbatch = across
+            name = Tensor(step, "F" if forward else "B", action.stage, microbatch)
+            tensor = training.passes.take_boundary(forward, action.stage, microbatch)
+            self._send(self._plan.rank_of[target], name, tensor)
 
-
-def _input_of(action: Action, last: int, step: int) -> Tensor | None:
-    """The tensor of another stage that an action begins with."""
-    if action.kind is Kind.F and action.stage > 0:
+    def _across(self, action: Action, way: int) -> tuple[bool, int, int] | None:
+        """Whether it is a forward, the stage before (-1) or behind (1), and the microbatch; None on the same rank."""
+        forward, rank_of = action.kind is Kind.F, self._plan.rank_of
+        other = action.stage + (way if forward else -way)
+        is_pass = (forward or action.kind in BACKWARD) and action.microbatch is not None
+        if not is_pass or not 0 <= other < len(rank_of) or rank_of[other] == self._rank:
+            return None
         assert action.microbatch is not None
-        return Tensor(step, "F", action.stage - 1, action.microbatch)
-    if action.kind in BACKWARD and action.stage < last:
-        assert action.microbatch is not None
-        return Tensor(step, "B", action.stage + 1, action.microbatch)
-    return None
-
-
-def _pass() -> None:
-    """The gate of an action whose inputs are there before it begins."""
+        return forward, other, action.microbatch

@@ -1,4 +1,4 @@
-"""Watch: trains a plan through its failures.
+"""Watch: trains a plan through its failures, with a process a rank that it starts, hears, passes on between and ends.
 
 A step counts once every rank has done it and every holder has its copies. If a rank is gone before, the others go back
 to the last step that counts, a new process takes the lost rank's place with the copy of a holder, and the step begins
@@ -7,13 +7,34 @@ plan's limit, and whatever happens the processes end with the block that started
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, Self
 
-from rpbench.engine.recovery.plan import Plan
-from rpbench.engine.recovery.ranks import CannotRecover, RankDied, Ranks, Said
+from rpbench.engine.recovery.plan import START_S, Plan
+from rpbench.engine.recovery.stage_process import Message, hear, main, say, unpacked
 from rpbench.engine.state.gradients import Tensors
+from rpbench.ir.action import Kind
+
+GRACE_S = 5.0
+
+Said = tuple[Any, ...]
+
+
+class RankDied(Exception):
+    """A process is gone."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"rank {rank} is gone")
+        self.rank = rank
+
+
+class CannotRecover(RuntimeError):
+    """No state is left to go on from, or a rank hung or raised."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +92,36 @@ class Watch:
 
     def __init__(self, plan: Plan) -> None:
         plan.workload(), plan.settings()  # refused here, not in every process
-        self._plan, self._ranks = plan, Ranks(plan)
-        self._deaths = plan.deaths
-        self._num_steps, self._has_begun = 0, False
-        self._stored: int | None = None  # the newest step in files
+        self._plan, self._all, self._deaths = plan, range(plan.num_ranks), plan.deaths
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(["torch._dynamo"])  # what optimizers import; once, for all processes
+        self._connections: dict[int, Connection[Any, Any]] = {}
+        self._processes: dict[int, Any] = {}
+        self._said: set[Said] = set()
+        self._epoch = 0  # failures so far; what ranks said before the last one is not heard
+        self._num_steps, self._has_begun, self._stored = 0, False, 0  # steps that count, and those in files
         self._lost: set[int] = set()
         self._returns: list[Return] = []
+        self._ran: Counter[int] = Counter()  # by rank, actions of the step that is running
+        self._num_begun = self._num_actions = 0  # forwards of the first stage among them; actions of all steps
+        self._bytes_read = self._bytes_given = 0  # since the last failure: from files, to processes in others' place
+        self._masters: Tensors = {}
 
     def __enter__(self) -> Self:
         try:
-            self._ranks.start(range(self._plan.num_ranks), self._deaths)
+            self._start(self._all)
         except BaseException:
-            self._ranks.close(at_once=True)
+            self._close(at_once=True)
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._ranks.close(at_once=exception[0] is not None)
+        self._close(at_once=exception[0] is not None)
 
     @property
-    def pids(self) -> Mapping[int, int]:
+    def pids(self) -> dict[int, int]:
         """By rank, of the processes that live now."""
-        return self._ranks.pids
+        return {rank: process.pid for rank, process in self._processes.items()}
 
     def train(self) -> Result:
         """Every step, through every failure.
@@ -105,50 +134,49 @@ class Watch:
                 if self._lost:
                     self._recover()
                 if not self._has_begun:
-                    self._begin()
+                    self._go_back(self._all)  # everybody has copies of what training begins with
+                    self._store()
+                    self._has_begun = True
                 if self._num_steps == self._plan.num_steps:
-                    self._ranks.ask("result")
-                    self._ranks.hear_all("state")
+                    self._ask("result")
+                    self._hear_all("state")
                     break
                 self._step()
             except RankDied as died:
                 self._lost.add(died.rank)
-        return Result(dict(sorted(self._ranks.masters.items())), tuple(self._returns), self._ranks.num_actions)
+        return Result(dict(sorted(self._masters.items())), tuple(self._returns), self._num_actions)
 
     # --- steps ---
 
-    def _begin(self) -> None:
-        """Let everybody have copies of what training begins with."""
-        self._ranks.ask("share")
-        self._ranks.hear(self._copies(0))
-        if self._plan.store_every:
-            self._store()
-        self._has_begun = True
-
     def _step(self) -> None:
-        step, ranks = self._num_steps, self._ranks
-        ranks.begin_step()
-        ranks.ask("step", step)
-        ranks.hear_all("done", step)
-        ranks.hear(self._copies(step + 1))
+        self._ran.clear()
+        self._num_begun = 0
+        self._ask("step", self._num_steps)
+        self._hear_all("done", self._num_steps)
+        self._hear(self._copies(self._num_steps + 1, self._all))
         self._num_steps += 1
-        ranks.ask("commit", step + 1)
-        if self._plan.store_every and self._num_steps % self._plan.store_every == 0:
-            self._store()
+        self._store()
 
     def _store(self) -> None:
-        self._ranks.ask("store", self._num_steps)
-        self._ranks.hear_all("kept", self._num_steps)
-        self._stored = self._num_steps
+        """Let everybody write to files where that is due."""
+        if self._plan.store_every and self._num_steps % self._plan.store_every == 0:
+            self._ask("store", self._num_steps)
+            self._hear_all("kept", self._num_steps)
+            self._stored = self._num_steps
 
-    def _copies(self, step: int, among: Iterable[int] | None = None) -> set[Said]:
-        """What is said once all other holders of all states, or those of some ranks, have them."""
-        there = set(range(self._plan.num_ranks) if among is None else among)
+    def _copies(self, step: int, among: Iterable[int]) -> set[Said]:
+        """What is said once all other holders of all states, of those among some ranks, have them."""
         return {
             ("holds", owner, holder, step)
             for owner, holders in enumerate(self._plan.holders)
-            for holder in (set(holders) & there) - {owner}
+            for holder in (set(holders) & set(among)) - {owner}
         }
+
+    def _go_back(self, fresh: Iterable[int], *, from_file: bool = False) -> None:
+        """Bring everybody to the last step that counts, with copies on the ranks that have begun anew."""
+        self._ask("back", self._num_steps, tuple(fresh), from_file)
+        self._hear_all("back", self._num_steps)
+        self._hear(self._copies(self._num_steps, fresh))
 
     # --- failures ---
 
@@ -157,10 +185,23 @@ class Watch:
         began, step, lost = time.monotonic(), self._num_steps, tuple(sorted(self._lost))
         # Before training has begun, every process has the same weights by itself.
         givers = self._givers(lost) if self._has_begun else {}
-        self._ranks.next_epoch(lost)
+        self._epoch += 1
+        self._said.clear()
+        self._bytes_read = self._bytes_given = 0
+        for rank in self._processes.keys() - set(lost):
+            self._tell(rank, "failed")
         self._deaths = tuple(death for death in self._deaths if death.rank not in lost or death.step > step)
-        self._ranks.start(lost, self._deaths)
-        fetched = self._from_store() if givers is None else self._from_memory(lost, givers)
+        self._start(lost)
+        if givers is None:
+            self._num_steps = self._stored
+            self._go_back(self._all, from_file=True)
+            fetched = self._bytes_read
+        else:
+            for rank, giver in givers.items():
+                self._tell(giver, "give", rank, step)
+            self._hear({("holds", rank, rank, step) for rank in givers})
+            fetched = self._bytes_given
+            self._go_back(lost)
         self._lost.clear()
         self._returns.append(
             Return(
@@ -168,8 +209,8 @@ class Watch:
                 step,
                 "store" if givers is None else "memory",
                 step - self._num_steps,
-                tuple(self._ranks.ran[rank] for rank in range(self._plan.num_ranks)),
-                self._ranks.num_begun,
+                tuple(self._ran[rank] for rank in self._all),
+                self._num_begun,
                 fetched,
                 time.monotonic() - began,
             )
@@ -192,23 +233,115 @@ class Watch:
             )
         return None
 
-    def _from_memory(self, lost: tuple[int, ...], givers: Mapping[int, int]) -> int:
-        """Give new ranks the copies of those they replace, and all of them those that they are to hold."""
-        step = self._num_steps
-        for rank, giver in givers.items():
-            self._ranks.tell(giver, "give", rank, step)
-        self._ranks.hear({("holds", rank, rank, step) for rank in givers})
-        fetched = self._ranks.bytes_given
-        self._ranks.ask("back", step, lost)
-        self._ranks.hear_all("back", step)
-        self._ranks.hear(self._copies(step, among=lost))
-        return fetched
+    # --- the wire ---
 
-    def _from_store(self) -> int:
-        """Let all ranks read their newest files."""
-        assert self._stored is not None  # written before the first step
-        self._num_steps = self._stored
-        self._ranks.ask("read", self._stored)
-        self._ranks.hear_all("back", self._stored)
-        self._ranks.hear(self._copies(self._stored))
-        return self._ranks.bytes_read
+    def _ask(self, word: str, *about: Any) -> None:
+        for rank in self._connections:
+            self._tell(rank, word, *about)
+
+    def _tell(self, rank: int, word: str, *about: Any) -> None:
+        self._pass_on(Message(word, self._epoch, rank, about))
+
+    def _pass_on(self, message: Message) -> None:
+        with suppress(OSError):  # it has died, which the next wait finds
+            say(self._connections[message.to], message)
+
+    def _hear_all(self, word: str, *about: Any) -> None:
+        """Wait until all ranks have said the same."""
+        self._hear({(word, rank, *about) for rank in self._all})
+
+    def _hear(self, wanted: set[Said], more_s: float = 0.0) -> None:
+        """Wait until all of something has been said; pass on what is for others meanwhile.
+
+        Raises:
+            RankDied: if a process is gone.
+            CannotRecover: if nobody says anything within the limit, or a rank raised.
+        """
+        limit_s = self._plan.stall_s + more_s
+        while not wanted <= self._said:
+            sources: dict[Any, tuple[int, Callable[[int], None]]] = {}
+            for rank, process in self._processes.items():
+                sources[self._connections[rank]] = rank, self._take
+                sources[process.sentinel] = rank, self._bury
+            ready = wait(list(sources), timeout=limit_s)
+            if not ready:
+                missing = ", ".join(sorted(map(str, wanted - self._said)))
+                raise CannotRecover(f"no rank said anything for {limit_s:g} s; missing: {missing}")
+            for source in sorted(ready, key=lambda each: isinstance(each, int)):  # words first, then deaths
+                rank, act = sources[source]
+                act(rank)
+        self._said -= wanted
+
+    def _take(self, rank: int) -> None:
+        """Hear one message of a rank."""
+        try:
+            message = hear(self._connections[rank])
+        except (EOFError, OSError):
+            raise RankDied(rank) from None
+        if message.word == "error":
+            raise CannotRecover(f"rank {rank}: {message.about[0]}")
+        if message.word == "ran":
+            action = self._plan.order.compute(rank)[message.about[1]]
+            self._num_actions += 1
+            self._ran[rank] += 1
+            self._num_begun += action.kind is Kind.F and action.stage == 0
+        elif message.epoch == self._epoch or message.word == "ready":
+            if message.to >= 0:
+                self._pass_on(message)
+            else:
+                self._note(rank, message)
+
+    def _note(self, rank: int, message: Message) -> None:
+        """Remember what a rank has said, and count the bytes of it."""
+        word, about = message.word, message.about
+        if word == "state":
+            self._masters |= unpacked(message.body).masters
+        elif word == "holds":
+            rank, holder, step, size = about
+            self._bytes_given += size if rank == holder else 0
+            about = holder, step
+        elif word == "back":
+            step, size = about
+            self._bytes_read += size
+            about = (step,)
+        self._said.add((word, rank, *about))
+
+    def _bury(self, rank: int) -> None:
+        """Hear what a rank said before it died, then that it has."""
+        while True:
+            self._take(rank)
+
+    # --- processes ---
+
+    def _start(self, ranks: Iterable[int]) -> None:
+        """Start some ranks, those that are there anew, and wait until they can be spoken to."""
+        for rank in ranks:
+            if rank in self._processes:
+                self._end(rank)
+            here, there = self._context.Pipe()
+            own = tuple(death for death in self._deaths if death.rank == rank)
+            process = self._context.Process(target=main, args=(there, self._plan, rank, own), daemon=True)
+            process.start()
+            there.close()
+            self._connections[rank], self._processes[rank] = here, process
+        self._hear({("ready", rank) for rank in ranks}, START_S)
+        for rank in ranks if self._epoch else ():
+            self._tell(rank, "failed")  # which tells it the epoch
+
+    def _end(self, rank: int) -> None:
+        process = self._processes.pop(rank)
+        process.join(GRACE_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+        self._connections.pop(rank).close()
+
+    def _close(self, *, at_once: bool) -> None:
+        """End all processes; at once, or after what they do."""
+        for rank, process in self._processes.items():
+            if at_once:
+                process.kill()
+            self._tell(rank, "end")
+        for rank in list(self._processes):
+            self._end(rank)

@@ -13,6 +13,7 @@ is the end of all parts for the STEP. A STORE:G takes a device's shard of the su
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -20,6 +21,7 @@ from rpbench.engine.host_order import ToldLock
 from rpbench.engine.state.gradients import Place, Sum, Tensors
 from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.reductions import Reduction
+from rpbench.engine.transfers.peers import at, here
 
 Carry = Callable[[torch.Tensor, int], torch.Tensor]
 """A tensor and a device -> its copy there."""
@@ -80,8 +82,7 @@ class ReducedWindow:
         total = Sum()
         for source, made in found.made.items():
             part = take(made.values, self._sharing.owned[device])
-            _read_by_this_stream(part)
-            total.add(part if source == device else {place: carry(piece, device) for place, piece in part.items()})
+            total.add({p: here(piece) if source == device else carry(piece, device) for p, piece in part.items()})
         # What only this replica has made is still a view of a gradient that is to go.
         values = {place: piece if place in total.owned else piece.clone() for place, piece in total.values.items()}
         if self._sharing.scatters:
@@ -92,7 +93,8 @@ class ReducedWindow:
         else:
             for other in self._sharing.owned:
                 copies = {place: piece if other == device else carry(piece, other) for place, piece in values.items()}
-                self._held[other][device].add(copies)
+                with at(next(iter(copies.values())).device) if copies else nullcontext():
+                    self._held[other][device].add(copies)
         self._end(found, device)
 
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -115,14 +117,14 @@ class ReducedWindow:
         """Put together from all shards, or as the first replica has it."""
         held = self._held
         if self._sharing.scatters:
-            return join((held[device][device].values for device in held), self._sharing.shapes)
+            return join((_here(held[device][device].values) for device in held), self._sharing.shapes)
         return self.share(next(iter(held)))
 
     def share(self, device: int) -> Tensors:
         """What a device steps with: the elements it owns, flat; or everything, where nothing is scattered."""
         if self._sharing.scatters:
             return self._held[device][device].values
-        return join((held.values for held in self._held[device].values()), self._sharing.shapes)
+        return join((_here(held.values) for held in self._held[device].values()), self._sharing.shapes)
 
     def drop(self) -> None:
         self._held = {device: {owner: Sum() for owner in held} for device, held in self._held.items()}
@@ -143,8 +145,5 @@ class ReducedWindow:
             self._hold(device, "gradients on their way", num_bytes)
 
 
-def _read_by_this_stream(tensors: Mapping[Place, torch.Tensor]) -> None:
-    """On an accelerator, keep memory from being used again before the calling lane has read it."""
-    for tensor in tensors.values():
-        if tensor.device.type != "cpu":
-            tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+def _here(tensors: Tensors) -> Tensors:
+    return {place: here(tensor) for place, tensor in tensors.items()}

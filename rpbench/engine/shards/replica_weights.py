@@ -15,6 +15,7 @@ from rpbench.engine.state.device_weights import DeviceWeights
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.weights import MastersOf, Named, Weights
+from rpbench.engine.transfers.peers import fill, here
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.moves import Transfer
@@ -56,9 +57,13 @@ class ReplicaWeights(DeviceWeights):
         sharing, version, shards = self._stages[visit.stage], self._version(visit), list[Tensors]()
         for owner in sharing.owned:
             shard = self._shard(visit.stage, version, owner, self._sources.get(number, {}).get(owner))
-            if owner != visit.device:
-                shard = {place: self._copy(piece, visit.device, "net") for place, piece in shard.items()}
-            shards.append(shard)
+            away = owner != visit.device
+            shards.append(
+                {
+                    place: self._copy(piece, visit.device, "net") if away else here(piece)
+                    for place, piece in shard.items()
+                }
+            )
         copies: dict[int, Named] = {module: {} for module in self._layout.backward[visit.stage]}
         for (module, name), tensor in join(shards, sharing.shapes).items():
             copies[module][name] = tensor.requires_grad_(name not in self._frozen[module])
@@ -131,16 +136,15 @@ class ReplicaWeights(DeviceWeights):
         return self._frozen[module] | {name: tensor.requires_grad_() for (_, name), tensor in whole.items()}
 
     def _kept(self, module: int, tensors: Named) -> Named:
-        return {
-            name: tensor.clone().requires_grad_() for name, tensor in self._divided(module, lambda _: tensors).items()
-        }
+        kept = self._divided(module, lambda _: tensors)
+        return {key: self._copied(module, tensor, _owner(key)) for key, tensor in kept.items()}
 
     def _write(self, module: int, fresh: Named, masters: MastersOf) -> None:
         def of_module(owner: int | None) -> Named:
             return {name: value for (other, name), value in masters(owner).items() if other == module}
 
         for name, value in self._divided(module, of_module).items():
-            fresh[name].copy_(value)
+            fill(fresh[name], value)
 
     def _is_divided(self, module: int) -> bool:
         sharing = self._sharing.get(module)
@@ -155,14 +159,21 @@ class ReplicaWeights(DeviceWeights):
         for owner in sharing.owned:
             own = tensors_of(owner)
             if sharing.gathers:
-                pieces = take({(module, name): tensor for name, tensor in own.items()}, sharing.owned[owner])
-                own = {name: piece for (_, name), piece in pieces.items()}
+                whole = {n: tensor for n, tensor in own.items() if tensor.shape == sharing.shapes[module, n]}
+                pieces = take({(module, name): tensor for name, tensor in whole.items()}, sharing.owned[owner])
+                shards = {n: tensor for n, tensor in own.items() if n not in whole}
+                own = shards | {name: piece for (_, name), piece in pieces.items()}
             kept |= {_key(owner, name): tensor for name, tensor in own.items()}
         return kept
 
 
 def _key(owner: int, name: str) -> str:
     return f"{owner}/{name}"
+
+
+def _owner(key: str) -> int | None:
+    owner, divided, _ = key.partition("/")
+    return int(owner) if divided else None
 
 
 def _num_bytes(copies: Mapping[int, Named]) -> int:

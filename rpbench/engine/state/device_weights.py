@@ -5,7 +5,8 @@ not been loaded is an error, and what has been freed holds NaN, so a wrong order
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import torch
 
@@ -14,7 +15,7 @@ from rpbench.engine.layout import Layout
 from rpbench.engine.shards.reduced_gradients import Hold
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weight_versions_read import Reads
-from rpbench.engine.state.weights import MastersOf, Named, Weights
+from rpbench.engine.state.weights import MastersOf, Named, PlaceOf, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -23,11 +24,15 @@ from rpbench.ir.visits import Visit, actions_of
 
 HANDED_OVER = "weights from a peer"
 
-Copy = Callable[[torch.Tensor, int, str], torch.Tensor]
-"""A tensor, a device and a lane -> its copy on the device (h2d, net) or from there on the host (d2h)."""
+
+class Copy(Protocol):
+    """Makes the tensor at the other end of a lane of a device."""
+
+    def __call__(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
+        """On the device (h2d, net), or from there on the host (d2h), or on the device that takes it instead, a peer."""
 
 
-def copy_in_memory(tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
+def copy_in_memory(tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
     """Where devices are threads, a copy beside the original."""
     return tensor.detach().clone()
 
@@ -40,7 +45,8 @@ class DeviceWeights(Weights):
         analysis: of a schedule with LOAD:P and FREE:P.
         copy: brings a tensor to a device.
         hold: told what has come to a device from another one, and gone again.
-        pin: keep what is at home in memory that a GPU can read by itself.
+        pin: keep what is at home in memory that an accelerator can read by itself.
+        place_of: as in `Weights`.
     """
 
     def __init__(
@@ -55,8 +61,9 @@ class DeviceWeights(Weights):
         *,
         hold: Hold,
         pin: bool = False,
+        place_of: PlaceOf | None = None,
     ) -> None:
-        super().__init__(workload, counts, start)
+        super().__init__(workload, counts, start, place_of)
         self._pin, self._hold = pin, hold
         if pin:
             self._frozen = [{name: tensor.pin_memory() for name, tensor in named.items()} for named in self._frozen]

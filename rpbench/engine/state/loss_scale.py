@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import torch
 
+from rpbench.engine.transfers.peers import at
+
 FACTOR = 2.0  # a power of two, so that scaling changes no digit
 
 
@@ -78,8 +80,13 @@ class LossScaler:
 
     def advance(self, version: int, read: int, gradients: Iterable[torch.Tensor]) -> bool:
         """Note how the step to `version` went, whose gradients read version `read`; whether it is to be taken."""
-        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        finite = all(map(_is_finite, gradients))
         self.scales[version] = self._rule.follow(self.scales[read], finite=finite)
         if not finite:
             self.skipped.add(version)
         return finite
+
+
+def _is_finite(gradient: torch.Tensor) -> bool:
+    with at(gradient.device):
+        return bool(torch.isfinite(gradient).all())

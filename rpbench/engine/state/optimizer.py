@@ -31,9 +31,11 @@ from rpbench.engine.state.gradients import Gradients, Place, Tensors, mean_of
 from rpbench.engine.state.kept_state import KeptState
 from rpbench.engine.state.loss_scale import LossScaler, LossScaling
 from rpbench.engine.state.owned_masters import Moments, Part, make_parts, moments_of, resume
-from rpbench.engine.state.ownership import Sharing, take
+from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.spike_compensation import SpikeCompensatedSGD
+from rpbench.engine.state.weights import PlaceOf
 from rpbench.engine.state.whole_gradient import Outcome, WholeGradient
+from rpbench.engine.transfers.peers import at, finish, here
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 
@@ -132,13 +134,15 @@ class HostOptimizer:
         spike_delays: Sequence[float] | None = None,
         policy: Policy = Policy.FLUSH,
         goes_ahead: Collection[tuple[int, int]] = (),
+        place_of: PlaceOf | None = None,
     ) -> None:
         """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`.
 
         Steps compensate spikes where `spike_delays` has the steps that gradients are late, by stage.
         `policy` says which steps are trials, `goes_ahead` which (stage, version) are stepped before they are validated.
+        Owners keep their masters at `place_of`, if there is one; whole ones that nobody keeps have a shape alone then.
         """
-        self.masters, self._pace = masters, pace
+        self._masters, self._pace, self._place_of = masters, pace, place_of
         self._scaler, self._read_by = scaler, read_by
         self._workload, self._layout = workload, layout
         self._gradients, self._settings = gradients, settings
@@ -151,13 +155,15 @@ class HostOptimizer:
         self._parts = {stage: self._cut(stage, places) for stage, places in self._places.items() if places}
         tied_stages = sorted({layout.stage_of(owner[0]) for owner in self._tied})
         self._shared_parts = [part for stage in tied_stages for part in self._cut(stage, self._tied_of(stage))]
+        for part in self._all_parts() if place_of else ():
+            self._masters |= {place: self._masters[place].to("meta") for place, _, _ in part.pieces or ()}
         self._shared_version = 0
         self._first_step = workload.first_step
         resume(self._all_parts(), moments or {})
         tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
         self._tied_stages = {layout.stage_of(module) for module in tied_modules}
         self._sharing = set(self._tied_stages)  # stages whose steps share something
-        self._whole = WholeGradient(settings.clip_norm, scaler, read_by, self._all, self._in_model_order)
+        self._whole = WholeGradient(settings.clip_norm, scaler, read_by, self._all, self._in_model_order, self._plain)
         if self._whole.is_asked:
             self._sharing.update(self._places)
         self._policy, self._goes_ahead = policy, goes_ahead
@@ -175,7 +181,8 @@ class HostOptimizer:
                 self._step_tied(version)
         outcome = self._whole.outcome(version)
         for part in self._parts.get(stage, ()):
-            self._take(part, self._mean(stage, version, part.owner), version, outcome, self._pace(stage, version))
+            with at(part.place):
+                self._take(part, self._mean(stage, version, part.owner), version, outcome, self._pace(stage, version))
         if not goes_ahead and not is_trial(self._policy, version):  # whose gradient the next step takes as well
             self._drop(stage, version)
 
@@ -208,12 +215,26 @@ class HostOptimizer:
                     self._give_back(self._shared_parts)
 
     def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
-        """The masters of all trainable parameters of some modules, by their own places; a replica's, if named."""
-        masters = dict(self.masters)
+        """The masters of all trainable parameters of some modules, by their own places; a replica's, if named.
+
+        What replicas keep on accelerators of their own comes as their flat pieces.
+        """
+        masters = dict(self._masters)
         for part in self._all_parts() if replica is not None else ():
-            if part.owner == replica and part.pieces is None:
+            if part.owner == replica and (part.pieces is None or self._place_of):
                 masters |= part.masters
         return {place: masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
+
+    @property
+    def masters(self) -> Tensors:
+        """The masters, whole; put together on the host where owners have them on accelerators of their own."""
+        shards = [
+            {place: master.cpu() for place, master in part.masters.items()}
+            for part in self._all_parts()
+            if part.pieces is not None and self._place_of
+        ]
+        apart = {place: self._masters[place].shape for shard in shards for place in shard}
+        return self._masters | join(shards, apart)
 
     @property
     def seen(self) -> Tensors:
@@ -227,13 +248,14 @@ class HostOptimizer:
 
     def moments(self) -> Moments:
         """The optimizer's state of every master that has been updated."""
-        return moments_of(self._all_parts(), self.masters)
+        return moments_of(self._all_parts(), self._masters)
 
     def _give_back(self, parts: Iterable[Part]) -> None:
         for part in parts:
             kept = self._kept.pop(id(part), None)
             if kept is not None:
-                kept.give_back()
+                with at(part.place):
+                    kept.give_back()
 
     def _mean(self, stage: int, version: int, owner: int | None = None) -> Tensors:
         """The gradient that a stage is stepped with, or an owner's part of it."""
@@ -252,13 +274,13 @@ class HostOptimizer:
         return [owner for owner in self._tied if self._layout.stage_of(owner[0]) == stage]
 
     def _cut(self, stage: int, places: list[Place]) -> list[Part]:
-        masters = {place: self.masters[place] for place in places}
+        masters = {place: self._masters[place] for place in places}
         recut = any(place in self._tied for place in places)
 
         def make(own: list[torch.Tensor]) -> torch.optim.Optimizer:
             return self._settings.make(own, None if self._spike_delays is None else [self._spike_delays[stage]])
 
-        return make_parts(masters, self._sharing_of.get(stage), make, recut=recut)
+        return make_parts(masters, self._sharing_of.get(stage), make, recut=recut, place_of=self._place_of)
 
     def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
         """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.
@@ -283,7 +305,9 @@ class HostOptimizer:
         tied, outcome = self._tied_gradients(version), self._whole.outcome(version)
         self._to_publish = set(self._tied_stages)
         for part in self._shared_parts:
-            self._take(part, take(tied, part.pieces) if part.pieces is not None else tied, version, outcome)
+            with at(part.place):
+                self._take(part, take(tied, part.pieces) if part.pieces is not None else tied, version, outcome)
+                finish(part.place)
 
     def _take(self, part: Part, gradients: Tensors, version: int, outcome: Outcome, pace: float = 1.0) -> None:
         """Step a part, with a copy of what it was where that may be asked for."""
@@ -313,7 +337,7 @@ class HostOptimizer:
 
     def _plain(self, owner: Place, gradient: torch.Tensor, version: int) -> torch.Tensor:
         """A gradient in its master's type, without the scale of its loss."""
-        gradient = gradient.to(self.masters[owner].dtype)
+        gradient = here(gradient).to(self._masters[owner].dtype)
         return gradient if self._scaler is None else gradient / self._scaler.of(self._read_by(version))
 
     def _tied_gradients(self, version: int) -> Tensors:
@@ -321,20 +345,18 @@ class HostOptimizer:
         for owner in self._tied:
             for module, name in self._workload.tied[owner]:
                 gradient = self._mean(self._layout.stage_of(module), version).get((module, name))
-                if gradient is not None:
-                    gradient = gradient.to(self.masters[owner].dtype)
+                if gradient is None:
+                    continue
+                with at(self._masters[owner].device):
+                    gradient = here(gradient).to(self._masters[owner].dtype)
                     sums[owner] = sums[owner] + gradient if owner in sums else gradient
         return sums
 
-    def _in_model_order(self, version: int) -> list[torch.Tensor]:
-        """All gradients as the optimizer takes them."""
-        tied = self._tied_gradients(version)
-        found, means = [], {stage: self._mean(stage, version) for stage in self._places}
-        for owner in self.masters:
-            source = tied if owner in tied else means[self._layout.stage_of(owner[0])]
-            if owner in source:
-                found.append(self._plain(owner, source[owner], version))
-        return found
+    def _in_model_order(self, version: int) -> Tensors:
+        """All gradients by owner."""
+        tied, means = self._tied_gradients(version), {stage: self._mean(stage, version) for stage in self._places}
+        sources = {owner: tied if owner in tied else means[self._layout.stage_of(owner[0])] for owner in self._masters}
+        return {owner: source[owner] for owner, source in sources.items() if owner in source}
 
     def _update(
         self, part: Part, gradients: Tensors, version: int, clipping: torch.Tensor | None, pace: float = 1.0

@@ -14,11 +14,15 @@ import torch
 from rpbench.engine.host_order import ToldLock
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.transfers.peers import empty_like, fill
 from rpbench.engine.workload import Workload
 
 Named = dict[str, torch.Tensor]
 MastersOf = Callable[[int | None], Tensors]
 """A replica that keeps masters of its own, or None -> the masters of a stage, by place."""
+
+PlaceOf = Callable[[int, int | None], torch.device]
+"""A module, and which of its replicas or None -> the accelerator that keeps it."""
 
 
 class WeightSource(Protocol):
@@ -41,24 +45,31 @@ class Weights:
         workload: whose modules give version 0; they are copied, not touched.
         reads: (module, version) -> how often the schedule will read it.
         start: version -> trainable weights to begin with, 0 and older ones; None: the modules' own.
+        place_of: where modules are at home; None: where their tensors are.
     """
 
     def __init__(
-        self, workload: Workload, reads: Mapping[tuple[int, int], int], start: Mapping[int, Tensors] | None = None
+        self,
+        workload: Workload,
+        reads: Mapping[tuple[int, int], int],
+        start: Mapping[int, Tensors] | None = None,
+        place_of: PlaceOf | None = None,
     ) -> None:
+        self._place_of = place_of
         self._reads = Counter(reads)
         self._lock = ToldLock()
         self._spare: dict[int, list[Named]] = {}
         self._frozen: list[Named] = []
         self._versions: dict[tuple[int, int], Named] = {}
         self._newest = [0] * len(workload.modules)
-        for layer in workload.modules:
+        for module, layer in enumerate(workload.modules):
             tensors = {
                 name: parameter.detach()
                 for name, parameter in layer.named_parameters(remove_duplicate=False)
                 if not parameter.requires_grad
             }
-            self._frozen.append(tensors | dict(layer.named_buffers()))
+            tensors |= dict(layer.named_buffers())
+            self._frozen.append({name: tensor.to(self._home(module, tensor)) for name, tensor in tensors.items()})
         begun = start or {0: {place: workload.parameter(place) for place in workload.owner_of}}
         for version, found in begun.items():
             for module in range(len(workload.modules)):
@@ -102,12 +113,19 @@ class Weights:
 
     def _kept(self, module: int, tensors: Named) -> Named:
         """A version of a module in memory of its own."""
-        return {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+        return {name: self._copied(module, tensor) for name, tensor in tensors.items()}
+
+    def _home(self, module: int, tensor: torch.Tensor, owner: int | None = None) -> torch.device:
+        """Where a module, or a replica's part of it, is kept."""
+        return tensor.device if self._place_of is None else self._place_of(module, owner)
+
+    def _copied(self, module: int, tensor: torch.Tensor, owner: int | None = None) -> torch.Tensor:
+        return tensor.detach().to(self._home(module, tensor, owner), copy=True).requires_grad_()
 
     def _write(self, module: int, fresh: Named, masters: MastersOf) -> None:
         """Fill the memory of a version."""
         for name, tensor in fresh.items():
-            tensor.copy_(masters(None)[module, name])
+            fill(tensor, masters(None)[module, name])
 
     def lend(self, module: int, number: int, values: Mapping[Place, torch.Tensor]) -> None:
         """Offer a module's tensors with other values, in its own types, under a number below 0."""
@@ -137,7 +155,7 @@ class Weights:
             if spare:
                 return spare.pop()
         like = self._versions[module, self._newest[module]]
-        return {name: torch.empty_like(tensor).requires_grad_() for name, tensor in like.items()}
+        return {name: empty_like(tensor).requires_grad_() for name, tensor in like.items()}
 
     def _enter(self, module: int, version: int, tensors: Named) -> None:
         with self._lock:
@@ -165,17 +183,21 @@ def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors
     return {0: newest} | {-age: state.stale[age] for age in range(1, num_stale + 1)}
 
 
-def masters_of(workload: Workload, start: State | None = None) -> Tensors:
+def at_home(place_of: Callable[[int], torch.device], devices: Mapping[int, int]) -> PlaceOf:
+    """Where replicas keep a module: each on its own accelerator; and who is alone, on that of the module's device."""
+    return lambda module, owner: place_of(devices[module] if owner is None else owner)
+
+
+def masters_of(workload: Workload, start: State | None = None, place_of: PlaceOf | None = None) -> Tensors:
     """The optimizer's own copy of every trainable parameter, at its owner's place: float32, or float64 for it.
 
-    They have the values of `start`, if there is one, and otherwise the modules'.
+    They have the values of `start`, if there is one, and otherwise the modules'; each is at home with its module.
     """
     owners = dict.fromkeys(workload.owner_of.values())
-    if start is not None:
-        return {owner: start.masters[owner].clone() for owner in owners}
+    begun = {owner: workload.parameter(owner).detach() if start is None else start.masters[owner] for owner in owners}
     return {
-        owner: workload.parameter(owner).detach().to(master_dtype(workload.parameter(owner).dtype), copy=True)
-        for owner in owners
+        owner: value.to(place_of(owner[0], None) if place_of else value.device, master_dtype(value.dtype), copy=True)
+        for owner, value in begun.items()
     }
 
 

@@ -1,11 +1,13 @@
 """Whole gradient: what a step asks of the gradients of all stages together, whether they are finite and their norm."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 
+from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.loss_scale import LossScaler
+from rpbench.engine.transfers.peers import at
 
 
 class Outcome(NamedTuple):
@@ -29,7 +31,8 @@ class WholeGradient:
         clip_norm: what their norm is scaled down to; None: never.
         scaler: the scales of losses, where those are scaled; the step to a version has those of `read_by(version)`.
         made: version -> all gradients, as they were made.
-        plain: version -> the same in the order of the model, as the optimizer takes them.
+        in_order: version -> the same by owner, in the order of the model.
+        plain: what the optimizer takes of an owner's gradient.
 
     Attributes:
         norms: by version, before clipping; empty without it.
@@ -42,10 +45,11 @@ class WholeGradient:
         scaler: LossScaler | None,
         read_by: Callable[[int], int],
         made: Callable[[int], Iterable[torch.Tensor]],
-        plain: Callable[[int], Sequence[torch.Tensor]],
+        in_order: Callable[[int], Tensors],
+        plain: Callable[[Place, torch.Tensor, int], torch.Tensor],
     ) -> None:
         self._clip_norm, self._scaler, self._read_by = clip_norm, scaler, read_by
-        self._made, self._plain = made, plain
+        self._made, self._in_order, self._plain = made, in_order, plain
         self._seen = 0  # version of the last step that was looked at
         self._skipped: set[int] = set()
         self._clipping: dict[int, torch.Tensor] = {}
@@ -59,9 +63,19 @@ class WholeGradient:
         if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), self._made(version)):
             self._skipped = {version}
         elif self._clip_norm is not None:
-            norm = self.norms[version] = torch.nn.utils.get_total_norm(self._plain(version))
+            norm = self.norms[version] = self._norm(version)
             self._clipping = {version: (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)}
         self._seen = version
+
+    def _norm(self, version: int) -> torch.Tensor:
+        """The norm of all gradients, on the host; each is looked at where it is."""
+        gradients, norms = self._in_order(version), dict[Place, torch.Tensor]()
+        for place in dict.fromkeys(gradient.device for gradient in gradients.values()):
+            own = [owner for owner, gradient in gradients.items() if gradient.device == place]
+            with at(place):
+                found = [torch.linalg.vector_norm(self._plain(owner, gradients[owner], version)) for owner in own]
+                norms |= zip(own, torch.stack(found).cpu(), strict=True)
+        return torch.linalg.vector_norm(torch.stack([norms[owner] for owner in gradients]))
 
     def outcome(self, version: int) -> Outcome:
         """What is known of a step now."""

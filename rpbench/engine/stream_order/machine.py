@@ -10,7 +10,7 @@ What it does not see: kernels that read beyond their arguments; the thread of au
 a backward on the streams of its forward and is here the caller, on the caller's stream.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Self
 from unittest import mock
@@ -34,18 +34,28 @@ class Machine(Notes):
         num_devices: how many.
         kind: what torch is to call them.
         keep_calls: keep every operation, to be run again in another order; nothing is freed then.
+        memory_bytes: what a device has; None: no matter how much.
+        lost: device -> how many entries it is good for; what is asked of it after that is torch's error.
 
     Raises:
         ValueError: for fewer than one device, or a kind that this machine really has.
     """
 
-    def __init__(self, num_devices: int, kind: str = KIND, *, keep_calls: bool = False) -> None:
+    def __init__(
+        self,
+        num_devices: int,
+        kind: str = KIND,
+        *,
+        keep_calls: bool = False,
+        memory_bytes: int | None = None,
+        lost: Mapping[int, int] | None = None,
+    ) -> None:
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices}: a machine has at least one")
         here = torch.accelerator.current_accelerator()
         if here is not None and here.type == kind:
             raise ValueError(f"kind={kind}: this machine has real ones; leave it out to check the order alone")
-        super().__init__(num_devices, kind, keeps_calls=keep_calls)
+        super().__init__(num_devices, kind, keeps_calls=keep_calls, memory_bytes=memory_bytes, lost=lost)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

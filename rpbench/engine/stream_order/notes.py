@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from sys import _getframe
@@ -62,7 +62,16 @@ class Notes:
         held, peak: device -> bytes of its memory, now and at most.
     """
 
-    def __init__(self, num_devices: int, kind: str, *, keeps_calls: bool) -> None:
+    def __init__(
+        self,
+        num_devices: int,
+        kind: str,
+        *,
+        keeps_calls: bool,
+        memory_bytes: int | None = None,
+        lost: Mapping[int, int] | None = None,
+    ) -> None:
+        self._memory_bytes, self._left = memory_bytes, dict(lost or {})
         self.num_devices, self.kind, self.trace = num_devices, kind, Trace()
         self.identity, self.keeps_calls = next(_identities), keeps_calls
         self.lock, self.local = threading.RLock(), _Local()
@@ -84,6 +93,7 @@ class Notes:
         """Add an entry by the calling thread."""
         with self.lock:
             entry = kind(self.thread(), self.local.action, _place(), *fields)
+            self._check_there(entry)
             self.trace.entries.append(entry)
             if isinstance(entry, Work) and entry.stream in self._unnamed and " of device" in entry.action:
                 self._unnamed.remove(entry.stream)
@@ -92,6 +102,14 @@ class Notes:
             if isinstance(entry, Synchronised | SynchronisedEvent):
                 self._publish_constants()
             return entry
+
+    def _check_there(self, entry: Entry) -> None:
+        """Fail as torch does where an entry asks something of a device that is lost."""
+        streams = getattr(entry, "streams", (getattr(entry, "stream", None),))
+        for device in {self.trace.devices[stream] for stream in streams if stream is not None} & self._left.keys():
+            self._left[device] -= 1
+            if self._left[device] < 0:
+                raise torch.AcceleratorError(f"device {self.kind}:{device} is lost")
 
     def thread(self) -> Timeline:
         """The timeline of the calling thread."""
@@ -120,6 +138,12 @@ class Notes:
 
     def is_born(self, home: Home, device: int, stream: Timeline) -> None:
         """A new storage is on a device."""
+        limit = self._memory_bytes
+        if limit is not None and self.held[device] + home.num_bytes > limit:
+            raise torch.OutOfMemoryError(
+                f"{self.kind}:{device} is out of memory: {home.num_bytes} bytes are asked for, {self.held[device]} of "
+                f"{limit} are held"
+            )
         home.device = device
         self._made_by[home.number] = self.thread()
         if home.num_bytes:

@@ -113,14 +113,14 @@ class _Call:
         if self._is_view and not self._writes:  # a view is where the tensor is that it looks into; nothing is read
             return
         own = {machine.home(tensor).number for tensor in self._tensors}
-        device = self._device()
+        asked = machine.local.makes_on
+        device = asked if asked is not None and self.name in _READ_NOTHING else self._device()
         fresh = {}
         for tensor in self._outputs:
             home = machine.home(tensor)
             if home.number not in own and home.number not in fresh:
                 fresh[home.number] = home
-        if device is None:
-            device = machine.local.makes_on
+        device = asked if device is None else device
         stream = None if device is None else current_stream(machine, device).timeline
         if device is not None and stream is not None:
             for home in fresh.values():

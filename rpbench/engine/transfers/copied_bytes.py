@@ -19,8 +19,8 @@ class Traffic:
         self.moved_bytes: Counter[tuple[int, str]] = Counter()
         self._copy, self._lock = copy, Lock()
 
-    def __call__(self, tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
-        copied = self._copy(tensor, device, lane)
+    def __call__(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
+        copied = self._copy(tensor, device, lane, peer)
         with self._lock:
             self.moved_bytes[device, lane] += tensor.nbytes
         return copied

@@ -108,8 +108,10 @@ class Transfers:
             self._passes.copy_boundary(action, self._over_link(number))
 
     def _over_link(self, number: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        device, lane = self._index.device(number), self._lane(number)
-        return lambda tensor: self._copy(tensor, device, lane)
+        device, lane, action = self._index.device(number), self._lane(number), self._index.actions[number]
+        to_peer = action.kind is Kind.STORE and isinstance(action.peer, int)  # a SEND goes by the host all the same
+        peer = action.peer if to_peer else None
+        return lambda tensor: self._copy(tensor, device, lane, peer)  # type: ignore[arg-type]  # a number by now
 
     def _to_peer(self, action: Action, number: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """What hands a tensor to the device an action names; its own keeps it."""

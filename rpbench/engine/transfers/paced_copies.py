@@ -21,7 +21,7 @@ class PacedCopies:
         self._links: dict[tuple[int, str], Link] = {}
         self._lock = threading.Lock()
 
-    def copy(self, tensor: torch.Tensor, device: int, lane: str) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
         """The tensor at the other end of a lane, once its last byte is there."""
         source = tensor.detach().contiguous()
         target = torch.empty_like(source)

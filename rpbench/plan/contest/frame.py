@@ -29,8 +29,8 @@ from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.links import MovingGraph
 from rpbench.sim.memory import peak_in_flight
-from rpbench.sim.memory_shares import MovingGraph
 from rpbench.sim.steady import step_ends, step_time
 
 Ints = npt.NDArray[np.int64]

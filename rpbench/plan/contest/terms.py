@@ -1,17 +1,11 @@
 """Terms: what all contenders of a comparison have in common, and the times and bytes that follow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from rpbench.cost.activations import LayerActivations, layer_activations
-from rpbench.cost.analytic import analytic_times
-from rpbench.cost.basis import Basis
-from rpbench.cost.engine_times import engine_times
-from rpbench.cost.halves import with_halves
 from rpbench.cost.machine import Machine
-from rpbench.cost.measured import has_engine
-from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.traffic import OptimizerTraffic
@@ -24,9 +18,6 @@ Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> times of i
 ROUNDING = 1e-2
 # Microbatches of a step, over devices: enough that small ones, of which more activations fit, can be chosen.
 MOST_ON_A_DEVICE = 32
-# Of the times that differ with the size of a microbatch; the others are kept.
-_PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad")
-_OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,7 @@ class Terms:
         num_steps: steps in a row whose pace counts.
         fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
         source: where the times are from.
+        kept: bytes that a layer keeps of a microbatch of so many sequences; None: as `model_bytes` counts.
 
     Raises:
         ValueError: for a size that cannot be.
@@ -67,6 +59,7 @@ class Terms:
     limits: Limits = Limits()
     fused_ahead: bool = False
     source: Source = "analytic"
+    kept: Callable[[float], float] | None = None
     _times: dict[float, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[float, ModelBytes] = field(default_factory=dict, compare=False, repr=False)
 
@@ -100,7 +93,8 @@ class Terms:
     def sizes(self, sequences: float) -> ModelBytes:
         """Bytes of the layers for such a microbatch."""
         if sequences not in self._sizes:
-            self._sizes[sequences] = model_bytes(self.model, self.tokens(sequences))
+            kept = None if self.kept is None else self.kept(sequences)
+            self._sizes[sequences] = model_bytes(self.model, self.tokens(sequences), kept)
         return self._sizes[sequences]
 
     def tokens(self, sequences: float) -> int:
@@ -114,47 +108,6 @@ class Terms:
     def activations(self, sequences: float) -> LayerActivations:
         """What a layer keeps, for orders that look at it."""
         return layer_activations(self.model, self.tokens(sequences))
-
-
-def terms_of(
-    model: Architecture,
-    cluster: Machine,
-    basis: Basis,
-    *,
-    num_devices: int,
-    sequences_per_step: int,
-    microbatches: Sequence[float] | None = None,
-    source: Source = "analytic",
-    limits: Limits | None = None,
-    num_steps: int = 4,
-) -> Terms:
-    """Terms of a model on a machine.
-
-    Args:
-        basis: figures and constants of `cost=analytic` on that machine; with `source="published"` it scales the
-            published times to microbatches of other sizes.
-        microbatches: sizes that may be chosen; None: those of `default_microbatches`.
-        limits: None: what the machine's devices and its host have for a model.
-
-    Raises:
-        ValueError: if a figure is missing, or there are no published times.
-    """
-    if limits is None:
-        limits = Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes)
-    pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
-    basis["host_bytes_per_s"]  # named here if it is missing: the host's optimizer cannot be charged without
-    return Terms(
-        model,
-        cluster,
-        published_source(model, basis) if source == "published" else analytic_source(model, cluster, basis),
-        OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace),
-        num_devices,
-        sequences_per_step,
-        tuple(microbatches if microbatches is not None else default_microbatches(sequences_per_step, num_devices)),
-        num_steps,
-        limits,
-        source=source,
-    )
 
 
 def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int, ...]:
@@ -174,43 +127,3 @@ def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int
 
 def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
-
-
-# --- where times are from ------------------------------------------------------------------------------------
-
-
-def analytic_source(model: Architecture, cluster: Machine, basis: Basis) -> Timed:
-    """Times counted from the model's shape; of this project's engine on a machine that was calibrated."""
-    count = engine_times if has_engine(cluster.measured) else analytic_times
-    return lambda sequences: count(model, sequences * model.seq_len, basis)
-
-
-def published_source(model: Architecture, basis: Basis) -> Timed:
-    """Published times, with halves in the ratio of FLOPs; of other sizes scaled as the count says (derived).
-
-    Raises:
-        ValueError: for a model without published times.
-    """
-    name = model.published_name or ""
-    measured, tokens = with_halves(published_times(name), model), published_tokens_per_microbatch(name)
-    counted = analytic_times(model, tokens, basis)
-
-    def times(sequences: float) -> LayerTimes:
-        if sequences * model.seq_len == tokens:
-            return measured
-        return _scaled(measured, counted, analytic_times(model, sequences * model.seq_len, basis), sequences, tokens)
-
-    def _scaled(known: LayerTimes, then: LayerTimes, now: LayerTimes, sequences: float, tokens: int) -> LayerTimes:
-        changed: dict[str, Any] = {
-            part: [
-                time * new / old
-                for time, new, old in zip(getattr(known, part), getattr(now, part), getattr(then, part), strict=True)
-            ]
-            for part in _PER_LAYER
-        }
-        heads: dict[str, Any] = {
-            part: getattr(known, part) * getattr(now, part) / getattr(then, part) for part in _OF_HEAD
-        }
-        return replace(known, **changed, **heads, hop=known.hop * sequences * model.seq_len / tokens)
-
-    return times

@@ -12,6 +12,7 @@ from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.device import DeviceBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.virtual import VirtualBackend, known_clock, replay_clock
 from rpbench.engine.executor import Handler
@@ -37,6 +38,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.moved_objects import LINKS
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.residency import stays_on_devices
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_layer
@@ -143,7 +145,9 @@ def check_request(request: Request, assembled: Assembled) -> None:
             "use recompute=all"
         )
     if backend.name == "device":
-        check_device(request, assembled.schedule, backend)
+        model = assembled.model
+        has_tied, has_frozen = model is not None and model.tied, model is not None and bool(model.lora_rank)
+        check_device(request, assembled.schedule, backend, has_tied=has_tied, has_frozen=has_frozen)
     if backend.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:
         raise ConfigError(
             f"backend.paced_links=true: the links of cluster {assembled.cluster.name} have no pace; set "
@@ -344,9 +348,14 @@ def run_accelerated(
 ) -> Ran:
     """Run what is assembled on accelerators, without a record."""
     workload, start = _workload(request, assembled), _start(request, assembled)
-    settings = settings_of(request, assembled.entry)
+    settings, stays = settings_of(request, assembled.entry), stays_on_devices(assembled.schedule)
+
+    def make(own: Workload, backend: DeviceBackend) -> Training:
+        place_of = backend.accelerator_of if stays else None
+        return Training(own, assembled.schedule, settings, start, backend.copy, pin_memory=not stays, place_of=place_of)
+
     return run_on_accelerators(
-        lambda own, copy: Training(own, assembled.schedule, settings, start, copy, pin_memory=True),
+        make,
         workload,
         assembled,
         _backend(request),

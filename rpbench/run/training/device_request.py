@@ -4,15 +4,18 @@ import torch
 
 from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.request import Request
-from rpbench.ir.action import SEND, Kind
+from rpbench.ir.action import COMPUTE, HEAD, SEND, Kind, parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.communication import hops
 from rpbench.ir.index import Index
 from rpbench.ir.moves import has_transfers
+from rpbench.ir.residency import stays_on_devices
 from rpbench.ir.schedule import Schedule
 
 
-def check_device(request: Request, schedule: Schedule, backend: BackendConfig) -> None:
+def check_device(
+    request: Request, schedule: Schedule, backend: BackendConfig, *, has_tied: bool = False, has_frozen: bool = False
+) -> None:
     """Refuse what cannot run on accelerators.
 
     Raises:
@@ -45,15 +48,42 @@ def check_device(request: Request, schedule: Schedule, backend: BackendConfig) -
             f"backend=device: {schedule.name} keeps its stages on devices and hands them from one to another, and the "
             "optimizer is on the host; use schedule=roundpipe offload=all, or backend=cpu"
         )
+    if stays_on_devices(schedule):
+        _check_resident(schedule, index, has_tied=has_tied, has_frozen=has_frozen)
+        return
     loaded, stepped = (
         {action.stage for action in index.actions if action.kind is kind and action.object == what}
         for kind, what in ((Kind.LOAD, "P"), (Kind.STEP, None))
     )
     if not loaded or not stepped <= loaded or (not kinds & SEND and next(hops(index), None) is not None):
         raise ConfigError(
-            f"backend=device: {schedule.name} does not say how its weights and boundary tensors get to the devices and "
-            "back, or steps on them, where the optimizer is not; use schedule=roundpipe offload=all, "
-            "schedule=zero_offload, schedule=zero_infinity, or schedule=zero_3 schedule.offload=true"
+            f"backend=device: {schedule.name} brings weights or boundary tensors of some stages to the devices and not "
+            "of all; use schedule=roundpipe offload=all, or the schedule as it is, without offload="
+        )
+
+
+def _check_resident(schedule: Schedule, index: Index, *, has_tied: bool, has_frozen: bool) -> None:
+    """Refuse stages that several devices run and nobody sums the gradients of, and shards of what stages share."""
+    devices: dict[int, set[int]] = {}
+    for number, action in enumerate(index.actions):
+        for part in parts_of(action):
+            if part.kind in COMPUTE - set(HEAD):
+                devices.setdefault(part.stage, set()).add(index.device(number))
+    shared = next((stage for stage, found in devices.items() if len(found) > 1), None)
+    if shared is not None and Kind.REDUCE_GRAD not in schedule.kinds:
+        raise ConfigError(
+            f"backend=device: {schedule.name} runs stage {shared} on devices {sorted(devices[shared])} and has no "
+            "action that sums their gradients, so that each would keep weights of its own; use backend=cpu"
+        )
+    if shared is not None and has_frozen:
+        raise ConfigError(
+            f"backend=device: model.lora_rank freezes weights, and the replicas of {schedule.name} keep those that "
+            "train alone on accelerators of their own; leave it out, or use schedule=1f1b or backend=cpu"
+        )
+    if shared is not None and has_tied and Kind.UNSHARD in schedule.kinds:
+        raise ConfigError(
+            f"backend=device: model.tied=true is one matrix of two stages, which {schedule.name} cuts into "
+            "other shards in each; use model.tied=false, or schedule=data_parallel"
         )
 
 

@@ -12,11 +12,10 @@ from torch import nn
 from rpbench.config.choices import BackendConfig
 from rpbench.cost.memory import classes_of
 from rpbench.engine.backends import accelerator
-from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice
+from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice, failing
 from rpbench.engine.executor import Handler, execute
 from rpbench.engine.program import Program
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
-from rpbench.engine.state.device_weights import Copy
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
@@ -50,7 +49,7 @@ class Ran(NamedTuple):
 
 
 def run_on_accelerators(
-    make: Callable[[Workload, Copy], Training],
+    make: Callable[[Workload, DeviceBackend], Training],
     workload: Workload,
     assembled: Assembled,
     asked: BackendConfig,
@@ -61,7 +60,7 @@ def run_on_accelerators(
     """Run a schedule on every accelerator there is; a dry run has no warm-up.
 
     Args:
-        make: the training of a workload, with what copies its tensors.
+        make: the training of a workload on a backend.
         handlers_of: of the run that counts.
         verify: compare the gradients of the first step with plain training on the first accelerator.
     """
@@ -75,7 +74,8 @@ def run_on_accelerators(
         for number in range(num_warmup_runs + 1):
             for each in range(num):
                 torch.accelerator.reset_peak_memory_stats(each)
-            training = make(on_device, backend.copy)
+            with failing("while weights were brought: "):
+                training = make(on_device, backend)
             program = training.program(assembled.costs, real_time=True)
             handlers = handlers_of(training) if number == num_warmup_runs else training.handlers
             timeline = execute(program, handlers, backend)

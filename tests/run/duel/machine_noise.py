@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 
-from rpbench.run.modes.duel.neighbours import Runs
-from rpbench.run.modes.duel.order import turn_order
+from rpbench.run.modes.duel.runs import Runs
+from rpbench.run.modes.duel.turns import turn_order
 
 SLOT_S = 0.7  # a run and what is between two
 

@@ -20,18 +20,15 @@ from rpbench.engine.measure.probes import Probe
 from rpbench.records import record
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel import run as duel_run
-from rpbench.run.modes.duel import start, team
+from rpbench.run.modes.duel import starts, teams
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS, contenders
 from rpbench.run.modes.duel.findings import findings
-from rpbench.run.modes.duel.order import turn_order
-from rpbench.run.modes.duel.paired import Ratio, ratio
-from rpbench.run.modes.duel.plans import make_plans
-from rpbench.run.modes.duel.rows import drift, over_predicted, predictions, times
+from rpbench.run.modes.duel.plans import complete, make_plans
+from rpbench.run.modes.duel.rows import Ratio, drift, over_predicted, predictions, ratio, times
 from rpbench.run.modes.duel.run import CLUSTER, PLANS, SUMMARY, records
-from rpbench.run.modes.duel.sample import Sample
 from rpbench.run.modes.duel.summary import lines, summary
-from rpbench.run.modes.duel.tuning import complete
-from rpbench.run.modes.duel.turns import play
+from rpbench.run.modes.duel.teams import Sample
+from rpbench.run.modes.duel.turns import play, turn_order
 from rpbench.run.scheduled import PROFILE
 from rpbench.workload.architecture import Architecture
 
@@ -52,7 +49,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(folder):
     """A duel in which 'gpipe' has a bug that only the comparison with plain training can see."""
-    honest = team.verified
+    honest = teams.verified
 
     def verified(training):
         found = honest(training)
@@ -68,10 +65,10 @@ def rows(folder):
         return calibrate_cores(num_devices, tell, probes, width=64, copy_bytes=2**14)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(team, "verified", verified)
+        patch.setattr(teams, "verified", verified)
         patch.setattr(duel_run, "calibrate_cores", calibrated)
         patch.setattr(duel_run, "contenders", lambda who: OURS)
-        patch.setattr(duel_run, "start_apart", start.play_start)
+        patch.setattr(duel_run, "start_apart", starts.play_start)
         return records(load([*SMALL, f"results_dir={folder}"]))
 
 
@@ -344,11 +341,11 @@ def test_no_turn_begins_after_the_budget_but_one_is_played():
 
 
 def test_devices_that_share_a_core_take_one_turn(monkeypatch):
-    job = start.Job(*[None] * 4, 2, *[None] * 6, 99.0, 1.0, 0)
-    monkeypatch.setattr(start, "usable_cores", lambda: [0])
-    assert start._budget_s(job) == 0.0
-    monkeypatch.setattr(start, "usable_cores", lambda: [0, 1])
-    assert start._budget_s(job) == 99.0
+    job = starts.Job("duel", (), None, 2, None, budget_s=99.0, order_seed=0)
+    monkeypatch.setattr(starts, "usable_cores", lambda: [0])
+    assert starts._budget_s(job) == 0.0
+    monkeypatch.setattr(starts, "usable_cores", lambda: [0, 1])
+    assert starts._budget_s(job) == 99.0
 
 
 def test_ratios_over_starts_have_a_range():

@@ -8,11 +8,11 @@ from torch_duel_rows import PREDICTED, REPLAYED, SHARES, rows
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
 from rpbench.records import record
-from rpbench.run.modes.torch_duel import run as torch_duel_run
-from rpbench.run.modes.torch_duel import start
-from rpbench.run.modes.torch_duel.entrants import REFERENCES, entrants
-from rpbench.run.modes.torch_duel.findings import derived_fields, findings
-from rpbench.run.modes.torch_duel.run import records
+from rpbench.run.modes.duel import run as duel_run
+from rpbench.run.modes.duel import starts
+from rpbench.run.modes.duel.contenders import is_reference, torch_contenders
+from rpbench.run.modes.duel.findings import derived_fields, findings
+from rpbench.run.modes.torch_duel import records
 from rpbench.run.request_to_records import run
 
 
@@ -29,7 +29,7 @@ def test_a_dearer_table_is_slower_and_the_same_schedule_twice_is_not():
 
 def test_schedules_are_not_compared_with_each_other():
     """All of zb_v takes twice as long: that is no finding about any of its entrants."""
-    slow = {each.name: 2.0 for each in entrants(["zb_v"])}
+    slow = {each.name: 2.0 for each in torch_contenders(["zb_v"])}
     assert {row["verdict"] for row in rows(slow).values()} == {"no difference shown"}
 
 
@@ -94,26 +94,26 @@ def test_schedules_that_torch_does_not_have_are_refused(tmp_path):
 @pytest.mark.slow
 def test_a_duel_leaves_a_record_of_everybody(tmp_path, monkeypatch):
     """Two turns of real ranks; one entrant has a bug that only the comparison with plain training can see."""
-    honest = start._parity
+    honest = starts._parity
 
     def parity(team, sequence_tokens):
         found = honest(team, sequence_tokens)
         wrong = getattr(team, "_asked", None) is not None and team._asked.name == "zb_v/table"
         return found | ({"parity": False, "reason": "off by 1"} if wrong else {})
 
-    monkeypatch.setattr(start, "_parity", parity)
-    monkeypatch.setattr(torch_duel_run, "start_apart", lambda job: start.play_start(replace(job, budget_s=0.01)))
+    monkeypatch.setattr(starts, "_parity", parity)
+    monkeypatch.setattr(duel_run, "start_apart", lambda job: starts.play_start(replace(job, budget_s=0.01)))
     small = ("experiment=torch_duel", "model=tiny_gpt", "model.num_layers=4", "model.seq_len=16", "num_microbatches=4",
              "cost.microbatches_per_device=1")  # fmt: skip
     request = load([*small, f"results_dir={tmp_path}"])
     found = {row["contender"]: row for row in records(request)}
-    assert list(found) == [each.name for each in entrants(["1f1b", "zb_v"])]
+    assert list(found) == [each.name for each in torch_contenders(["1f1b", "zb_v"])]
     failed = {name for name, row in found.items() if row["status"] != "ok"}
     assert failed == {"zb_v/table"}
     for name in found.keys() - failed:
         row = found[name]
         assert record.read(tmp_path / row["run_id"]) == row
-        assert row["grad_max_abs_diff"] <= (1e-6 if row["role"] in REFERENCES else 0.0)
+        assert row["grad_max_abs_diff"] <= (1e-6 if is_reference(name) else 0.0)
         assert [about["order_seed"] for about in row["starts"]] == [0, 1]
         for runs in row["runs"]:
             lengths = {len(column) for column in runs.values()}

@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 from machine_noise import Noise, made_up_start
 
-from rpbench.run.modes.duel.intervals import block_means, mean_square, order_interval, student_quantile
-from rpbench.run.modes.duel.neighbours import Comparisons, Runs, compare, pairs
-from rpbench.run.modes.duel.order import family_order, turn_order
-from rpbench.run.modes.duel.verdict import Rules, StartFinding, find_start, judge
+from rpbench.run.modes.duel.runs import Comparisons, Runs, compare, pairs
+from rpbench.run.modes.duel.turns import family_order, turn_order
+from rpbench.run.modes.duel.verdict import (
+    Rules,
+    StartFinding,
+    block_means,
+    find_start,
+    judge,
+    mean_square,
+    order_interval,
+    student_quantile,
+)
 
 REFERENCES = ("r0", "r1", "r2", "r3")
 OTHERS = tuple(f"c{number}" for number in range(10))

@@ -1,6 +1,11 @@
-"""Contenders: what takes part in a duel."""
+"""Contenders: who takes part in a duel, and whom each of them is compared with.
 
-from collections.abc import Mapping, Sequence
+In the duel of schedules all are compared with 1F1B. In the torch duel a schedule is run by several, on the same cut
+and the same microbatches; they are called `schedule/role` and compared with torch's own schedule of that name. Whoever
+others are compared with is there more than once, so that it is one more contender that should come out at 1.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +17,15 @@ REFERENCES = (BASE, *TWINS)
 LIMIT = "limit"
 NUM_COPIES = 10  # of the base in an A/A duel, besides the references
 
-Engine = Literal["rpbench", "torch", "side by side"]
+OWN, TWIN, TABLE, THREADS = "own", "own_twin", "table", "threads"  # roles in a torch duel
+
+Engine = Literal["rpbench", "torch", "side by side", "torch's schedule", "torch with our table", "our threads"]
+ENGINES: Mapping[str, Engine] = {
+    OWN: "torch's schedule",
+    TWIN: "torch's schedule",
+    TABLE: "torch with our table",
+    THREADS: "our threads",
+}
 
 
 @dataclass(frozen=True)
@@ -20,11 +33,12 @@ class Contender:
     """One of them.
 
     Args:
+        name: unique in a duel.
         schedule: registered name.
         options: of the schedule.
         dispatch: how the jobs of a streamed schedule find their devices.
-        engine: ours; torch's, on processes; or ours without any scheduling, every device for itself, on the work of
-            the streamed plan that has least.
+        engine: ours; torch's, on processes; ours without any scheduling, every device for itself, on the work of the
+            streamed plan that has least; or one of `ENGINES`.
         plan_of: the contender whose plan is taken; its own is searched where this is empty.
         rounds: whether the number of microbatches a round is searched as well.
     """
@@ -38,6 +52,11 @@ class Contender:
     rounds: bool = False
 
     @property
+    def role(self) -> str:
+        """A key of `ENGINES` in a torch duel, else the name."""
+        return self.name.rpartition("/")[2]
+
+    @property
     def searches(self) -> bool:
         """Whether a search of its own finds its plan."""
         return not self.plan_of and self.engine != "side by side"
@@ -48,6 +67,19 @@ class Contender:
             return ({},)
         halves = [num_microbatches >> shift for shift in range(num_microbatches.bit_length())]
         return [{"round_size": size} for size in dict.fromkeys(halves)]
+
+
+def is_reference(name: str) -> bool:
+    """Whether a contender is one that others are compared with."""
+    return name in REFERENCES or name.rpartition("/")[2] in (OWN, TWIN)
+
+
+def groups(names: Iterable[str]) -> list[list[str]]:
+    """Those that are compared with each other: all, or in a torch duel those of one schedule."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.rpartition("/")[0], []).append(name)
+    return list(found.values())
 
 
 _REFERENCES = (Contender(BASE, "1f1b"), *(Contender(name, "1f1b", plan_of=BASE) for name in TWINS))
@@ -86,3 +118,12 @@ def _others(who: str) -> tuple[Contender, ...]:
         if name not in names:
             raise ValueError(f"mode.contenders={who}: all, twins, or some of {'+'.join(names)}; {name} is none of them")
     return tuple(each for each in _OTHERS if each.name in asked)
+
+
+def torch_contenders(schedules: Sequence[str]) -> list[Contender]:
+    """Everybody of a torch duel, schedule by schedule."""
+    return [
+        Contender(f"{schedule}/{role}", schedule, engine=engine)
+        for schedule in schedules
+        for role, engine in ENGINES.items()
+    ]

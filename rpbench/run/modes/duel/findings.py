@@ -1,12 +1,16 @@
 """Findings: what the records of a duel say, recomputed from the runs in them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
 
 from rpbench.records.record import Record
-from rpbench.run.modes.duel.contenders import REFERENCES
-from rpbench.run.modes.duel.neighbours import compare, pairs
-from rpbench.run.modes.duel.runs import Columns, runs_by
+from rpbench.run.modes.duel.contenders import groups, is_reference
+from rpbench.run.modes.duel.runs import MISSING, Columns, Comparisons, compare, pairs, runs_by
 from rpbench.run.modes.duel.verdict import Finding, Rules, StartFinding, find_start, judge
 
 Rows = Mapping[str, Record]
@@ -23,21 +27,46 @@ def rules_of(rows: Rows) -> Rules:
     return Rules(half_width=asked["half_width"], least_starts=max(Rules.least_starts, asked["num_starts"]))
 
 
-def findings(rows: Rows, clock: str, num_verdicts: int | None = None) -> dict[str, Finding]:
-    """The finding of every contender that has runs; empty where no reference has.
+def find_starts(
+    columns: Mapping[str, Columns], clock: str, rules: Rules, *, undisturbed: bool = True
+) -> dict[str, StartFinding]:
+    """What one start says of every contender that has a reference besides itself.
+
+    Args:
+        columns: contender -> its runs.
+        undisturbed: leave out comparisons in which other programs had a part of the machine.
+    """
+    found: dict[str, StartFinding] = {}
+    for names in groups(columns):
+        known = [number for number, name in enumerate(names) if is_reference(name)]
+        if len(known) < 2:
+            continue
+        runs = runs_by({name: columns[name] for name in names}, clock)
+        for number, name in enumerate(names):
+            each = compare(runs, number, known)
+            each = each if undisturbed else each._replace(others=np.zeros_like(each.others))
+            found[name] = find_start(each, rules)
+    return found
+
+
+def findings(
+    rows: Rows, clock: str, num_verdicts: int | None = None, *, undisturbed: bool = True
+) -> dict[str, Finding]:
+    """The finding of every contender that has runs and references; all verdicts of a duel are given together.
 
     Args:
         rows: contender -> record, of one duel.
         num_verdicts: that are given together, where this duel is part of a larger table.
+        undisturbed: as of `find_starts`; without, there are ratios and no verdicts.
     """
     fit = timed(rows)
-    names = list(fit)
-    known = [names.index(name) for name in REFERENCES if name in fit]
-    if len(known) < 2:
+    starts = [find_starts(columns, clock, rules_of(rows), undisturbed=undisturbed) for columns in _by_start(fit)]
+    if not starts or not starts[0]:
         return {}
-    starts = [_start(columns, clock, known, rules_of(rows)) for columns in _by_start(fit)]
-    table = {name: [start[number] for start in starts] for number, name in enumerate(names)}
-    return _judged(rows, table, len(known), num_verdicts)
+    table = {name: [start[name] for start in starts] for name in starts[0]}
+    num_references = max(sum(map(is_reference, names)) for names in groups(table))
+    found = _judged(rows, table, num_references, num_verdicts)
+    return found if undisturbed else _none_of(found, "other programs' load was not looked at")
 
 
 def findings_over(rows: Rows, clock: str, base: str, num_verdicts: int | None = None) -> dict[str, Finding]:
@@ -70,21 +99,24 @@ def _judged(
     rows: Rows, table: Mapping[str, Sequence[StartFinding]], num_references: int, num_verdicts: int | None
 ) -> dict[str, Finding]:
     found = judge(table, num_references, rules_of(rows), num_verdicts)
-    if not (reason := why_none(rows)):
-        return found
+    reason = why_none(rows)
+    return _none_of(found, reason) if reason else found
+
+
+def _none_of(found: Mapping[str, Finding], reason: str) -> dict[str, Finding]:
     return {name: replace(each, verdict="no verdict", reason=reason) for name, each in found.items()}
 
 
 def why_none(rows: Rows) -> str:
     """Why nothing of this duel can have a verdict, whatever was measured; empty if something can."""
     fit = timed(rows)
-    if not any(name in fit for name in REFERENCES):
+    if not any(map(is_reference, fit)):
         return "nobody to compare with: 1F1B has not run"
     row = next(iter(fit.values()))
     least = min(start["num_cores"] for start in row["starts"])
     if least < row["num_devices"]:
         return f"{row['num_devices']} devices on {least} core{'' if least == 1 else 's'}: they take turns"
-    if row["foreign_cpu_share"] is None:
+    if any(others is None for start in row["runs"] for others in start["others_s"]):
         return "this system does not say what other programs do"
     return ""
 
@@ -96,10 +128,86 @@ def false_alarms(found: Mapping[str, Finding]) -> tuple[int, int, int]:
 
 
 def _by_start(rows: Rows) -> list[dict[str, Columns]]:
-    num = min(len(row["runs"]) for row in rows.values())
+    num = min((len(row["runs"]) for row in rows.values()), default=0)
     return [{name: row["runs"][start] for name, row in rows.items()} for start in range(num)]
 
 
-def _start(columns: Mapping[str, Columns], clock: str, known: Sequence[int], rules: Rules) -> list[StartFinding]:
-    runs = runs_by(columns, clock)
-    return [find_start(compare(runs, number, known), rules) for number in range(len(columns))]
+# --- steps of a torch duel: what their replay and their prediction explain ----------------------------------------
+
+
+def over_wall(rows: Rows, key: str) -> dict[str, Finding]:
+    """A column of every contender's runs over the step by the clock; what differs between starts is known of all.
+
+    Nothing is compared with a neighbour, so that runs beside other programs count.
+
+    Args:
+        key: `replay` or `predicted`.
+    """
+    rules = rules_of(rows)
+    table = {name: [find_start(_over_wall(start, key), rules) for start in row["runs"]] for name, row in rows.items()}
+    # Contenders of a start share the machine: as if each had been compared with one run that all had in common.
+    return judge(table, 1, rules)
+
+
+def _over_wall(start: Columns, key: str) -> Comparisons:
+    runs = zip(start["at_s"], start[f"{key}_s"], start["wall_s"], strict=True)
+    pairs = [(at, math.log(value / wall)) for at, value, wall in runs if value]
+    at, logs = (np.array(column) for column in zip(*pairs, strict=True)) if pairs else (np.array([]),) * 2
+    return Comparisons(logs, at, np.zeros(len(logs)))
+
+
+def missing_parts(row: Record) -> dict[str, float]:
+    """What the replay leaves unexplained, by name, as shares of the ranks' time: medians over all runs."""
+    found = {}
+    for part in MISSING:
+        shares = [
+            seconds / (row["num_devices"] * wall)
+            for start in row["runs"]
+            for seconds, wall in zip(start[f"missing_{part}_s"], start["wall_s"], strict=True)
+        ]
+        found[part] = median(shares)
+    return found
+
+
+def overhead_per_action(row: Record) -> float:
+    """Rank-seconds that a step took longer than its replay, for each forward and backward: median over all runs."""
+    runs = [pair for start in row["runs"] for pair in zip(start["wall_s"], start["replay_s"], strict=True)]
+    return row["num_devices"] * median(wall - replay for wall, replay in runs) / row["num_actions"]
+
+
+def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
+    """Contender -> the fields of its record that follow from everybody's runs."""
+    fit = timed(rows)
+    if not fit:
+        return {}
+    clean, replays, predictions = findings(fit, "wall"), over_wall(fit, "replay"), over_wall(fit, "predicted")
+    disturbed = {clock: findings(fit, clock, undisturbed=False) for clock in ("wall", "cpu")}
+    found: dict[str, dict[str, Any]] = {}
+    for name, row in fit.items():
+        own = _interval("replay_over_wall", replays[name]) | _interval("predicted_over_wall", predictions[name])
+        if name in clean:
+            own |= _interval("over_own", clean[name], turned=True)
+            own |= _interval("over_own_disturbed", disturbed["wall"][name], turned=True)
+            own |= _interval("cpu_over_own_disturbed", disturbed["cpu"][name], turned=True)
+        found[name] = {
+            **own,
+            "verdict": clean[name].verdict if name in clean else "no verdict",
+            "verdict_reason": clean[name].reason if name in clean else "torch's own schedule has not run twice",
+            "overhead_per_action_s": overhead_per_action(row),
+            "missing_shares": missing_parts(row),
+        }
+    return found
+
+
+def _interval(name: str, found: Finding, *, turned: bool = False) -> dict[str, float | None]:
+    """A ratio with its 95 % interval as record fields; what is not finite becomes None.
+
+    Args:
+        turned: how many times as long as the reference it takes; a finding says how many times as fast it is.
+    """
+    values = [found.ratio, found.low, found.high]
+    if turned:
+        values = [1 / value if value else math.inf for value in (found.ratio, found.high, found.low)]
+    is_known = math.isfinite(found.ratio)
+    keys = (name, f"{name}_low", f"{name}_high")
+    return {key: value if is_known and math.isfinite(value) else None for key, value in zip(keys, values, strict=True)}

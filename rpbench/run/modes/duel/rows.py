@@ -3,12 +3,45 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpbench.plan.whole import WholePlan
 from rpbench.records.record import Record
-from rpbench.run.modes.duel.paired import Ratio, ratio
-from rpbench.run.modes.duel.started import Started
+
+
+class Started(NamedTuple):
+    """What a start has done.
+
+    Args:
+        about: what is true of all its contenders: seed, turns, seconds, cores, what was done for stability.
+        columns: contender -> its runs, column by column.
+    """
+
+    about: dict[str, Any]
+    columns: dict[str, dict[str, list[Any]]]
+
+
+class Ratio(NamedTuple):
+    """A median over starts, with the least and the greatest: too few for more."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f}-{self.high:.3f})"
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """The median of the starts' ratios, and their range.
+
+    Raises:
+        ValueError: unless there is one of each for every start.
+    """
+    ratios = [one / other for one, other in zip(numerators, denominators, strict=True)]
+    if not ratios:
+        raise ValueError("no start to compare: a ratio needs at least 1")
+    return Ratio(median(ratios), min(ratios), max(ratios))
 
 
 def plan_fields(plan: WholePlan, num_raced: int) -> dict[str, Any]:
@@ -27,16 +60,15 @@ def plan_fields(plan: WholePlan, num_raced: int) -> dict[str, Any]:
     }
 
 
-def timed_fields(name: str, starts: Sequence[Started], plan: WholePlan) -> dict[str, Any]:
+def timed_fields(name: str, starts: Sequence[Started], num_steps: int) -> dict[str, Any]:
     """A contender's runs of every start, and the medians over starts of the medians within each."""
-    shape, runs = plan.schedule.shape, [start.columns[name] for start in starts]
+    runs = [start.columns[name] for start in starts]
     others = [cores for cores in map(other_cores, runs) if cores is not None]
     return {
         "makespan_s": _median(runs, "wall_s"),
-        "step_time_s": _median(runs, "wall_s") / shape.num_steps,
+        "step_time_s": _median(runs, "wall_s") / num_steps,
         "replay_makespan_s": _median(runs, "replay_s"),
         "cpu_s": _median(runs, "cpu_s"),
-        "bubble_makespan": max(0.0, 1 - _median(runs, "cpu_s") / (shape.num_ranks * _median(runs, "replay_s"))),
         "foreign_cpu_share": median(others) if others else None,
         "starts": [start.about for start in starts],
         "runs": runs,

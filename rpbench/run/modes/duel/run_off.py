@@ -20,11 +20,9 @@ from rpbench.config.request import Request
 from rpbench.engine.backends.cpu import usable_cores
 from rpbench.plan.whole import WholePlan
 from rpbench.run.modes.duel.contenders import Contender
-from rpbench.run.modes.duel.job import Job, job_of
-from rpbench.run.modes.duel.neighbours import Floats, pairs
-from rpbench.run.modes.duel.parity import check_parity, without
-from rpbench.run.modes.duel.runs import runs_by
-from rpbench.run.modes.duel.started import Started
+from rpbench.run.modes.duel.rows import Started
+from rpbench.run.modes.duel.runs import Floats, pairs, runs_by
+from rpbench.run.modes.duel.starts import Job, check_parity, planned_job, without
 
 # Clean comparisons of a plan; with fewer it is not chosen.
 LEAST_COMPARISONS = 5
@@ -129,10 +127,10 @@ def _job(request: Request, shortlists: Shortlists, lanes: Mapping[str, Contender
     mode = request.mode
     assert isinstance(mode, Duel)
     plans = {_lane(name, place): plan for name, own in shortlists.items() for place, plan in enumerate(own)}
-    asked = job_of(request, list(lanes.values()), plans)
+    asked = planned_job(request, list(lanes.values()), plans)
     job = replace(asked, budget_s=mode.run_off_s, order_seed=asked.order_seed + mode.num_starts)
     fit = without(job, check_parity(job, mode.parity_seq_len))
-    names = [entrant.name for entrant in fit.entrants]
+    names = fit.names
     families = [[_lane(name, place) for place in range(len(own))] for name, own in shortlists.items()]
     able = [[lane for lane in family if lane in names] for family in families if family[0] in names]
     racing = tuple(tuple(family) for family in able if len(family) > 1)

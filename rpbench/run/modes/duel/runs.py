@@ -1,33 +1,85 @@
-"""Runs as columns: the form they have in records, and what statistics read."""
+"""Runs: as columns, the form they have in records, and each over the references that ran just before and after it.
+
+    run         R   c   a   R   d   R           the reference at a run's moment is the straight line between the
+    moment      0   1   2   3   4   5           logarithms of its two neighbours: steady drift cancels exactly
+
+A reference is compared with the others of its kind, so that it is one more contender that should come out at 1.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
-from rpbench.run.modes.duel.neighbours import Runs
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from rpbench.run.modes.duel.turns import Run  # which needs torch; whoever reads records does not
 
 Columns = Mapping[str, Sequence[Any]]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 # Two ways to time a contender: the clock on the wall, and its actions' processor time on the action graph.
 CLOCKS = ("wall", "replay")
 DECIMALS = 6  # of a second
+# A comparison in which other programs had more than this of a core does not count.
+MOST_OTHERS = 0.05
+# Rank-seconds of a step that its replay does not explain (`rpbench.torch_runtime.replay.unexplained`).
+MISSING = ("late", "messages", "after", "between", "outside")
+
+
+class Runs(NamedTuple):
+    """The runs of one start, in the order they were made.
+
+    Args:
+        who: number of the contender of each run.
+        at_s: middle of each run.
+        took_s: what each run took, by one clock.
+        others_s: processor time that other programs had meanwhile; nan where the system does not say.
+        elapsed_s: that passed while others were watched.
+    """
+
+    who: npt.NDArray[np.int64]
+    at_s: Floats
+    took_s: Floats
+    others_s: Floats
+    elapsed_s: Floats
+
+
+class Comparisons(NamedTuple):
+    """A contender's runs over their neighbours.
+
+    Args:
+        log_ratios: logarithm of the reference's time over its own: above 0 it is faster.
+        at_s: when.
+        others: cores that other programs kept busy in the run and its neighbours; nan where nobody knows.
+    """
+
+    log_ratios: Floats
+    at_s: Floats
+    others: Floats
+
+    @property
+    def clean(self) -> Flags:
+        """Which of them count: an unknown load is no clean one."""
+        return np.asarray(self.others <= MOST_OTHERS)
 
 
 def columns_of(names: Sequence[str], runs: "Sequence[Run]") -> dict[str, dict[str, list[Any]]]:
-    """Contender -> its runs, column by column; None where the system does not say what other programs did."""
-    found: dict[str, dict[str, list[Any]]] = {
-        name: {key: [] for key in ("at_s", "wall_s", "replay_s", "cpu_s", "elapsed_s", "others_s")} for name in names
-    }
+    """Contender -> its runs, column by column; None where the system does not say what other programs did.
+
+    Steps of a torch duel have a prediction, and what their replay leaves unexplained.
+    """
+    found: dict[str, dict[str, list[Any]]] = {name: {} for name in names}
     for name, at_s, sample in runs:
-        others = None if sample.others_s is None else round(sample.others_s, DECIMALS)
-        values = (at_s, sample.wall_s, sample.replay_s, sample.cpu_s, sample.elapsed_s)
-        for key, value in zip(found[name], (*(round(value, DECIMALS) for value in values), others), strict=True):
-            found[name][key].append(value)
+        values: dict[str, float | None] = {"at_s": at_s}
+        values |= {key: getattr(sample, key) for key in ("wall_s", "replay_s", "cpu_s", "elapsed_s", "others_s")}
+        if sample.missing is not None:
+            values["predicted_s"] = sample.predicted_s
+            values |= {f"missing_{part}_s": sample.missing.get(part, 0.0) for part in MISSING}
+        for key, value in values.items():
+            found[name].setdefault(key, []).append(None if value is None else round(value, DECIMALS))
     return found
 
 
@@ -41,3 +93,31 @@ def runs_by(columns: Mapping[str, Columns], clock: str) -> Runs:
         return np.array(values, float)[order]
 
     return Runs(np.array(who)[order], column("at_s"), column(f"{clock}_s"), column("others_s"), column("elapsed_s"))
+
+
+def compare(runs: Runs, contender: int, references: Sequence[int]) -> Comparisons:
+    """A contender's runs that have a reference on either side.
+
+    Raises:
+        ValueError: if there is no other reference.
+    """
+    known = np.flatnonzero(np.isin(runs.who, [number for number in references if number != contender]))
+    if not known.size:
+        raise ValueError("no reference has run: a comparison needs a run on either side")
+    own = np.flatnonzero(runs.who == contender)
+    own = own[(own > known[0]) & (own < known[-1])]
+    after = np.searchsorted(known, own)
+    sides = np.stack([known[after - 1], known[after]])
+    reference = np.interp(runs.at_s[own], runs.at_s[known], np.log(runs.took_s[known]))
+    both = np.vstack([sides, own])
+    others = runs.others_s[both].sum(axis=0) / runs.elapsed_s[both].sum(axis=0)
+    return Comparisons(reference - np.log(runs.took_s[own]), runs.at_s[own], others)
+
+
+def pairs(runs: Runs, contender: int, other: int) -> Comparisons:
+    """A contender's run of each turn over another's of the same turn; one of the two may have warmed up in front."""
+    own, others = (np.flatnonzero(runs.who == number) for number in (contender, other))
+    num = min(own.size, others.size)
+    both = np.stack([own[own.size - num :], others[others.size - num :]])
+    took, load = runs.took_s[both], runs.others_s[both].sum(axis=0) / runs.elapsed_s[both].sum(axis=0)
+    return Comparisons(np.log(took[1] / took[0]), runs.at_s[both[0]], load)

@@ -7,8 +7,7 @@ from typing import Any
 from rpbench.records.record import Record
 from rpbench.run.modes.duel.contenders import BASE
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
-from rpbench.run.modes.duel.paired import Ratio, ratio
-from rpbench.run.modes.duel.rows import drift, over_predicted, times
+from rpbench.run.modes.duel.rows import Ratio, drift, over_predicted, ratio, times
 from rpbench.run.modes.duel.runs import CLOCKS
 from rpbench.run.modes.duel.verdict import Finding
 

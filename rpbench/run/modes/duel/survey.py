@@ -1,13 +1,20 @@
-"""Survey: the machine calibrated between the rounds, and what `cost=analytic` makes of every plan with that."""
+"""Survey: what else is predicted of every plan: by the machine calibrated between the starts, and by emulation.
 
-from collections.abc import Callable
+Emulated, the same schedules run on the engine's threads, every action a sleep of its profiled time.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rpbench.config.request import load
 from rpbench.cost.basis import make_basis
-from rpbench.cost.engine_times import engine_times
 from rpbench.cost.machine import Machine
+from rpbench.engine.backends.emulated import EmulatedBackend
+from rpbench.engine.executor import execute
 from rpbench.engine.measure.calibration import Calibration
+from rpbench.engine.program import make_program
+from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.whole import WholePlan
 from rpbench.run.cluster_file import cluster_of, to_text
 from rpbench.sim.longest_path import simulate
@@ -59,7 +66,8 @@ class Survey:
 
     def _makespan(self, plan: WholePlan, cluster: Machine, waits: bool) -> float:
         cost = load(["cost=analytic"]).cost
-        times = engine_times(self.model, self.num_tokens, make_basis(cluster, cost.constants, cost.declared))
+        numbers = make_basis(cluster, cost.constants, cost.declared)
+        times = times_of(setting_of(self.model, self.num_tokens, numbers, "engine"))
         assert plan.schedule.partition is not None
         timeline = simulate(
             plan.schedule,
@@ -74,3 +82,16 @@ class Survey:
         if waits:
             return float(timeline.makespan)
         return sum(float(span.end - span.start) for span in timeline.spans()) / plan.schedule.shape.num_ranks
+
+
+def emulated_makespans(plans: Mapping[str, WholePlan]) -> dict[str, float]:
+    """Seconds each plan takes; all at once, because sleeping takes no core."""
+    if not plans:
+        return {}
+    with ThreadPoolExecutor(len(plans)) as pool:
+        return dict(zip(plans, pool.map(_emulated, plans.values()), strict=True))
+
+
+def _emulated(plan: WholePlan) -> float:
+    with EmulatedBackend(plan.costs) as backend:
+        return float(execute(make_program(plan.schedule, plan.costs), backend.handlers, backend).makespan)

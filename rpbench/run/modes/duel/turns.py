@@ -1,17 +1,28 @@
 """Turns: all contenders resident side by side, one run each in an order drawn anew, until enough is known.
 
-The first turn warms everybody up and is not counted. Garbage is collected between runs, never in one; what was there
-before the first is frozen, so that collecting takes milliseconds.
+The references of a turn run the same plan, each resident for itself. They cut the other contenders into as many groups
+as there are references, as equal as possible:
+
+    turn 1   c a  R2  d  R1  e b  R3        turn 2   b  R1  d a  R3  c e  R2
+
+so that a run is never further from a reference on either side than a group is long: what wanders over seconds is common
+to a run and its neighbours. In a run-off the plans of a contender are held against each other and nobody else, so they
+run one after the other, contenders and their plans in an order drawn anew:
+
+    turn 1   b1 b3 b2  c2 c1  a1 a2         turn 2   c1 c2  a2 a1  b2 b1 b3
+
+The draws follow from a seed, which the record keeps. The first turn warms everybody up and is not counted. Garbage is
+collected between runs, never in one; what was there before the first is frozen, so that collecting takes milliseconds.
 """
 
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import NamedTuple
 
-from rpbench.run.modes.duel.sample import Sample
-from rpbench.run.modes.duel.team import Team
+from rpbench.run.modes.duel.teams import Sample, Team
 
 Told = Callable[[str], None]
 
@@ -24,6 +35,28 @@ class Run(NamedTuple):
     name: str
     at_s: float
     sample: Sample
+
+
+def turn_order(others: Sequence[str], references: Sequence[str], draw: Random) -> list[str]:
+    """One turn.
+
+    Raises:
+        ValueError: if there is no reference.
+    """
+    if not references:
+        raise ValueError("no reference: a turn needs at least 1 run to compare the others with")
+    shuffled, last = draw.sample(others, len(others)), draw.sample(references, len(references))
+    size, left = divmod(len(shuffled), len(last))
+    longer = draw.sample(range(len(last)), left)
+    found: list[str] = []
+    for number, reference in enumerate(last):
+        found += [*(shuffled.pop() for _ in range(size + (number in longer))), reference]
+    return found
+
+
+def family_order(families: Sequence[Sequence[str]], draw: Random) -> list[str]:
+    """One turn of a run-off; a family is the plans of a contender."""
+    return [name for family in draw.sample(families, len(families)) for name in draw.sample(family, len(family))]
 
 
 def play(

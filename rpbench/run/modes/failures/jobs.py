@@ -1,20 +1,26 @@
-"""Jobs: what a policy knows of a run, from what the run was assembled of and its simulated step."""
+"""Jobs: what a policy knows of a run, and the policies by name, from what the run was assembled of and its step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.request import Request
 from rpbench.cost.memory import device_bytes
 from rpbench.cost.replicas import shares_or_offloads
-from rpbench.cost.table import Work
 from rpbench.cost.transfers import StageBytes
-from rpbench.failures.detours import SplitTimes
-from rpbench.failures.job import Job
-from rpbench.failures.shadow_rows import Act, Rows, StageTimes, What
+from rpbench.failures.copies import Gemini, busy_spans
+from rpbench.failures.detours import Recycle, SplitTimes
+from rpbench.failures.morphing import Form, NoForm, Varuna, best_form
+from rpbench.failures.shadows import Act, Bamboo, StageTimes, What
+from rpbench.failures.walk import Checkpoint, Job
 from rpbench.ir.action import BACKWARD, COMPUTE, Kind, parts_of
+from rpbench.ir.policy import Policy as Updates
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.run.assemble import Assembled
+from rpbench.run.scheduled import assembled_of
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
 
@@ -34,14 +40,20 @@ def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
         ConfigError: for a time or a pace that cannot be.
     """
     timeline, cluster, shape = simulate_graph(assembled.graph, assembled.costs), assembled.cluster, assembled.schedule
+    begun_s: dict[int, float] = {}  # microbatch -> when the first of it begins
+    for span in timeline.spans():
+        for part in parts_of(span.action):
+            if part.kind in COMPUTE and part.microbatch is not None:
+                start = float(span.start) / timeline.units_per_second
+                begun_s[part.microbatch] = min(start, begun_s.get(part.microbatch, start))
     try:
         job = Job(
             shape.shape.num_ranks,
             num_pipelines,
             shape.shape.num_microbatches,
             float(timeline.makespan) / timeline.units_per_second,
-            begun_s(timeline),
-            state_bytes(assembled),
+            tuple(begun_s[microbatch] for microbatch in sorted(begun_s)),
+            _state_bytes(assembled),
             asked.detect_s,
             asked.restart_s,
             asked.store_bytes_per_s,
@@ -53,18 +65,7 @@ def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
     return Step(assembled, timeline, job)
 
 
-def begun_s(timeline: Timeline) -> tuple[float, ...]:
-    """For each microbatch of a step, when the first of it begins, in seconds."""
-    found: dict[int, float] = {}
-    for span in timeline.spans():
-        for part in parts_of(span.action):
-            if part.kind in COMPUTE and part.microbatch is not None:
-                start = float(span.start) / timeline.units_per_second
-                found[part.microbatch] = min(start, found.get(part.microbatch, start))
-    return tuple(found[microbatch] for microbatch in sorted(found))
-
-
-def state_bytes(assembled: Assembled) -> tuple[int, ...]:
+def _state_bytes(assembled: Assembled) -> tuple[int, ...]:
     """Weights and optimizer state of each rank; zeros where the model has no shape.
 
     What ranks share, or the host has, is counted once, in equal parts of the ranks.
@@ -76,75 +77,164 @@ def state_bytes(assembled: Assembled) -> tuple[int, ...]:
     stages = StageBytes(schedule.partition, sizes)
     each = [stages.stage(number, backward=True) for number in range(schedule.shape.num_backward_stages)]
     weights = [stage.weights + stage.optimizer for stage in each]
-    if has_state_elsewhere(schedule):
+    if _has_state_elsewhere(schedule):
         return tuple(sum(weights) // len(ranks) + (rank < sum(weights) % len(ranks)) for rank in ranks)
-    return tuple(sum(weights[stage] for stage in stages_on(schedule, rank)) for rank in ranks)
+    return tuple(sum(weights[stage] for stage in _stages_on(schedule, rank)) for rank in ranks)
 
 
-def has_state_elsewhere(schedule: Schedule) -> bool:
+def _has_state_elsewhere(schedule: Schedule) -> bool:
     """Whether ranks share their state, or the host has it."""
     return schedule.weights is Weights.STREAMED or shares_or_offloads(schedule)
 
 
-def stages_on(schedule: Schedule, rank: int) -> list[int]:
+def _stages_on(schedule: Schedule, rank: int) -> list[int]:
     """The stages whose backwards a rank runs."""
     parts = (part for action in schedule.compute(rank) for part in parts_of(action))
     return sorted({part.stage for part in parts if part.kind in BACKWARD})
 
 
-# --- schedules with one stage a rank ------------------------------------------------------------------------
-
-
-def has_one_stage_a_rank(schedule: Schedule) -> bool:
+def _has_one_stage_a_rank(schedule: Schedule) -> bool:
     """Whether rank r has stage r and no other."""
-    return all(stages_on(schedule, rank) == [rank] for rank in range(schedule.shape.num_ranks))
+    return all(_stages_on(schedule, rank) == [rank] for rank in range(schedule.shape.num_ranks))
 
 
-def rows_of(schedule: Schedule) -> Rows:
-    """Forwards and backwards of each rank."""
-    what = {Kind.F: What.FORWARD, Kind.B: What.BACKWARD}
-    return tuple(
-        tuple(Act(what[act.kind], act.stage, act.microbatch or 0) for act in schedule.compute(rank) if act.kind in what)
-        for rank in range(schedule.shape.num_ranks)
-    )
-
-
-def stage_times(assembled: Assembled) -> StageTimes:
-    """Seconds of whole forwards and backwards, recomputation included."""
-    unit = assembled.costs.units_per_second
-    return StageTimes(_seconds(assembled, Kind.F), _seconds(assembled, Kind.B), float(assembled.costs.hop) / unit)
-
-
-def split_times(assembled: Assembled) -> SplitTimes:
-    """Seconds of forwards and of the halves of backwards, recomputation in the first.
+def _times(assembled: Assembled, kind: Kind) -> tuple[float, ...]:
+    """Seconds of a kind on each stage, recomputation included: in a whole backward, or in its first half.
 
     Raises:
-        ScheduleError: if the costs do not split backward.
+        ScheduleError: for half a backward, if the costs do not split it.
     """
-    unit = assembled.costs.units_per_second
-    forward, input_grad, weight_grad = (_seconds(assembled, kind) for kind in (Kind.F, Kind.I, Kind.W))
-    return SplitTimes(forward, input_grad, weight_grad, float(assembled.costs.hop) / unit)
+    costs, stages = assembled.costs, range(assembled.schedule.shape.num_stages)
+    works = [costs.on(stage, costs.of(kind, stage)) for stage in stages]
+    return tuple(float(work.pre + work.main) / costs.units_per_second for work in works)
 
 
-def _seconds(assembled: Assembled, kind: Kind) -> tuple[float, ...]:
-    costs, unit = assembled.costs, assembled.costs.units_per_second
-
-    def on(stage: int) -> Work:
-        return costs.on(stage, costs.of(kind, stage))
-
-    works = map(on, range(assembled.schedule.shape.num_stages))
-    return tuple(float(work.pre + work.main) / unit for work in works)
+def _hop_s(assembled: Assembled) -> float:
+    return float(assembled.costs.hop) / assembled.costs.units_per_second
 
 
-def fits(assembled: Assembled, in_flight: Sequence[int], more: Sequence[int] = ()) -> bool:
-    """Whether ranks have room for so many microbatches, and for some more bytes each."""
+def fits(assembled: Assembled, in_flight: Sequence[int] | None = None, more: Sequence[int] = ()) -> bool:
+    """Whether ranks have room for so many microbatches, or those of the schedule, and for some more bytes each."""
     limit, sizes = assembled.cluster.usable_memory_bytes, assembled.sizes
     if limit is None or sizes is None:
         return True
-    needed = device_bytes(assembled.schedule, sizes, in_flight, assembled.keeps)
+    held = peak_in_flight(assembled.graph) if in_flight is None else in_flight
+    needed = device_bytes(assembled.schedule, sizes, held, assembled.keeps)
     return all(each + extra <= limit for each, extra in zip(needed, more or (0,) * len(needed), strict=True))
 
 
-def held(assembled: Assembled) -> list[int]:
-    """Most stage inputs that each rank holds at once."""
-    return peak_in_flight(assembled.graph)
+# --- policies by name ---------------------------------------------------------------------------------------
+
+
+def policy_of(request: Request, asked: Failures, step: Step) -> Checkpoint:
+    """The policy that a request asks for.
+
+    Raises:
+        ConfigError: if its schedule cannot be served, naming what can.
+        NoForm: if the model does not fit in any form.
+    """
+    schedule = step.assembled.schedule
+    if schedule.policy is not Updates.FLUSH:
+        raise ConfigError(
+            f"mode=failures with schedule={schedule.name}: what is lost is counted in steps, and its steps overlap; "
+            "take a schedule that is flushed, such as 1f1b"
+        )
+    try:
+        return _POLICIES[asked.policy](request, asked, step)
+    except (NoForm, ConfigError):
+        raise
+    except ValueError as error:
+        raise ConfigError(f"mode.policy={asked.policy}: {error}") from None
+
+
+def _checkpoint(request: Request, asked: Failures, step: Step) -> Checkpoint:
+    return Checkpoint(step.job, asked.checkpoint_every)
+
+
+def _gemini(request: Request, asked: Failures, step: Step) -> Gemini:
+    schedule, costs = step.assembled.schedule, step.assembled.costs
+    if _has_state_elsewhere(schedule):
+        raise ConfigError(
+            f"mode.policy=gemini with schedule={schedule.name}: copies are of what a rank has alone, and here the host "
+            "or all ranks together have it; take a schedule whose stages stay, such as 1f1b, or mode.policy=checkpoint"
+        )
+    busy = busy_spans(step.assembled.graph, step.timeline, float(costs.hop))
+    return Gemini(step.job, asked.checkpoint_every, copies=asked.copies, busy=busy, kind=asked.dies)
+
+
+def _bamboo(request: Request, asked: Failures, step: Step) -> Bamboo:
+    assembled, schedule = step.assembled, step.assembled.schedule
+    if not _has_one_stage_a_rank(schedule) or not schedule.plain_kinds <= {Kind.F, Kind.B, Kind.STEP}:
+        raise ConfigError(
+            f"mode.policy=bamboo with schedule={schedule.name}: a rank stands in for the next stage, so that each has "
+            "one stage, whose backwards are whole; take schedule=1f1b or gpipe, or mode.policy=checkpoint"
+        )
+    what = {Kind.F: What.FORWARD, Kind.B: What.BACKWARD}
+    return Bamboo(
+        step.job,
+        asked.checkpoint_every,
+        rows=[
+            [Act(what[act.kind], act.stage, act.microbatch or 0) for act in schedule.compute(rank) if act.kind in what]
+            for rank in range(schedule.shape.num_ranks)
+        ],
+        times=StageTimes(_times(assembled, Kind.F), _times(assembled, Kind.B), _hop_s(assembled)),
+        boundary_bytes=assembled.sizes.boundary if assembled.sizes else 0,
+    )
+
+
+def _recycle(request: Request, asked: Failures, step: Step) -> Recycle:
+    if request.entry.name != "1f1b" or request.schedule.file is not None:
+        raise ConfigError(
+            f"mode.policy=recycle with schedule={request.schedule.chosen}: its detours have an order of their own, "
+            "which stands beside 1F1B without failures; take schedule=1f1b"
+        )
+    forward, input_grad, weight_grad = (_times(step.assembled, kind) for kind in (Kind.F, Kind.I, Kind.W))
+    times = SplitTimes(forward, input_grad, weight_grad, _hop_s(step.assembled))
+    return Recycle(
+        step.job, asked.checkpoint_every, times=times, fits=lambda in_flight: fits(step.assembled, in_flight)
+    )
+
+
+def _varuna(request: Request, asked: Failures, step: Step) -> Varuna:
+    schedule, sequences = step.assembled.schedule, request.workload.microbatch_sequences
+    if not _has_one_stage_a_rank(schedule) or request.schedule.file is not None:
+        raise ConfigError(
+            f"mode.policy=varuna with schedule={request.schedule.chosen}: the number of stages follows the number of "
+            "devices, one each; take a generator with one stage a rank, such as schedule=varuna or 1f1b"
+        )
+    layers = request.model.num_layers if request.model else request.num_layers
+    if layers is None:
+        raise ConfigError(
+            "mode.policy=varuna with model=abstract: numbers of stages divide the number of layers, which it does not "
+            "say; add model.num_layers=12, or take a model with a shape"
+        )
+    batch = request.num_microbatches * sequences * asked.pipelines
+    sizes: tuple[int, ...] = (sequences,)
+    if request.cost.name == "analytic" and request.model:
+        sizes = tuple(1 << exponent for exponent in range(batch.bit_length()))
+
+    def simulate(stages: int, width: int, microbatch: int, num_microbatches: int) -> Job | None:
+        """The job of a form; None if a pipeline does not fit into the cluster or its memory."""
+        if request.cluster.num_devices is not None and stages > request.cluster.num_devices:
+            return None
+        workload = replace(request.workload, microbatch_sequences=microbatch)
+        sized = replace(request, num_devices=stages, num_microbatches=num_microbatches, num_steps=1, workload=workload)
+        assembled = assembled_of(sized)
+        return step_of(assembled, asked, width).job if fits(assembled) else None
+
+    @cache
+    def find(num_devices: int) -> Form:
+        if num_devices < 1:
+            raise NoForm("0 devices: all have died; look at a shorter mode.horizon_s, or take more pipelines")
+        return best_form(num_devices, layers, batch, sizes, simulate)
+
+    return Varuna.begin(find, step.job.num_ranks, asked.checkpoint_every)
+
+
+_POLICIES: dict[str, Callable[[Request, Failures, Step], Checkpoint]] = {
+    "checkpoint": _checkpoint,
+    "gemini": _gemini,
+    "bamboo": _bamboo,
+    "recycle": _recycle,
+    "varuna": _varuna,
+}

@@ -16,15 +16,12 @@ from rpbench.engine.recovery.watch import Return, train
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.training import Settings, Training
-from rpbench.failures.checkpoint import Checkpoint
-from rpbench.failures.gemini import Gemini
-from rpbench.failures.placement import holders
-from rpbench.failures.walk import Policy, Progress
+from rpbench.failures.copies import Gemini, holders
+from rpbench.failures.walk import Checkpoint, Progress
 from rpbench.ir.schedule import Schedule, to_text
-from rpbench.ir.timeline import Timeline
 from rpbench.passes.lower import add_steps
 from rpbench.run.assemble import Assembled
-from rpbench.run.modes.failures import jobs
+from rpbench.run.modes.failures.jobs import step_of
 from rpbench.run.recording import Fields, Outcome, Work
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.run.training.optimizer_settings import optimizer_settings
@@ -121,13 +118,25 @@ def _carried_out(plan: Plan, asked: Failures, assembled: Assembled, whole: Assem
         "num_failures": len(found.returns),
         "weight_max_abs_diff": difference,
         "num_actions": found.num_actions,
-        "num_actions_needed": _num_needed(plan),
+        "num_actions_needed": plan.num_steps * sum(len(plan.order.compute(rank)) for rank in range(plan.num_ranks)),
         "lost_steps": sum(each.lost_steps for each in found.returns),
         "lost_steps_simulated": [steps for steps, _ in simulated],
         "lost_microbatches_simulated": [microbatches for _, microbatches in simulated],
         "lost_microbatches": [each.lost_steps * window + each.num_microbatches for each in found.returns],
         "fetched_bytes": {asked.policy: sum(each.fetched_bytes for each in found.returns)},
-        "failures": [_told(each) for each in found.returns],
+        "failures": [
+            {
+                "ranks": list(each.ranks),
+                "step": each.step,
+                "source": each.source,
+                "lost_steps": each.lost_steps,
+                "lost_actions": list(each.num_actions),
+                "lost_microbatches": each.num_microbatches,
+                "fetched_bytes": each.fetched_bytes,
+                "stop_s": each.stop_s,
+            }
+            for each in found.returns
+        ],
     }
     return fields | _verdict(plan, difference, found.returns, simulated)
 
@@ -155,24 +164,6 @@ def _verdict(plan: Plan, difference: float, found: Sequence[Return], simulated: 
     return {}
 
 
-def _told(found: Return) -> Fields:
-    return {
-        "ranks": list(found.ranks),
-        "step": found.step,
-        "source": found.source,
-        "lost_steps": found.lost_steps,
-        "lost_actions": list(found.num_actions),
-        "lost_microbatches": found.num_microbatches,
-        "fetched_bytes": found.fetched_bytes,
-        "stop_s": found.stop_s,
-    }
-
-
-def _num_needed(plan: Plan) -> int:
-    """Actions of all ranks if nobody had died."""
-    return plan.num_steps * sum(len(plan.order.compute(rank)) for rank in range(plan.num_ranks))
-
-
 def undisturbed(plan: Plan, schedule: Schedule, costs: CostTable) -> Tensors:
     """The weights of the same training in one process and one run of all steps, without failures."""
     if schedule.shape.num_steps == 1:
@@ -187,21 +178,17 @@ def _simulated(plan: Plan, asked: Failures, assembled: Assembled) -> list[tuple[
 
     Copies are complete when a step counts, as those of the processes are: their network takes no time.
     """
-    step = jobs.step_of(assembled, asked, 1)
-    job = replace(step.job, net_bytes_per_s=None)
-    policy: Policy = Checkpoint(job, asked.checkpoint_every)
+    step = step_of(assembled, asked, 1)
+    job, timeline = replace(step.job, net_bytes_per_s=None), step.timeline
+    policy = Checkpoint(job, asked.checkpoint_every)
     if plan.source == "memory":
-        policy = Gemini(job, asked.copies, ((),) * job.num_stages, asked.checkpoint_every)
+        policy = Gemini(job, asked.checkpoint_every, copies=asked.copies, busy=((),) * job.num_stages)
     found = []
     for death in plan.deaths:
-        into_s = _start_s(step.timeline, death)
-        recovery = policy.recover(frozenset({death.rank}), Progress(death.step, into_s))
+        spans = [span for span in timeline.spans() if (span.device, span.lane) == (death.rank, "compute")]
+        # When the action begins before which a rank dies; the end of the step for what follows its row's work.
+        moment = float(spans[death.action].start if death.action < len(spans) else timeline.makespan)
+        progress = Progress(death.step, moment / timeline.units_per_second)
+        recovery = policy.recover(frozenset({death.rank}), progress)
         found.append((recovery.lost_steps, recovery.lost_microbatches))
     return found
-
-
-def _start_s(timeline: Timeline, death: Death) -> float:
-    """When the action before which a rank dies begins; the end of the step for what follows its row's work."""
-    spans = [span for span in timeline.spans() if (span.device, span.lane) == (death.rank, "compute")]
-    moment = spans[death.action].start if death.action < len(spans) else timeline.makespan
-    return float(moment) / timeline.units_per_second

@@ -1,0 +1,151 @@
+"""What failures leave of a run: goodput over the mean time between failures, for five policies, beside their papers."""
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.records.experiments import Experiments, index, succeeded
+from analysis.records.published import published
+from rpbench.config.configuration import swept
+
+EXPERIMENT = "goodput"
+HOUR_S = 3600.0
+POLICIES = {
+    "checkpoint": style.Look("checkpoints", style.BLACK, "o"),
+    "gemini": style.Look("copies in memory (GEMINI)", style.BLUE, "s"),
+    "recycle": style.Look("detours (ReCycle)", style.GREEN, "^"),
+    "bamboo": style.Look("shadows (Bamboo)", style.ORANGE, "D"),
+    "varuna": style.Look("morphing (Varuna)", style.VERMILION, "v"),
+}
+NO_FIGURE = "none of this kind in what we have read"
+OVER_BAMBOO = "throughput over Bamboo under failures (at most)"
+
+
+@exhibited("goodput", place=155, question="How much of a run is left when ranks die?")
+def exhibit(experiments: Experiments) -> Exhibit:
+    """The figure with its numbers.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    data = numbers(experiments)
+    return Exhibit(
+        title="What failures leave of a run",
+        caption=(
+            "Qwen3-1.7B with 1F1B on four pipelines of four H100, six hours, ranks that die at random; lines are means "
+            "of three draws, bands their range, and all policies meet the same failures. Goodput is the steps that "
+            "count by the end, over those that the same form trains without failures and without a policy. All write "
+            "to a store every 500 steps. Under detours, shadows and morphing lost ranks do not come back until a "
+            "restart. Right: detours over shadows, with the most that ReCycle's abstract claims on its own models and "
+            "failures; it is another machine's figure, and no bar to meet. For copies, shadows and morphing we have "
+            f"read no figure of goodput. {answer(data)}"
+        ),
+        evidence=("simulated", "predicted", "published"),
+        command=f"python -m rpbench -m experiment={EXPERIMENT}",
+        draw=partial(draw, data),
+        table=tabulate(data),
+    )
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a policy, rate and seed: `policy`, `hours` between failures of the run, `seed`, `goodput` (%), `run_id`.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    keys = ("mode.policy", "mode.mean_between_s", "seed")
+    wanted = list(product(*(swept(EXPERIMENT, key) for key in keys)))
+    rows = succeeded(experiments.cells(EXPERIMENT))
+    rows = rows.assign(mean_between_s=[config["mode"]["mean_between_s"] for config in rows["config"]])
+    found = index(rows, ("policy", "mean_between_s", "seed"), wanted, EXPERIMENT)
+    hours = found["mean_between_s"] / found["num_ranks"] / HOUR_S
+    return found.assign(hours=hours, goodput=100 * found["goodput"])[
+        ["policy", "hours", "seed", "goodput", "num_failures", "run_id"]
+    ].reset_index(drop=True)
+
+
+def over_bamboo(data: pd.DataFrame) -> pd.Series:
+    """By hours between failures: goodput of detours over that of shadows, each a mean of its draws."""
+    means = data.groupby(["policy", "hours"])["goodput"].mean()
+    ratio: pd.Series = means["recycle"] / means["bamboo"]
+    return ratio
+
+
+def answer(data: pd.DataFrame) -> str:
+    """Who keeps most and least where failures are most frequent, in a sentence."""
+    often = data[data["hours"] == data["hours"].min()].groupby("policy")["goodput"].mean().sort_values()
+    least, most = often.index[0], often.index[-1]
+    return (
+        f"With a failure every {60 * data['hours'].min():.0f} minutes {often.iloc[-1]:.1f} % is left by "
+        f"{POLICIES[most].name}, {often.iloc[0]:.1f} % by {POLICIES[least].name}."
+    )
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """A row a policy: goodput by hours between failures, and what its paper says."""
+    hours = sorted(data["hours"].unique())
+    columns = ("policy", *(f"every {hour:g} h: goodput (%)" for hour in hours), "its paper's figure", "which")
+    return table(columns, (_row(data[data["policy"] == policy], policy, hours) for policy in POLICIES))
+
+
+def _row(data: pd.DataFrame, policy: str, hours: list[float]) -> list[Cell]:
+    cells = []
+    for hour in hours:
+        draws = data[data["hours"] == hour]
+        cells.append(ours(draws["goodput"].mean(), ".1f", draws["run_id"]))
+    said = published("failures").query("policy == @policy and unit == 'ratio'")
+    if said.empty:
+        return [label(POLICIES[policy].name), *cells, label("–"), label(NO_FIGURE)]
+    first = said.iloc[0]
+    source = f"analysis/published/failures.csv, {first['quantity']}: {first['source']}"
+    return [label(POLICIES[policy].name), *cells, theirs(first["value"], ".2f", source), label(first["quantity"])]
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Goodput of every policy on the left; detours over shadows, with ReCycle's claim, on the right."""
+    with style.applied():
+        figure = Figure(figsize=(8.6, 3.4), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
+        for policy, look in POLICIES.items():
+            draws = data[data["policy"] == policy].groupby("hours")["goodput"]
+            mean, least, most = draws.mean(), draws.min(), draws.max()
+            left.plot(mean.index, mean, color=look.colour, marker=look.marker, label=look.name)
+            left.fill_between(mean.index, least, most, color=look.colour, alpha=0.12, linewidth=0)
+        left.set_ylim(bottom=20)
+        left.set_ylabel("goodput (% of the pace without failures)")
+        _hours(left, data)
+        ratio, claimed = over_bamboo(data), _claimed()
+        right.plot(ratio.index, ratio, color=style.GREEN, marker="^", label="ours, simulated")
+        right.axhline(claimed, color=style.BLACK, linestyle="--", label=f"ReCycle's abstract: up to {claimed:g}")
+        right.set_ylabel("goodput of detours over shadows")
+        right.set_ylim(0.9, 1.9)
+        right.annotate(
+            "copies, shadows, morphing: no figure\nof goodput in what we have read",
+            (0.03, 0.03),
+            xycoords="axes fraction",
+            fontsize=7,
+        )
+        _hours(right, data)
+        for axes in (left, right):
+            axes.legend(loc="lower right" if axes is left else "upper right", title=None)
+        return figure
+
+
+def _hours(axes: Axes, data: pd.DataFrame) -> None:
+    hours = sorted(data["hours"].unique())
+    axes.set_xscale("log")
+    axes.set_xticks(hours, [f"{hour:g}" for hour in hours])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("mean time between failures of the run (h)")
+
+
+def _claimed() -> float:
+    rows: Any = published("failures")
+    return float(rows[rows["quantity"] == OVER_BAMBOO]["value"].iloc[0])

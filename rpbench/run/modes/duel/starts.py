@@ -1,0 +1,240 @@
+"""Starts: the processes of a duel, each from resident contenders to their runs; and who may take part in them.
+
+Where a process puts its weights, and on which pages, stays for as long as it lives, and all runs of it share that.
+Two starts are therefore two processes. Plans are made once and come with the job.
+
+What helps is done to everybody, and is in the record: each worker and each rank computes on a core of its own, memory
+stays with the process (`rpbench.run.allocator`), one warm-up run each, no garbage collection in a run.
+"""
+
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from random import Random
+
+from baselines.systems.case import Case
+from rpbench.config.choices import Duel, TorchDuel
+from rpbench.config.request import Request
+from rpbench.engine.backends.cpu import CpuBackend, usable_cores
+from rpbench.engine.executor import ActionFailed
+from rpbench.engine.program import make_program
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.training import Settings
+from rpbench.plan.whole import WholePlan
+from rpbench.run.allocator import is_tuned
+from rpbench.run.modes.duel.contenders import Contender, is_reference
+from rpbench.run.modes.duel.findings import find_starts
+from rpbench.run.modes.duel.rows import Started
+from rpbench.run.modes.duel.runs import columns_of
+from rpbench.run.modes.duel.teams import DIFFERENCES, EngineTeam, LimitTeam, Parity, Team, TorchTeam
+from rpbench.run.modes.duel.turns import Run, family_order, play, turn_order
+from rpbench.run.modes.duel.verdict import Rules
+from rpbench.run.training.tensors import one_thread, workload_of
+from rpbench.side_processes import side_processes
+from rpbench.torch_runtime.diagnosis import RunFailed
+from rpbench.torch_runtime.ranks import Ranks
+from rpbench.workload.architecture import Architecture
+
+MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]]]
+"""(contenders, what closes their workers and ranks) -> each of them, ready to run; goes to another process."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a start is asked for; every start of a duel is asked for the same but the seed.
+
+    Args:
+        label: what is told begins with it.
+        order_seed: of the order of runs.
+        budget_s: no turn begins after that.
+        families: names of entrants that run one after the other, as in a run-off; empty where references are
+            scattered among all.
+    """
+
+    label: str
+    entrants: tuple[Contender, ...]
+    make_teams: MakeTeams
+    num_devices: int
+    rules: Rules
+    budget_s: float
+    order_seed: int
+    families: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [entrant.name for entrant in self.entrants]
+
+    def tell(self, line: str) -> None:
+        print(f"{self.label}: {line}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class PlannedTeams:
+    """Contenders on the plans of theirs, on the same weights and tokens.
+
+    Args:
+        sequences: of a microbatch.
+        seed: of weights and tokens.
+    """
+
+    model: Architecture
+    sequences: int
+    num_microbatches: int
+    num_steps: int
+    num_devices: int
+    dtype: str
+    seed: int
+    optimizer: OptimizerSettings
+    plans: Mapping[str, WholePlan]
+    timeout_s: float
+
+    def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
+        """Every contender, ready to run, with workers and ranks that `stack` closes."""
+        workload = workload_of(self.model, self.sequences, self.dtype, self.seed, self.num_microbatches)
+        cores = usable_cores()
+        backend = stack.enter_context(CpuBackend(cores))
+        for entrant in entrants:
+            plan = self.plans[entrant.name]
+            if entrant.engine == "torch":
+                ranks = stack.enter_context(Ranks(self.num_devices, self.timeout_s))
+                program = make_program(plan.schedule, plan.costs)
+                yield entrant.name, TorchTeam(plan, self._case(plan), ranks, program, cores)
+            else:
+                kind = LimitTeam if entrant.engine == "side by side" else EngineTeam
+                settings = Settings(self.optimizer, recompute="except_last" if plan.keeps_last else "all")
+                yield entrant.name, kind(plan, workload, settings, backend)
+
+    def _case(self, plan: WholePlan) -> Case:
+        assert plan.schedule.partition is not None
+        return Case(
+            "torch_pipelining",
+            asdict(self.model),
+            self.num_microbatches,
+            "1F1B",
+            self.sequences,
+            self.num_steps,
+            self.seed,
+            self.dtype,
+            plan.schedule.partition.forward,
+            recompute="except_last" if plan.keeps_last else "all",
+            optimizer={"learning_rate": self.optimizer.learning_rate, "weight_decay": self.optimizer.weight_decay},
+        )
+
+
+def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> Job:
+    """What a request asks of every start of contenders with plans."""
+    mode, model, asked = request.mode, request.model, request.optimizer
+    assert isinstance(mode, Duel)
+    assert model is not None
+    teams = PlannedTeams(
+        model=model,
+        sequences=request.workload.microbatch_sequences,
+        num_microbatches=request.num_microbatches,
+        num_steps=request.num_steps,
+        num_devices=request.num_devices,
+        dtype=request.dtype,
+        seed=request.seed,
+        optimizer=OptimizerSettings(asked.learning_rate, asked.weight_decay),
+        plans=plans,
+        timeout_s=mode.timeout_s,
+    )
+    return job_of(request, f"duel {model.name}", entrants, teams)
+
+
+def job_of(request: Request, label: str, entrants: Sequence[Contender], make_teams: MakeTeams) -> Job:
+    """What the mode of a request asks of every start."""
+    mode = request.mode
+    assert isinstance(mode, Duel | TorchDuel)
+    rules = Rules(half_width=mode.half_width, least_starts=max(Rules.least_starts, mode.num_starts))
+    return Job(label, tuple(entrants), make_teams, request.num_devices, rules, mode.budget_s, request.seed)
+
+
+def start_apart(job: Job) -> Started:
+    """A start in a process of its own, which ends with it."""
+    with side_processes(1, "spawn") as pool:
+        return pool.submit(play_start, job).result()
+
+
+def play_start(job: Job) -> Started:
+    """A start in this process."""
+    names, draw = job.names, Random(job.order_seed)
+    references = [name for name in names if is_reference(name)]
+
+    def make_turn() -> list[str]:
+        if job.families:
+            return family_order(job.families, draw)
+        return turn_order([name for name in names if name not in references], references, draw)
+
+    def is_enough(runs: Sequence[Run]) -> bool:
+        if job.families:
+            return False
+        found = find_starts(columns_of(names, runs), "wall", job.rules)
+        return all(start.is_enough(job.rules) for start in found.values())
+
+    with one_thread(), ExitStack() as stack:
+        teams = dict(job.make_teams(job.entrants, stack))
+        runs = play(
+            teams,
+            make_turn,
+            _budget_s(job),
+            is_enough,
+            lambda line: job.tell(f"order {job.order_seed}, {line}"),
+        )
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    about = {
+        "process": os.getpid(),
+        "order_seed": job.order_seed,
+        "num_turns": (len(runs) - 1) // len(names),
+        "spent_s": round(runs[-1].at_s, 1),
+        "budget_s": job.budget_s,
+        "is_enough": is_enough(runs),
+        "num_cores": len(usable_cores()),
+        "is_pinned": True,
+        "is_malloc_tuned": is_tuned(),
+        "minor_faults": used.ru_minflt,
+        "times_preempted": used.ru_nivcsw,
+    }
+    return Started(about, columns_of(names, runs))
+
+
+def _budget_s(job: Job) -> float:
+    """Nothing more than one turn where devices share a core: there is no verdict whatever comes."""
+    return job.budget_s if len(usable_cores()) >= job.num_devices else 0.0
+
+
+# --- parity: who trains as plain training does may take part ----------------------------------------------------
+
+
+def check_parity(job: Job, sequence_tokens: int) -> dict[str, Parity]:
+    """Every contender's distance from plain training on short sequences, and why it may not enter, if it may not.
+
+    A plan that several run is compared once for each of them.
+    """
+    found: dict[str, Parity] = {}
+    with one_thread(), ExitStack() as stack:
+        for name, team in job.make_teams(job.entrants, stack):
+            found[name] = _parity(team, sequence_tokens) | {"parity_seq_len": sequence_tokens}
+            if found[name]["parity"]:
+                job.tell(f"{name} within {max(found[name][key] for key in DIFFERENCES):g} of plain training")
+    return found
+
+
+def _parity(team: Team, sequence_tokens: int) -> Parity:
+    try:
+        found = team.check(sequence_tokens)
+    except RunFailed as error:
+        return {"parity": False, "reason": str(error).partition("\n")[0]}
+    except (ActionFailed, ValueError, RuntimeError) as error:
+        return {"parity": False, "reason": f"{type(error).__name__}: {error}"}
+    far = max(found[key] for key in DIFFERENCES)
+    sound = far <= team.tolerance and found.get("versions_as_reference", True)
+    reason = None if sound else f"it does not train as plain training does: off by {far:g}"
+    return found | {"parity": sound, "reason": reason}
+
+
+def without(job: Job, parities: Mapping[str, Parity]) -> Job:
+    """The job of those that may take part."""
+    return replace(job, entrants=tuple(entrant for entrant in job.entrants if parities[entrant.name]["parity"]))

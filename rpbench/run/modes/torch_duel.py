@@ -1,0 +1,135 @@
+"""The torch duel: our threads, torch's runtime with our table, and torch's own schedule of the same name, in turn.
+
+It is the duel with other contenders (`rpbench.run.modes.duel`): cut by hand, without an optimizer and without
+recomputation, and compared schedule by schedule.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from rpbench import registry
+from rpbench.config.choices import ConfigError, TorchDuel
+from rpbench.config.request import Request
+from rpbench.cost.table import CostTable
+from rpbench.engine.backends.cpu import CpuBackend, usable_cores
+from rpbench.records.record import Record
+from rpbench.run.assemble import Assembled
+from rpbench.run.modes.duel.contenders import THREADS, Contender, is_reference, torch_contenders
+from rpbench.run.modes.duel.findings import derived_fields
+from rpbench.run.modes.duel.rows import Started, timed_fields
+from rpbench.run.modes.duel.run import Fields, found_or_made, play_all, write_all
+from rpbench.run.modes.duel.starts import job_of
+from rpbench.run.modes.duel.teams import RankTeam, Team, ThreadTeam
+from rpbench.run.scheduled import assembled_of
+from rpbench.run.training.tensors import one_thread
+from rpbench.torch_runtime.own_schedules import SAME_NAME
+from rpbench.torch_runtime.ranks import Ranks
+from rpbench.torch_runtime.request import TorchRequest, make_request
+
+
+@dataclass(frozen=True)
+class TorchTeams:
+    """Contenders on ranks that hold all of them, and on threads.
+
+    Args:
+        requests: contender -> its table, model and microbatches, and whose order they run in.
+        costs: schedule -> times that order the programs of our engine.
+        stall_s: ranks end when none has moved for so long.
+    """
+
+    requests: Mapping[str, TorchRequest]
+    costs: Mapping[str, CostTable]
+    stall_s: float
+
+    def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
+        """Every contender, ready to run, with workers and ranks that `stack` closes."""
+        cores, num_ranks = usable_cores(), next(iter(self.requests.values())).num_ranks
+        backend = stack.enter_context(CpuBackend(cores))
+        ranks = stack.enter_context(Ranks(num_ranks, self.stall_s))
+        for entrant in entrants:
+            request = self.requests[entrant.name]
+            if entrant.role == THREADS:
+                yield entrant.name, ThreadTeam(request, self.costs[entrant.schedule], backend)
+            else:
+                yield entrant.name, RankTeam(entrant.name, request, ranks, cores)
+
+
+def records(request: Request) -> list[Record]:
+    """The records of every contender, made or found; all are on disk when this returns.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    assert isinstance(request.mode, TorchDuel)
+    entrants = torch_contenders(request.mode.schedules)
+    return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
+
+
+def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str]) -> list[Record]:
+    mode = request.mode
+    assert isinstance(mode, TorchDuel)
+    _check(mode.schedules)
+    with one_thread():
+        cuts = {name: assembled_of(_of_schedule(request, name)) for name in mode.schedules}
+    requests = {each.name: _asked(request, each, cuts[each.schedule]) for each in entrants}
+    teams = TorchTeams(requests, {name: cut.costs for name, cut in cuts.items()}, mode.stall_s)
+
+    def timed(fit: Sequence[str], starts: Sequence[Started]) -> dict[str, Fields]:
+        return {name: timed_fields(name, starts, num_steps=1) for name in fit}
+
+    job = job_of(request, "torch duel", entrants, teams)
+    rows = play_all(request, job, lambda each: _opening(request, each, cuts[each.schedule]), timed)
+    for row in rows:
+        row["run_id"] = ids[row["contender"]]
+    derived = derived_fields({row["contender"]: row for row in rows})
+    for row in rows:
+        row |= derived.get(row["contender"], {})
+    write_all(request, rows)
+    return rows
+
+
+def _check(schedules: Sequence[str]) -> None:
+    """Refuse schedules that torch has none of its own for.
+
+    Raises:
+        ConfigError: naming those it has.
+    """
+    unknown = [name for name in schedules if name not in SAME_NAME]
+    if unknown or not schedules:
+        raise ConfigError(
+            f"mode.schedules={','.join(unknown or schedules)}: torch has {', '.join(SAME_NAME)} of its own; take some "
+            "of these"
+        )
+
+
+def _of_schedule(request: Request, name: str) -> Request:
+    """The request of one schedule, for one step of it."""
+    entry = registry.entry(name)
+    schedule = replace(request.schedule, chosen=name, entry=entry, options=entry.options)
+    return replace(request, schedule=schedule, num_steps=1, recompute="none")
+
+
+def _asked(request: Request, entrant: Contender, cut: Assembled) -> TorchRequest:
+    assert request.model is not None  # or the request had been refused
+    return make_request(
+        cut.schedule,
+        request.model,
+        microbatch_sequences=request.workload.microbatch_sequences,
+        seed=request.seed,
+        dtype=request.dtype,
+        optimizer=None,
+        order_of=SAME_NAME[entrant.schedule] if is_reference(entrant.name) else "table",
+    )
+
+
+def _opening(request: Request, entrant: Contender, cut: Assembled) -> Fields:
+    return {
+        "schedule": entrant.schedule,
+        "generator": entrant.schedule,
+        "role": entrant.role,
+        "partition_layers": str(cut.schedule.partition),
+        "num_stages": cut.schedule.shape.num_stages,
+        "num_actions": cut.schedule.num_actions,
+        "optimizer": request.optimizer.name,
+    }
