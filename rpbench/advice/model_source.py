@@ -4,7 +4,7 @@ import json
 import os
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rpbench.advice.local_cache import cached_config, cached_name
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 from rpbench.workload.architecture import Architecture, unknown_key
-from rpbench.workload.huggingface import context_of, from_config
+from rpbench.workload.huggingface import assumed, context_of, from_config
 from rpbench.workload.parts import Experts, Latent
 
 PARTS: Mapping[str, type] = {"experts": Experts, "latent": Latent}
@@ -22,6 +22,9 @@ SIZES = (
     *(f"{part}.{each.name}" for part, kind in PARTS.items() for each in fields(kind)),
 )
 REQUIRED = ("num_layers", "hidden", "heads", "vocab")
+# How a model is trained, which its config.json leaves open; `finetune` is how one asks for the first.
+TRAINING = ("training_mode", "lora_rank", "lora_targets")
+USUAL_RANK = 16  # of adapters, where none is given; as in PEFT's own examples
 EXAMPLE = "num_layers=28 hidden=3072 heads=24 key_value_heads=8 inner=8192 vocab=128256"
 
 
@@ -86,6 +89,26 @@ def context_in(path: Path) -> int | None:
         raise ValueError(f"model={path}: {error}") from None
 
 
+def assumed_in(path: Path) -> tuple[str, ...]:
+    """What is assumed of the model of a `config.json` where it says more than is modelled, a sentence each."""
+    return assumed(read_config(path))
+
+
+def trained(model: Architecture, given: Mapping[str, str]) -> Architecture:
+    """The model as it is asked to be trained: `training_mode`, `lora_rank`, `lora_targets`, as typed.
+
+    Raises:
+        ValueError: as of `Architecture`.
+    """
+    return replace(model, **_with_rank({name: typed_value(name, text) for name, text in given.items()}))
+
+
+def _with_rank(values: dict[str, Any]) -> dict[str, Any]:
+    if values.get("training_mode") in ("lora", "qlora"):
+        values.setdefault("lora_rank", USUAL_RANK)
+    return values
+
+
 def model_of_sizes(given: Mapping[str, str]) -> Architecture:
     """The model of sizes as typed, such as `num_layers=28`.
 
@@ -109,7 +132,7 @@ def model_of_sizes(given: Mapping[str, str]) -> Architecture:
             values[name] = typed_value(name, text)
     # Gated maps came with rotary positions, as the same model's config.json would say.
     values.setdefault("family", "llama" if values.get("gated", True) else "gpt")
-    return Architecture(f"transformer_{given['num_layers']}x{given['hidden']}", **values)
+    return Architecture(f"transformer_{given['num_layers']}x{given['hidden']}", **_with_rank(values))
 
 
 def typed_value(name: str, text: str) -> Any:
@@ -120,6 +143,8 @@ def typed_value(name: str, text: str) -> Any:
     """
     if name == "windows":
         return [None if each == "null" else typed_value("", each) for each in text.strip("[]").split(",") if each]
+    if name == "lora_targets":
+        return [each.strip() for each in text.strip("[]").split(",") if each.strip()]
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -13,10 +13,14 @@ from typing import Any, TextIO
 from rpbench.advice.machine_figures import FIGURES, Described, described
 from rpbench.advice.model_source import (
     SIZES,
+    TRAINING,
+    USUAL_RANK,
     architecture_of,
+    assumed_in,
     config_path,
     context_in,
     model_of_sizes,
+    trained,
 )
 from rpbench.advice.ranking import Advice, Misfit, advise
 from rpbench.advice.rows import FRAMEWORKS
@@ -66,6 +70,10 @@ class Asked:
             if seq_len is None and file is not None and model_keys(file).get("seq_len", 0) > SEQ_LEN:
                 seq_len = str(SEQ_LEN)
             sizes = {**self.sizes, **({"seq_len": seq_len} if seq_len else {})}
+            if sizes.get("training_mode") in ("lora", "qlora"):
+                sizes.setdefault("lora_rank", str(USUAL_RANK))
+            if targets := sizes.get("lora_targets", "").strip("[]"):
+                sizes["lora_targets"] = f"[{targets}]"
             words += [f"model={self.own['model']}", *(f"++model.{key}={value}" for key, value in sizes.items())]
         return load(words)
 
@@ -82,10 +90,12 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
         answer = plan_meshes([item for item in arguments if item.partition("=")[0] != "seconds"])
     else:
         answer = _on_one_host(_model(asked), found.machine, asked)
-    answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused)}
+    answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused), "notes": _notes(asked)}
     width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
     for line in table(answer, width, _schedules(asked) or ()):
         print(line, file=people)
+    for note in answer["notes"]:
+        print(f"note: {note}", file=people)
     return answer
 
 
@@ -123,6 +133,7 @@ def _asked(arguments: Sequence[str]) -> Asked:
     for item in _as_keys(arguments):
         key, equals, value = item.partition("=")
         key = key.removeprefix("model.")
+        key = "training_mode" if key == "finetune" else key
         if not equals or not value:
             raise ConfigError(f"cannot read {item!r}: write key=value, as in {USAGE}")
         if key in own or key in figures or key in sizes:
@@ -242,7 +253,7 @@ def _model(asked: Asked) -> Architecture:
     path = config_path(name)
     if path is not None:
         _refuse_sizes(asked)
-        return replace(architecture_of(path), seq_len=_seq_len(asked))
+        return trained(replace(architecture_of(path), seq_len=_seq_len(asked)), asked.sizes)
     if name not in options_of("model"):
         raise ConfigError(_no_model(name))
     found = asked.request.model
@@ -253,7 +264,19 @@ def _model(asked: Asked) -> Architecture:
 
 def _refuse_sizes(asked: Asked) -> None:
     for key, value in asked.sizes.items():
-        raise ConfigError(f"{key}={value}: model={asked.own['model']} has its sizes; leave one of both out")
+        if key not in TRAINING:
+            raise ConfigError(f"{key}={value}: model={asked.own['model']} has its sizes; leave one of both out")
+
+
+def _notes(asked: Asked) -> list[str]:
+    """What was assumed of a config.json, and of frozen weights in 4 bits."""
+    path = config_path(asked.own["model"]) if "model" in asked.own else None
+    found = list(assumed_in(path)) if path else []
+    if asked.sizes.get("training_mode") == "qlora":
+        found.append(
+            "qlora: frozen weights are counted in 4.127 bits (arXiv 2305.14314); making them 16 again is not timed"
+        )
+    return found
 
 
 def _no_model(name: str) -> str:

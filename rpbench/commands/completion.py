@@ -8,7 +8,6 @@ from dataclasses import fields
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of
-from rpbench.cost.device import names
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.plan import METHODS
 from rpbench.run.charging import CHARGES
@@ -90,6 +89,6 @@ def _words() -> Mapping[str, Sequence[str]]:
         "offload": OFFLOADS,
         "charge": CHARGES,
         "recompute": RECOMPUTES,
-        "gpu": names("gpu"),
+        "gpu": options_of("gpu"),
     }
     return groups | chosen | dict.fromkeys(_SWITCHES, ("true", "false"))

@@ -1,4 +1,4 @@
-"""`new`: a model, a cluster or a schedule of the user's own, as a commented file that runs at once."""
+"""`new`: a model, a cluster, a device or a schedule of the user's own, as a commented file that runs at once."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from rpbench import registry
 from rpbench.commands.new_usage import USAGE
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
-from rpbench.config.files.keys import CLUSTER, MODEL, Key
+from rpbench.config.files.keys import CLUSTER, GPU, MODEL, Key
 from rpbench.places import FILE, FLAG, VARIABLE, home
 from rpbench.records.record import check_writable, write_atomically
 
@@ -19,6 +19,7 @@ _HERE = Path(__file__).parent
 _RUNS = {
     "model": "rpbench model={name} cluster=8x_rtx4090 cost=analytic",
     "cluster": "rpbench model=qwen3_1p7b cluster={name} cost=analytic",
+    "gpu": "rpbench advise model=qwen3_1p7b gpu={name} num_devices=4",
     "schedule": "rpbench show schedule={name} num_devices=3 num_microbatches=4",
 }
 
@@ -51,7 +52,7 @@ def text_of(kind: str, name: str) -> str:
     """What stands in a new file."""
     if kind == "schedule":
         return (_HERE / "new_schedule.txt").read_text(encoding="utf-8").replace("NAME", name)
-    keys, about = (MODEL, _MODEL) if kind == "model" else (CLUSTER, _CLUSTER)
+    keys, about = {"model": (MODEL, _MODEL), "cluster": (CLUSTER, _CLUSTER), "gpu": (GPU, _GPU)}[kind]
     return "\n".join([*about[0], f"name: {name}", *_lines(keys), *about[1]]) + "\n"
 
 
@@ -90,7 +91,7 @@ _MODEL = (
         "family: llama             # whose activation and rotary scaling: gpt | llama | qwen3 | gpt_oss",
         "gated: true               # three matrices of the MLP (gate, up, down), or two",
         "tied: true                # embedding and head are one matrix",
-        "training_mode: full       # full, or lora with lora_rank: a whole number of at least 1",
+        "training_mode: full       # full, or lora or qlora with lora_rank: a whole number of at least 1",
     ),
 )
 _CLUSTER = (
@@ -104,5 +105,21 @@ _CLUSTER = (
         "  memory_efficiency: {origin: assumed, within: 0.06, source: a guess for element-wise kernels}",
         "  copy_bytes_per_s: {origin: assumed, within: 0.2, source: two thirds of the nominal link}",
         "  host_bytes_per_s: {origin: assumed, within: 0.4, source: a guess for two sockets}",
+    ),
+)
+_GPU = (
+    ("# A device of my own, as its data sheet has it. Numbers here are an example; replace them.",),
+    (
+        "attention_flops_per_s:   # what fused attention reaches forward, FLOP/s, by generation of the kernel",
+        "  flash2: 160.0e+12",
+        "peer_to_peer: true        # whether devices copy to each other without the host in between",
+        "declared:   # where a number is from, and one standard deviation of it, relative: it widens predictions",
+        *(
+            f"  {name}: {{origin: vendor, source: the data sheet}}"
+            for name in ("flops_16", "memory_bytes", "memory_bytes_per_s", "link_bytes_per_s", "multiprocessors")
+        ),
+        "  sustained_16: {origin: assumed, within: 0.15, source: a guess for large products}",
+        "  sustained_memory: {origin: assumed, within: 0.06, source: a guess for element-wise kernels}",
+        "  attention_flops_per_s: {origin: assumed, within: 0.25, source: a guess}",
     ),
 )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import yaml
 
 from rpbench.cost.declared import declarations
 from rpbench.finite import is_finite
-from rpbench.places import CONF
+from rpbench.places import CONF, file_of, files_of
 from rpbench.registry import unknown_name
+from rpbench.yaml_file import read_keys
 
 KERNELS = ("flash1", "flash2", "flash3")  # generations of fused attention; flash3: the device's best in 2025
 IN_MACHINE = {  # figures of a machine, and where a device has them
@@ -26,6 +27,7 @@ IN_MACHINE = {  # figures of a machine, and where a device has them
     "memory_efficiency": "sustained_memory",
     "intra_bytes_per_s": "link_bytes_per_s",
 }
+MAKERS = ("nvidia", "geforce", "quadro", "tesla", "rtx", "amd", "radeon", "instinct", "pro", "intel", "huawei")
 EAGER = (
     "matmul_flops_per_s",
     "matmul_efficiency",
@@ -41,6 +43,7 @@ class Device:
     """One accelerator. Peaks are dense.
 
     Args:
+        memory_bytes: what the driver shows of it where that is known, or else as the sheet says.
         flops_16, flops_8, flops_4: matrix peaks in 16, 8 and 4 bits; None: not supported.
         sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach.
         attention_flops_per_s: what fused attention reaches forward, by generation of the kernel.
@@ -86,7 +89,11 @@ class Device:
                 raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a finite number above 0")
             if each.name.startswith("sustained") and value > 1:
                 raise ValueError(f"gpu.{each.name}={value!r} of {self.name}: a share of the peak, at most 1")
-        if not set(self.attention_flops_per_s) <= set(KERNELS) or not self.attention_flops_per_s:
+        if (
+            not isinstance(self.attention_flops_per_s, Mapping)
+            or not set(self.attention_flops_per_s) <= set(KERNELS)
+            or not self.attention_flops_per_s
+        ):
             raise ValueError(f"gpu.attention_flops_per_s of {self.name}: rates of {', '.join(KERNELS)}, at least one")
         for name, value in self.eager.items():
             if name not in EAGER or not is_finite(value) or value <= 0:
@@ -144,28 +151,52 @@ class Device:
         return peak * {16: self.sustained_16, 8: self.sustained_8, 4: self.sustained_4}[bits]
 
 
-@cache
 def device(name: str) -> Device:
-    """The accelerator of a file in `conf/gpu/`, as one writes its name: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
+    """The accelerator of a file in gpu/, as one writes its name: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
 
     Raises:
-        ValueError: for a name that fits several files, with these, or none, with the nearest.
+        ValueError: for a name that fits several files, with these, or none, with the nearest, or a file of the user's
+            own that describes none.
     """
-    known = names("gpu")
+    known = [path.stem for path in files_of("gpu")]
     fitting = [name] if name in known else [each for each in known if _fits(name, each)]
     if len(fitting) > 1:
         fitting = [each for each in fitting if device(each).usual] or fitting
     if len(fitting) != 1:
         raise ValueError(unknown_option("gpu", name, known) if not fitting else _ambiguous(name, fitting))
-    return Device(**read(CONF / "gpu" / f"{fitting[0]}.yaml"))
+    path = file_of("gpu", fitting[0])
+    assert path is not None
+    return _of_file(path)
+
+
+@cache
+def _of_file(path: Path) -> Device:
+    values = {name: _numbers(value) for name, value in read_keys(path).items()}
+    known = [each.name for each in fields(Device)]
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{path}: {unknown_name('key of gpu', key, known)}")
+    if missing := [each.name for each in fields(Device) if _is_needed(each) and values.get(each.name) is None]:
+        raise ValueError(f"{path} has no {', '.join(missing)}; `rpbench new gpu NAME` writes an example of each")
+    return Device(**values)
+
+
+def _is_needed(each: Field[Any]) -> bool:
+    return each.default is MISSING and each.default_factory is MISSING
 
 
 def _fits(asked: str, name: str) -> bool:
     """Whether a name is what was asked for: the chip in full, for an L40 is no L40S, and what follows as it begins."""
     chip, *others = name.split("_")
     words = [word for word in re.split(r"[^a-z0-9]+", asked.lower()) if word]
-    whole = next((count for count in range(1, len(words) + 1) if "".join(words[:count]) == chip), 0)
-    return whole > 0 and all(any(other.startswith(word) for other in others) for word in words[whole:])
+    for start in range(len(words)):
+        for end in range(start + 1, len(words) + 1):
+            spelled = "".join(words[start:end])
+            if spelled == chip or (start == 0 and f"rtx{spelled}" == chip):
+                return all(any(other.startswith(word) for other in others) for word in words[end:])
+        if words[start] not in MAKERS:
+            break
+    return False
 
 
 def _ambiguous(name: str, fitting: list[str]) -> str:

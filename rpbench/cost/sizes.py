@@ -84,6 +84,7 @@ def model_bytes(model: Architecture, tokens_per_microbatch: int, kept: float | N
     """
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
     layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
+    layer = layer._replace(weights=model.layer_weight_bytes + BYTES_PER_VALUE * adapters)
     kept = model.layer_activation_bytes(tokens_per_microbatch) if kept is None else kept
     ends_train = model.lora_rank is None
     chunk_tokens = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)

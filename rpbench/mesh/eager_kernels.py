@@ -68,7 +68,7 @@ def products_of(own: Architecture) -> list[Product]:
             each.outputs,
             each.visits / each.matrices,
             each.visits * part,
-            0 if each.part == "router" else own.lora_rank or 0,
+            own.lora_rank or 0 if own.adapted(each) and each.part != "router" else 0,
         )
         for routed, part in own.kinds.items()
         for each in own.linear_maps(routed)

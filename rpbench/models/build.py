@@ -76,6 +76,9 @@ def _check_shape(model: Architecture) -> None:
         "first layers without experts": bool(model.experts and model.num_dense_layers),
         "learned positions": model.learned_positions > 0,
         "layers that predict further tokens": model.num_prediction_layers > 0,
+        "gates or linear maps of their own in attention": model.attention_gate > 0,
+        "adapters beside some of its linear maps": bool(model.lora_targets),
+        "weights in 4 bits": model.training_mode == "qlora",
     }
     if missing := [part for part, has in parts.items() if has]:
         raise ValueError(

@@ -29,7 +29,8 @@ OLD_SPELLINGS: Mapping[str, str] = {
 
 _SIZES = ("num_layers", "hidden", "heads", "vocab", "seq_len")
 _OPTIONAL_SIZES = ("key_value_heads", "head_dim", "inner", "lora_rank", "context", "batch_sequences")
-_COUNTS = ("num_dense_layers", "learned_positions", "num_prediction_layers")
+_OPTIONAL_COUNTS = ("layer_vectors", "end_vectors")
+_COUNTS = ("num_dense_layers", "learned_positions", "num_prediction_layers", "attention_gate")
 _PARTS: Mapping[str, type] = {"experts": Experts, "latent": Latent}
 
 FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others when it is not given
@@ -55,10 +56,17 @@ class Architecture(Counts):
         dropout: share of the embedding's and of every block's output that training sets to 0.
         qk_norm, biases, attention_sinks: small parameters: norms of queries and keys; a bias on every linear
             map of a layer; one number a head.
+        attention_gate: outputs of what attention has from hidden besides queries, keys and values: a gate on its
+            output, or what linear attention has more; a mean over the layers.
+        layer_vectors, end_vectors: parameters besides matrices, of a layer and of both ends, where a family is known
+            to have others than these flags say: norms, biases of some maps, sinks, positions of token types. None: two
+            norms and what the flags say, and a final norm.
         seq_len: tokens of one sequence.
         context: longest sequence its positions are made for; None for no limit.
         batch_sequences: sequences of an optimizer step in the run scripts of its source; None where there are none.
-        training_mode: `full`, or `lora` with adapters of rank `lora_rank` on every linear map of every layer.
+        training_mode: `full`, `lora` with adapters of rank `lora_rank` beside frozen weights, or `qlora`, whose frozen
+            weights have 4 bits.
+        lora_targets: linear maps with an adapter, as PEFT names them (`q_proj`), or `attention`, `mlp`; empty: all.
         published_name: its name in `analysis/published/`, None for a model without published numbers.
         family: whose activation and rotary scaling the modules use (`rpbench/models/family.py`).
         rope_theta: base of the rotary wavelengths.
@@ -89,11 +97,15 @@ class Architecture(Counts):
     biases: bool = False
     qk_norm: bool = False
     attention_sinks: bool = False
+    attention_gate: int = 0
+    layer_vectors: int | None = None
+    end_vectors: int | None = None
     seq_len: int = 2048
     context: int | None = None
     batch_sequences: int | None = None
-    training_mode: Literal["full", "lora"] = "full"
+    training_mode: Literal["full", "lora", "qlora"] = "full"
     lora_rank: int | None = None
+    lora_targets: tuple[str, ...] = ()
     published_name: str | None = None
     family: Family = "gpt"
     rope_theta: float = 10_000.0
@@ -104,6 +116,7 @@ class Architecture(Counts):
             if isinstance(given := getattr(self, name), Mapping):
                 object.__setattr__(self, name, _part(name, kind, given))
         object.__setattr__(self, "windows", _windows(self.windows))
+        object.__setattr__(self, "lora_targets", _targets(self.lora_targets))
         _check_sizes(self)
         _check_numbers(self)
         derived = {"key_value_heads": self.heads, "head_dim": _head_dim(self), "inner": 4 * self.hidden}
@@ -165,14 +178,22 @@ def _windows(given: Any) -> tuple[int | None, ...]:
     return found
 
 
+def _targets(given: Any) -> tuple[str, ...]:
+    found = given.split(",") if isinstance(given, str) else given or ()
+    if isinstance(found, Mapping) or not hasattr(found, "__iter__") or not all(isinstance(x, str) for x in found):
+        raise ValueError(f"model.lora_targets={given!r:.60}: names of linear maps, such as [q_proj,v_proj]")
+    return () if tuple(found) == ("all",) else tuple(found)
+
+
 def _check_sizes(model: Architecture) -> None:
-    for name in _SIZES + _OPTIONAL_SIZES + _COUNTS:
+    optional = _OPTIONAL_SIZES + _OPTIONAL_COUNTS
+    for name in _SIZES + optional + _COUNTS:
         value = getattr(model, name)
-        if value is None and name in _OPTIONAL_SIZES:
+        if value is None and name in optional:
             continue
-        least = 0 if name in _COUNTS else 1
+        least = 0 if name in _COUNTS + _OPTIONAL_COUNTS else 1
         if type(value) is not int or value < least:
-            way_out = ", or null to leave it out" if name in _OPTIONAL_SIZES else ""
+            way_out = ", or null to leave it out" if name in optional else ""
             raise ValueError(f"model.{name}={value!r:.60}: a size is a whole number of at least {least}{way_out}")
     if model.num_layers > MOST_LAYERS:
         raise ValueError(f"model.num_layers={model.num_layers}: at most {MOST_LAYERS:,}; the deepest that was trained")
@@ -215,10 +236,21 @@ def _check_options(model: Architecture) -> None:
         )
     if model.family not in FAMILIES:
         raise ValueError(f"model.family={model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
-    if model.training_mode not in ("full", "lora"):
-        raise ValueError(f"model.training_mode={model.training_mode!r} is unknown; choose full or lora")
-    if (model.training_mode == "lora") != (model.lora_rank is not None):
+    _check_adapters(model)
+
+
+def _check_adapters(model: Architecture) -> None:
+    if model.training_mode not in ("full", "lora", "qlora"):
+        raise ValueError(f"model.training_mode={model.training_mode!r} is unknown; choose full, lora or qlora")
+    if (model.training_mode == "full") != (model.lora_rank is None):
         raise ValueError(
             f"model.training_mode={model.training_mode} with model.lora_rank={model.lora_rank}: "
             "lora needs a rank, full takes none; set both, e.g. training_mode=lora lora_rank=32"
         )
+    maps = [each.name for routed in model.kinds for each in model.linear_maps(routed)]
+    known = list(dict.fromkeys(["all", "attention", "mlp", *maps]))
+    for name in model.lora_targets:
+        if model.lora_rank is None:
+            raise ValueError("model.lora_targets without adapters: set training_mode=lora and lora_rank as well")
+        if name not in known:
+            raise ValueError(unknown_name("name in model.lora_targets", name, known))

@@ -23,6 +23,9 @@ Convention = Literal["artifact", "corrected", "causal"]
 CONVENTIONS: tuple[Convention, ...] = ("artifact", "corrected", "causal")
 
 BYTES_PER_VALUE = 2  # fp16 and bf16
+# A frozen value of QLoRA: 4 bits, and 0.127 for the constants of its block, themselves quantised (arXiv 2305.14314,
+# section 3).
+BYTES_PER_FROZEN = (4 + 0.127) / 8
 
 
 class Counts:
@@ -46,8 +49,13 @@ class Counts:
     biases: bool
     qk_norm: bool
     attention_sinks: bool
+    attention_gate: int
+    layer_vectors: int | None
+    end_vectors: int | None
     seq_len: int
+    training_mode: str
     lora_rank: int | None
+    lora_targets: tuple[str, ...]
 
     # --- shape -----------------------------------------------------------------------------------------------
 
@@ -106,21 +114,22 @@ class Counts:
 
     def linear_maps(self, routed: bool) -> list[Linear]:
         """Every linear map of a layer with or without experts."""
-        found = [Linear("attention", *widths) for widths in self._attention_widths()]
+        found = [Linear("attention", inputs, outputs, name=name) for name, inputs, outputs in self._attention_widths()]
         for inner, visits, count in self._widths_inside(routed):
             part: Literal["mlp", "experts"] = "mlp" if count == 1 else "experts"
-            found += [Linear(part, self.hidden, inner, count, visits)] * (1 + self.gated)
-            found.append(Linear(part, inner, self.hidden, count, visits))
+            into = ("gate_proj", "up_proj")[not self.gated :]
+            found += [Linear(part, self.hidden, inner, count, visits, name) for name in into]
+            found.append(Linear(part, inner, self.hidden, count, visits, "down_proj"))
         if routed and self.experts:
-            found.append(Linear("router", self.hidden, self.experts.total))
+            found.append(Linear("router", self.hidden, self.experts.total, name="router"))
         return found
 
     def attention_maps(self) -> tuple[tuple[int, int, bool, bool], ...]:
         """(inputs, outputs, inputs are cut, outputs are cut) of attention's fused products, for tensor parallelism."""
         h, a = self.hidden, self.heads
         if self.latent is None:
-            heads = a + 2 * self.key_value_heads
-            return (h, heads * self.head_dim, False, True), (a * self.head_dim, h, True, False)
+            fused = (a + 2 * self.key_value_heads) * self.head_dim + self.attention_gate
+            return (h, fused, False, True), (a * self.head_dim, h, True, False)
         own, scores = self.latent, a * self.score_dim
         queries = (
             ((h, own.query_rank, False, False), (own.query_rank, scores, False, True))
@@ -141,9 +150,11 @@ class Counts:
 
     def dense_parameters(self, layer: Layer) -> int:
         """Parameters of a layer apart from its routed experts, and from adapters."""
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        sinks = self.heads if self.attention_sinks else 0
-        return self._weights(each for each in self.linear_maps(layer.routed) if each.part != "experts") + norms + sinks
+        vectors = self.layer_vectors
+        if vectors is None:
+            norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+            vectors = norms + (self.heads if self.attention_sinks else 0)
+        return self._weights(each for each in self.linear_maps(layer.routed) if each.part != "experts") + vectors
 
     def expert_parameters(self, layer: Layer) -> int:
         """Parameters of all routed experts of a layer."""
@@ -167,13 +178,13 @@ class Counts:
     @property
     def head_parameters(self) -> int:
         """Parameters the last stage holds besides its layers: final norm and output matrix, shared or not."""
-        return self.hidden + self.vocab * self.hidden
+        return self._end_vectors + self.vocab * self.hidden
 
     @cached_property
     def total_parameters(self) -> int:
         """Parameters of the whole model; a shared output matrix counts once, adapters of `lora` do not."""
         layers = sum(self.dense_parameters(each) + self.expert_parameters(each) for each in self.layers)
-        return layers + self.embedding_parameters + self.hidden + (0 if self.tied else self.vocab * self.hidden)
+        return layers + self.embedding_parameters + self._end_vectors + (0 if self.tied else self.vocab * self.hidden)
 
     @property
     def trainable_layer_parameters(self) -> int:
@@ -183,8 +194,29 @@ class Counts:
         """
         if self.lora_rank is None:
             return self.layer_parameters
-        widths = self._mean(lambda routed: sum(m.matrices * (m.inputs + m.outputs) for m in self.linear_maps(routed)))
+        widths = self._mean(
+            lambda routed: sum(m.matrices * (m.inputs + m.outputs) for m in self.linear_maps(routed) if self.adapted(m))
+        )
         return round(self.lora_rank * widths)
+
+    def adapted(self, each: Linear) -> bool:
+        """Whether an adapter stands beside a linear map."""
+        if self.lora_rank is None:
+            return False
+        group = {"attention": "attention", "mlp": "mlp", "experts": "mlp"}.get(each.part, "")
+        return not self.lora_targets or bool({"all", each.name, group} & set(self.lora_targets))
+
+    @property
+    def layer_weight_bytes(self) -> int:
+        """Bytes of one layer's weights, adapters apart: 16 bits each, and 4 of a frozen map under `qlora`."""
+        if self.training_mode != "qlora":
+            return BYTES_PER_VALUE * self.layer_parameters
+        maps = self._mean(
+            lambda routed: sum(
+                m.matrices * m.inputs * m.outputs for m in self.linear_maps(routed) if m.part != "router"
+            )
+        )
+        return round(BYTES_PER_VALUE * (self.layer_parameters - maps) + BYTES_PER_FROZEN * maps)
 
     @property
     def trainable_parameters(self) -> int:
@@ -235,9 +267,9 @@ class Counts:
             for width, visits, count in self._widths_inside(routed):
                 inside += (visits if count == 1 or num_experts is None else num_experts) * (2 + self.gated) * width
             if self.latent is not None:
-                return sum(i * o for i, o in self._attention_widths()) + self.hidden * inside
+                return sum(i * o for _, i, o in self._attention_widths()) + self.hidden * inside
             q_dim, kv_dim = self._widths(convention)
-            return self.hidden * (2 * q_dim + 2 * kv_dim + inside)
+            return self.hidden * (2 * q_dim + 2 * kv_dim + self.attention_gate + inside)
 
         return self._mean(of_kind)
 
@@ -295,9 +327,16 @@ class Counts:
         shared = [(self.experts.shared_inner, 1, 1)] if self.experts.shared_inner else []
         return [*shared, (self.experts.inner, self.experts.active, self.experts.total)]
 
-    def _attention_widths(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of attention's linear maps, none of them fused."""
+    def _attention_widths(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of attention's linear maps, none of them fused."""
         if self.latent is not None:
-            return [(inputs, outputs) for inputs, outputs, _, _ in self.attention_maps()]
+            queries_by = ("q_a_proj", "q_b_proj") if self.latent.query_rank else ("q_proj",)
+            names = (*queries_by, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+            return [(name, each[0], each[1]) for name, each in zip(names, self.attention_maps(), strict=True)]
         h, queries, keys = self.hidden, self.heads * self.head_dim, self.key_value_heads * self.head_dim
-        return [(h, queries), (h, keys), (h, keys), (queries, h)]
+        found = [("q_proj", h, queries), ("k_proj", h, keys), ("v_proj", h, keys), ("o_proj", queries, h)]
+        return [*found, ("gate", h, self.attention_gate)] if self.attention_gate else found
+
+    @property
+    def _end_vectors(self) -> int:
+        return self.hidden if self.end_vectors is None else self.end_vectors

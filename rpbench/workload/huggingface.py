@@ -1,193 +1,136 @@
-"""Hugging Face: an architecture from a `config.json`; a field that matters and is not modelled is refused.
+"""Hugging Face: an architecture from a `config.json`, and what was assumed where it says more than is modelled.
 
-Fields are of four kinds: sizes that are read (`READ`), those that say nothing of time or bytes (`SILENT`), those that
-may only hold what leaves them without effect (`ONLY`), and all others, which are refused by name.
+What types of models have besides their sizes stands in `families.py`. A field that changes nothing is passed over, one
+that is not modelled is named with what is assumed instead, and an unknown type is counted by its sizes. Only a size
+that is missing, or is none, is refused.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rpbench.workload.architecture import FROM_THE_OTHERS, MOST_LAYERS, Architecture, Family
+from rpbench.workload.architecture import FROM_THE_OTHERS, MOST_LAYERS, Architecture
+from rpbench.workload.families import ASSUMED, EVERY, FAMILIES, READ, SAME_AS, SILENT, SPELLINGS, Family
 from rpbench.workload.parts import Experts, Latent
 
-FAMILY_OF: Mapping[str, Family] = {  # whose activation and norms each model type has, as our modules know them
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2": "llama",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3",
-    "gpt_oss": "gpt_oss",
-    "deepseek_v2": "llama",
-    "deepseek_v3": "llama",
-    "kimi_k2": "llama",
-    "gpt2": "gpt",
-}
-READ = frozenset(
-    [
-        "model_type",
-        "num_hidden_layers",
-        "n_layer",
-        "hidden_size",
-        "n_embd",
-        "num_attention_heads",
-        "n_head",
-        "num_key_value_heads",
-        "head_dim",
-        "intermediate_size",
-        "n_inner",
-        "vocab_size",
-        "tie_word_embeddings",
-        "hidden_act",
-        "activation_function",
-        "sliding_window",
-        "use_sliding_window",
-        "layer_types",
-        "max_window_layers",
-        "num_experts",
-        "num_local_experts",
-        "n_routed_experts",
-        "num_experts_per_tok",
-        "experts_per_token",
-        "moe_intermediate_size",
-        "n_shared_experts",
-        "first_k_dense_replace",
-        "q_lora_rank",
-        "kv_lora_rank",
-        "qk_nope_head_dim",
-        "qk_rope_head_dim",
-        "v_head_dim",
-        "attention_bias",
-        "n_positions",
-        "n_ctx",
-        "num_nextn_predict_layers",
-        "attn_pdrop",
-        "resid_pdrop",
-        "embd_pdrop",
-        "attention_dropout",
-    ]
-)
-SILENT = frozenset(
-    [
-        "architectures",
-        "torch_dtype",
-        "dtype",
-        "transformers_version",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "unk_token_id",
-        "initializer_range",
-        "layer_norm_epsilon",
-        "rms_norm_eps",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-        "rope_interleave",
-        "max_position_embeddings",
-        "original_max_position_embeddings",
-        "initial_context_length",
-        "use_cache",
-        "output_router_logits",
-        "router_aux_loss_coef",
-        "aux_loss_alpha",
-        "seq_aux",
-        "norm_topk_prob",
-        "scoring_func",
-        "topk_method",
-        "n_group",
-        "topk_group",
-        "routed_scaling_factor",
-        "router_jitter_noise",
-        "swiglu_limit",
-        "quantization_config",
-        "auto_map",
-        "_name_or_path",
-        "name_or_path",
-        "mlp_bias",
-        "summary_type",
-        "summary_use_proj",
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "task_specific_params",
-        "reorder_and_upcast_attn",
-        "scale_attn_weights",
-        "scale_attn_by_inverse_layer_idx",
-        "id2label",
-        "label2id",
-        "return_dict",
-        "output_attentions",
-        "output_hidden_states",
-        "chunk_size_feed_forward",
-        "is_encoder_decoder",
-        "ep_size",
-        "qk_head_dim",
-    ]
-)
-ONLY: Mapping[str, tuple[Any, ...]] = {
-    "pretraining_tp": (1,),
-    "decoder_sparse_step": (1,),
-    "moe_layer_freq": (1,),
-    "mlp_only_layers": ([], None),
-    "hidden_act": ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "swiglu", "relu"),
-}
-UNGATED = ("gpt2",)  # all others multiply by a gate, whatever their activation is
 LARGEST = 10**9  # no size of a model comes near; larger ones are slips, and sums of them leave 64 bits
+# Keys that a query of linear attention is worth: the products inside a block and with its state, 2 x 128 values a head.
+LINEAR_KEYS = 256
+_DROPOUTS = ("attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
+DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # a gated delta rule in most layers
+_LINEAR, _SLIDING, _FULL = "linear_attention", "sliding_attention", "full_attention"
 
 
 def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
     """The architecture of a `config.json`.
 
     Raises:
-        ValueError: naming a model type or a field that is not modelled, or a size that is missing.
+        ValueError: naming a size that is missing, or that is no whole number in range.
     """
-    values = source if isinstance(source, Mapping) else json.loads(Path(source).read_text())
-    _check(values)
-    heads = _size(values, "num_attention_heads", "n_head")
-    hidden = _size(values, "hidden_size", "n_embd")
-    experts = _experts(values)
-    return Architecture(
-        str(values.get("_name_or_path") or values["model_type"]),
+    given = source if isinstance(source, Mapping) else json.loads(Path(source).read_text())
+    values, family = _normal(given), _family(given)
+    heads, hidden = _size(values, "num_attention_heads"), _size(values, "hidden_size")
+    experts, windows = _experts(values), _windows(values, family)
+    found = Architecture(
+        str(values.get("_name_or_path") or values.get("model_type") or "model"),
         _num_layers(values),
         hidden,
         heads,
-        _size(values, "vocab_size"),
+        _vocab(values, family),
         _known(values, "num_key_value_heads") or heads,
         FROM_THE_OTHERS if "kv_lora_rank" in values else _known(values, "head_dim") or FROM_THE_OTHERS,
-        _known(values, "intermediate_size", "n_inner") or 4 * hidden,
-        gated=values["model_type"] not in UNGATED,
-        tied=bool(values.get("tie_word_embeddings", values["model_type"] == "gpt2")),
+        _known(values, "intermediate_size") or (_known(values, "expansion_ratio") or 4) * hidden,
+        gated=family.gated,
+        tied=bool(values.get("tie_word_embeddings")) or _patches(values) > 0,
         experts=experts,
-        num_dense_layers=_known(values, "first_k_dense_replace", least=0) if experts else 0,
+        num_dense_layers=_dense_layers(values) if experts else 0,
         latent=_latent(values),
-        windows=_windows(values),
-        learned_positions=_known(values, "n_positions") if values["model_type"] == "gpt2" else 0,
-        num_prediction_layers=_known(values, "num_nextn_predict_layers", least=0),
-        dropout=max(values.get(name) or 0.0 for name in ("attn_pdrop", "resid_pdrop", "attention_dropout")),
-        biases=bool(values.get("attention_bias", values["model_type"] in ("gpt2", "qwen2"))),
-        qk_norm=FAMILY_OF[values["model_type"]] == "qwen3",
-        attention_sinks=values["model_type"] == "gpt_oss",
-        family=FAMILY_OF[values["model_type"]],
+        windows=windows,
+        learned_positions=_positions(values, family),
+        dropout=max(float(values.get(name) or 0.0) for name in _DROPOUTS),
+        biases=_biased(values, family) >= set(EVERY),
+        qk_norm=_query_key_norms(values, family) is not None,
+        attention_sinks=family.sinks,
+        family=family.modules,
     )
+    return _with_the_rest(found, values, family)
 
 
-def _check(values: Mapping[str, Any]) -> None:
-    kind = values.get("model_type")
-    if kind not in FAMILY_OF:
-        raise ValueError(f"model_type={kind!r} is not modelled; known: {', '.join(FAMILY_OF)}")
+def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was assumed for a `config.json`: a sentence for each field that is not modelled, and for an unknown type."""
+    values, family = _normal(given), _family(given)
+    kind = _kind(given)
+    said = []
+    if kind not in FAMILIES:
+        said.append(f"model_type={_short(kind)} is not known: counted by its sizes as a Llama, whose MLP has a gate")
+    if family.encoder:
+        said.append("attention to all tokens is counted as attention to those before")
+    if _LINEAR in (kinds := _kinds(values, family) or ()):
+        said.append(f"linear attention is timed as attention to {LINEAR_KEYS} keys")
+    if other := sorted({str(each) for each in kinds} - {_LINEAR, _SLIDING, _FULL}):
+        said.append(f"layer_types has {_short(other[0])}, which is not modelled: counted as {_FULL}")
+    if _dense_layers(values) > _known(values, "first_k_dense_replace", least=0):
+        said.append("layers without experts are counted as the first ones, wherever they stand")
+    if _known(values, "word_embed_proj_dim") not in (0, _size(values, "hidden_size")):
+        said.append("word_embed_proj_dim: the embedding is counted as wide as hidden_size")
     for name, value in values.items():
-        if name in ONLY and value not in ONLY[name]:
-            raise ValueError(f"{name}={value!r} of a {kind} is not modelled; only {ONLY[name][0]!r} is")
-        if name not in READ | SILENT and name not in ONLY:
-            raise ValueError(f"{name}={value!r} of a {kind}: this field is not modelled")
+        if name in ASSUMED and value:
+            said.append(f"{name}: {ASSUMED[name]}")
+        elif value and not (READ.fullmatch(name) or SILENT.fullmatch(name)):
+            said.append(f"{name}={_short(value)} of a {kind} is not modelled: counted as if it were not there")
+    return tuple(said)
 
 
-def context_of(values: Mapping[str, Any]) -> int | None:
+def context_of(given: Mapping[str, Any]) -> int | None:
     """Tokens that a `config.json` has positions for; None if it does not say."""
-    return _known(values, "max_position_embeddings", "n_positions", "n_ctx") or None
+    values = _normal(given)
+    return _patches(values) + 1 if _patches(values) else _known(values, "max_position_embeddings") or None
+
+
+# --- fields as they are read ---------------------------------------------------------------------------------
+
+
+def _kind(given: Mapping[str, Any]) -> Any:
+    """The type of the text model; a wrapper of several parts has it inside."""
+    inner = given.get("text_config")
+    kind = inner.get("model_type") if isinstance(inner, Mapping) and "hidden_size" in inner else None
+    kind = kind or given.get("model_type")
+    return SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
+
+
+def _family(given: Mapping[str, Any]) -> Family:
+    kind = _kind(given)
+    return FAMILIES.get(kind, Family()) if isinstance(kind, str) else Family()
+
+
+def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the text model under one name each, with what its type leaves unsaid."""
+    inner, values = given.get("text_config"), dict(given)
+    if isinstance(inner, Mapping) and "hidden_size" in inner:
+        values = {**values, **inner}
+    if isinstance(values.get("attn_config"), Mapping):  # of MPT
+        values |= {name: value for name, value in values["attn_config"].items() if name == "kv_n_heads"}
+    for own, name in SPELLINGS.items():
+        if values.get(own) is not None and values.get(name) is None:
+            values[name] = values.pop(own)
+        elif name in values:
+            values.pop(own, None)
+    for name, value in _family(given).usual.items():
+        if values.get(name) is None:
+            values[name] = value
+    if isinstance(shared := values.get("multi_query"), bool) and not values.get("new_decoder_architecture"):
+        values["num_key_value_heads"] = 1 if shared else values.get("num_attention_heads")
+    if _kind(given) in DELTA:
+        period = _known(values, "full_attention_interval") or 4
+        values.setdefault(
+            "layer_types", [(_LINEAR, _FULL)[each % period == period - 1] for each in range(_num_layers(values))]
+        )
+    kinds = values.get("layer_types")
+    if isinstance(kinds, list) and all(type(each) is int for each in kinds):  # of MiniMax: 0 is linear
+        values["layer_types"] = [_FULL if each else _LINEAR for each in kinds] or None
+    return values
 
 
 def _size(values: Mapping[str, Any], *names: str) -> int:
@@ -198,7 +141,7 @@ def _size(values: Mapping[str, Any], *names: str) -> int:
 
 
 def _num_layers(values: Mapping[str, Any]) -> int:
-    found = _size(values, "num_hidden_layers", "n_layer")
+    found = _size(values, "num_hidden_layers")
     if found > MOST_LAYERS:
         raise ValueError(f"num_hidden_layers={found}: at most {MOST_LAYERS:,}; the deepest that was trained")
     return found
@@ -225,13 +168,50 @@ def _short(value: object) -> str:
     return words if len(words) <= 40 else f"{words[:37]}..."
 
 
+# --- sizes ---------------------------------------------------------------------------------------------------
+
+
+def _vocab(values: Mapping[str, Any], family: Family) -> int:
+    if not _patches(values):
+        return _size(values, "vocab_size")
+    labels = values.get("id2label")
+    return _known(values, "num_labels") or (len(labels) if isinstance(labels, Mapping) and labels else 2)
+
+
+def _patches(values: Mapping[str, Any]) -> int:
+    """Patches of an image, where a model sees images and no words; 0 otherwise."""
+    if not _known(values, "image_size", "patch_size") or "vocab_size" in values:
+        return 0
+    return (_size(values, "image_size") // _size(values, "patch_size")) ** 2
+
+
+def _positions(values: Mapping[str, Any], family: Family) -> int:
+    if patches := _patches(values):
+        return patches + 1
+    return 0 if family.positions is None else _size(values, "max_position_embeddings") + family.positions
+
+
 def _experts(values: Mapping[str, Any]) -> Experts | None:
-    total = _known(values, "n_routed_experts", "num_experts", "num_local_experts", least=0)
+    total = _known(values, "num_experts", least=0)
     if not total:
         return None
     inner = _size(values, "moe_intermediate_size", "intermediate_size")
-    active = _size(values, "num_experts_per_tok", "experts_per_token")
-    return Experts(total, active, inner, inner * _known(values, "n_shared_experts", least=0))
+    shared = _known(values, "shared_expert_intermediate_size", "shared_intermediate_size", least=0)
+    shared = shared or inner * _known(values, "n_shared_experts", least=0)
+    return Experts(total, _size(values, "num_experts_per_tok"), inner, shared)
+
+
+def _dense_layers(values: Mapping[str, Any]) -> int:
+    """Layers without experts: the first ones, those that are named, and all but every so many."""
+    num_layers, first = _num_layers(values), _known(values, "first_k_dense_replace", least=0)
+    every = _known(values, "decoder_sparse_step") or 1
+    frequency = values.get("moe_layer_freq")
+    if isinstance(frequency, list):  # a 1 for each layer with experts
+        return frequency.count(0)
+    every = max(every, frequency if type(frequency) is int else 1)
+    named = values.get("mlp_only_layers")
+    named = set(named) if isinstance(named, list) else set()
+    return sum(each < first or each in named or (each + 1) % every != 0 for each in range(num_layers))
 
 
 def _latent(values: Mapping[str, Any]) -> Latent | None:
@@ -241,24 +221,125 @@ def _latent(values: Mapping[str, Any]) -> Latent | None:
     return Latent(_known(values, "q_lora_rank"), *(_size(values, name) for name in names))
 
 
-def _windows(values: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Keys a query sees, in turn over the layers, as each model type's own code has it."""
-    window, kind = _known(values, "sliding_window", least=0), values["model_type"]
-    if not window or values.get("use_sliding_window") is False:
-        return ()
+def _kinds(values: Mapping[str, Any], family: Family) -> list[str] | None:
+    """What attention every layer has, where the configuration or its type says it."""
     kinds, num_layers = values.get("layer_types"), _num_layers(values)
     if kinds is None:
-        if kind == "gpt_oss":
-            return (window, None)
-        if kind in ("qwen2", "qwen3") and values.get("use_sliding_window"):
-            plain = min(num_layers, _known(values, "max_window_layers", least=0))
-            return (None,) * plain + (window,) * (num_layers - plain)
-        return (window,) if kind in ("mistral", "mixtral") or values.get("use_sliding_window") else ()
+        return None
     if not isinstance(kinds, list):
         raise ValueError(f"layer_types={_short(kinds)}: a list, with a kind for each layer")
-    unknown = [each for each in kinds if each not in ("sliding_attention", "full_attention")]
-    if unknown:
-        raise ValueError(f"layer_types has {_short(unknown[0])}, which is not modelled")
     if len(kinds) != num_layers:
         raise ValueError(f"layer_types has {len(kinds)} kinds; one for each of the {num_layers} layers")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return [str(kind) for kind in kinds]
+
+
+def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...]:
+    """Keys a query sees, in turn over the layers, as each model type's own code has it."""
+    window, kinds = _known(values, "sliding_window", least=0) or None, _kinds(values, family)
+    num_layers, use = _num_layers(values), values.get("use_sliding_window")
+    if kinds is not None:
+        if use is False:
+            window = None
+        width = {_SLIDING: window, _LINEAR: LINEAR_KEYS}
+        found = tuple(width.get(kind) for kind in kinds)
+        return found if any(found) else ()
+    if not window or use is False:
+        return ()
+    if values.get("model_type") in ("qwen2", "qwen3") and use:
+        plain = min(num_layers, _known(values, "max_window_layers", least=0))
+        return (None,) * plain + (window,) * (num_layers - plain)
+    period = _known(values, "sliding_window_pattern", "_sliding_window_pattern") or family.window_period
+    if period > 1:
+        return (*(window,) * (period - 1), None)
+    return (window,) if period or use else ()
+
+
+# --- what stands beside matrices -----------------------------------------------------------------------------
+
+
+def _biased(values: Mapping[str, Any], family: Family) -> set[str]:
+    """Linear maps that have a bias."""
+    return {name for names, key in family.biases if key is None or values.get(key) for name in names}
+
+
+def _query_key_norms(values: Mapping[str, Any], family: Family) -> str | None:
+    kind, key = family.query_key_norms or (None, None)
+    return kind if key is None or values.get(key) else None
+
+
+def _norms(values: Mapping[str, Any], family: Family) -> int:
+    """Norms of a layer; Falcon has one where its blocks stand side by side and nothing else is said."""
+    if "parallel_attn" not in family.usual:
+        return family.norms
+    if values.get("new_decoder_architecture"):
+        return _known(values, "num_ln_in_parallel_attn") or 2
+    return 1 if values["parallel_attn"] else 2
+
+
+def _with_the_rest(found: Architecture, values: Mapping[str, Any], family: Family) -> Architecture:
+    """The architecture with the parameters that its matrices and flags do not count."""
+    gate, linear_vectors = _gate(found, values)
+    found = replace(found, attention_gate=gate)
+    norm = family.norm_values * found.hidden
+    vectors = _norms(values, family) * norm + linear_vectors
+    kind = _query_key_norms(values, family)
+    if kind is not None:
+        width = 2 * found.head_dim if kind == "head" else (found.heads + found.key_value_heads) * found.head_dim
+        vectors += width * max(1, family.norm_values)
+    if not found.biases:
+        biased = _biased(values, family)
+        routed = True in found.kinds
+        vectors += sum(each.outputs * each.matrices for each in found.linear_maps(routed) if each.name in biased)
+    if found.latent is not None:
+        vectors += found.latent.query_rank + found.latent.key_value_rank
+    if family.sinks:
+        vectors += found.heads
+    if family.shared_gate and found.experts and found.experts.shared_inner:
+        vectors += found.hidden
+    ends = family.end_norms * norm + _ends(found, values, family)
+    usual = found.dense_parameters(found.layers[-1]) - replace(found, layer_vectors=0).dense_parameters(
+        found.layers[-1]
+    )
+    return replace(
+        found,
+        layer_vectors=FROM_THE_OTHERS if vectors == usual else vectors,
+        end_vectors=FROM_THE_OTHERS if ends == found.hidden else ends,
+    )
+
+
+def _ends(found: Architecture, values: Mapping[str, Any], family: Family) -> int:
+    """Parameters of both ends besides embedding, output matrix and norms."""
+    ends, h = 0, found.hidden
+    if family.head_bias is True or (isinstance(family.head_bias, str) and values.get(family.head_bias)):
+        ends += found.vocab
+    if patches := _patches(values):
+        assert patches
+        ends += _known(values, "num_channels") * _known(values, "patch_size") ** 2 * h + 2 * h  # patches, class token
+    elif family.encoder:  # types of tokens, and before the output matrix a map with its norm
+        ends += _known(values, "type_vocab_size", least=0) * h + h * h + 3 * h
+    return ends
+
+
+def _gate(found: Architecture, values: Mapping[str, Any]) -> tuple[int, int]:
+    """(outputs of attention's further maps from hidden, values besides its maps), as means over the layers.
+
+    Qwen3-Next's gated delta rule: queries, keys, values, a gate of the values' width, two numbers a head, a short
+    convolution; its other layers gate their output. MiniMax's lightning attention: as many keys as queries, and a gate.
+    """
+    kind = SAME_AS.get(str(values.get("model_type")), values.get("model_type"))
+    queries, keys = found.heads * found.head_dim, found.key_value_heads * found.head_dim
+    own = 2 * queries + 2 * keys
+    kinds = values.get("layer_types") or []
+    share = kinds.count(_LINEAR) / max(1, len(kinds))
+    if kind == "minimax":
+        return max(0, round(share * (5 * queries - own))), round(share * queries)
+    if kind not in DELTA:
+        return 0, 0
+    value_heads, value_dim = (_size(values, f"linear_{what}") for what in ("num_value_heads", "value_head_dim"))
+    key_values = _size(values, "linear_num_key_heads") * _size(values, "linear_key_head_dim")
+    width = value_heads * value_dim
+    linear = 2 * key_values + 3 * width + 2 * value_heads
+    convolution = (2 * key_values + width) * (_known(values, "linear_conv_kernel_dim") or 4)
+    besides = convolution + 2 * value_heads + value_dim
+    head_norms = -2 * found.head_dim  # of queries and keys, which linear attention has none of
+    return max(0, round(share * (linear - own) + (1 - share) * queries)), round(share * (besides + head_norms))

@@ -68,6 +68,7 @@ class Linear(NamedTuple):
         part: what they belong to.
         matrices: how many there are of this shape.
         visits: those of them that a token meets.
+        name: as adapters are told where to stand (PEFT's `target_modules`).
     """
 
     part: Literal["attention", "mlp", "experts", "router"]
@@ -75,6 +76,7 @@ class Linear(NamedTuple):
     outputs: int
     matrices: int = 1
     visits: int = 1
+    name: str = ""
 
 
 def mean_keys(seq_len: int, window: int | None) -> float:

@@ -34,15 +34,17 @@ def place(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["model", "cluster", "schedule"])
+@pytest.mark.parametrize("kind", ["model", "cluster", "gpu", "schedule"])
 def test_new_writes_a_file_that_runs_at_once(kind, rpbench, tmp_path):
     status, (said,), err = rpbench("new", kind, "my_own")
     assert status == 0
     assert said["command"] in err
     assert "path: [.]" in (tmp_path / "rpbench.yaml").read_text()
-    words = {"model": (), "cluster": ("model=tiny_gpt",), "schedule": ("num_devices=3",)}[kind]
-    status, (row,), _ = rpbench(f"{kind}=my_own", *words, "num_microbatches=4")
-    assert (status, row["status"], row[kind]) == (0, "ok", "my_own")
+    words = {"model": (), "cluster": ("model=tiny_gpt",), "gpu": ("model=tiny_gpt",), "schedule": ("num_devices=3",)}
+    chosen = "cluster=4x_my_own" if kind == "gpu" else f"{kind}=my_own"
+    status, (row,), _ = rpbench(chosen, *words[kind], "num_microbatches=4")
+    assert (status, row["status"]) == (0, "ok")
+    assert row["cluster" if kind == "gpu" else kind] == chosen.partition("=")[2]
     assert rpbench("new", kind, "my_own")[0] == 2  # nothing is written over
 
 
@@ -73,9 +75,30 @@ def test_new_says_how_it_is_written(words, rpbench):
     assert "rpbench new model" in err or "a letter first" in err
 
 
-@pytest.mark.parametrize("name, group", [("llama31_8b", "model"), ("8x_a800", "cluster"), ("gpipe", "schedule")])
+@pytest.mark.parametrize(
+    "name, group", [("llama31_8b", "model"), ("8x_a800", "cluster"), ("gpipe", "schedule"), ("l40s", "gpu")]
+)
 def test_new_takes_no_name_that_is_taken(name, group, rpbench):
     assert rpbench("new", group, name)[0] == 2
+
+
+@pytest.mark.parametrize(
+    "old, new, rule",
+    [
+        ("sustained_16: 0.55", "sustained_16: 1.5", "a share of the peak, at most 1"),
+        ("multiprocessors: 142", "multiprocesors: 142", "did you mean multiprocessors?"),
+        ("multiprocessors: 142", "", "has no multiprocessors"),
+        ("  flash2: 160.0e+12", "  flash9: 1.0", "rates of flash1, flash2, flash3"),
+    ],
+)
+def test_a_device_of_ones_own_that_cannot_be_is_refused(old, new, rule, rpbench, tmp_path):
+    assert rpbench("new", "gpu", "my_own")[0] == 0
+    path = tmp_path / "gpu" / "my_own.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    status, _, err = rpbench("advise", "model=tiny_gpt", "gpu=my_own", "num_devices=2")
+    assert status == 2
+    assert rule in err
 
 
 @pytest.mark.parametrize("way", ["flag", "variable", "file"])

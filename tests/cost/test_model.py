@@ -174,7 +174,7 @@ def test_sizes_that_are_left_out_follow_from_the_others() -> None:
             "model.key_value_heads=5 does not divide .*try model.key_value_heads=32",
         ),
         ({"experts": {"total": 1, "active": 2, "inner": 8}}, "model.experts.active=2: .*model.experts.total=1"),
-        ({"training_mode": "frozen"}, "model.training_mode='frozen' is unknown; choose full or lora"),
+        ({"training_mode": "frozen"}, "model.training_mode='frozen' is unknown; choose full, lora or qlora"),
         ({"training_mode": "lora"}, "lora needs a rank"),
         ({"lora_rank": 8}, "full takes none"),
         ({"family": "gtp"}, "model.family='gtp' is unknown; choose one of gpt, llama, qwen3, gpt_oss"),

@@ -28,6 +28,29 @@ SHEETS = {
     "mi300x": (1307, 2614, 5.3, 192, 7 * 64, 304),
     "mi325x": (1307, 2614, 6.0, 256, 7 * 64, 304),
     "mi355x": (2500, 5000, 8.0, 288, 7 * 77, 256),
+    "rtx3090ti": (80, None, 1.008, 24, (25, 32), 84),
+    "rtx4080": (97.5, 195, 0.717, 16, (25, 32), 76),
+    "rtx5080": (112.6, 225, 0.96, 16, (50, 64), 84),
+    "a10": (125, None, 0.6, 24, 32, 72),
+    "a10g": (70, None, 0.6, 24, 32, (72, 80)),
+    "a30": (165, None, 0.933, 24, 32, 56),
+    "a40": (149.7, None, 0.696, 48, 32, 84),
+    "a6000": (154.8, None, 0.768, 48, 32, 84),
+    "rtx6000_ada": (364, 728, 0.96, 48, 32, 142),
+    "rtxpro6000_blackwell": (504, 1008, 1.79, 96, 64, 188),
+    "l4": (121, 242, 0.3, 24, 32, 58),
+    "l40": (181, 362, 0.864, 48, 32, 142),
+    "l40s": (362, 733, 0.864, 48, 32, 142),
+    "t4": (65, None, 0.32, 16, 16, 40),
+    "v100_pcie_16gb": (112, None, 0.9, 16, 16, 80),
+    "v100_pcie_32gb": (112, None, 0.9, 32, 16, 80),
+    "p100_pcie_16gb": (18.7, None, 0.732, 16, 16, 56),
+    "a100_pcie_40gb": (312, None, 1.555, 40, 32, 108),
+    "h100_nvl_94gb": (835, 1671, 3.9, 94, 64, 132),
+    "mi210": (181, None, 1.638, 64, (32, 64), 104),
+    "w7900": (122.6, None, 0.864, 48, (28, 32), 96),
+    "rx7900xtx": (122.8, None, 0.96, 24, (25, 32), 96),
+    "gaudi2": (432, 865, 2.45, 96, 262.5, 24),
 }
 FIGURES = ("flops_16", "flops_8", "memory_bytes_per_s", "memory_bytes", "link_bytes_per_s", "multiprocessors")
 UNITS = (1e12, 1e12, 1e12, 1e9, 1e9, 1)
@@ -39,7 +62,8 @@ ARTIFACT = {"a100_sxm4_80gb": (312e12, 300e9), "h100_sxm5_80gb": (989.5e12, 450e
 # Devices of one die: equal products and units; what a line of them differs in stands in SHEETS.
 DIES = (
     ("v100_sxm2_16gb", "v100_sxm2_32gb"),
-    ("a100_sxm4_40gb", "a100_sxm4_80gb", "a800_sxm4_80gb", "a100_pcie_80gb"),
+    ("a100_sxm4_40gb", "a100_sxm4_80gb", "a800_sxm4_80gb", "a100_pcie_80gb", "a100_pcie_40gb"),
+    ("v100_pcie_16gb", "v100_pcie_32gb"),
     ("h100_sxm5_80gb", "h800_sxm5", "h200_sxm", "h100_sxm5_96gb", "gh200"),
     ("mi300x", "mi325x"),
 )
@@ -48,7 +72,7 @@ NEEDED = ("flops_16", "memory_bytes", "memory_bytes_per_s", "link_bytes_per_s", 
 
 
 def test_there_are_as_many_as_promised():
-    assert len(names("gpu")) >= 20
+    assert len(names("gpu")) >= 48
     assert len(NODES) >= 10
 
 
@@ -111,7 +135,9 @@ def test_half_the_bits_are_twice_the_rate(name):
         assert device.flops_8 / device.flops_16 == pytest.approx(1.0 if name == "gaudi3" else 2.0, rel=0.02)
     if device.flops_4 is not None:
         assert device.flops_8 is not None
-        ratio = {"b300": 3.0, "gb300": 3.0, "rtx5090": 4.0}.get(name, 2.0)  # NVFP4 dense: 14-15 PF a B300
+        ratio = {"b300": 3.0, "gb300": 3.0, "rtx5090": 4.0, "rtx5080": 4.0}.get(
+            name, 2.0
+        )  # NVFP4 dense: 14-15 PF a B300
         assert device.flops_4 / device.flops_8 == pytest.approx(ratio, rel=0.02)
 
 
@@ -145,6 +171,55 @@ def test_cards_are_shared_by_the_devices_of_a_node(name):
     """4 x 100 Gb/s; 8 x 200; 8 x 400; 800 Gb/s: bytes a second, over eight devices."""
     gigabits = {"jean_zay_a100": 400, "dgx_a100": 1600, "dgx_h100": 3200, "a100_800gbps": 800}[name]
     assert machine(name).inter_bytes_per_s == gigabits * 1e9 / 8 / 8
+
+
+# As people write them, and as drivers print them.
+SAID = {
+    "rtx4090": ["RTX 4090", "rtx-4090", "4090", "NVIDIA GeForce RTX 4090"],
+    "rtx3090ti": ["RTX 3090 Ti", "3090 Ti", "GeForce RTX 3090 Ti"],
+    "a6000": ["A6000", "RTX A6000", "NVIDIA RTX A6000"],
+    "rtx6000_ada": ["RTX 6000 Ada", "NVIDIA RTX 6000 Ada"],
+    "rtxpro6000_blackwell": ["RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell"],
+    "l40": ["L40", "NVIDIA L40"],
+    "l40s": ["L40S"],
+    "a10": ["A10"],
+    "a10g": ["A10G", "NVIDIA A10G"],
+    "t4": ["T4", "Tesla T4"],
+    "v100_pcie_32gb": ["V100 PCIe 32GB"],
+    "v100_sxm2_16gb": ["Tesla V100-SXM2-16GB"],
+    "p100_pcie_16gb": ["P100", "Tesla P100-PCIE-16GB"],
+    "a100_pcie_40gb": ["A100-PCIE-40GB"],
+    "h100_sxm5_80gb": ["H100"],
+    "h100_nvl_94gb": ["H100 NVL"],
+    "w7900": ["W7900", "AMD Radeon PRO W7900"],
+    "rx7900xtx": ["RX 7900 XTX", "AMD Radeon RX 7900 XTX"],
+    "mi210": ["MI210", "AMD Instinct MI210"],
+    "gaudi2": ["Gaudi 2", "Intel Gaudi2"],
+    "ascend_910b": ["Ascend 910B"],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_device_is_found_as_people_write_it(name):
+    assert [gpu(said).name for said in SAID[name]] == [name] * len(SAID[name])
+
+
+@pytest.mark.parametrize("said", ["RTX", "NVIDIA", "A100", "L4S", "GeForce PRO", "RTX 4090 Ti", ""])
+def test_a_name_that_fits_none_or_several_is_no_device(said):
+    with pytest.raises(ValueError, match="gpu"):
+        gpu(said)
+
+
+@pytest.mark.parametrize("name", names("gpu"))
+def test_figures_stay_in_ranges_that_are_built(name):
+    """FLOPs for a byte of memory, rates of a link and of a unit: a slipped digit or unit leaves them."""
+    device = gpu(name)
+    assert 20 < device.flops_16 / device.memory_bytes_per_s < 600
+    assert 0.01 < device.link_bytes_per_s / device.memory_bytes_per_s < 0.2
+    assert 12e9 < device.memory_bytes < 300e9
+    assert 0.3e12 < device.flops_16 / device.multiprocessors < 30e12
+    assert 0.1 < device.attention_rate("flash3") / device.flops_16 < 0.95
+    assert device.memory_bytes / device.memory_bytes_per_s < 0.1  # read once
 
 
 def test_a_device_with_a_figure_that_cannot_be_is_refused():

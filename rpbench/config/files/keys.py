@@ -51,6 +51,15 @@ CLUSTER: Mapping[str, Key] = {
     "collective_bytes_per_s": Key("what a device sends in a ring over all devices, bytes/s", _ABOVE, "15.0e+9"),
     "host_bytes_per_s": Key("the host's memory under an optimizer, all devices together, bytes/s", _ABOVE, "150.0e+9"),
 }
+GPU: Mapping[str, Key] = {
+    "flops_16": Key("matrix peak in 16 bits, dense, summed in fp32, FLOP/s", _ABOVE, "362.0e+12"),
+    "sustained_16": Key("fraction of that peak large products reach", _SHARE, "0.55"),
+    "memory_bytes": Key("its memory as the driver shows it, bytes", _SIZE, "48_305_799_168"),
+    "memory_bytes_per_s": Key("read and write together, bytes/s", _ABOVE, "864.0e+9"),
+    "sustained_memory": Key("fraction of it element-wise kernels reach", _SHARE, "0.85"),
+    "link_bytes_per_s": Key("to other devices, one way, bytes/s", _ABOVE, "32.0e+9"),
+    "multiprocessors": Key("units among which a product is dealt", _SIZE, "142"),
+}
 KEYS: Mapping[str, Mapping[str, Key]] = {"model": MODEL, "cluster": CLUSTER}
 
 
