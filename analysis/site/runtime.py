@@ -22,6 +22,7 @@ _PACKAGES = (
     "rpbench/ordering",
     "rpbench/schedules",
     "rpbench/cost",
+    "rpbench/workload",
     "rpbench/plan",
     "rpbench/sim",
     "rpbench/config",

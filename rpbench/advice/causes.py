@@ -34,9 +34,9 @@ class FreeTransfers(TransferTimes):
 
     free: frozenset[str] = frozenset()
 
-    def __call__(self, cargo: Cargo) -> float | None:
-        """As `TransferTimes`, 0 for what is free."""
-        return 0.0 if class_of(cargo) in self.free else super().__call__(cargo)
+    def bytes_of(self, cargo: Cargo) -> float:
+        """As `TransferTimes`, nothing of what is free."""
+        return 0.0 if class_of(cargo) in self.free else super().bytes_of(cargo)
 
 
 def class_of(cargo: Cargo) -> str:

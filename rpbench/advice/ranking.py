@@ -10,7 +10,7 @@ from typing import Any
 from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import half_width
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
-from rpbench.advice.rows import parameters, plain_misfit, plain_row, runs_in
+from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
 from rpbench.advice.side_searches import CHANGING, Side, bare, compile_kernels, dealt
 from rpbench.cost.basis import Basis
 from rpbench.ir.analysis import replay
@@ -42,45 +42,6 @@ FIRST = (
 LAST = (*("zb_auto", "chimera", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "megatron_tp", "adaptis"),)
 UNSEARCHED = OUT_OF_TIME
 QUICK = Budget(work=100, climb_work=300_000)
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A plan that fits.
-
-    Args:
-        low, high: tokens per second that nine of ten errors of the figures leave.
-        staleness_steps: between the weights that a gradient is of and those that it changes.
-        why: seconds of a step by cause.
-        memory: bytes of the fullest device by class.
-    """
-
-    plan: Tuned
-    low: float
-    high: float
-    staleness_steps: int
-    why: Mapping[str, float]
-    memory: Mapping[str, int]
-
-    @property
-    def bubble(self) -> float:
-        """Share of a step in which devices wait for one another."""
-        return self.why["bubble"] / sum(self.why.values())
-
-
-@dataclass(frozen=True)
-class Misfit:
-    """A contender without a plan that fits.
-
-    Args:
-        plan: the one that lacks least, `device_lacks_bytes` of a device and `host_lacks_bytes` of the host.
-        is_proven: whether a bound says that no plan fits; otherwise the search has found none.
-    """
-
-    plan: Tuned
-    device_lacks_bytes: int
-    host_lacks_bytes: int
-    is_proven: bool
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,16 @@
 
 import csv
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rpbench
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture
-
-if TYPE_CHECKING:
-    from rpbench.advice.ranking import Misfit, Ranked
 
 COVERED = 0.01  # of a plan's pace: what no other plan of its contender can gain counts as searched to the end
 HERE = "here only"
@@ -55,12 +53,51 @@ _STUDY = Path(rpbench.__file__).parents[1] / "analysis" / "kept" / "convergence_
 SECONDS_A_DAY = 86_400
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """A plan that fits.
+
+    Args:
+        low, high: tokens per second that nine of ten errors of the figures leave.
+        staleness_steps: between the weights that a gradient is of and those that it changes.
+        why: seconds of a step by cause.
+        memory: bytes of the fullest device by class.
+    """
+
+    plan: Tuned
+    low: float
+    high: float
+    staleness_steps: int
+    why: Mapping[str, float]
+    memory: Mapping[str, int]
+
+    @property
+    def bubble(self) -> float:
+        """Share of a step in which devices wait for one another."""
+        return self.why["bubble"] / sum(self.why.values())
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A contender without a plan that fits.
+
+    Args:
+        plan: the one that lacks least, `device_lacks_bytes` of a device and `host_lacks_bytes` of the host.
+        is_proven: whether a bound says that no plan fits; otherwise the search has found none.
+    """
+
+    plan: Tuned
+    device_lacks_bytes: int
+    host_lacks_bytes: int
+    is_proven: bool
+
+
 def runs_in(name: str) -> tuple[str, ...]:
     """Who runs a schedule today, this project aside."""
     return RUNS_IN.get(name, (HERE,))
 
 
-def plain_row(row: "Ranked", terms: Terms) -> dict[str, Any]:
+def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
     """A plan that fits."""
     plan, price = row.plan, terms.cluster.price_usd_per_hour
     pace = plan.outcome.tokens_per_s
@@ -89,7 +126,7 @@ def plain_row(row: "Ranked", terms: Terms) -> dict[str, Any]:
     }
 
 
-def plain_misfit(row: "Misfit") -> dict[str, Any]:
+def plain_misfit(row: Misfit) -> dict[str, Any]:
     """A contender without a plan that fits."""
     return {
         "schedule": row.plan.contender.name,

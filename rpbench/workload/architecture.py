@@ -11,7 +11,6 @@ from rpbench.places import CONF
 from rpbench.registry import unknown_name
 from rpbench.workload.counts import Counts
 from rpbench.workload.parts import Experts, Latent
-from rpbench.yaml_file import read_keys
 
 Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -142,6 +141,8 @@ def architecture(name: str) -> Architecture:
 
 def model_keys(path: Path) -> dict[str, Any]:
     """The keys of a model's file, behind those of the files beside it that its `defaults` name."""
+    from rpbench.yaml_file import read_keys  # the browser's page of schedules has no YAML
+
     own = read_keys(path)
     others = [each for each in own.pop("defaults", ()) if each != "_self_"]
     found: dict[str, Any] = {}

@@ -236,7 +236,7 @@ def test_what_comes_back_is_what_is_read():
     reference = reference_of(plain)
     before: dict[int, torch.Tensor] = {}
 
-    def stale(tensor, device, lane):
+    def stale(tensor, device, lane, peer=None):
         """The first bytes of that length which came back, ever again."""
         return before.setdefault(tensor.nbytes, tensor.clone()).clone() if lane == "h2d" else tensor.clone()
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from rpbench.cost.basis import make_basis
 from rpbench.ir.partition import symmetric
+from rpbench.mesh.terms import terms_of
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import rank
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import space_of
-from rpbench.plan.contest.terms import terms_of
 from rpbench.plan.linear import prices
 
 # Pipelines of one and several stages a device, split backwards, a V, shared weights, weights on the host.
