@@ -17,7 +17,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.timeline import Timeline
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.job import Job
-from rpbench.mesh.parameters import held_by_stage
+from rpbench.mesh.parameters import held_by_stage, trained
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
 from rpbench.passes.offload import Per, shard
 from rpbench.plan.problem import Problem
@@ -46,7 +46,7 @@ def mesh_times(job: Job) -> LayerTimes:
         forward=[layer.forward_all + each for layer in layers],
         recompute=[layer.recompute for layer in layers],
         backward=[layer.backward_all + each for layer in layers],
-        input_grad=[split * (layer.input_grad + layer.backward_exposed + layer.host) + each for layer in layers],
+        input_grad=[split * layer.input_grad_all + each for layer in layers],
         weight_grad=[split * layer.weight_grad for layer in layers],
         head_forward=head.forward_all,
         head_backward=head.backward_all,
@@ -135,7 +135,7 @@ def lowered(job: Job, times: LayerTimes | None = None) -> tuple[Schedule, CostTa
     parameters, gradients = LOWERED[job.mesh.sharing.what]
     if parameters == "visit" and not job.mesh.sharing.reshard:
         parameters = "step"
-    seconds = [reduced(job, held_by_stage(job, stage)) for stage in range(job.num_stages)]
+    seconds = [reduced(job, trained(job, held_by_stage(job, stage), [stage])) for stage in range(job.num_stages)]
 
     def transfer_time(cargo: Cargo) -> float | None:
         found = seconds[cargo.stage]

@@ -1,14 +1,14 @@
 """Seconds of one layer on one device of a mesh: kernels both ways, and the collectives inside."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Literal, NamedTuple, get_args
 
 from rpbench.cost.machine import Machine
-from rpbench.mesh.architecture import Architecture, Layer, mean_keys
+from rpbench.mesh.architecture import Architecture, Experts, Layer, mean_keys
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import Links, axis_group, expert_group, reached
+from rpbench.mesh.placement import Group, Links, axis_group, expert_group, reached
 from rpbench.mesh.products import alignment, efficiency, filled
 from rpbench.mesh.software import Software
 
@@ -27,7 +27,7 @@ class Seconds(NamedTuple):
         forward, input_grad, weight_grad: kernels.
         recompute: kernels run again before the backward, collectives included.
         forward_exposed, backward_exposed: collectives that nothing hides.
-        host: of the interpreter, one way, where the device waits for it.
+        host: of the interpreter, one way, beside the device's: what takes longer decides.
     """
 
     forward: float
@@ -41,12 +41,29 @@ class Seconds(NamedTuple):
     @property
     def forward_all(self) -> float:
         """The whole forward."""
-        return self.forward + self.forward_exposed + self.host
+        return max(self.forward + self.forward_exposed, self.host)
 
     @property
     def backward_all(self) -> float:
         """The whole backward, recomputation apart."""
-        return self.input_grad + self.weight_grad + self.backward_exposed + self.host
+        return max(self.input_grad + self.weight_grad + self.backward_exposed, self.host)
+
+    @property
+    def input_grad_all(self) -> float:
+        """The gradient of the input with what it waits for, where the backward is split."""
+        return max(self.input_grad + self.backward_exposed, self.host)
+
+
+class Adapters(NamedTuple):
+    """Low-rank matrices beside linear maps whose weights are frozen (LoRA, arXiv 2106.09685).
+
+    Args:
+        rank: inner width.
+        mlp: whether the maps of the MLP have them too, or attention's alone.
+    """
+
+    rank: int
+    mlp: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ class Setting:
     sequences: int
     precision: Precision = "bf16"
     recompute: Recompute = "none"
+    adapters: Adapters | None = None
 
     @property
     def tokens(self) -> int:
@@ -150,8 +168,11 @@ def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
     ring, ring_back = _ring_s(setting, layer, attention, attention_back)
     sent = _dispatch_s(setting) if layer.routed else 0.0
     exposed = tensor + ring + sent
-    again = _recomputed(setting, forward, attention, tensor + sent)
+    again = _recomputed(setting, forward, attention, tensor, sent)
     host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
+    if setting.adapters:
+        beside = adapted_values(setting, layer) * 2.0 / kernels.bandwidth
+        forward, input_grad, weight_grad = forward + 2.0 * beside, input_grad + 2.0 * beside, beside
     return Seconds(forward, input_grad, weight_grad, again, exposed, tensor_back + ring_back + sent, host)
 
 
@@ -161,13 +182,14 @@ def head_seconds(setting: Setting) -> Seconds:
     rows = padded_vocab(setting) // mesh.tensor
     tokens = setting.tokens
     passes = 1 + own.num_prediction_layers
+    frozen = setting.adapters is not None
     forward, input_grad, weight_grad = kernels.three(tokens, rows, own.hidden, low=False)
     loss = tokens * rows * setting.software.loss_bytes / kernels.bandwidth * setting.software.constants["loss"]
     tensor = _one_sum_s(setting)
     return Seconds(
         passes * (forward + 0.5 * loss),
         passes * (input_grad + 0.5 * loss),
-        passes * weight_grad,
+        0.0 if frozen else passes * weight_grad,
         forward_exposed=passes * 0.5 * tensor,
         backward_exposed=passes * tensor,
     )
@@ -177,6 +199,20 @@ def padded_vocab(setting: Setting) -> int:
     """Rows of the vocabulary with its padding."""
     multiple = setting.software.pad_vocab * setting.mesh.tensor
     return ceil(setting.architecture.vocab / multiple) * multiple
+
+
+def adapted_maps(setting: Setting, layer: Layer) -> list[tuple[int, int]]:
+    """(inputs, outputs) of a layer's maps that have adapters, on one device; routed experts have none."""
+    own, tensor = setting.architecture, setting.mesh.tensor
+    maps = list(own.attention_maps())
+    if setting.adapters and setting.adapters.mlp and not layer.routed:
+        maps += own.mlp_maps(own.inner)
+    return [(k // tensor if cut_in else k, n // tensor if cut_out else n) for k, n, cut_in, cut_out in maps]
+
+
+def adapted_values(setting: Setting, layer: Layer) -> float:
+    """16-bit values that adapters read and write, one way: products as narrow as a rank wait for memory alone."""
+    return float(setting.tokens * sum(k + 2 * n for k, n in adapted_maps(setting, layer)))
 
 
 def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
@@ -274,11 +310,11 @@ def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: in
     return max(2.0 * pairs * n * k / (kernels.rate * share), moved / kernels.bandwidth)
 
 
-def _recomputed(setting: Setting, forward: float, attention: float, collectives: float) -> float:
+def _recomputed(setting: Setting, forward: float, attention: float, tensor: float, sent: float) -> float:
     if setting.recompute == "full":
-        return setting.software.recompute * setting.software.constants["again"] * forward + collectives
-    if setting.recompute == "per_op":
-        return PER_OP_SHARE * (forward - attention)
+        return setting.software.recompute * setting.software.constants["again"] * forward + tensor + sent
+    if setting.recompute == "per_op":  # gathers are repeated with the products that need them, scatters are not
+        return PER_OP_SHARE * (forward - attention) + 0.5 * tensor
     return attention if setting.recompute == "selective" and setting.software.attention == "unfused" else 0.0
 
 
@@ -322,8 +358,15 @@ def _dispatch_s(setting: Setting) -> float:
     group = expert_group(mesh, setting.machine, setting.links)
     tokens = setting.tokens * mesh.expert_tensor / mesh.tensor
     values = tokens * own.experts.active * own.hidden
-    nodes = max(1, group.size // group.here)
-    copies = min(nodes, own.experts.active) / own.experts.active if setting.software.deduplicates else 1.0
+    copies = _distinct_nodes(own.experts, group) / own.experts.active if setting.software.deduplicates else 1.0
     sent = exchange_s(setting.software.dispatch_bytes * values, group, copies_outside=copies)
     back = exchange_s(2.0 * values, group, copies_outside=copies)
     return (sent + back) * (1.0 - setting.software.hidden_expert)
+
+
+def _distinct_nodes(experts: Experts, group: Group) -> float:
+    """Nodes that the experts of a token are expected on, when all choices are as likely; no more than routing allows."""
+    nodes = max(1, group.size // group.here)
+    each = experts.total / nodes
+    missed = prod((experts.total - each - number) / (experts.total - number) for number in range(experts.active))
+    return min(nodes * (1.0 - max(0.0, missed)), experts.node_limit or nodes)

@@ -6,7 +6,7 @@ from rpbench.mesh.collectives import reduce_s
 from rpbench.mesh.data_parallel import exposed_s, gathered_layer
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
 from rpbench.mesh.layer_seconds import padded_vocab
-from rpbench.mesh.parameters import held
+from rpbench.mesh.parameters import held, trained
 from rpbench.mesh.placement import group_of
 
 Terms = dict[str, float]
@@ -116,7 +116,7 @@ def _optimizer_s(job: Job) -> float:
     """Seconds of the optimizer: the bytes of every parameter a device owns."""
     found = 0.0
     for rank in _fullest(job):
-        own = held(job, rank)
+        own = trained(job, held(job, rank), job.stages_of(rank))
         owned = own.dense / job.mesh.shard_group + own.experts / job.mesh.expert_shard_group
         found = max(found, owned * job.software.constants["optimizer_bytes"] / job.setting.memory_rate)
     return found

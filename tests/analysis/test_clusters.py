@@ -6,7 +6,7 @@ import pytest
 
 from analysis.predictions.clusters import problems
 from analysis.predictions.clusters.case import PUBLISHED, Model, rows_of
-from analysis.predictions.clusters.megatron_rows import bloom, cut_with_ends
+from analysis.predictions.clusters.readers.megatron import bloom, cut_with_ends
 from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, row_of
 from rpbench.cost.device import CONF
 

@@ -38,7 +38,7 @@ def row_of(case: Case, model: Model) -> dict[str, str]:
     """The prediction of one case."""
     found = dict.fromkeys(COLUMNS, "")
     found |= {"id": case.id, "status": "not_modelled", "note": case.note}
-    if case.job is None:
+    if case.job is None and case.said is None:
         return found
     found["status"] = "ok"
     if "time" in case.asks:
@@ -46,7 +46,7 @@ def row_of(case: Case, model: Model) -> dict[str, str]:
         margin = exp(NINE_IN_TEN * step_log_sd(case))
         found["step_time_s"] = f"{step:.5g}"
         found["step_time_s_low"], found["step_time_s_high"] = f"{step / margin:.5g}", f"{step * margin:.5g}"
-        pace = case.repeats * case.job.tokens / step / case.job.machine.size
+        pace = case.repeats * case.tokens / step / case.devices
         found["tokens_per_s_per_gpu"] = f"{pace:.5g}"
     if "memory" in case.asks:
         found |= _memory(case, model)
@@ -66,6 +66,8 @@ def _memory(case: Case, model: Model) -> dict[str, str]:
 
 def out_of_memory(case: Case, model: Model) -> bool:
     """Whether a run cannot fit: what its source would print is beyond the device, with a margin for what differs."""
+    if case.job is None:
+        return False
     job = model.job(case)
     return bool(model.memory_bytes(case) > BEYOND * job.machine.device.memory_bytes)
 
