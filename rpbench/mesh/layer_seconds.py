@@ -16,6 +16,8 @@ Recompute = Literal["none", "selective", "per_op", "full"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 BITS: dict[str, int] = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
+# 16-bit passes of quantising a value: read, written, and transposed; scales of blocks need both orientations apart.
+QUANTISED = {"bf16": 0.0, "fp8": 3.0, "mxfp8": 4.5, "nvfp4": 5.0}
 PER_OP_SHARE = 0.45  # of a forward: every second product is kept
 LAYER_KERNELS = {"unfused": 22, "flash1": 16, "flash2": 14, "flash3": 14}
 
@@ -140,7 +142,7 @@ class _Kernels:
         """Seconds of products of `groups` experts with as many tokens each: never faster than reading the weights."""
         each = max(1, round(tokens / groups))
         share = filled(each, n, k, self.units, groups) * min(alignment(n), alignment(k))
-        share *= (k / (k + self.c["shallow"])) * self.c["grouped"]
+        share *= (k / (k + self.c["shallow"])) * (each / (each + self.c["narrow"])) * self.c["grouped"]
         moved = 2.0 * groups * n * k + 2.0 * tokens * (n + k) + (out_bytes - 2.0) * groups * n * k
         return max(2.0 * tokens * n * k / (self.rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
 
@@ -276,14 +278,11 @@ def _element_bytes(setting: Setting, layer: Layer) -> float:
     inner, extra = float(own.inner), 0.0
     if layer.routed and own.experts:
         inner = own.experts.shared_inner + own.experts.active * own.experts.inner
-        extra = 12.0 * own.experts.active * own.hidden / setting.mesh.tensor
-    mlp = 2.0 * (5 if own.gated else 2) * inner / setting.mesh.tensor
-    low = (
-        3.0 * (2.0 * own.hidden / setting.spread + 2.0 * inner / setting.mesh.tensor)
-        if setting.precision != "bf16"
-        else 0.0
-    )
-    return tokens * (hidden + mlp + extra + low)
+        extra = (12.0 + 4.0 * own.biases) * own.experts.active * own.hidden / setting.mesh.tensor
+    added = 2 * (1 + own.gated) if layer.routed and own.biases else 0  # biases of experts are no part of their products
+    mlp = 2.0 * ((5 if own.gated else 2) + added) * inner / setting.mesh.tensor
+    quantised = QUANTISED[setting.precision] * 2.0 * (own.hidden / setting.spread + inner / setting.mesh.tensor)
+    return tokens * (hidden + mlp + extra + quantised)
 
 
 def _experts(kernels: _Kernels) -> tuple[float, float, float]:

@@ -35,6 +35,7 @@ class Problem:
         softwares: frameworks whose constants are sought.
         shared: constants that all of them share.
         own: constants that each has for itself.
+        parts: (constant, frameworks) where some of them share one.
         prior_from: a problem's software whose fitted constants are the priors here.
         shrink: of the priors' deviations where they come from another fit.
         heirs: frameworks without rows, which get the shared constants.
@@ -45,6 +46,7 @@ class Problem:
     softwares: tuple[str, ...]
     shared: tuple[str, ...]
     own: tuple[str, ...] = ()
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     prior_from: str = ""
     shrink: float = 0.5
     heirs: tuple[str, ...] = ()
@@ -84,14 +86,13 @@ class Fitted:
 def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) -> tuple[Parameter, ...]:
     """The numbers a problem seeks, with their priors."""
     found = []
-    for constant in (*problem.shared, *problem.own):
-        groups = [problem.softwares] if constant in problem.shared else [(each,) for each in problem.softwares]
-        for group in groups:
-            prior = declared_software(group[0]).constants[constant]
-            sd = problem.sds.get(constant, PRIORS[constant].log_sd)
-            if constant in known.get(problem.prior_from, {}):
-                prior, sd = known[problem.prior_from][constant], sd * problem.shrink
-            found.append(Parameter(constant, group, prior, sd))
+    own = [(constant, (each,)) for constant in problem.own for each in problem.softwares]
+    for constant, group in (*((name, problem.softwares) for name in problem.shared), *own, *problem.parts):
+        prior = declared_software(group[0]).constants[constant]
+        sd = problem.sds.get(constant, PRIORS[constant].log_sd)
+        if constant in known.get(problem.prior_from, {}):
+            prior, sd = known[problem.prior_from][constant], sd * problem.shrink
+        found.append(Parameter(constant, group, prior, sd))
     return tuple(found)
 
 

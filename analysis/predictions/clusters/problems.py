@@ -31,6 +31,10 @@ SOURCES = {
     )
 }
 
+BRIDGE_EXPERTS = tuple(
+    f"megatron_bridge_{each}"
+    for each in ("moe", "moe_grace", "moe_h100", "early", "early_grace", "early_h100", "graphs", "drops")
+)
 PROBLEMS = (
     Problem(
         "deepspeed_2022",
@@ -100,6 +104,7 @@ PROBLEMS = (
             "step_s",
             "microbatch_s",
             "broadcast_s",
+            "hop_s",
         ),
         heirs=("internevo_memory",),
     ),
@@ -130,10 +135,9 @@ PROBLEMS = (
     Problem(
         "bridge_dense",
         ("megatron_bridge",),
-        ("megatron_bridge",),
+        ("megatron_bridge", "megatron_bridge_h100"),
         shared=(
             "matmul",
-            "matmul_low",
             "attention",
             "elementwise",
             "loss",
@@ -143,15 +147,21 @@ PROBLEMS = (
             "microbatch_s",
             "step_s",
         ),
+        own=("matmul_low",),
         sds={"step_s": 0.5, "attention": 0.15},
         heirs=("megatron_core",),
     ),
     Problem(
         "bridge_experts",
         ("megatron_bridge",),
-        ("megatron_bridge_moe", "megatron_bridge_early", "megatron_bridge_graphs", "megatron_bridge_drops"),
-        shared=("matmul", "matmul_low", "attention", "grouped", "intra", "inter", "step_s"),
-        own=("dispatch_s", "elementwise"),
+        BRIDGE_EXPERTS,
+        shared=("matmul", "attention", "grouped", "intra", "step_s"),
+        parts=(
+            *(("dispatch_s", (name,)) for name in BRIDGE_EXPERTS),
+            *(("inter", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new)) for new in (False, True)),
+            *(("matmul_low", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new)) for new in (False, True)),
+            *(("elementwise", (name,)) for name in BRIDGE_EXPERTS),
+        ),
         sds={"step_s": 0.5},
     ),
     Problem(
@@ -161,6 +171,14 @@ PROBLEMS = (
         shared=("attention", "elementwise", "loss", "tokens", "intra", "inter", "jitter", "microbatch_s", "step_s"),
         own=("matmul", "matmul_low"),
         sds={"step_s": 0.5},
+    ),
+    Problem(
+        "nemo_tuned",
+        ("dgxc_benchmarking",),
+        ("nemo_tuned",),
+        shared=("matmul", "matmul_low", "elementwise", "microbatch_s", "step_s"),
+        prior_from="nemo_2502",
+        shrink=1.0,
     ),
     Problem(
         "nemo_experts",

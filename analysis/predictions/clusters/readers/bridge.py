@@ -78,7 +78,7 @@ def _case(row: Row, which: int) -> Case:
         chunks=chunks,
         precision=_precision(row, which),
         cut=cut_with_ends(len(own.layers), stages) if _counts_ends(own, stages) else (),
-        adapters=Adapters(16) if "LoRA" in row["task"] else None,
+        adapters=Adapters(16, mlp=False) if "LoRA" in row["task"] else None,
     )
     pace = float(cells["tokens_per_s_per_gpu"]) if cells["tokens_per_s_per_gpu"] else None
     return Case(
@@ -95,15 +95,17 @@ def _counts_ends(own: Architecture, stages: int) -> bool:
 
 
 def _software(row: Row, routed: bool) -> str:
-    """Dense models have one; those with experts one for each way in which the host waits, by release."""
+    """Dense models have one for a device's generation; those with experts one for each way of the host, by release."""
     if not routed:
-        return "megatron_bridge"
+        return "megatron_bridge_h100" if row["system"] == "DGX-H100" else "megatron_bridge"
     if "tokendrop" in row["model"]:
         return "megatron_bridge_drops"
     major = tuple(int(part) for part in row["release"].split(".")[:2])
-    graphs = major >= (26, 6) and row["system"] != "DGX-H100"
+    if major >= (26, 6) and row["system"] != "DGX-H100":
+        return "megatron_bridge_graphs"
     early = major < (26, 2) or row["release"] == "26.02"
-    return "megatron_bridge_graphs" if graphs else "megatron_bridge_early" if early else "megatron_bridge_moe"
+    host = {"DGX-H100": "_h100", "DGX-GB200": "_grace", "DGX-GB300": "_grace"}.get(row["system"], "")
+    return f"megatron_bridge_{'early' if early else 'moe'}{host}"
 
 
 def _architecture(name: str, release: str) -> Architecture:

@@ -78,7 +78,7 @@ def dgxc(row: Row) -> list[Case]:
             chunks=chunks,
             precision=precision,
             cut=cut_with_ends(own.num_layers, stages) if ends else (),
-            adapters=Adapters(32) if "lora" in title else None,
+            adapters=Adapters(32, mlp=False) if "lora" in title else None,
         )
     return [
         Case(
@@ -94,7 +94,7 @@ def dgxc(row: Row) -> list[Case]:
 def _software(row: Row, own: Architecture) -> str:
     if own.experts:
         return "nemo_moe_2505" if row["release"] == "v25.05.05" else "nemo_moe"
-    return RELEASES.get(row["release"], "nemo_2504")
+    return "nemo_tuned" if "Finetuning" in row["title"] else RELEASES.get(row["release"], "nemo_2504")
 
 
 def _mesh(row: Row, own: Architecture, gpus: int, tuned: bool, seq_len: int) -> tuple[Mesh, int, int]:
