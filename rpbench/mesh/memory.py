@@ -48,6 +48,9 @@ def rank_bytes(job: Job, rank: int) -> Bytes:
     if what == "parameters":
         found["weights"] = 2.0 * (own.dense / dense + own.experts / routed)
         found["gathered"] = 4.0 * own.largest + software.accumulate_bytes * learns.largest if dense > 1 else 0.0
+        if mesh.pipeline > 1 and not mesh.sharing.reshard:  # gathered once a step, gradients summed whole
+            found["weights"] += weights
+            found["gradients"] = gradients
     found["activations"] = _activations(job, rank)
     found["working set"] = working_set_bytes(job)
     if rank == mesh.pipeline - 1:

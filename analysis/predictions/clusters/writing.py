@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.predictions.clusters.case import Case, Model
 from analysis.predictions.clusters.problems import SOURCES, asked
-from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd
+from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd, unseen
 
 FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
 COLUMNS = (
@@ -46,6 +46,8 @@ def row_of(case: Case, model: Model) -> dict[str, str]:
         margin = exp(NINE_IN_TEN * step_log_sd(case))
         found["step_time_s"] = f"{step:.5g}"
         found["step_time_s_low"], found["step_time_s_high"] = f"{step / margin:.5g}", f"{step * margin:.5g}"
+        names = [each.name for each in unseen(case)]
+        found["note"] = "; ".join(filter(None, [case.note, names and f"wider interval: {', '.join(names)}"]))
         pace = case.repeats * case.tokens / step / case.devices
         found["tokens_per_s_per_gpu"] = f"{pace:.5g}"
     if "memory" in case.asks:
