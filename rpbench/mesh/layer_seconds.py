@@ -8,7 +8,7 @@ from rpbench.cost.machine import Machine
 from rpbench.mesh.architecture import Architecture, Experts, Layer, mean_keys
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import Group, Links, axis_group, expert_group, reached
+from rpbench.mesh.placement import Group, Links, axis_group, expert_group, group_of, reached
 from rpbench.mesh.products import alignment, efficiency, filled
 from rpbench.mesh.software import Software
 
@@ -355,12 +355,14 @@ def _dispatch_s(setting: Setting) -> float:
     if own.experts is None or (mesh.expert == 1 and mesh.expert_tensor == 1):
         return 0.0
     group = expert_group(mesh, setting.machine, setting.links)
-    tokens = setting.tokens * mesh.expert_tensor / mesh.tensor
-    values = tokens * own.experts.active * own.hidden
+    values = setting.tokens / mesh.tensor * own.experts.active * own.hidden
+    shards = group_of(mesh.expert_tensor, 1, setting.machine, setting.links)
+    joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again
     copies = _distinct_nodes(own.experts, group) / own.experts.active if setting.software.deduplicates else 1.0
     sent = exchange_s(setting.software.dispatch_bytes * values, group, copies_outside=copies)
     back = exchange_s(2.0 * values, group, copies_outside=copies)
-    return (sent + back) * (1.0 - setting.software.hidden_expert)
+    inside = gather_s(joined, shards) + scatter_s(joined, shards)
+    return (sent + back + inside) * (1.0 - setting.software.hidden_expert)
 
 
 def _distinct_nodes(experts: Experts, group: Group) -> float:

@@ -10,8 +10,7 @@ from analysis.predictions.clusters.readers.megatron import bloom, cut_with_ends
 from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, row_of
 from rpbench.cost.device import CONF
 
-ORDERS = {"schedules_measured", "vocab_stage_times"}  # of orders alone, answered in tables of their own
-SETS = sorted({path.stem for path in (PUBLISHED / "challenge").glob("*.csv")} - ORDERS)
+SETS = sorted(path.stem for path in (PUBLISHED / "challenge").glob("*.csv"))
 
 
 def committed():

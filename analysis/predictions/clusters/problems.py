@@ -191,8 +191,8 @@ PROBLEMS = (
         "xla",
         ("dgxc_benchmarking",),
         ("xla",),
-        shared=("matmul", "matmul_low", "attention", "elementwise", "loss", "again", "intra", "inter", "jitter", "step_s"),
-        sds={"again": 0.3},
+        shared=("matmul", "matmul_low", "attention", "elementwise", "loss", "again", "inter", "beside", "jitter", "step_s"),
+        sds={"again": 0.3, "beside": 1.0, "jitter": 1.2},
     ),
     Problem(
         "mlperf",

@@ -111,7 +111,15 @@ def _mesh(row: Row, own: Architecture, gpus: int, tuned: bool, seq_len: int) -> 
         microbatches = TUNED[own.name, "LORA" in row["title"]] * gpus // (data * seq_len)
     elif row["gbs"] and row["tp"]:
         microbatches = int(row["gbs"]) // (data * whole(row["mbs"], 1))
-    mesh = Mesh(data, pipeline, tensor, context, expert, sequence_parallel=tensor > 1, sharing=Sharing("optimizer"))
+    mesh = Mesh(
+        data,
+        pipeline,
+        tensor,
+        context,
+        expert,
+        tensor if own.experts else 0,  # Megatron's default
+        sequence_parallel=tensor > 1,
+    )
     return mesh, chunks if pipeline > 1 else 1, microbatches
 
 
