@@ -1,11 +1,11 @@
 """League: the same given rows predicted by closed forms, by other tools' printed predictions and by us.
 
-    constant MFU                one share of the peak for all rows of a device, a precision and a class of models
-                                (dense, experts): the median of the given ones, which has seen them
-    bubble x efficiency         the same after the ideal bubble of the schedule has been taken out
-    SimuMax, printed            what the tool's own table prints beside its measurements
-    ours, fitted                constants that have seen the rows
-    ours, held out              constants that have not seen the row's group (`clusters_holdout.csv`)
+constant MFU                one share of the peak for all rows of a device, a precision and a class of models
+                            (dense, experts): the median of the given ones, which has seen them
+bubble x efficiency         the same after the ideal bubble of the schedule has been taken out
+SimuMax, printed            what the tool's own table prints beside its measurements
+ours, fitted                constants that have seen the rows
+ours, held out              constants that have not seen the row's group (`clusters_holdout.csv`)
 """
 
 import csv
@@ -17,12 +17,29 @@ from statistics import median
 
 from analysis.predictions.clusters.case import Case, Model, number, rows_of
 from analysis.predictions.clusters.holdout import FILE as HELD_OUT
+from analysis.predictions.clusters.outcomes import PAGE
 from analysis.predictions.clusters.problems import given
 from analysis.predictions.clusters.score import Predicted, part_of, score
 from analysis.predictions.clusters.spread import STEP, step_log_sd
 from analysis.predictions.clusters.writing import NINE_IN_TEN
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_league.csv"
+BEGIN, END = "<!--clusters:league-->\n", "<!--/clusters:league-->\n"
+# Median and 90th percentile in percent that the rows whose answers are withheld are to keep.
+BARS = {
+    "bloom_a100_topologies": "3, 11",
+    "vtrain_multi": "6, 18",
+    "zero_bubble_table4": "6, 12",
+    "internevo": "4, 14",
+    "torchtitan": "10, 22",
+    "megatron_bridge, dense": "6, 13",
+    "megatron_bridge, experts": "15, 35",
+    "dgxc_benchmarking, dense": "8, 20",
+    "dgxc_benchmarking, experts": "18, 40",
+    "mlperf_training": "405B 6, 12; LoRA 15, 30",
+    "atorch_llama2": "10, 25",
+    "xtuner_h800": "12, 25",
+}
 COLUMNS = ("set", "contender", "rows", "median_error", "p90_error", "bias", "pairs_right", "pairs", "inside_interval")
 
 
@@ -127,11 +144,37 @@ def _row(name: str, contender: str, cases: Sequence[Case], predicted: Predicted)
     }
 
 
+def table_text(found: Sequence[dict[str, str]]) -> str:
+    """The league as a table of Markdown: constant utilisation, ours on rows it has seen and on others."""
+    by = {(row["set"], row["contender"]): row for row in found}
+    lines = [
+        "| set | rows | constant utilisation | ours, in sample | held out | bar | order | inside |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in dict.fromkeys(row["set"] for row in found):
+        plain, fitted, out = (by.get((name, each)) for each in ("constant MFU", "ours, fitted", "ours, held out"))
+        held = out or fitted
+        assert plain
+        assert fitted
+        assert held
+        order = f"{100 * int(held['pairs_right']) / int(held['pairs']):.0f} %" if int(held["pairs"]) >= 5 else "-"
+        cells = [name, fitted["rows"], _errors(plain), _errors(fitted), _errors(out) if out else "-"]
+        cells += [BARS.get(name, "-"), order, f"{100 * float(held['inside_interval']):.0f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _errors(row: dict[str, str]) -> str:
+    return f"{100 * float(row['median_error']):.1f}, {100 * float(row['p90_error']):.0f} %"
+
+
 def write() -> int:
-    """Write the file; returns the number of rows."""
+    """Write the file and the page's table; returns the number of rows."""
     found = table()
     with FILE.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(before + BEGIN + table_text(found) + END + rest.split(END)[1], encoding="utf-8")
     return len(found)

@@ -1,8 +1,8 @@
 """The fits, in order: which rows give which constants of which framework."""
 
-from analysis.predictions.clusters.readers import bridge, ci, frameworks, megatron, nvidia, one_host, others
 from analysis.predictions.clusters.case import Case, Source, rows_of
 from analysis.predictions.clusters.fit import Problem
+from analysis.predictions.clusters.readers import bridge, ci, frameworks, megatron, nvidia, one_host, others
 
 SOURCES = {
     source.name: source
@@ -159,7 +159,10 @@ PROBLEMS = (
         parts=(
             *(("dispatch_s", (name,)) for name in BRIDGE_EXPERTS),
             *(("inter", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new)) for new in (False, True)),
-            *(("matmul_low", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new)) for new in (False, True)),
+            *(
+                ("matmul_low", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new))
+                for new in (False, True)
+            ),
             *(("elementwise", (name,)) for name in BRIDGE_EXPERTS),
         ),
         sds={"step_s": 0.5},
@@ -191,7 +194,18 @@ PROBLEMS = (
         "xla",
         ("dgxc_benchmarking",),
         ("xla",),
-        shared=("matmul", "matmul_low", "attention", "elementwise", "loss", "again", "inter", "beside", "jitter", "step_s"),
+        shared=(
+            "matmul",
+            "matmul_low",
+            "attention",
+            "elementwise",
+            "loss",
+            "again",
+            "inter",
+            "beside",
+            "jitter",
+            "step_s",
+        ),
         sds={"again": 0.3, "beside": 1.0, "jitter": 1.2},
     ),
     Problem(

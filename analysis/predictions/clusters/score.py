@@ -1,6 +1,6 @@
 """Score: predicted seconds against measured ones, whoever predicted them: errors, order of pairs, intervals.
 
-Errors are predicted / measured - 1; pairs are of one model and device, more than 5 % apart, of paces a device and token.
+Errors are predicted / measured - 1; pairs are of one model and device, more than 5 % apart in pace a device and token.
 """
 
 from collections import defaultdict

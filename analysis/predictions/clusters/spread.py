@@ -1,8 +1,8 @@
 """Spread: how far a prediction may be off, as deviations of its logarithm: a set's own, and what was never seen of it.
 
-A set's own deviation is that of its given rows in the hold-out which is most like what is asked (`clusters_holdout.csv`:
-the 90th percentile of absolute errors over 1.645). What no given row of its framework has (a device, a size of machine, a
-kind of number, the framework itself) adds its deviation, and the prediction's note says so.
+A set's own deviation is that of its given rows in the hold-out most like what is asked (`clusters_holdout.csv`, the
+ 90th percentile of absolute errors over 1.645). What no given row of its framework has (a device, a size of machine,
+a kind of number, the framework itself) adds its deviation, and the prediction's note says so.
 """
 
 from collections.abc import Callable
@@ -128,9 +128,11 @@ UNSEEN = (
     Unseen(
         "adapters or pipelines never seen under it",
         0.14,
-        lambda case: case.set_name == "atorch_llama2"
-        and case.job is not None
-        and (case.job.adapters is not None or case.job.mesh.sharing.what == "optimizer"),
+        lambda case: (
+            case.set_name == "atorch_llama2"
+            and case.job is not None
+            and (case.job.adapters is not None or case.job.mesh.sharing.what == "optimizer")
+        ),
         "a framework never seen",
     ),
     Unseen("size of the owners' group never seen", 0.15, _far, "hops of broadcasts, extrapolated eight times"),

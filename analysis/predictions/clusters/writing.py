@@ -44,8 +44,15 @@ def orders() -> Iterable[dict[str, str]]:
         low, step, high = (float(known[f"iteration_ms{end}"]) / 1e3 for end in ("_low", "", "_high"))
         need = float(known["peak_memory_bytes"])
         cells = ("ok", step, low, high, tokens / step / int(row["gpus"]), need, need / WIDE, need * WIDE)
-        found = {name: cell if isinstance(cell, str) else f"{cell:.6g}" for name, cell in zip(COLUMNS[1:], cells, strict=False)}
-        yield {"id": row["id"], **found, "note": "simulated from the printed times of its stages: vocab_stage_times.csv"}
+        found = {
+            name: cell if isinstance(cell, str) else f"{cell:.6g}"
+            for name, cell in zip(COLUMNS[1:], cells, strict=False)
+        }
+        yield {
+            "id": row["id"],
+            **found,
+            "note": "simulated from the printed times of its stages: vocab_stage_times.csv",
+        }
     for row in rows_of("challenge", "schedules_measured"):
         found = dict.fromkeys(COLUMNS, "")
         yield found | {"id": row["id"], "status": "not_modelled", "note": "a relative pace, in schedules_measured.csv"}
@@ -63,8 +70,8 @@ def row_of(case: Case, model: Model) -> dict[str, str]:
         margin = exp(NINE_IN_TEN * step_log_sd(case))
         found["step_time_s"] = f"{step:.5g}"
         found["step_time_s_low"], found["step_time_s_high"] = f"{step / margin:.5g}", f"{step * margin:.5g}"
-        names = [each.name for each in unseen(case)]
-        found["note"] = "; ".join(filter(None, [case.note, names and f"wider interval: {', '.join(names)}"]))
+        wider = ", ".join(each.name for each in unseen(case))
+        found["note"] = "; ".join(filter(None, (case.note, f"wider interval: {wider}" if wider else "")))
         pace = case.repeats * case.tokens / step / case.devices
         found["tokens_per_s_per_gpu"] = f"{pace:.5g}"
     if "memory" in case.asks:

@@ -102,7 +102,14 @@ def _mesh(row: Row, own: Architecture, gpus: int, tuned: bool, seq_len: int) -> 
     known = MESHES[own.name, row["gpu"]]
     if row["tp"]:
         pipeline = whole(row["pp"]) if row["pp"] != "41" else 1  # a foot note's mark behind 4 stages that 8 B never has
-        found = (whole(row["tp"]), pipeline, whole(row["cp"]), whole(row["vp"]), whole(row["ep"]), whole(row["ga"], known[5]))
+        found = (
+            whole(row["tp"]),
+            pipeline,
+            whole(row["cp"]),
+            whole(row["vp"]),
+            whole(row["ep"]),
+            whole(row["ga"], known[5]),
+        )
     else:
         found = known
     tensor, pipeline, context, chunks, expert, microbatches = found
@@ -189,7 +196,9 @@ def mlperf(row: Row) -> list[Case]:
     step, rate = number(row.get("step_s_median")), number(row.get("samples_per_s_median"))
     if not step and rate:
         step = batch * (seq_len if row["benchmark"] == "gpt3" else 1) / rate  # GPT-3's rate is of tokens
-    printed = "" if row["tp"] else f"tensor {tensor}, pipeline {pipeline}, context {context} from batch and accumulation"
+    printed = (
+        "" if row["tp"] else f"tensor {tensor}, pipeline {pipeline}, context {context} from batch and accumulation"
+    )
     return [
         Case(
             row["id"],
@@ -216,7 +225,9 @@ def _group(row: Row, gpus: int, batch: int, accumulated: int) -> tuple[int, int,
     if all(given):
         data = gpus // (given[0] * given[1] * given[2])
         return gpus // data, max(1, both // data), data
-    sequences = whole(row["mbs"], 2 if row["benchmark"] == "gpt3" or (row["benchmark"] == "llama31_8b" and both > gpus) else 1)
+    sequences = whole(
+        row["mbs"], 2 if row["benchmark"] == "gpt3" or (row["benchmark"] == "llama31_8b" and both > gpus) else 1
+    )
     data = gcd(both // sequences, gpus) if both >= sequences else 1
     return gpus // data, sequences, data
 

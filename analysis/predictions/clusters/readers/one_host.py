@@ -32,10 +32,9 @@ LLAMA_BYTES = 20.2e9  # without a method: 16 given rows
 FLUX_BYTES = 9.6e9  # the same of the diffusion model, whose blocks are checkpointed: 9 given rows
 FLUX_CAST, FLUX_DELTA = 0.42e9, 3.3e9  # what adapters' inputs, and whole changes of weights, add there: the same rows
 # What a method keeps besides what learns: nothing, inputs in fp32 (the usual), or the whole change of a weight as well.
-LIGHT = frozenset(
-    "MISS ROAD LN_TUNING PROMPT_TUNING P_TUNING BEFT ADAPTION_PROMPT TRAINABLE_TOKENS PREFIX_TUNING OFT PSOFT full".split()
-)
-WHOLE_CHANGE = frozenset("FOURIERFT WAVEFT LOHA HIRA LOKR BOFT RANDLORA FROD C3A DORA OSF".split())
+LIGHT = {"MISS", "ROAD", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "BEFT", "ADAPTION_PROMPT", "TRAINABLE_TOKENS"}
+LIGHT |= {"PREFIX_TUNING", "OFT", "PSOFT", "full"}
+WHOLE_CHANGE = {"FOURIERFT", "WAVEFT", "LOHA", "HIRA", "LOKR", "BOFT", "RANDLORA", "FROD", "C3A", "DORA", "OSF"}
 
 
 def peft(row: Row) -> list[Case]:

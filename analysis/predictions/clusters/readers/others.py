@@ -147,7 +147,11 @@ def _architecture(name: str) -> Architecture:
 
 def _from_rate(row: Row, flops_per_s: float) -> Case:
     """A run whose TFLOPs are printed in the question: ColossalAI's count, everything recomputed."""
-    own, gpus, seq_len = architecture("llama2_7b" if row["model"] == "7B" else "llama2_70b"), int(row["gpus"]), int(row["seq"])
+    own, gpus, seq_len = (
+        architecture("llama2_7b" if row["model"] == "7B" else "llama2_70b"),
+        int(row["gpus"]),
+        int(row["seq"]),
+    )
     h, layers = own.hidden, own.num_layers
     flops = 96.0 * layers * h**2 * (1.0 + seq_len / (6.0 * h) + own.vocab / (16.0 * layers * h))
     group = 1 if "zero2" in row["strategy"] else int(row["tp"]) * int(row["pp"])
