@@ -52,6 +52,12 @@ class Seconds(NamedTuple):
         return max(self.input_grad + self.weight_grad + self.backward_exposed, self.host)
 
     @property
+    def waits(self) -> float:
+        """What the host takes longer than the device, both ways."""
+        device = self.forward + self.forward_exposed + self.input_grad + self.weight_grad + self.backward_exposed
+        return self.forward_all + self.backward_all - device
+
+    @property
     def input_grad_all(self) -> float:
         """The gradient of the input with what it waits for, where the backward is split."""
         return max(self.input_grad + self.backward_exposed, self.host)

@@ -27,7 +27,6 @@ from rpbench.mesh.architecture import Layer
 from rpbench.mesh.data_parallel import Reduced, reduced
 from rpbench.mesh.exact import LOWERED
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import Seconds
 from rpbench.mesh.parameters import held_layers
 from rpbench.mesh.step import Terms, step_terms
 from rpbench.passes.offload import Per, shard
@@ -119,16 +118,10 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
         "kernels": sum(each.forward + penalty * (each.input_grad + each.weight_grad) for each in layers),
         "recompute": sum(each.recompute for each in layers),
         "collectives": sum(each.forward_exposed + each.backward_exposed for each in layers),
-        "host": sum(map(_waits_s, layers)) + job.software.constants["microbatch_s"] * job.mesh.pipeline,
+        "host": sum(each.waits for each in layers) + job.software.constants["microbatch_s"] * job.mesh.pipeline,
     }
     whole = sum(found.values())
     return {name: busiest_s * value / whole for name, value in found.items()}
-
-
-def _waits_s(layer: Seconds) -> float:
-    """Seconds that a layer's host takes longer than its device, both ways."""
-    device = layer.forward + layer.forward_exposed + layer.input_grad + layer.weight_grad + layer.backward_exposed
-    return layer.forward_all + layer.backward_all - device
 
 
 def _with_rest(job: Job, terms: Terms) -> Terms:

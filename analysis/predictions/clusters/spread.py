@@ -1,7 +1,7 @@
 """Spread: how far a prediction may be off, as deviations of its logarithm: a set's own, and what was never seen of it.
 
 A set's own deviation is that of its given rows in the hold-out most like what is asked (`clusters_holdout.csv`, the
- 90th percentile of absolute errors over 1.645). What no given row of its framework has (a device, a size of machine,
+90th percentile of absolute errors over 1.645). What no given row of its framework has (a device, a size of machine,
 a kind of number, the framework itself) adds its deviation, and the prediction's note says so.
 """
 
