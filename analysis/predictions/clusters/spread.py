@@ -35,12 +35,12 @@ class Unseen(NamedTuple):
 
 STEP: dict[str, Spread] = {
     "bloom_a100_topologies": Spread(0.06, "other meshes of the same search"),
-    "vtrain_multi": Spread(0.09, "other widths; other tensor degrees come out at 0.11"),
+    "vtrain_multi": Spread(0.10, "other widths and tensor degrees: 0.08 and 0.11"),
     "megatron_scaling": Spread(0.05, "errors of the first round"),
     "zero_bubble_table4": Spread(0.066, "other models"),
     "vocab_stage_times": Spread(0.15, "other lengths"),
     "llm_foundry_fsdp": Spread(0.055, "other widths; 0.05 in the first round"),
-    "internevo": Spread(0.03, "other meshes"),
+    "internevo": Spread(0.035, "other meshes"),
     "torchtitan": Spread(0.12, "other models and lengths"),
     "simumax_b200": Spread(0.065, "other lengths; 0.06 in the first round"),
     "megatron_bridge": Spread(0.055, "another device, dense models"),
