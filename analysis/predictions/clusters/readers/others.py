@@ -55,8 +55,10 @@ def xtuner(row: Row) -> list[Case]:
     data, sequences, stages = gpus // (tensor * pipeline), whole(row["mbs"]), pipeline * chunks
     framework = software_of("xtuner")
     capacity = re.search(r"capacity=(\d)", words)
-    if capacity:  # what is beyond is dropped, so that no expert has more
-        framework = framework.with_constants({"imbalance": min(float(capacity[1]), framework.constants["imbalance"])})
+    if capacity:  # what is beyond is dropped: no expert has more, and no host waits for counts
+        host = software_of("megatron_bridge_drops").constants["dispatch_s"]
+        busiest = min(float(capacity[1]), framework.constants["imbalance"])
+        framework = framework.with_constants({"imbalance": busiest, "dispatch_s": host})
     if "deepep" in words:
         framework = replace(framework, deduplicates=True)
     if "zero" in words:
