@@ -65,7 +65,7 @@ def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mappi
             raise ValueError(f"cost.constants.{name}={value!r}: a finite number of at least 0")
     figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
     figures |= {name: float(value) for name, value in cluster.measured.items()}
-    origins = declarations(cluster.declared) | declarations(declared)
+    origins = declarations(declared) | declarations(cluster.declared)  # what a machine says of itself comes first
     if cluster.collective_bytes_per_s is None and cluster.intra_bytes_per_s is not None:
         figures["collective_bytes_per_s"] = COLLECTIVE_SHARE * cluster.intra_bytes_per_s
         source = f"{COLLECTIVE_SHARE} of the direct link"

@@ -352,7 +352,8 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
         source = f"{COPIED_SHARE} of the nominal link"
         origins["copy_bytes_per_s"] = {"origin": "assumed", "within": 0.2, "source": source}
     origins |= own.origins() | dict(given.get("declared", {}))
-    return Machine(**{**found, "declared": {name: row for name, row in origins.items() if name in found}})
+    figures = found.keys() | found.get("measured", {}).keys()
+    return Machine(**{**found, "declared": {name: row for name, row in origins.items() if name in figures}})
 
 
 def devices_named(text: str) -> dict[str, Any] | None:

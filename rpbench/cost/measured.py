@@ -1,4 +1,6 @@
-"""Measured: the constants of `cost=analytic` that calibration sets, by the names they have in a cluster's `measured`.
+"""Measured: constants of `cost=analytic` that a machine has for itself, by the names they have in its `measured`.
+
+Calibration sets all but `expert_pass_s`, the interpreter's launches for an expert, which differ between platforms.
 
 They come before those of `conf/cost/analytic.yaml`, which are of no machine in particular.
 """
@@ -31,7 +33,7 @@ def factor_name(part: str, term: str) -> str:
 # put the second off, in the recomputation too; together they are more than 1.
 HALVES = ("engine_input_grad_share", "engine_weight_grad_share")
 FACTORS = tuple(factor_name(part, term) for part, terms in PARTS.items() for term in terms)
-MEASURED = ("half_rate_width", *FACTORS, *HALVES)
+MEASURED = ("half_rate_width", "expert_pass_s", *FACTORS, *HALVES)
 
 
 def has_engine(names: Iterable[str]) -> bool:

@@ -65,11 +65,11 @@ def job_causes(job: Job) -> dict[str, float]:
 
 
 def _inner(job: Job) -> Seconds:
-    """Seconds of all layers and the head for one microbatch; `host` counts both ways."""
+    """Seconds of all layers and the head for one microbatch; `host` is what it takes longer than the device."""
     found = [(job.kinds[kind], count) for layers in job.stage_layers for kind, count in layers] + [(job.head, 1)]
     sums = [sum(count * getattr(seconds, name) for seconds, count in found) for name in Seconds._fields]
     whole = Seconds(*sums)
-    return whole._replace(host=2 * whole.host)
+    return whole._replace(host=sum(count * seconds.waits for seconds, count in found))
 
 
 def _kernels_s(inner: Seconds) -> float:

@@ -63,7 +63,7 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
     return {
         "forward": mean("forward_all"),
         "backward": mean("backward_all"),
-        "input_grad": mean("input_grad") + mean("backward_exposed") + mean("host"),
+        "input_grad": mean("input_grad_all"),
         "weight_grad": mean("weight_grad"),
         "recompute": mean("recompute"),
         "head": job.head.forward_all + job.head.backward_all,

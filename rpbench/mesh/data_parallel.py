@@ -5,7 +5,7 @@ from typing import NamedTuple
 from rpbench.mesh.collectives import gather_s, reduce_s, scatter_s
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Seconds
-from rpbench.mesh.parameters import Held, held
+from rpbench.mesh.parameters import Held, held, trained
 from rpbench.mesh.placement import expert_replica_group, replica_group
 
 TAIL = 0.06  # of what runs beside computation: the first bucket or the last has nothing to hide behind
@@ -54,7 +54,7 @@ def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
     Args:
         forward, backward: of one microbatch on that rank, behind which collectives may hide.
     """
-    found = reduced(job, held(job, rank))
+    found = reduced(job, trained(job, held(job, rank), job.stages_of(rank)))
     hidden_gradients = backward if job.software.gradients_beside else 0.0
     hidden_parameters = forward if job.software.parameters_beside else 0.0
     return _left(found.gradients, hidden_gradients, job) + _left(found.parameters, hidden_parameters, job)
@@ -85,8 +85,8 @@ def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
     mesh, links, beside = job.mesh, job.setting.links, 1.0 + job.software.constants["beside"]
     near = replica_group(mesh, job.machine, links, mesh.shard_group)
     gather = gather_s(2.0 * parameters, near)
-    scatter = scatter_s(job.software.gradient_bytes * parameters, near)
-    if mesh.shard_group < mesh.replicas:
+    scatter = 0.0 if job.adapters else scatter_s(job.software.gradient_bytes * parameters, near)
+    if mesh.shard_group < mesh.replicas and not job.adapters:
         others = replica_group(mesh, job.machine, links)
         scatter += reduce_s(job.software.gradient_bytes * parameters / mesh.shard_group, others)
     again = gather if mesh.sharing.reshard else 0.0

@@ -18,7 +18,7 @@ from rpbench.ir.timeline import Timeline
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_times import as_times, lost_s
-from rpbench.mesh.parameters import held_by_stage
+from rpbench.mesh.parameters import held_by_stage, trained
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
 from rpbench.passes.offload import Per, shard
 from rpbench.plan.problem import Problem
@@ -122,7 +122,7 @@ def lowered(job: Job, times: LayerTimes | None = None) -> tuple[Schedule, CostTa
     parameters, gradients = LOWERED[job.mesh.sharing.what]
     if parameters == "visit" and not job.mesh.sharing.reshard:
         parameters = "step"
-    seconds = [reduced(job, held_by_stage(job, stage)) for stage in range(job.num_stages)]
+    seconds = [reduced(job, trained(job, held_by_stage(job, stage), [stage])) for stage in range(job.num_stages)]
 
     def transfer_time(cargo: Cargo) -> float | None:
         found = seconds[cargo.stage]

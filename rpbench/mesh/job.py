@@ -8,6 +8,7 @@ from rpbench.cost.machine import Machine
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.layer_seconds import (
     RECOMPUTES,
+    Adapters,
     Precision,
     Recompute,
     Seconds,
@@ -33,7 +34,7 @@ class Job:
         schedule: a registered name.
         chunks: stages on each pipeline rank.
         cut: layers of each stage, in model order; empty for an even cut.
-        frozen: whether weights stay as they are and small adapters (LoRA) learn: no gradients of weights.
+        adapters: what learns beside weights that stay as they are (LoRA); None where all weights learn.
 
     Raises:
         ValueError: for sizes that do not fit each other, with those that do.
@@ -51,7 +52,7 @@ class Job:
     recompute: Recompute = "none"
     precision: Precision = "bf16"
     cut: tuple[int, ...] = field(default=())
-    frozen: bool = False
+    adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "sequences", "num_microbatches", "chunks"):
@@ -109,21 +110,18 @@ class Job:
             self.sequences,
             self.precision,
             self.recompute,
+            adapters=self.adapters,
         )
 
     @cached_property
     def kinds(self) -> dict[Layer, Seconds]:
         """Seconds of each kind of layer."""
-        found = {layer: layer_seconds(self.setting, layer) for layer in dict.fromkeys(self.architecture.layers)}
-        if self.frozen:
-            return {layer: seconds._replace(weight_grad=0.0) for layer, seconds in found.items()}
-        return found
+        return {layer: layer_seconds(self.setting, layer) for layer in dict.fromkeys(self.architecture.layers)}
 
     @cached_property
     def head(self) -> Seconds:
         """Seconds of the output matrix and the loss."""
-        found = head_seconds(self.setting)
-        return found._replace(weight_grad=0.0) if self.frozen else found
+        return head_seconds(self.setting)
 
     @cached_property
     def stage_layers(self) -> tuple[tuple[tuple[Layer, int], ...], ...]:

@@ -1,7 +1,7 @@
 """Seconds of one layer on one device of a mesh: kernels both ways, and the collectives inside."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Literal, NamedTuple, get_args
 
 from rpbench.cost.basis import Basis, make_basis
@@ -10,16 +10,19 @@ from rpbench.cost.machine import Machine
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.eager_kernels import EagerKernels, Load
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import Links, axis_group, expert_group, reached
+from rpbench.mesh.placement import Group, Links, axis_group, expert_group, group_of, reached
 from rpbench.mesh.products import alignment, efficiency, filled
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.parts import Layer, mean_keys
+from rpbench.workload.parts import Experts, Layer, mean_keys
 
 Recompute = Literal["none", "selective", "per_op", "full"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 BITS: dict[str, int] = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
+# 16-bit passes that quantising a value costs; by blocks it is done for either orientation. Decided on rows of
+# Megatron-Bridge that differ in their format alone.
+QUANTISED = {"bf16": 0.0, "fp8": 3.0, "mxfp8": 8.0, "nvfp4": 9.0}
 PER_OP_SHARE = 0.45  # of a forward: every second product is kept
 LAYER_KERNELS = {"unfused": 22, "flash1": 16, "flash2": 14, "flash3": 14}
 
@@ -31,7 +34,7 @@ class Seconds(NamedTuple):
         forward, input_grad, weight_grad: kernels.
         recompute: kernels run again before the backward, collectives included.
         forward_exposed, backward_exposed: collectives that nothing hides.
-        host: of the interpreter, one way, where the device waits for it.
+        host: of the interpreter, one way, beside the device's: what takes longer decides.
     """
 
     forward: float
@@ -45,12 +48,35 @@ class Seconds(NamedTuple):
     @property
     def forward_all(self) -> float:
         """The whole forward."""
-        return self.forward + self.forward_exposed + self.host
+        return max(self.forward + self.forward_exposed, self.host)
 
     @property
     def backward_all(self) -> float:
         """The whole backward, recomputation apart."""
-        return self.input_grad + self.weight_grad + self.backward_exposed + self.host
+        return max(self.input_grad + self.weight_grad + self.backward_exposed, self.host)
+
+    @property
+    def waits(self) -> float:
+        """What the host takes longer than the device, both ways."""
+        device = self.forward + self.forward_exposed + self.input_grad + self.weight_grad + self.backward_exposed
+        return self.forward_all + self.backward_all - device
+
+    @property
+    def input_grad_all(self) -> float:
+        """The gradient of the input with what it waits for, where the backward is split."""
+        return max(self.input_grad + self.backward_exposed, self.host)
+
+
+class Adapters(NamedTuple):
+    """Low-rank matrices beside linear maps whose weights are frozen (LoRA, arXiv 2106.09685).
+
+    Args:
+        rank: inner width.
+        mlp: whether the maps of the MLP have them too, or attention's alone.
+    """
+
+    rank: int
+    mlp: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,6 +97,7 @@ class Setting:
     precision: Precision = "bf16"
     recompute: Recompute = "none"
     numbers: Basis | None = None
+    adapters: Adapters | None = None
 
     @property
     def tokens(self) -> int:
@@ -128,7 +155,7 @@ class _Kernels:
         """Seconds of products of `groups` experts with as many tokens each: never faster than reading the weights."""
         each = max(1, round(tokens / groups))
         share = filled(each, n, k, self.units, groups) * min(alignment(n), alignment(k))
-        share *= (k / (k + self.c["shallow"])) * self.c["grouped"]
+        share *= (k / (k + self.c["shallow"])) * (each / (each + self.c["narrow"])) * self.c["grouped"]
         moved = 2.0 * groups * n * k + 2.0 * tokens * (n + k) + (out_bytes - 2.0) * groups * n * k
         return max(2.0 * tokens * n * k / (self.rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
 
@@ -145,8 +172,11 @@ def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
     ring, ring_back = _ring_s(setting, layer, attention, attention_back)
     sent = _dispatch_s(setting) if layer.routed else 0.0
     exposed = tensor + ring + sent
-    again = _recomputed(setting, forward, attention, tensor + sent)
+    again = _recomputed(setting, forward, attention, tensor, sent)
     host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
+    if setting.adapters:
+        beside = adapted_values(setting, layer) * 2.0 / setting.memory_rate
+        forward, input_grad, weight_grad = forward + 2.0 * beside, input_grad + 2.0 * beside, beside
     return Seconds(forward, input_grad, weight_grad, again, exposed, tensor_back + ring_back + sent, host)
 
 
@@ -204,13 +234,14 @@ def head_seconds(setting: Setting) -> Seconds:
     rows = padded_vocab(setting) // mesh.tensor
     tokens = setting.tokens
     passes = 1 + own.num_prediction_layers
+    frozen = setting.adapters is not None
     forward, input_grad, weight_grad = kernels.three(tokens, rows, own.hidden, low=False)
     loss = tokens * rows * setting.software.loss_bytes / kernels.bandwidth * setting.software.constants["loss"]
     tensor = _one_sum_s(setting)
     return Seconds(
         passes * (forward + 0.5 * loss),
         passes * (input_grad + 0.5 * loss),
-        passes * weight_grad,
+        0.0 if frozen else passes * weight_grad,
         forward_exposed=passes * 0.5 * tensor,
         backward_exposed=passes * tensor,
     )
@@ -220,6 +251,20 @@ def padded_vocab(setting: Setting) -> int:
     """Rows of the vocabulary with its padding."""
     multiple = setting.software.pad_vocab * setting.mesh.tensor
     return ceil(setting.architecture.vocab / multiple) * multiple
+
+
+def adapted_maps(setting: Setting, layer: Layer) -> list[tuple[int, int]]:
+    """(inputs, outputs) of a layer's maps that have adapters, on one device; routed experts have none."""
+    own, tensor = setting.architecture, setting.mesh.tensor
+    maps = list(own.attention_maps())
+    if setting.adapters and setting.adapters.mlp and not layer.routed:
+        maps += own.mlp_maps(own.inner)
+    return [(k // tensor if cut_in else k, n // tensor if cut_out else n) for k, n, cut_in, cut_out in maps]
+
+
+def adapted_values(setting: Setting, layer: Layer) -> float:
+    """16-bit values that adapters read and write, one way: products as narrow as a rank wait for memory alone."""
+    return float(setting.tokens * sum(k + 2 * n for k, n in adapted_maps(setting, layer)))
 
 
 def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
@@ -283,14 +328,11 @@ def _element_bytes(setting: Setting, layer: Layer) -> float:
     inner, extra = float(own.inner), 0.0
     if layer.routed and own.experts:
         inner = own.experts.shared_inner + own.experts.active * own.experts.inner
-        extra = 12.0 * own.experts.active * own.hidden / setting.mesh.tensor
-    mlp = 2.0 * (5 if own.gated else 2) * inner / setting.mesh.tensor
-    low = (
-        3.0 * (2.0 * own.hidden / setting.spread + 2.0 * inner / setting.mesh.tensor)
-        if setting.precision != "bf16"
-        else 0.0
-    )
-    return tokens * (hidden + mlp + extra + low)
+        extra = (12.0 + 4.0 * own.biases) * own.experts.active * own.hidden / setting.mesh.tensor
+    added = 2 * (1 + own.gated) if layer.routed and own.biases else 0  # biases of experts are no part of their products
+    mlp = 2.0 * ((5 if own.gated else 2) + added) * inner / setting.mesh.tensor
+    quantised = QUANTISED[setting.precision] * 2.0 * (own.hidden / setting.spread + inner / setting.mesh.tensor)
+    return tokens * (hidden + mlp + extra + quantised)
 
 
 def _experts(kernels: _Kernels) -> tuple[float, float, float]:
@@ -317,11 +359,11 @@ def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: in
     return max(2.0 * pairs * n * k / (kernels.rate * share), moved / kernels.bandwidth)
 
 
-def _recomputed(setting: Setting, forward: float, attention: float, collectives: float) -> float:
+def _recomputed(setting: Setting, forward: float, attention: float, tensor: float, sent: float) -> float:
     if setting.recompute == "full":
-        return setting.software.recompute * setting.software.constants["again"] * forward + collectives
-    if setting.recompute == "per_op":
-        return PER_OP_SHARE * (forward - attention)
+        return setting.software.recompute * setting.software.constants["again"] * forward + tensor + sent
+    if setting.recompute == "per_op":  # gathers are repeated with the products that need them, scatters are not
+        return PER_OP_SHARE * (forward - attention) + 0.5 * tensor
     return attention if setting.recompute == "selective" and setting.software.attention == "unfused" else 0.0
 
 
@@ -363,10 +405,19 @@ def _dispatch_s(setting: Setting) -> float:
     if own.experts is None or (mesh.expert == 1 and mesh.expert_tensor == 1):
         return 0.0
     group = expert_group(mesh, setting.machine, setting.links)
-    tokens = setting.tokens * mesh.expert_tensor / mesh.tensor
-    values = tokens * own.experts.active * own.hidden
-    nodes = max(1, group.size // group.here)
-    copies = min(nodes, own.experts.active) / own.experts.active if setting.software.deduplicates else 1.0
+    values = setting.tokens / mesh.tensor * own.experts.active * own.hidden
+    shards = group_of(mesh.expert_tensor, 1, setting.machine, setting.links)
+    joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again
+    copies = _distinct_nodes(own.experts, group) / own.experts.active if setting.software.deduplicates else 1.0
     sent = exchange_s(setting.software.dispatch_bytes * values, group, copies_outside=copies)
     back = exchange_s(2.0 * values, group, copies_outside=copies)
-    return (sent + back) * (1.0 - setting.software.hidden_expert)
+    inside = gather_s(joined, shards) + scatter_s(joined, shards)
+    return (sent + back + inside) * (1.0 - setting.software.hidden_expert)
+
+
+def _distinct_nodes(experts: Experts, group: Group) -> float:
+    """Nodes that the experts of a token are expected on, all choices as likely, and no more than routing allows."""
+    nodes = max(1, group.size // group.here)
+    each = experts.total / nodes
+    missed = prod((experts.total - each - number) / (experts.total - number) for number in range(experts.active))
+    return min(nodes * (1.0 - max(0.0, missed)), experts.node_limit or nodes)

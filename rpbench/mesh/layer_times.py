@@ -9,7 +9,15 @@ from rpbench.cost.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.eager_kernels import input_share
 from rpbench.mesh.engine_kernels import engine_times
-from rpbench.mesh.layer_seconds import Seconds, Setting, eager_kernels, head_seconds, layer_seconds, numbers_of
+from rpbench.mesh.layer_seconds import (
+    Adapters,
+    Seconds,
+    Setting,
+    eager_kernels,
+    head_seconds,
+    layer_seconds,
+    numbers_of,
+)
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import neighbour_inside
 from rpbench.mesh.software import Software, software
@@ -29,8 +37,9 @@ def pipeline_setting(
 ) -> Setting:
     """A microbatch of so many tokens in a pipeline on devices of a machine; recomputed if a run says so."""
     where, sequences = machine.with_devices(num_devices), num_tokens / model.seq_len
-    mesh = Mesh(pipeline=num_devices)
-    return Setting(model, where, mesh, known, model.seq_len, sequences, recompute="full", numbers=numbers)
+    mesh, rank = Mesh(pipeline=num_devices), model.lora_rank if known.kernels == "tiled" else None
+    beside = None if rank is None else Adapters(rank)
+    return Setting(model, where, mesh, known, model.seq_len, sequences, "bf16", "full", numbers, beside)
 
 
 @cache
@@ -54,8 +63,6 @@ def times_of(setting: Setting) -> LayerTimes:
         more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
-        if own.lora_rank is not None:  # frozen weights have no gradient; what adapters take is left out
-            layers, head = [layer._replace(weight_grad=0.0) for layer in layers], head._replace(weight_grad=0.0)
     return as_times(layers, head, hop, each=lost_s(setting), split=split)
 
 
@@ -80,7 +87,7 @@ def as_times(
         forward=[layer.forward_all + each for layer in layers],
         recompute=[layer.recompute for layer in layers],
         backward=[layer.backward_all + each for layer in layers],
-        input_grad=[split * (layer.input_grad + layer.backward_exposed + layer.host) + each for layer in layers],
+        input_grad=[split * layer.input_grad_all + each for layer in layers],
         weight_grad=[split * layer.weight_grad for layer in layers],
         head_forward=head.forward_all,
         head_backward=head.backward_all,

@@ -118,7 +118,7 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
         "kernels": sum(each.forward + penalty * (each.input_grad + each.weight_grad) for each in layers),
         "recompute": sum(each.recompute for each in layers),
         "collectives": sum(each.forward_exposed + each.backward_exposed for each in layers),
-        "host": sum(2 * each.host for each in layers) + job.software.constants["microbatch_s"] * job.mesh.pipeline,
+        "host": sum(each.waits for each in layers) + job.software.constants["microbatch_s"] * job.mesh.pipeline,
     }
     whole = sum(found.values())
     return {name: busiest_s * value / whole for name, value in found.items()}

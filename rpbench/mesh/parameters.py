@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import padded_vocab
+from rpbench.mesh.layer_seconds import adapted_maps, padded_vocab
 from rpbench.workload.parts import Layer
 
 
@@ -32,6 +32,15 @@ def held(job: Job, rank: int) -> Held:
         sum(each.experts for each in stages),
         max(each.largest for each in stages),
     )
+
+
+def trained(job: Job, own: Held, stages: Iterable[int]) -> Held:
+    """What learns of a device's parameters of some stages: all of them, or the adapters beside them."""
+    if job.adapters is None:
+        return own
+    sizes = {kind: float(job.adapters.rank * sum(map(sum, adapted_maps(job.setting, kind)))) for kind in job.kinds}
+    each = sum(count * sizes[kind] for number in stages for kind, count in job.stage_layers[number])
+    return Held(each, 0.0, max(sizes.values()))
 
 
 def held_by_stage(job: Job, stage: int) -> Held:

@@ -50,7 +50,8 @@ PRIORS: Mapping[str, Prior] = {
     "dispatch_s": Prior(5.0e-4, 1.0, "host seconds of an expert layer, one way"),
     "grouped": Prior(0.85, 0.20, "rate of grouped products of experts over plain ones"),
     "imbalance": Prior(1.1, 0.15, "tokens of the busiest expert's device over the mean"),
-    "broadcast_s": Prior(1.0e-5, 1.0, "seconds for each member of the shard group, where owners broadcast in turn"),
+    "broadcast_s": Prior(1.0e-5, 1.0, "seconds of a step when owners broadcast in turn beyond their node"),
+    "hop_s": Prior(1.0e-6, 1.0, "the same for each further node: hops of all their broadcasts' rings"),
     "session": Prior(1.0, 0.10, "seconds of the earlier sessions over the later ones"),
 }
 

@@ -6,8 +6,8 @@ from rpbench.mesh.collectives import reduce_s
 from rpbench.mesh.data_parallel import exposed_s, gathered_layer
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
 from rpbench.mesh.layer_seconds import padded_vocab
-from rpbench.mesh.parameters import held
-from rpbench.mesh.placement import group_of
+from rpbench.mesh.parameters import held, trained
+from rpbench.mesh.placement import group_of, replica_group
 
 Terms = dict[str, float]
 
@@ -34,12 +34,19 @@ def step_terms(job: Job) -> Terms:
     terms["tied"] = _tied_s(job)
     terms["optimizer"] = _optimizer_s(job)
     terms["fixed"] = job.software.constants["step_s"]
-    if job.software.constants["broadcast_s"] and job.mesh.sharing.what == "optimizer":
-        terms["fixed"] += job.software.constants["broadcast_s"] * (job.mesh.shard_group - 1)
+    if job.mesh.sharing.what == "optimizer":
+        terms["fixed"] += _broadcasts_s(job)
     nodes = job.machine.num_nodes
     if nodes > 1:
         terms["jitter"] = sum(terms.values()) * job.software.constants["jitter"] * log2(nodes)
     return terms
+
+
+def _broadcasts_s(job: Job) -> float:
+    """Seconds of owners who broadcast their new parameters in turn, beyond what a gather takes."""
+    owners = replica_group(job.mesh, job.machine, job.setting.links, job.mesh.shard_group)
+    constants, others = job.software.constants, owners.size // owners.here - 1
+    return constants["broadcast_s"] + others * constants["hop_s"] if others > 0 else 0.0
 
 
 def pipeline_terms(job: Job, stages: StageSeconds) -> Terms:
@@ -116,7 +123,7 @@ def _optimizer_s(job: Job) -> float:
     """Seconds of the optimizer: the bytes of every parameter a device owns."""
     found = 0.0
     for rank in _fullest(job):
-        own = held(job, rank)
+        own = trained(job, held(job, rank), job.stages_of(rank))
         owned = own.dense / job.mesh.shard_group + own.experts / job.mesh.expert_shard_group
         found = max(found, owned * job.software.constants["optimizer_bytes"] / job.setting.memory_rate)
     return found

@@ -1,7 +1,7 @@
 """Architecture: a decoder-only transformer, layer by layer, and how it is trained."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -163,7 +163,7 @@ def _part(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     for key in given:
         if key not in known:
             raise ValueError(unknown_name(f"key of model.{name}", str(key), known))
-    missing = [each for each in known if each not in given and each != "shared_inner"]
+    missing = [each.name for each in fields(kind) if each.name not in given and each.default is MISSING]
     if missing:
         raise ValueError(f"model.{name} has no {', '.join(missing)}; it takes {', '.join(known)}")
     return kind(**given)

@@ -12,6 +12,7 @@ class Experts:
         total, active: experts a layer has, and those a token visits.
         inner: inner width of one expert.
         shared_inner: inner widths of all shared experts together; 0 for none.
+        node_limit: nodes that the experts of one token may stand on, by routing; 0 for any number.
 
     Raises:
         ValueError: for a size below 1, or more active experts than there are.
@@ -21,9 +22,10 @@ class Experts:
     active: int
     inner: int
     shared_inner: int = 0
+    node_limit: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes("experts", self, optional=("shared_inner",))
+        check_sizes("experts", self, optional=("shared_inner", "node_limit"))
         if self.active > self.total:
             raise ValueError(
                 f"model.experts.active={self.active}: a token cannot visit more experts than "

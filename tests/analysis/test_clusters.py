@@ -1,17 +1,19 @@
 """Predictions of other people's clusters: every question answered in its form, constants with origins, readers."""
 
 import csv
+import hashlib
 
 import pytest
 
-from analysis.predictions.clusters import problems
+from analysis.predictions.clusters import league, outcomes, problems, spread
 from analysis.predictions.clusters.case import PUBLISHED, Model, rows_of
-from analysis.predictions.clusters.megatron_rows import bloom, cut_with_ends
+from analysis.predictions.clusters.readers import nvidia, one_host
+from analysis.predictions.clusters.readers.megatron import bloom, cut_with_ends
+from analysis.predictions.clusters.score import part_of, score
 from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, row_of
 from rpbench.cost.device import CONF
 
-ORDERS = {"schedules_measured", "vocab_stage_times"}  # of orders alone, answered in tables of their own
-SETS = sorted({path.stem for path in (PUBLISHED / "challenge").glob("*.csv")} - ORDERS)
+SETS = sorted(path.stem for path in (PUBLISHED / "challenge").glob("*.csv"))
 
 
 def committed():
@@ -74,3 +76,62 @@ def test_layers_follow_from_the_size_where_they_are_not_stated():
 def test_out_of_memory_where_the_source_says_so_and_nowhere_else():
     for case in problems.given(("bloom_a100_topologies",)):
         assert out_of_memory(case, Model()) == (case.verdict == "oom"), case.id
+
+
+def test_the_first_round_stays_as_it_was_committed():
+    """First digits of the SHA-256 of the table of 760beda."""
+    assert hashlib.sha256((outcomes.SEALED / "clusters.csv").read_bytes()).hexdigest()[:16] == "08a9f278bb4632a2"
+
+
+def test_outcomes_say_what_was_predicted_and_what_was_measured():
+    with outcomes.FILE.open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert written == outcomes.rows()
+    sealed = outcomes.sealed()
+    row = next(row for row in written if row["id"] == "bloom_a100_topologies/82" and row["quantity"] == "step_time_s")
+    assert float(row["measured"]) == 92.75
+    assert float(row["predicted"]) == pytest.approx(float(sealed[row["id"]]["step_time_s"]))
+    assert row["inside"] == ("yes" if float(row["low"]) <= 92.75 <= float(row["high"]) else "no")
+
+
+def test_the_page_of_the_second_round_says_what_its_tables_say():
+    text = outcomes.PAGE.read_text(encoding="utf-8")
+    assert text.split(outcomes.BEGIN)[1].split(outcomes.END)[0] == outcomes.table_text(outcomes.summary())
+    with league.FILE.open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert written == league.table()
+    assert text.split(league.BEGIN)[1].split(league.END)[0] == league.table_text(written)
+
+
+def test_given_rows_lie_inside_their_intervals_and_those_never_seen_are_wider():
+    """82 to 100 % of sets with twenty rows or more; what no given row has widens an interval, and its note says so."""
+    model, cases = Model(), problems.given(tuple(spread.STEP))
+    timed = [case for case in cases if case.step_time_s and case.fits and (case.job or case.said)]
+    for name in {part_of(case) for case in timed}:
+        rows = [case for case in timed if part_of(case) == name]
+        widths = {case.id: 1.645 * spread.step_log_sd(case) for case in rows}
+        found = score(rows, {case.id: model.step_time_s(case) for case in rows}, widths)
+        assert found.rows < 20 or found.inside >= 0.82, name
+    seen = next(case for case in timed if case.id == "mlperf_training/17")
+    new = next(case for case in problems.asked("mlperf_training") if case.id == "mlperf_training/33")
+    assert spread.step_log_sd(new) > 2 * spread.step_log_sd(seen)
+    assert "never seen" in row_of(new, model)["note"]
+
+
+def test_degrees_that_a_submission_leaves_out_follow_from_its_batch():
+    """64 H100 with 8 sequences and no accumulation: 8 devices a replica, as the row beside it prints them."""
+    rows = {row["id"]: row for row in rows_of("measured", "mlperf_training")}
+    (silent,), (printed,) = nvidia.mlperf(rows["mlperf_training/5"]), nvidia.mlperf(rows["mlperf_training/21"])
+    assert silent.job.mesh == printed.job.mesh
+    assert silent.job.adapters.rank == 16
+
+
+def test_a_job_on_ssds_takes_the_larger_of_computing_and_moving():
+    """LoHan's 13 B: eight sequences wait for the states, 128 for the device, and one SSD for itself."""
+    rows = {row["id"]: row for row in rows_of("measured", "lohan_rtx4090")}
+    step = {
+        number: one_host.lohan(rows[f"lohan_rtx4090/{number}"])[0].said.step_time_s for number in (1, 2, 4, 5, 9, 13)
+    }
+    assert step[2] == pytest.approx(step[1], rel=0.02)
+    assert step[5] == pytest.approx(2 * step[4], rel=0.02)
+    assert step[9] > 3 * step[13]

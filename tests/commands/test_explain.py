@@ -180,15 +180,14 @@ def test_asynchronous_steps_are_late_updates():
 
 # Of all pairs of `analysis/explained/pairs.csv`, committed before anything was computed, those that miss the bar.
 MISSED = {
-    ("internevo:44", "internevo:33"): 0.113,
-    ("torchtitan:1", "torchtitan:3"): 0.195,
-    ("bloom_a100_topologies:35", "bloom_a100_topologies:36"): 0.189,
-    ("bloom_a100_topologies:89", "bloom_a100_topologies:93"): 0.163,
-    ("bloom_a100_topologies:13", "bloom_a100_topologies:33"): 0.296,
-    ("vtrain_multi:27", "vtrain_multi:40"): 0.115,
-    ("vtrain_multi:33", "vtrain_multi:41"): 0.250,
-    ("vtrain_multi:34", "vtrain_multi:39"): 0.448,
-    ("megatron_bridge:260", "megatron_bridge:277"): 1.047,
+    ("internevo:44", "internevo:33"): 0.106,
+    ("torchtitan:2", "torchtitan:3"): 0.126,
+    ("torchtitan:1", "torchtitan:3"): 0.144,
+    ("bloom_a100_topologies:35", "bloom_a100_topologies:36"): 0.122,
+    ("bloom_a100_topologies:13", "bloom_a100_topologies:33"): 0.176,
+    ("vtrain_multi:33", "vtrain_multi:41"): 0.201,
+    ("vtrain_multi:34", "vtrain_multi:39"): 0.456,
+    ("megatron_bridge:260", "megatron_bridge:277"): 1.157,
     ("throughput:roundpipe-sync/qwen3-1.7b", "throughput:roundpipe/qwen3-1.7b"): 0.237,
     ("throughput:roundpipe-sync/qwen3-32b", "throughput:roundpipe/qwen3-32b"): 0.152,
     ("throughput:megatron-pp/llama-3.1-8b", "throughput:roundpipe/llama-3.1-8b"): 0.259,

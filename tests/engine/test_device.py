@@ -200,11 +200,14 @@ ACCEPTED = [
     ("zero_offload", "optimizer.clip_norm=0.1"),
 ]
 SIZES = [(1, 1, 3), (1, 1, 4), (2, 1, 3), (2, 2, 4), (3, 1, 3), (3, 2, 4), (3, 3, 6), (4, 2, 5), (4, 3, 8)]
+CHOSEN = ((3, 2, 4), (4, 3, 8))  # in slow runs; the others are run by hand, an hour of them
 TINY = ("model.num_layers=4", "model.hidden=16", "model.vocab=32", "model.seq_len=8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices, accelerators, microbatches", SIZES)
+@pytest.mark.parametrize(
+    "devices, accelerators, microbatches",
+    [slow(size) if size in CHOSEN else pytest.param(*size, marks=pytest.mark.exhaustive) for size in SIZES],
+)
 @pytest.mark.parametrize("words", ACCEPTED, ids=" ".join)
 def test_nothing_is_missing_in_what_is_accepted(words, devices, accelerators, microbatches, rpbench):
     size = f"num_devices={devices}", f"accelerators={accelerators}", f"num_microbatches={microbatches}"
@@ -302,7 +305,7 @@ REORDERED = [
 ]
 
 
-@pytest.mark.parametrize("num_orders", [3, slow(1000)])
+@pytest.mark.parametrize("num_orders", [3, slow(50), pytest.param(1000, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("schedule", REORDERED, ids=lambda schedule: schedule.name)
 def test_any_order_that_the_waits_allow_gives_the_same_bits(schedule, num_orders):
     replay = issued(schedule, 2, keep_calls=True).replay()

@@ -111,7 +111,7 @@ def test_more_tokens_take_longer_but_not_more_than_in_proportion(tokens, more):
     assert few.step == many.step
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", [name for name in MEASURED if name != "expert_pass_s"])  # the library's, not ours
 def test_a_figure_that_is_missing_is_an_error(name):
     measured = {key: value for key, value in ONES.items() if key != name}
     basis = basis_of(measured)

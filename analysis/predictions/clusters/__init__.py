@@ -5,5 +5,6 @@ ones predicted into `analysis/predictions/clusters.csv`.
     python -m analysis.predictions.clusters holdout   -> clusters_holdout.csv
     python -m analysis.predictions.clusters memory    -> clusters_memory.csv, and a table of docs/predictions.md
     python -m analysis.predictions.clusters predict   -> clusters.csv
-    python -m analysis.predictions.clusters league    -> clusters_league.csv
+    python -m analysis.predictions.clusters league    -> clusters_league.csv, and a table of docs/second_round.md
+    python -m analysis.predictions.clusters outcomes  -> sealed_760beda/outcomes.csv, and a table of that page
 """

@@ -2,7 +2,7 @@
 
 import sys
 
-from analysis.predictions.clusters import constants, holdout, league, memory_holdout, writing
+from analysis.predictions.clusters import constants, holdout, league, memory_holdout, outcomes, writing
 
 
 def main(argv: list[str]) -> int:
@@ -13,6 +13,7 @@ def main(argv: list[str]) -> int:
         "memory": memory_holdout.write,
         "predict": writing.write,
         "league": league.write,
+        "outcomes": outcomes.write,
     }
     if len(argv) != 1 or argv[0] not in commands:
         print(f"one of: {', '.join(commands)}", file=sys.stderr)

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.exact import exact_terms
@@ -14,6 +15,15 @@ from rpbench.mesh.step import step_terms
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "published"
 Row = dict[str, str]
+
+
+class Said(NamedTuple):
+    """What another model than that of meshes says of a run: seconds of a step and its tokens, bytes, devices."""
+
+    step_time_s: float | None = None
+    tokens: int = 0
+    memory_bytes: float | None = None
+    devices: int = 1
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class Case:
         asks: what the source prints: `time`, `memory` or both.
         note: what had to be assumed, or why it is not modelled.
         exact: whether its pipeline is simulated, not taken from a closed form.
+        said: what another model predicts, of a run that is no job of a mesh.
     """
 
     id: str
@@ -48,6 +59,17 @@ class Case:
     asks: tuple[str, ...] = ("time",)
     note: str = ""
     exact: bool = False
+    said: Said | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, its repetitions apart."""
+        return self.job.tokens if self.job else self.said.tokens if self.said else 0
+
+    @property
+    def devices(self) -> int:
+        """Devices of the run."""
+        return self.job.machine.size if self.job else self.said.devices if self.said else 1
 
     @property
     def set_name(self) -> str:
@@ -87,12 +109,16 @@ class Model:
 
     def step_time_s(self, case: Case) -> float:
         """Predicted seconds of a step."""
+        if case.said and case.said.step_time_s:
+            return case.said.step_time_s
         job = self.job(case)
         found = sum((exact_terms(job) if case.exact else step_terms(job)).values()) * case.repeats
         return found * (job.software.constants["session"] if case.early else 1.0)
 
     def memory_bytes(self, case: Case) -> float:
         """Predicted bytes as the source counts them."""
+        if case.said and case.said.memory_bytes:
+            return case.said.memory_bytes
         job = self.job(case)
         ranks = range(job.mesh.pipeline) if case.memory_rank is None else [case.memory_rank % job.mesh.pipeline]
         return max(measured_bytes(job, rank_bytes(job, rank)) for rank in ranks)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.predictions.clusters.case import Case, Model
+from rpbench.mesh.job import Job
 from rpbench.mesh.software import PRIORS, declared_software
 
 NOISE = 0.04  # of one measured step, as a logarithm
@@ -23,6 +24,7 @@ ENOUGH = 2e-3  # steps below which the search ends
 DAMPING = 1e-3
 
 Floats = npt.NDArray[np.float64]
+Key = tuple[Job | None, bool, int]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Problem:
         softwares: frameworks whose constants are sought.
         shared: constants that all of them share.
         own: constants that each has for itself.
+        parts: (constant, frameworks) where some of them share one.
         prior_from: a problem's software whose fitted constants are the priors here.
         shrink: of the priors' deviations where they come from another fit.
         heirs: frameworks without rows, which get the shared constants.
@@ -45,6 +48,7 @@ class Problem:
     softwares: tuple[str, ...]
     shared: tuple[str, ...]
     own: tuple[str, ...] = ()
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     prior_from: str = ""
     shrink: float = 0.5
     heirs: tuple[str, ...] = ()
@@ -84,14 +88,13 @@ class Fitted:
 def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) -> tuple[Parameter, ...]:
     """The numbers a problem seeks, with their priors."""
     found = []
-    for constant in (*problem.shared, *problem.own):
-        groups = [problem.softwares] if constant in problem.shared else [(each,) for each in problem.softwares]
-        for group in groups:
-            prior = declared_software(group[0]).constants[constant]
-            sd = problem.sds.get(constant, PRIORS[constant].log_sd)
-            if constant in known.get(problem.prior_from, {}):
-                prior, sd = known[problem.prior_from][constant], sd * problem.shrink
-            found.append(Parameter(constant, group, prior, sd))
+    own = [(constant, (each,)) for constant in problem.own for each in problem.softwares]
+    for constant, group in (*((name, problem.softwares) for name in problem.shared), *own, *problem.parts):
+        prior = declared_software(group[0]).constants[constant]
+        sd = problem.sds.get(constant, PRIORS[constant].log_sd)
+        if constant in known.get(problem.prior_from, {}):
+            prior, sd = known[problem.prior_from][constant], sd * problem.shrink
+        found.append(Parameter(constant, group, prior, sd))
     return tuple(found)
 
 
@@ -100,13 +103,11 @@ def fit(
     cases: Sequence[Case],
     known: Mapping[str, Mapping[str, float]],
     iterations: int = 12,
-    start: Fitted | None = None,
 ) -> Fitted:
     """The constants of a problem from its cases.
 
     Args:
         known: constants of frameworks that were fitted before.
-        start: a fit of the same problem to begin from, where few rows have changed.
     """
     parameters = parameters_of(problem, known)
     chosen = [case for case in cases if case.fits and case.step_time_s and case.job]
@@ -116,7 +117,7 @@ def fit(
     precision = np.array([1.0 / each.log_sd for each in parameters]) ** 2
     counts = Counter(case.configuration for case in chosen)
     weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
-    theta = _logarithms(parameters, start)
+    theta = np.zeros(len(parameters))  # logarithms of the constants over their priors
     current = _residuals(chosen, parameters, theta, base)
     normal = np.diag(precision)
     for _ in range(iterations):
@@ -134,13 +135,6 @@ def fit(
     return Fitted(_values(parameters, theta, base), tuple(float(each) for each in deviations), parameters)
 
 
-def _logarithms(parameters: Sequence[Parameter], start: Fitted | None) -> Floats:
-    """Logarithms of the constants over their priors, where the search begins."""
-    if start is None:
-        return np.zeros(len(parameters))
-    return np.array([log(start.values[each.softwares[0]][each.constant] / each.prior) for each in parameters])
-
-
 def _jacobian(
     cases: Sequence[Case],
     parameters: Sequence[Parameter],
@@ -149,12 +143,14 @@ def _jacobian(
     current: Floats,
 ) -> Floats:
     """How the logarithm of every row's error moves with that of every constant, (rows, constants)."""
-    columns = []
-    for number in range(len(parameters)):
+    found = np.zeros((len(cases), len(parameters)))
+    for number, parameter in enumerate(parameters):
         moved = theta.copy()
         moved[number] += STEP
-        columns.append((_residuals(cases, parameters, moved, base) - current) / STEP)
-    return np.column_stack(columns)
+        touched = [row for row, case in enumerate(cases) if case.job and case.job.software.name in parameter.softwares]
+        moved_rows = _residuals([cases[row] for row in touched], parameters, moved, base)
+        found[touched, number] = (moved_rows - current[touched]) / STEP
+    return found
 
 
 def _values(
@@ -170,5 +166,12 @@ def _values(
 def _residuals(
     cases: Sequence[Case], parameters: Sequence[Parameter], theta: Floats, base: Mapping[str, Mapping[str, float]]
 ) -> Floats:
-    model = Model(_values(parameters, theta, base))
-    return np.array([log(model.step_time_s(case) / case.step_time_s) for case in cases if case.step_time_s])
+    model, known = Model(_values(parameters, theta, base)), dict[Key, float]()
+    found = []
+    for case in cases:
+        assert case.step_time_s is not None
+        key = (case.job, case.early, case.repeats)  # repeated runs are timed once
+        if key not in known:
+            known[key] = model.step_time_s(case)
+        found.append(log(known[key] / case.step_time_s))
+    return np.array(found)

@@ -13,6 +13,7 @@ from analysis.predictions.clusters.case import Case
 from analysis.predictions.clusters.fit import fit
 from analysis.predictions.clusters.problems import PROBLEMS, cases_of
 from analysis.predictions.clusters.spread import step_log_sd
+from rpbench.mesh.job import Job
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_holdout.csv"
 COLUMNS = ("set", "problem", "held_out", "id", "step_time_s", "predicted_s", "error", "log_sd")
@@ -26,20 +27,12 @@ class Axis:
     group: Callable[[Case], str]
 
 
-def _model(case: Case) -> str:
-    assert case.job is not None
-    own = case.job.architecture
-    return f"{own.name} {own.hidden} x {own.num_layers}"
+def _of_job(name: Callable[[Job], object]) -> Callable[[Case], str]:
+    def group(case: Case) -> str:
+        assert case.job is not None
+        return str(name(case.job))
 
-
-def _mesh(case: Case) -> str:
-    assert case.job is not None
-    return f"tensor {case.job.mesh.tensor}"
-
-
-def _devices(case: Case) -> str:
-    assert case.job is not None
-    return f"{case.job.machine.size} x {case.job.machine.device.name}"
+    return group
 
 
 def length(case: Case) -> str:
@@ -48,16 +41,33 @@ def length(case: Case) -> str:
     return f"{case.job.seq_len} tokens"
 
 
+WIDTH = Axis("width", _of_job(lambda job: job.architecture.hidden))
+MODEL = Axis("model", _of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}"))
+TENSOR = Axis("mesh", _of_job(lambda job: f"tensor {job.mesh.tensor}"))
+DEVICE = Axis("device", _of_job(lambda job: job.machine.device.name))
+SIZE = Axis("machine", _of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}"))
+RELEASE = Axis("release", _of_job(lambda job: job.software.name))
+LENGTH = Axis("length", length)
 # What is left out of each problem, chosen like what is asked of its set: other models, meshes, machines, lengths.
 AXES = {
-    "deepspeed_2022": (Axis("model", _model),),
-    "vocab_parallel": (Axis("length", length),),
-    "foundry_a100": (Axis("model", _model),),
-    "foundry_h100": (Axis("machine", _devices),),
-    "internevo": (Axis("machine", _devices), Axis("mesh", _mesh)),
-    "simumax": (Axis("length", length),),
-    "bridge_dense": (Axis("model", _model), Axis("machine", _devices)),
-    "bridge_experts": (Axis("model", _model), Axis("machine", _devices)),
+    "deepspeed_2022": (WIDTH, TENSOR),
+    "vocab_parallel": (LENGTH,),
+    "zero_bubble": (MODEL,),
+    "foundry_a100": (WIDTH,),
+    "foundry_h100": (SIZE,),
+    "internevo": (SIZE, TENSOR),
+    "torchtitan": (MODEL, LENGTH),
+    "simumax": (LENGTH,),
+    "bridge_dense": (MODEL, DEVICE),
+    "bridge_experts": (MODEL, DEVICE, RELEASE),
+    "nemo": (MODEL, SIZE, RELEASE),
+    "nemo_tuned": (MODEL,),
+    "nemo_experts": (SIZE,),
+    "xla": (MODEL, SIZE),
+    "mlperf": (DEVICE, SIZE),
+    "atorch": (SIZE,),
+    "xtuner": (TENSOR,),
+    "automodel": (MODEL,),
 }
 
 
@@ -72,7 +82,7 @@ def rows() -> Iterator[dict[str, str]]:
                 seen = [case for case in cases if axis.group(case) != group]
                 if not any(case.step_time_s and case.fits for case in seen):
                     continue
-                model = fit(problem, seen, known, iterations=3, start=whole).model
+                model = fit(problem, seen, known).model
                 for case in cases:
                     if axis.group(case) == group and case.step_time_s and case.fits:
                         yield _row(problem.name, axis, group, case, model.step_time_s(case))

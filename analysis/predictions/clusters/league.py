@@ -1,50 +1,65 @@
 """League: the same given rows predicted by closed forms, by other tools' printed predictions and by us.
 
-    constant MFU                one share of the peak for all rows of a device: the median of the given ones
-    bubble x efficiency         the same after the ideal bubble of the schedule has been taken out
-    SimuMax, printed            what the tool's own table prints beside its measurements
-    ours, fitted                constants that have seen the rows
-    ours, held out              constants that have not seen the row's group (`clusters_holdout.csv`)
-
-Errors are predicted / measured - 1; pairs are of one model and device, more than 5 % apart.
+constant MFU                one share of the peak for all rows of a device, a precision and a class of models
+                            (dense, experts): the median of the given ones, which has seen them
+bubble x efficiency         the same after the ideal bubble of the schedule has been taken out
+SimuMax, printed            what the tool's own table prints beside its measurements
+ours, fitted                constants that have seen the rows
+ours, held out              constants that have not seen the row's group (`clusters_holdout.csv`)
 """
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import median
 
 from analysis.predictions.clusters.case import Case, Model, number, rows_of
 from analysis.predictions.clusters.holdout import FILE as HELD_OUT
+from analysis.predictions.clusters.outcomes import PAGE
 from analysis.predictions.clusters.problems import given
+from analysis.predictions.clusters.score import Predicted, part_of, score
 from analysis.predictions.clusters.spread import STEP, step_log_sd
 from analysis.predictions.clusters.writing import NINE_IN_TEN
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_league.csv"
+BEGIN, END = "<!--clusters:league-->\n", "<!--/clusters:league-->\n"
+# Median and 90th percentile in percent that the rows whose answers are withheld are to keep.
+BARS = {
+    "bloom_a100_topologies": "3, 11",
+    "vtrain_multi": "6, 18",
+    "zero_bubble_table4": "6, 12",
+    "internevo": "4, 14",
+    "torchtitan": "10, 22",
+    "megatron_bridge, dense": "6, 13",
+    "megatron_bridge, experts": "15, 35",
+    "dgxc_benchmarking, dense": "8, 20",
+    "dgxc_benchmarking, experts": "18, 40",
+    "mlperf_training": "405B 6, 12; LoRA 15, 30",
+    "atorch_llama2": "10, 25",
+    "xtuner_h800": "12, 25",
+}
 COLUMNS = ("set", "contender", "rows", "median_error", "p90_error", "bias", "pairs_right", "pairs", "inside_interval")
-CLEAR = 1.05
-Predicted = Mapping[str, float]  # id -> seconds of a step
 
 
 def table() -> list[dict[str, str]]:
-    """One row for each set and contender."""
+    """One row for each set and contender; dense models and those with experts apart."""
+    cases = [case for case in given(tuple(STEP)) if case.job and case.step_time_s and case.fits]
     found = []
-    for name in STEP:
-        cases = [case for case in given((name,)) if case.job and case.step_time_s and case.fits]
-        if len(cases) < 4:
+    for name in dict.fromkeys(map(part_of, cases)):
+        chosen = [case for case in cases if part_of(case) == name]
+        if len(chosen) < 4:
             continue
         for contender, predict in CONTENDERS.items():
-            predicted = predict(cases)
+            predicted = predict(chosen)
             if predicted:
-                found.append(_row(name, contender, cases, predicted))
+                found.append(_row(name, contender, chosen, predicted))
     return found
 
 
 def constant_mfu(cases: Sequence[Case]) -> Predicted:
-    """Seconds if all rows of a device reached the same share of its peak."""
+    """Seconds if all rows of a device, precision and class of model reached the same share of its peak."""
     return _by_efficiency(cases, lambda case: 0.0)
 
 
@@ -59,8 +74,14 @@ def _by_efficiency(cases: Sequence[Case], bubble: Callable[[Case], float]) -> Pr
     for case in cases:
         assert case.job is not None
         assert case.step_time_s is not None
-        shares[case.job.machine.device.name].append(ideal[case.id] / case.step_time_s)
-    return {case.id: ideal[case.id] / median(shares[case.job.machine.device.name]) for case in cases if case.job}
+        shares[_class(case)].append(ideal[case.id] / case.step_time_s)
+    return {case.id: ideal[case.id] / median(shares[_class(case)]) for case in cases}
+
+
+def _class(case: Case) -> tuple[str, str, bool]:
+    """Device, precision, and whether there are experts: what one utilisation is taken for."""
+    assert case.job is not None
+    return case.job.machine.device.name, case.job.precision, case.job.architecture.experts is not None
 
 
 def _ideal_s(case: Case) -> float:
@@ -108,51 +129,52 @@ CONTENDERS: dict[str, Callable[[Sequence[Case]], Predicted]] = {
 
 
 def _row(name: str, contender: str, cases: Sequence[Case], predicted: Predicted) -> dict[str, str]:
-    chosen = [case for case in cases if case.id in predicted]
-    errors = {case.id: predicted[case.id] / case.step_time_s - 1 for case in chosen if case.step_time_s}
-    sizes = sorted(abs(error) for error in errors.values())
-    right, pairs = _pairs(chosen, predicted)
-    inside = ""
-    if contender.startswith("ours"):
-        covered = [abs(log(1 + errors[case.id])) <= NINE_IN_TEN * step_log_sd(case) for case in chosen]
-        inside = f"{sum(covered) / len(covered):.2f}"
+    widths = {case.id: NINE_IN_TEN * step_log_sd(case) for case in cases} if contender.startswith("ours") else None
+    found = score(cases, predicted, widths)
     return {
         "set": name,
         "contender": contender,
-        "rows": str(len(chosen)),
-        "median_error": f"{median(sizes):.3f}",
-        "p90_error": f"{sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]:.3f}",
-        "bias": f"{median(errors.values()):+.3f}",
-        "pairs_right": str(right),
-        "pairs": str(pairs),
-        "inside_interval": inside,
+        "rows": str(found.rows),
+        "median_error": f"{found.median:.3f}",
+        "p90_error": f"{found.p90:.3f}",
+        "bias": f"{found.bias:+.3f}",
+        "pairs_right": str(found.right),
+        "pairs": str(found.pairs),
+        "inside_interval": "" if found.inside is None else f"{found.inside:.2f}",
     }
 
 
-def _pairs(cases: Sequence[Case], predicted: Predicted) -> tuple[int, int]:
-    """Pairs in the right order, and all that are more than 5 % apart: of paces a device and token."""
-    groups = defaultdict(list)
-    for case in cases:
-        job = case.job
-        assert job is not None
-        assert case.step_time_s is not None
-        scale = job.machine.size / job.tokens
-        key = (job.architecture.name, job.architecture.hidden, job.machine.device.name)
-        groups[key].append((case.step_time_s * scale, predicted[case.id] * scale))
-    right = pairs = 0
-    for members in groups.values():
-        for (a, ours_a), (b, ours_b) in combinations(members, 2):
-            if max(a, b) > CLEAR * min(a, b):
-                pairs += 1
-                right += (a > b) == (ours_a > ours_b)
-    return right, pairs
+def table_text(found: Sequence[dict[str, str]]) -> str:
+    """The league as a table of Markdown: constant utilisation, ours on rows it has seen and on others."""
+    by = {(row["set"], row["contender"]): row for row in found}
+    lines = [
+        "| set | rows | constant utilisation | ours, in sample | held out | bar | order | inside |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in dict.fromkeys(row["set"] for row in found):
+        plain, fitted, out = (by.get((name, each)) for each in ("constant MFU", "ours, fitted", "ours, held out"))
+        held = out or fitted
+        assert plain
+        assert fitted
+        assert held
+        order = f"{100 * int(held['pairs_right']) / int(held['pairs']):.0f} %" if int(held["pairs"]) >= 5 else "-"
+        cells = [name, fitted["rows"], _errors(plain), _errors(fitted), _errors(out) if out else "-"]
+        cells += [BARS.get(name, "-"), order, f"{100 * float(held['inside_interval']):.0f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _errors(row: dict[str, str]) -> str:
+    return f"{100 * float(row['median_error']):.1f}, {100 * float(row['p90_error']):.0f} %"
 
 
 def write() -> int:
-    """Write the file; returns the number of rows."""
+    """Write the file and the page's table; returns the number of rows."""
     found = table()
     with FILE.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(before + BEGIN + table_text(found) + END + rest.split(END)[1], encoding="utf-8")
     return len(found)

@@ -1,28 +1,40 @@
 """The fits, in order: which rows give which constants of which framework."""
 
-from analysis.predictions.clusters import bridge_rows, ci_rows, framework_rows, megatron_rows
 from analysis.predictions.clusters.case import Case, Source, rows_of
 from analysis.predictions.clusters.fit import Problem
+from analysis.predictions.clusters.readers import bridge, ci, frameworks, megatron, nvidia, one_host, others
 
 SOURCES = {
     source.name: source
     for source in (
-        Source("bloom_a100_topologies", megatron_rows.bloom),
-        Source("vtrain_multi", megatron_rows.vtrain),
-        Source("megatron_scaling", megatron_rows.scaling),
-        Source("zero_bubble_table4", megatron_rows.zero_bubble),
-        Source("vocab_stage_times", megatron_rows.vocab_parallel),
-        Source("llm_foundry_fsdp", framework_rows.llm_foundry),
-        Source("internevo", framework_rows.internevo),
-        Source("torchtitan", framework_rows.torchtitan),
-        Source("simumax_b200", framework_rows.simumax),
-        Source("megatron_bridge", bridge_rows.bridge),
-        Source("megatron_ci_golden", ci_rows.ci),
-        Source("nemo_automodel", framework_rows.automodel),
-        Source("primus_projection", framework_rows.primus),
+        Source("bloom_a100_topologies", megatron.bloom),
+        Source("vtrain_multi", megatron.vtrain),
+        Source("megatron_scaling", megatron.scaling),
+        Source("zero_bubble_table4", megatron.zero_bubble),
+        Source("vocab_stage_times", megatron.vocab_parallel),
+        Source("llm_foundry_fsdp", frameworks.llm_foundry),
+        Source("internevo", frameworks.internevo),
+        Source("torchtitan", frameworks.torchtitan),
+        Source("simumax_b200", frameworks.simumax),
+        Source("megatron_bridge", bridge.bridge),
+        Source("megatron_ci_golden", ci.ci),
+        Source("nemo_automodel", frameworks.automodel),
+        Source("primus_projection", frameworks.primus),
+        Source("dgxc_benchmarking", nvidia.dgxc),
+        Source("mlperf_training", nvidia.mlperf),
+        Source("atorch_llama2", others.atorch),
+        Source("xtuner_h800", others.xtuner),
+        Source("threads_and_readmes", others.threads),
+        Source("peft_method_comparison", one_host.peft),
+        Source("torchtune_memory", one_host.torchtune),
+        Source("lohan_rtx4090", one_host.lohan),
     )
 }
 
+BRIDGE_EXPERTS = tuple(
+    f"megatron_bridge_{each}"
+    for each in ("moe", "moe_grace", "moe_h100", "early", "early_grace", "early_h100", "graphs", "drops")
+)
 PROBLEMS = (
     Problem(
         "deepspeed_2022",
@@ -39,7 +51,14 @@ PROBLEMS = (
         ("vocab_parallel",),
         shared=("matmul", "attention", "elementwise", "loss", "narrow", "tokens", "microbatch_s", "step_s"),
         sds={"tokens": 1.5},
-        heirs=("zero_bubble",),
+    ),
+    Problem(
+        "zero_bubble",
+        ("zero_bubble_table4",),
+        ("zero_bubble",),
+        shared=("matmul", "elementwise", "loss", "head_alignment", "microbatch_s", "step_s"),
+        prior_from="vocab_parallel",
+        shrink=1.0,
     ),
     Problem(
         "foundry_a100",
@@ -85,6 +104,7 @@ PROBLEMS = (
             "step_s",
             "microbatch_s",
             "broadcast_s",
+            "hop_s",
         ),
         heirs=("internevo_memory",),
     ),
@@ -92,16 +112,18 @@ PROBLEMS = (
         "torchtitan",
         ("torchtitan",),
         ("torchtitan", "torchtitan_eager"),
-        shared=("matmul", "matmul_low", "attention", "elementwise", "intra", "loss", "tokens", "beside", "step_s"),
-    ),
-    Problem(
-        "torchtitan_tensor",
-        ("torchtitan",),
-        ("torchtitan_tp",),
-        shared=("matmul", "matmul_low", "attention", "elementwise", "intra"),
-        prior_from="torchtitan",
-        shrink=1.0,
-        sds={"matmul": 0.15, "matmul_low": 0.15, "intra": 0.2},
+        shared=(
+            "matmul",
+            "matmul_low",
+            "attention",
+            "elementwise",
+            "intra",
+            "inter",
+            "loss",
+            "tokens",
+            "beside",
+            "step_s",
+        ),
     ),
     Problem(
         "simumax",
@@ -113,26 +135,106 @@ PROBLEMS = (
     Problem(
         "bridge_dense",
         ("megatron_bridge",),
-        ("megatron_bridge",),
-        shared=("matmul_low", "attention", "elementwise", "loss", "tokens", "intra", "inter", "microbatch_s", "step_s"),
+        ("megatron_bridge", "megatron_bridge_h100"),
+        shared=(
+            "matmul",
+            "attention",
+            "elementwise",
+            "loss",
+            "tokens",
+            "intra",
+            "inter",
+            "microbatch_s",
+            "step_s",
+        ),
+        own=("matmul_low",),
         sds={"step_s": 0.5, "attention": 0.15},
-        heirs=("megatron_core", "automodel"),
+        heirs=("megatron_core",),
     ),
     Problem(
         "bridge_experts",
         ("megatron_bridge",),
-        ("megatron_bridge_moe",),
+        BRIDGE_EXPERTS,
+        shared=("matmul", "attention", "grouped", "intra", "step_s"),
+        parts=(
+            *(("dispatch_s", (name,)) for name in BRIDGE_EXPERTS),
+            *(("inter", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new)) for new in (False, True)),
+            *(
+                ("matmul_low", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new))
+                for new in (False, True)
+            ),
+            *(("elementwise", (name,)) for name in BRIDGE_EXPERTS),
+        ),
+        sds={"step_s": 0.5},
+    ),
+    Problem(
+        "nemo",
+        ("dgxc_benchmarking",),
+        ("nemo_2411", "nemo_2502", "nemo_2504"),
+        shared=("attention", "elementwise", "loss", "tokens", "intra", "inter", "jitter", "microbatch_s", "step_s"),
+        own=("matmul", "matmul_low"),
+        sds={"step_s": 0.5},
+    ),
+    Problem(
+        "nemo_tuned",
+        ("dgxc_benchmarking",),
+        ("nemo_tuned",),
+        shared=("matmul", "matmul_low", "elementwise", "microbatch_s", "step_s"),
+        prior_from="nemo_2502",
+        shrink=1.0,
+    ),
+    Problem(
+        "nemo_experts",
+        ("dgxc_benchmarking",),
+        ("nemo_moe", "nemo_moe_2505"),
+        shared=("matmul", "attention", "grouped", "intra", "inter", "jitter", "dispatch_s", "step_s"),
+        own=("matmul_low", "elementwise"),
+    ),
+    Problem(
+        "xla",
+        ("dgxc_benchmarking",),
+        ("xla",),
         shared=(
             "matmul",
             "matmul_low",
             "attention",
             "elementwise",
-            "dispatch_s",
-            "grouped",
-            "imbalance",
-            "intra",
+            "loss",
+            "again",
             "inter",
+            "beside",
+            "jitter",
+            "step_s",
         ),
+        sds={"again": 0.3, "beside": 1.0, "jitter": 1.2},
+    ),
+    Problem(
+        "mlperf",
+        ("mlperf_training",),
+        ("mlperf", "mlperf_lora"),
+        shared=("matmul_low", "attention", "intra", "inter", "jitter", "step_s"),
+        own=("elementwise", "microbatch_s"),
+        prior_from="nemo_2504",
+        shrink=1.0,
+    ),
+    Problem(
+        "atorch",
+        ("atorch_llama2",),
+        ("atorch",),
+        shared=("matmul", "attention", "elementwise", "loss", "again", "inter", "step_s"),
+    ),
+    Problem(
+        "xtuner",
+        ("xtuner_h800",),
+        ("xtuner",),
+        shared=("matmul", "attention", "elementwise", "grouped", "again", "dispatch_s", "intra", "inter"),
+        sds={"dispatch_s": 1.0},
+    ),
+    Problem(
+        "automodel",
+        ("nemo_automodel",),
+        ("automodel",),
+        shared=("matmul", "attention", "elementwise", "grouped", "dispatch_s", "loss", "intra", "step_s"),
     ),
 )
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from math import exp
 from pathlib import Path
 
-from analysis.predictions.clusters.case import Case, Model
+from analysis.predictions.clusters.case import Case, Model, rows_of
 from analysis.predictions.clusters.problems import SOURCES, asked
-from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd
+from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd, unseen
 
 FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
 COLUMNS = (
@@ -23,22 +23,46 @@ COLUMNS = (
     "note",
 )
 NINE_IN_TEN = 1.645
+WIDE = 1.12  # either way of the bytes of orders
 BEYOND = 1.03  # the fullest given run that fits is predicted below it, every given one that does not above
 
 
 def predictions() -> Iterable[dict[str, str]]:
     """One row for each withheld case, in the order of the files."""
     model = Model()
-    for name in sorted(SOURCES):
+    for name in sorted(set(SOURCES) - {"vocab_stage_times"}):
         for case in asked(name):
             yield row_of(case, model)
+    yield from orders()
+
+
+def orders() -> Iterable[dict[str, str]]:
+    """Rows that are about orders alone, from their own tables: iterations of known stages, and relative paces."""
+    stages = {row["id"]: row for row in csv.DictReader((FILE.parent / "vocab_stage_times.csv").open(newline=""))}
+    for row in rows_of("challenge", "vocab_stage_times"):
+        known, tokens = stages[row["id"]], int(row["micro_batch"]) * int(row["num_microbatches"]) * int(row["seq"])
+        low, step, high = (float(known[f"iteration_ms{end}"]) / 1e3 for end in ("_low", "", "_high"))
+        need = float(known["peak_memory_bytes"])
+        cells = ("ok", step, low, high, tokens / step / int(row["gpus"]), need, need / WIDE, need * WIDE)
+        found = {
+            name: cell if isinstance(cell, str) else f"{cell:.6g}"
+            for name, cell in zip(COLUMNS[1:], cells, strict=False)
+        }
+        yield {
+            "id": row["id"],
+            **found,
+            "note": "simulated from the printed times of its stages: vocab_stage_times.csv",
+        }
+    for row in rows_of("challenge", "schedules_measured"):
+        found = dict.fromkeys(COLUMNS, "")
+        yield found | {"id": row["id"], "status": "not_modelled", "note": "a relative pace, in schedules_measured.csv"}
 
 
 def row_of(case: Case, model: Model) -> dict[str, str]:
     """The prediction of one case."""
     found = dict.fromkeys(COLUMNS, "")
     found |= {"id": case.id, "status": "not_modelled", "note": case.note}
-    if case.job is None:
+    if case.job is None and case.said is None:
         return found
     found["status"] = "ok"
     if "time" in case.asks:
@@ -46,7 +70,9 @@ def row_of(case: Case, model: Model) -> dict[str, str]:
         margin = exp(NINE_IN_TEN * step_log_sd(case))
         found["step_time_s"] = f"{step:.5g}"
         found["step_time_s_low"], found["step_time_s_high"] = f"{step / margin:.5g}", f"{step * margin:.5g}"
-        pace = case.repeats * case.job.tokens / step / case.job.machine.size
+        wider = ", ".join(each.name for each in unseen(case))
+        found["note"] = "; ".join(filter(None, (case.note, f"wider interval: {wider}" if wider else "")))
+        pace = case.repeats * case.tokens / step / case.devices
         found["tokens_per_s_per_gpu"] = f"{pace:.5g}"
     if "memory" in case.asks:
         found |= _memory(case, model)
@@ -66,6 +92,8 @@ def _memory(case: Case, model: Model) -> dict[str, str]:
 
 def out_of_memory(case: Case, model: Model) -> bool:
     """Whether a run cannot fit: what its source would print is beyond the device, with a margin for what differs."""
+    if case.job is None:
+        return False
     job = model.job(case)
     return bool(model.memory_bytes(case) > BEYOND * job.machine.device.memory_bytes)
 

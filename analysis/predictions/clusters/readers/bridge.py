@@ -5,8 +5,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from analysis.predictions.clusters.case import Case, Row, machine_of, refused, software_of, whole
+from analysis.predictions.clusters.readers.megatron import cut_with_ends
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import Precision
+from rpbench.mesh.layer_seconds import Adapters, Precision
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.workload.architecture import Architecture, architecture
 
@@ -39,8 +40,6 @@ def bridge(row: Row) -> list[Case]:
     for name, reason in UNMODELLED.items():
         if row["model"].startswith(name):
             return refused(row, reason)
-    if "tune" in row["task"].lower() or "lora" in row["task"].lower():
-        return refused(row, f"{row['task']}: what is trained is not printed")
     found = [_case(row, 0)]
     if "(" in row.get("tokens_per_s_per_gpu", ""):
         with suppress(ValueError):  # what is printed in brackets may be no whole configuration
@@ -58,6 +57,7 @@ def _case(row: Row, which: int) -> Case:
     fsdp, chunks = whole(cells["fsdp"], 0), whole(cells["vp"])
     chunks = min(chunks, len(own.layers) // pipeline) if pipeline > 1 else 1
     machine = machine_of(MACHINES[row["system"]], gpus)
+    stages = pipeline * chunks
     job = Job(
         own,
         machine,
@@ -70,18 +70,42 @@ def _case(row: Row, which: int) -> Case:
             sequence_parallel=tensor > 1,
             sharing=Sharing("parameters" if fsdp > 1 else "optimizer", fsdp if 1 < fsdp < data * context else 0),
         ),
-        software_of("megatron_bridge_moe" if own.experts else "megatron_bridge"),
+        software_of(_software(row, bool(own.experts))),
         seq_len,
         sequences,
         max(1, int(row["global_batch"]) // (data * sequences)),
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         chunks=chunks,
-        precision=_precision(row, which, bool(own.experts)),
+        precision=_precision(row, which),
+        cut=cut_with_ends(len(own.layers), stages) if _counts_ends(own, stages) else (),
+        adapters=Adapters(16, mlp=False) if "LoRA" in row["task"] else None,
     )
     pace = float(cells["tokens_per_s_per_gpu"]) if cells["tokens_per_s_per_gpu"] else None
     return Case(
-        row["id"], job, pace and job.tokens / pace / gpus, configuration=f"{row['release']}{job.mesh}{row['model']}"
+        row["id"],
+        job,
+        pace and job.tokens / pace / gpus,
+        configuration=f"{row['system']}{job.precision}{job.mesh}{row['model']}{job.software.name}",
     )
+
+
+def _counts_ends(own: Architecture, stages: int) -> bool:
+    """Whether embedding and head count as layers: where the layers alone do not divide and with them they do."""
+    return len(own.layers) % stages != 0 and (len(own.layers) + 2) % stages == 0
+
+
+def _software(row: Row, routed: bool) -> str:
+    """Dense models have one for a device's generation; those with experts one for each way of the host, by release."""
+    if not routed:
+        return "megatron_bridge_h100" if row["system"] == "DGX-H100" else "megatron_bridge"
+    if "tokendrop" in row["model"]:
+        return "megatron_bridge_drops"
+    major = tuple(int(part) for part in row["release"].split(".")[:2])
+    if major >= (26, 6) and row["system"] != "DGX-H100":
+        return "megatron_bridge_graphs"
+    early = major < (26, 2) or row["release"] == "26.02"
+    host = {"DGX-H100": "_h100", "DGX-GB200": "_grace", "DGX-GB300": "_grace"}.get(row["system"], "")
+    return f"megatron_bridge_{'early' if early else 'moe'}{host}"
 
 
 def _architecture(name: str, release: str) -> Architecture:
@@ -92,7 +116,7 @@ def _architecture(name: str, release: str) -> Architecture:
     return own
 
 
-def _precision(row: Row, which: int, routed: bool) -> Precision:
+def _precision(row: Row, which: int) -> Precision:
     names: dict[str, Precision] = {
         "FP8-CS": "fp8",
         "FP8": "fp8",
@@ -104,7 +128,7 @@ def _precision(row: Row, which: int, routed: bool) -> Precision:
     printed = _choice(row["precision"], which)
     if printed:
         return names[printed]
-    return "bf16" if routed else ("mxfp8" if which else "fp8")
+    return "mxfp8" if which else "fp8"
 
 
 def _choice(cell: str, which: int) -> str:

@@ -11,7 +11,7 @@ from rpbench.workload.architecture import Architecture
 DEEPSPEED: tuple[Axis, ...] = ("tensor", "data", "context", "pipeline")
 NEWER_SESSIONS = "2022-02-25"
 EMBEDDING_PARAMETERS = 1.8e9  # of the BLOOM search's models besides their layers, in its own sizes
-GBS_AS_RUN = 2048  # a given row of 1568 sequences took what 2048 take in the row below it: the batch was not in force
+OTHER_BATCH = {"bloom_a100_topologies/79"}  # took what 2048 sequences take, not its 1568, as no other row of 1568 did
 KNOWN_LAYERS = {("14336", "181B"): 72}  # stated in other rows of the same document
 
 
@@ -29,9 +29,6 @@ def bloom(row: Row) -> list[Case]:
     elif row["zero_stage"] == "0":
         framework = replace(framework, accumulate_bytes=8)
     sequences = int(row["micro_batch"])
-    batch = (
-        GBS_AS_RUN if row["section"] == "GBS Variations" and row["global_batch"] == "1568" else int(row["global_batch"])
-    )
     job = Job(
         own,
         machine_of("jean_zay_a100", gpus),
@@ -45,7 +42,7 @@ def bloom(row: Row) -> list[Case]:
         framework,
         int(row["seq"]),
         sequences,
-        max(1, round(batch / (data * sequences))),
+        max(1, round(int(row["global_batch"]) / (data * sequences))),
         recompute="full",
         cut=cut_with_ends(layers, pipeline) if row["partition"] == "transformer|embedding" else (),
     )
@@ -59,7 +56,7 @@ def bloom(row: Row) -> list[Case]:
             memory and memory * 1e9,
             early=row["date"] < NEWER_SESSIONS,
             configuration=f"{hidden}/{layers}/{heads}/{tensor}/{pipeline}/{data}/{sequences}/{row['date']}",
-            fits=not flagged,
+            fits=not flagged and row["id"] not in OTHER_BATCH,
             verdict="oom" if row.get("status") == "oom" else "",
             asks=("time", "memory"),
             note="" if row["layers"] else f"{layers} layers from the model's size",
@@ -165,7 +162,19 @@ def zero_bubble(row: Row) -> list[Case]:
         chunks=chunks,
         cut=cut_with_ends(layers, pipeline * chunks),
     )
-    return [Case(row["id"], job, asks=("time", "memory"), exact=True, note="vocabulary of 50257 assumed")]
+    pace, memory = number(row.get("samples_per_s_per_gpu")), number(row.get("memory_GB"))
+    return [
+        Case(
+            row["id"],
+            job,
+            pace and job.global_batch / pace / job.machine.size,
+            memory and memory * 1e9,
+            configuration=row["id"],
+            asks=("time", "memory"),
+            exact=True,
+            note="vocabulary of 50257 assumed",
+        )
+    ]
 
 
 def vocab_parallel(row: Row) -> list[Case]:

@@ -1,0 +1,1 @@
+"""Readers: rows of published tables as runs; one function for each table."""

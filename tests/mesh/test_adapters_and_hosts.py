@@ -1,0 +1,76 @@
+"""Adapters beside frozen weights, hosts beside devices, nodes of a token's experts: what their definitions demand."""
+
+from dataclasses import replace
+from itertools import combinations
+from statistics import mean
+
+import pytest
+
+from rpbench.cost.machine import machine
+from rpbench.mesh.job import Job
+from rpbench.mesh.layer_seconds import Adapters, Seconds, _distinct_nodes
+from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.memory import rank_bytes
+from rpbench.mesh.placement import Group
+from rpbench.mesh.software import declared_software
+from rpbench.mesh.step import step_terms
+from rpbench.workload.architecture import Experts, architecture
+
+BARE = declared_software("megatron_core")
+
+
+def job(own, mesh, **options):
+    cluster = machine("dgx_h100").with_devices(mesh.num_devices)
+    return Job(own, cluster, mesh, options.pop("software", BARE), 4096, num_microbatches=4, **options)
+
+
+def test_frozen_weights_have_neither_gradients_nor_states_nor_reductions():
+    """Llama-3 8B with rank 16 on attention: 16 (4096 + 6144 + 4096 + 4096) parameters a layer learn."""
+    whole = job(architecture("llama3_8b"), Mesh(16, sharing=Sharing("none")))
+    lora = replace(whole, adapters=Adapters(16, mlp=False))
+    learns = 32 * 16 * (4096 + 6144 + 4096 + 4096)
+    found = rank_bytes(lora, 0)
+    assert found["gradients"] == pytest.approx(4 * learns)
+    assert found["optimizer"] == pytest.approx(12 * learns)
+    assert found["weights"] == pytest.approx(rank_bytes(whole, 0)["weights"] + 2 * learns)
+    assert step_terms(lora)["data"] < 0.02 * step_terms(whole)["data"]
+    assert step_terms(lora)["optimizer"] < 0.02 * step_terms(whole)["optimizer"]
+
+
+def test_adapters_save_a_third_of_the_products_and_cost_traffic_that_grows_with_their_maps():
+    whole = job(architecture("llama3_8b"), Mesh(8))
+    (layer,) = whole.kinds
+    plain = whole.kinds[layer]
+    some, more = (replace(whole, adapters=Adapters(16, mlp=mlp)).kinds[layer] for mlp in (False, True))
+    assert plain.forward < some.forward < more.forward
+    assert 0.0 < some.weight_grad < more.weight_grad < 0.3 * plain.weight_grad
+    assert some.forward_all + some.backward_all < plain.forward_all + plain.backward_all
+    twice = replace(whole, adapters=Adapters(32, mlp=False)).kinds[layer]
+    assert twice == some  # products as narrow as a rank wait for memory alone
+
+
+def test_the_larger_of_host_and_device_decides():
+    device, host = Seconds(3.0, 2.0, 2.0), Seconds(3.0, 2.0, 2.0, host=3.5)
+    assert (device.forward_all, device.backward_all, device.waits) == (3.0, 4.0, 0.0)
+    assert (host.forward_all, host.backward_all, host.waits) == (3.5, 4.0, 0.5)
+
+
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_nodes_of_a_token_are_those_expected_over_all_choices(active):
+    """Eight experts on four nodes of two, every choice once."""
+    nodes = mean(len({expert // 2 for expert in choice}) for choice in combinations(range(8), active))
+    group = Group(4, 1, 1.0, 1.0, 0.0)
+    assert _distinct_nodes(Experts(8, active, 16), group) == pytest.approx(nodes)
+    assert _distinct_nodes(Experts(8, active, 16, node_limit=1), group) == 1
+
+
+def test_owners_that_broadcast_wait_for_every_further_node_and_not_inside_one():
+    own = architecture("llama3_8b")
+    slow = BARE.with_constants({"broadcast_s": 1.0, "hop_s": 0.1})
+    fixed = {
+        devices: step_terms(job(own, Mesh(devices), software=slow))["fixed"] - BARE.constants["step_s"]
+        for devices in (8, 16, 64)
+    }
+    assert fixed[8] == pytest.approx(0.0)
+    assert fixed[16] == pytest.approx(1.0 + 0.1)
+    assert fixed[64] == pytest.approx(1.0 + 7 * 0.1)
