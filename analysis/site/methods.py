@@ -28,7 +28,7 @@ _OTHER_SIZES = {
 }
 # Modules that the schedules of an extra need.
 _MODULES = {"exact": "ortools"}
-# Words on a bar stay black: a bar has its colour on any page. Words are outlines of this size, as matplotlib makes them.
+# Words on a bar stay black, for a bar has its colour on any page. They are outlines of this size.
 _WORDS_ON_BARS = f'g[transform*="scale({FONT_PT / 100:g} "]{{fill:#000000}}'
 _PLACE = "<!-- facts of the registry -->"
 

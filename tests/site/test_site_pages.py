@@ -137,7 +137,8 @@ def test_a_page_on_disk_is_there_for_everybody(built, tab, name, width, dark):
 @pytest.mark.parametrize(("scheme", "machine"), [("default", True), ("slate", False)], ids=("light", "dark"))
 def test_a_drawing_follows_its_page_and_not_the_machine(tmp_path, tab, scheme, machine):
     methods.draw("1f1b", tmp_path / "1f1b.svg")
-    style = (DOCS / "site.css").read_text(encoding="utf-8") + "[data-md-color-scheme=slate]{color-scheme:dark}"  # theme's
+    theme = "[data-md-color-scheme=slate]{color-scheme:dark}"
+    style = theme + (DOCS / "site.css").read_text(encoding="utf-8")
     (tmp_path / "page.html").write_text(
         f"<!doctype html><style>{style}</style><body data-md-color-scheme={scheme}><article class=md-typeset>"
         "<img src=1f1b.svg>"
