@@ -22,6 +22,8 @@ _CROWDED = "timeline_"
 # Takes as long as five others, and would otherwise be drawn alone at the end.
 _MANY_AXES = "timelines"
 _PIXELS_PER_INCH = 96
+# As large as a figure opens: 1.6 times its size on the page, nearly.
+_DOTS_PER_INCH = 144
 
 Drawing = tuple[str, Callable[[], Figure]]
 
@@ -109,7 +111,7 @@ def _draw_inherited(number: int) -> tuple[str, Image]:
 
 def _draw(stem: str, draw: Callable[[], Figure], folder: Path) -> Image:
     figure = draw()
-    pdf, png = (path.name for path in save_figure(figure, stem, folder))
+    pdf, png = (path.name for path in save_figure(figure, stem, folder, _DOTS_PER_INCH))
     wide = _shown(figure, stem, folder)
     narrow = None
     if not stem.startswith(_CROWDED) and stacked(again := draw()):
@@ -125,5 +127,5 @@ def _shown(figure: Figure, stem: str, folder: Path) -> Shown:
         if len(drawing) <= LARGEST_SVG_BYTES:
             (folder / f"{stem}.svg").write_text(drawing, encoding="utf-8")
             return Shown(f"{stem}.svg", width, height)
-    path = save_png(figure, folder / f"{stem}.png")
+    path = save_png(figure, folder / f"{stem}.png", _DOTS_PER_INCH)
     return Shown(path.name, width, height, save_dark(path).name)

@@ -1,7 +1,7 @@
 """The pages of a report as text: the first with the answers, and one for each exhibit, section of claims and sweep."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,7 @@ class _Pages:
             values = {
                 "groups": [self._group(each) for each in found],
                 "num_cells": len(cells),
+                "runs": _numbered(cell.run_ids for cell in cells),
                 "verdicts": Counter(cell.kind for cell in cells),
             }
             yield self._page(f"claims-{slug(section)}", "claims.html", section=section, **values)
@@ -154,9 +155,8 @@ class _Pages:
         entries = []
         for sweep, rows in by_sweep(self._content.rows, self._content.sweep_of).items():
             records = [views_of[row["run_id"]] for row in rows]
-            yield self._page(
-                f"records-{slug(sweep)}", "records.html", sweep=sweep, records=records, common=views.common(rows)
-            )
+            name = f"records-{slug(sweep)}"
+            yield self._page(name, "records.html", sweep=sweep, records=records, common=views.common(records))
             counts = Counter(row["status"] for row in rows)
             outcome = ", ".join(f"{number} {status}" for status, number in counts.most_common())
             entries.append({"href": self._site.records(sweep), "text": sweep, "outcome": outcome})
@@ -165,3 +165,8 @@ class _Pages:
     def _machines(self) -> View:
         rows = self._content.rows
         return {"machines": views.distinct(rows, "hardware"), "versions": views.distinct(rows, "versions")}
+
+
+def _numbered(behind: Iterable[Sequence[str]]) -> dict[Sequence[str], int]:
+    """Groups of several runs, each once, counted from 1."""
+    return {runs: number for number, runs in enumerate(dict.fromkeys(each for each in behind if len(each) > 1), 1)}

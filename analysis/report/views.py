@@ -5,6 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from analysis.claims.claim import NOT_IN_QUICK, Verdict
@@ -14,6 +15,8 @@ from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
 from rpbench.records.describe import describe
+
+_LONG, _LONGEST = 80, 320  # letters of a value that is not said twice, and of one that is not said whole
 
 Row = dict[str, Any]
 View = dict[str, Any]
@@ -152,6 +155,11 @@ def claim(verdict: Verdict, sources: Sources) -> View:
     """A line of the table of claims."""
     claim = verdict.claim
     printed = claim.published
+    ours = claim.shown(verdict.value)
+    explanation = verdict.explanation
+    if len(ours) > _LONG:  # it stands in its column
+        explanation = explanation.replace(ours, "what stands under ours")
+        ours = shorten(ours, _LONGEST, placeholder=" … (the rest is in the record)")
     return {
         "id": claim.id,
         "section": claim.section,
@@ -162,14 +170,14 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         "relation": "≤ " if claim.relation == "<=" else "",
         "published_anchor": sources.anchor(printed.source) if printed else "",
         "published_source": printed.source if printed else "",
-        "ours": claim.shown(verdict.value),
+        "ours": ours,
         "difference": _difference(verdict),
         "is_number": isinstance(printed.value, float) if printed else False,
         "kind": verdict.kind,
         "slug": verdict.kind.replace(" ", "-"),
         "red": verdict.red,
         "outside": verdict.kind == NOT_IN_QUICK,
-        "explanation": verdict.explanation,
+        "explanation": explanation,
         "source": claim.source,
         "evidence": claim.evidence,
         "run_ids": verdict.run_ids,
@@ -221,7 +229,7 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
             "status": row["status"],
             "reason": row.get("reason") or "",
             "command": command_of(row),
-            "metrics": [(key, readable(value)) for key, value in row.items() if _is_metric(key, value)],
+            "metrics": _metrics(row),
             "config": _flat(row["config"]),
             "started_at": row["started_at"],
             "code_version": row.get("code_version") or "",
@@ -242,11 +250,14 @@ def _summary(row: Row) -> str:
         return f"{row.get('schedule') or row.get('mode')} {row.get('model') or ''}: {row['status']}"
 
 
-def common(rows: Sequence[Row]) -> View:
-    """What the configurations of records have in common, as they are shown; nothing of a single one."""
-    first, *others = ((_flat(row["config"])) for row in rows)
-    same = [each.items() for each in others]
-    return {key: value for key, value in first.items() if others and all((key, value) in items for items in same)}
+def common(shown: Sequence[View]) -> dict[str, dict[str, str]]:
+    """What the configurations and the metrics of records have in common, as they are shown; nothing of a single one."""
+    return {part: _shared([each[part] for each in shown]) for part in ("config", "metrics")}
+
+
+def _shared(fields: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    first, *others = fields
+    return {key: value for key, value in first.items() if others and all(each.get(key) == value for each in others)}
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, str]:
@@ -265,8 +276,8 @@ def command_of(row: Row) -> str:
     return shlex.join(["python", "-m", "rpbench", *row["overrides"]])
 
 
-def _is_metric(key: str, value: Any) -> bool:
-    return key not in _NOT_METRICS and value is not None
+def _metrics(row: Row) -> dict[str, str]:
+    return {key: readable(value) for key, value in row.items() if key not in _NOT_METRICS and value is not None}
 
 
 def readable(value: Any) -> str:

@@ -6,8 +6,10 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
+from analysis.exhibits.figures.files import in_the_dark
 from rpbench.commands.show import draw_schedule
 from rpbench.config.request import load
+from rpbench.drawing.timeline_figure import FONT_PT
 from rpbench.registry import Entry, entry, offered
 from rpbench.run.assemble import assemble
 
@@ -26,6 +28,8 @@ _OTHER_SIZES = {
 }
 # Modules that the schedules of an extra need.
 _MODULES = {"exact": "ortools"}
+# Words on a bar stay black, for a bar has its colour on any page. They are outlines of this size.
+_WORDS_ON_BARS = f'g[transform*="scale({FONT_PT / 100:g} "]{{fill:#000000}}'
 _PLACE = "<!-- facts of the registry -->"
 
 
@@ -35,9 +39,11 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 def draw(name: str, path: Path) -> None:
-    """Draw a schedule, in slots, as `python -m rpbench show ... draw=` does."""
+    """Draw a schedule, in slots, as `python -m rpbench show ... draw=` does, as an SVG that is dark on a dark page."""
     with redirect_stderr(StringIO()):  # its word on where it drew to
         draw_schedule(assemble(load(list(words_of(name)))), path, "slots")
+    drawing = in_the_dark(path.read_text(encoding="utf-8"))
+    path.write_text(drawing.replace("</style>", f"{_WORDS_ON_BARS}</style>", 1), encoding="utf-8")
 
 
 def can_draw(name: str) -> bool:

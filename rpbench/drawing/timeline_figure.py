@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PALE = 0.45  # of white in the head of a bar
-_FONT_PT = 5.5
-_LETTER_PT = 0.62 * _FONT_PT  # width of a digit or a capital; those of the font are a little less
+FONT_PT = 5.5
+_LETTER_PT = 0.62 * FONT_PT  # width of a digit or a capital; those of the font are a little less
 _WIDTH_IN = 10.0
 _ACROSS = 0.92  # of a drawing that its bars take
 _EDGE_PT = 3.0  # narrower bars have no white edge: it would hide them
@@ -115,7 +115,7 @@ def put_bars(axes: "Axes", bars: Bars, points: float, *, rasterized: bool = Fals
         axes.add_collection(boxes, autolim=False)
     for x, y, width, text in bars.labels:
         if len(text) * _LETTER_PT < width * points:
-            words = axes.text(x, y, text, ha="center", va="center", fontsize=_FONT_PT, clip_on=True)
+            words = axes.text(x, y, text, ha="center", va="center", fontsize=FONT_PT, clip_on=True)
             words.set_in_layout(False)  # it is inside the axes: no layout need measure it
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -68,6 +69,45 @@ def _target(page: str, link: str) -> tuple[str, str]:
 
 def test_the_first_page_is_light(texts: dict[str, str]) -> None:
     assert len(texts["report.html"].encode()) < 1_000_000
+
+
+# Megabytes that the full content takes today, with a little room. All of it is to come to 12 with its figures.
+_MOST_MB = {"records": 2.6, "claims": 4.3, "exhibit": 1.7, "others": 0.3, "figures": 9.1}
+
+
+def test_no_kind_of_page_gets_heavier(texts: dict[str, str]) -> None:
+    grown: Counter[str] = Counter()
+    for name, text in texts.items():
+        kind = re.split(r"[-.]", name)[0]
+        grown[kind if kind in _MOST_MB else "others"] += len(text.encode())
+    assert {kind: size for kind, size in grown.items() if size > 1e6 * _MOST_MB[kind]} == {}, grown
+
+
+@pytest.mark.slow
+def test_figures_get_no_heavier(full_content: Content, tmp_path: Path) -> None:
+    draw_all(full_content.exhibits, tmp_path)
+    sizes = Counter[str]()
+    for path in tmp_path.iterdir():
+        sizes[path.suffix] += path.stat().st_size
+    assert sizes.total() < 1e6 * _MOST_MB["figures"], sizes
+
+
+def test_what_records_share_stands_once_on_their_page(texts: dict[str, str]) -> None:
+    page = texts["records-figure17.html"]
+    shared = page[page.index("metrics that all of them have in common") : page.index('id="record-list"')]
+    assert "mode: simulate\n" in shared
+    assert "mode: simulate\n" not in page[page.index('id="record-list"') :]
+    assert "makespan_s: " not in shared
+
+
+def test_runs_behind_many_cells_stand_once(texts: dict[str, str], content: Content) -> None:
+    groups = {v.run_ids for v in content.verdicts if len(v.run_ids) > 1}
+    assert groups
+    for name, text in texts.items():
+        if name.startswith("claims-"):
+            listed = re.findall(r'<p class="source" id="runs-\d+">(.*?)</p>', text)
+            assert len(listed) == len(set(listed))
+            assert {f"#runs-{number}" for number in range(1, 1 + len(listed))} == set(re.findall(r"#runs-\d+", text))
 
 
 def test_the_pages_load_nothing_from_elsewhere(pages: dict[str, Page], texts: dict[str, str]) -> None:

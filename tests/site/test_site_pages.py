@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 
+import PIL.Image
 import pytest
 
 from analysis.site import generated, links, methods
@@ -129,6 +130,24 @@ def test_a_page_on_disk_is_there_for_everybody(built, tab, name, width, dark):
     assert not tab.scrolls_sideways()
     assert tab.errors == []
     assert tab.serious() == []
+
+
+@pytest.mark.browser
+@needs_chromium
+@pytest.mark.parametrize(("scheme", "machine"), [("default", True), ("slate", False)], ids=("light", "dark"))
+def test_a_drawing_follows_its_page_and_not_the_machine(tmp_path, tab, scheme, machine):
+    methods.draw("1f1b", tmp_path / "1f1b.svg")
+    theme = "[data-md-color-scheme=slate]{color-scheme:dark}"
+    style = theme + (DOCS / "site.css").read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(
+        f"<!doctype html><style>{style}</style><body data-md-color-scheme={scheme}><article class=md-typeset>"
+        "<img src=1f1b.svg>"
+    )
+    tab.look(1400, machine)
+    tab.open((tmp_path / "page.html").as_uri())
+    tab.picture(tmp_path / "seen.png")
+    with PIL.Image.open(tmp_path / "seen.png") as seen:
+        assert (sum(seen.convert("RGB").getpixel((14, 14))) < 150) is (scheme == "slate")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Figures as files: PDF, PNG and SVG that come out the same on every run."""
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ _NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"D
 _LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB", "MATH"]
 _DEFAULT = "_drop_tables_default"  # what fontTools leaves out of every font
 _COLOURS = 128
+_DIGITS = re.compile(r'transform="[^"]*"|(?<=[ "])-?\d+\.\d{3,}')  # a transformation's scale keeps its digits
+_GROUP = re.compile(r"<g>((?:(?!</?g[ >]).)*)</g>")  # that holds no other and says nothing
 # The page of the report in the dark and its ink, and how far the parts of a grey may be apart.
 _PAGE, _INK, _GREY = (20, 24, 29), (227, 231, 236), 24
 # matplotlib writes each colour into the style of its element; words have none, and are black by default.
@@ -42,21 +45,21 @@ _DARK = (
 )
 
 
-def save_figure(figure: Figure, stem: str, folder: Path = OUT) -> list[Path]:
+def save_figure(figure: Figure, stem: str, folder: Path = OUT, dots_per_inch: int = 200) -> list[Path]:
     """Write `stem.pdf` and `stem.png` into a folder, and say where."""
     folder.mkdir(parents=True, exist_ok=True)
     pdf, png = (folder / f"{stem}.{ending}" for ending in ("pdf", "png"))
     with style.applied(), _lean_fonts():
         _settle(figure)
         figure.savefig(pdf, metadata=_NO_DATE["pdf"])
-    return [pdf, save_png(figure, png)]
+    return [pdf, save_png(figure, png, dots_per_inch)]
 
 
-def save_png(figure: Figure, path: Path) -> Path:
-    """Write a picture of 200 dots per inch and 128 colours, and say where."""
+def save_png(figure: Figure, path: Path, dots_per_inch: int = 200) -> Path:
+    """Write a picture of 128 colours, and say where."""
     with style.applied():
         _settle(figure)
-        figure.savefig(path, metadata=_NO_DATE["png"])
+        figure.savefig(path, dpi=dots_per_inch, metadata=_NO_DATE["png"])
     with Image.open(path) as picture:
         few = picture.convert("RGB").quantize(_COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
@@ -87,7 +90,24 @@ def svg_text(figure: Figure) -> str:
     with style.applied():
         _settle(figure)
         figure.savefig(out, format="svg", metadata=_NO_DATE["svg"])
-    return out.getvalue().replace("</style>", f"{_DARK}</style>", 1)
+    return _lean(in_the_dark(out.getvalue()))
+
+
+def in_the_dark(drawing: str) -> str:
+    """An SVG document by matplotlib that is dark where its reader's page is."""
+    return drawing.replace("</style>", f"{_DARK}</style>", 1)
+
+
+def _lean(drawing: str) -> str:
+    """The same picture in fewer bytes: hundredths of a point, no names that nothing refers to, no empty groups."""
+    drawing = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", drawing, flags=re.DOTALL)
+    drawing = _DIGITS.sub(lambda found: f"{float(found[0]):.2f}" if found[0][0] != "t" else found[0], drawing)
+    named = set(re.findall(r"#([\w.-]+)", drawing))
+    drawing = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in named else "", drawing)
+    drawing = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", drawing))
+    while (flat := _GROUP.sub(r"\1", drawing)) != drawing:
+        drawing = flat
+    return drawing
 
 
 def png_bytes(figure: Figure, dots_per_inch: int = 100) -> bytes:
