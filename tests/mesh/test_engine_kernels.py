@@ -12,7 +12,7 @@ from rpbench.config.configuration import CONF
 from rpbench.cost.basis import make_basis
 from rpbench.cost.factors import factors
 from rpbench.cost.machine import Machine
-from rpbench.cost.measured import FACTORS, HALVES, MEASURED, PARTS, TERMS, factor_name
+from rpbench.cost.measured import CALIBRATED, FACTORS, HALVES, PARTS, TERMS, factor_name
 from rpbench.mesh import engine_kernels
 from rpbench.mesh.engine_kernels import ADDED_BYTES, PUBLISHED_BYTES
 from rpbench.mesh.layer_seconds import eager_kernels
@@ -111,7 +111,7 @@ def test_more_tokens_take_longer_but_not_more_than_in_proportion(tokens, more):
     assert few.step == many.step
 
 
-@pytest.mark.parametrize("name", [name for name in MEASURED if name != "expert_pass_s"])  # the library's, not ours
+@pytest.mark.parametrize("name", CALIBRATED)
 def test_a_figure_that_is_missing_is_an_error(name):
     measured = {key: value for key, value in ONES.items() if key != name}
     basis = basis_of(measured)

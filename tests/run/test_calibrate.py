@@ -14,7 +14,7 @@ from rpbench.cost.basis import make_basis
 from rpbench.cost.collective_rates import COLLECTIVES
 from rpbench.cost.declared import declarations
 from rpbench.cost.machine import NUMBERS, Machine
-from rpbench.cost.measured import MEASURED, PARTS
+from rpbench.cost.measured import CALIBRATED, PARTS
 from rpbench.engine.measure import calibration
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.engine.measure.probes import ON_CORES
@@ -71,7 +71,7 @@ def measured(monkeypatch):
 
 def test_the_factors_of_the_machine_are_found_again():
     cluster = cluster_of("mine", made_up(), {"num_devices": 2})
-    assert set(cluster.measured) == set(MEASURED)
+    assert set(cluster.measured) == set(CALIBRATED)
     assert cluster.measured["half_rate_width"] == 12.0
     assert cluster.measured["engine_input_grad_share"] == 0.8
     for name, value in cluster.measured.items():
@@ -94,7 +94,7 @@ def test_the_file_is_the_cluster(tmp_path):
         assert getattr(read, name) == (value if value is None else pytest.approx(value, rel=1e-6)), name
     assert read.measured == pytest.approx(cluster.measured, rel=1e-6)
     origins = declarations(read.declared)
-    assert set(origins) == {name for name in NUMBERS if config[name] is not None} | set(MEASURED)
+    assert set(origins) == {name for name in NUMBERS if config[name] is not None} | set(CALIBRATED)
     assert {each.origin for each in origins.values()} == {"measured"}
     assert "0.25 cores busy" in path.read_text().splitlines()[1]
 
