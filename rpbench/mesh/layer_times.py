@@ -36,7 +36,9 @@ def pipeline_setting(
     model: Architecture, machine: Machine, num_devices: int, known: Software, num_tokens: float, numbers: Basis
 ) -> Setting:
     """A microbatch of so many tokens in a pipeline on devices of a machine; recomputed if a run says so."""
-    where, sequences = machine.with_devices(num_devices), num_tokens / model.seq_len
+    node = machine.devices_per_node or num_devices  # a pipeline may leave devices of its last node to others
+    where = machine.with_devices(num_devices if num_devices < node else -(-num_devices // node) * node)
+    sequences = num_tokens / model.seq_len
     mesh, rank = Mesh(pipeline=num_devices), model.lora_rank if known.kernels == "tiled" else None
     beside = None if rank is None else Adapters(rank)
     return Setting(model, where, mesh, known, model.seq_len, sequences, "bf16", "full", numbers, beside)
