@@ -131,12 +131,10 @@ class Climb:
                 # Nothing fits: then the fastest, and the verdict says why it cannot run.
                 self._memory, self.hopeless = None, True
 
-        # The first bound stage has the embedding and the last one the head, so that these may do without layers. Where
-        # the directions are cut apart a stage is a job of its own, and a job without layers is none.
+        # A bound stage without layers passes tensors on and pays for the hops. Where the directions are cut apart
+        # a stage is a job of its own, and a job without layers is none.
         num_columns = sum(self.counts) if self._separate else self.counts[0]
         self._least = np.full(num_columns, int(self._separate))
-        if not self._separate and num_columns - 2 <= problem.num_layers:
-            self._least[1:-1] = 1
         if self._separate:
             self._least[-1] = 0  # the fused stage may hold the head alone
         self._moves: Ints | None = None
@@ -149,9 +147,7 @@ class Climb:
         tally.work += BUILDING * graph.num_actions
         self.best_score = float("inf")
         self._best = 0
-        rows = np.array([self._row(seed) for seed in seeds])
-        sound = rows[(rows >= self._least).all(axis=1)]
-        self._add(self._fresh(sound if len(sound) else rows))
+        self._add(self._fresh(np.array([self._row(seed) for seed in seeds])))
 
     @property
     def best(self) -> Partition:

@@ -208,7 +208,7 @@ class Frame:
         best = _lacking(footprint, layers, limit)[0]
         while best > 0:
             moved = layers + _single_moves(layers.shape[1])
-            moved = moved[(moved >= 0).all(axis=1) & (moved[:, 1:-1] > 0).all(axis=1)]
+            moved = moved[(moved >= 0).all(axis=1)]
             lacks = _lacking(footprint, moved, limit)
             if not len(moved) or lacks.min() >= best:
                 break

@@ -7,8 +7,8 @@ from rpbench.ir.partition import Partition, symmetric
 
 def shifted(cut: Partition) -> Iterator[Partition]:
     """The cuts in which one layer went to a neighbouring stage; where directions are cut apart, in one of them."""
-    if not cut.fused:  # the first stage has the embedding, the last one the head: these may do without layers
-        yield from (symmetric(moved) for moved in _moved(cut.forward, least=0) if all(moved[1:-1]))
+    if not cut.fused:
+        yield from (symmetric(moved) for moved in _moved(cut.forward, least=0))
         return
     yield from (Partition(moved, cut.backward, fused=True) for moved in _moved(cut.forward, least=1))
     *below, top = cut.backward
