@@ -77,7 +77,7 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
         return _checked(problem, (plan_even if method == "even" else plan_greedy)(problem), method)
     if not method[:1].isdigit():
         raise ValueError(unknown_name("partition", method, list(METHODS)) + ", or layers per stage such as 3-3-4")
-    return _checked(problem, _without_idle_stages(parse(method), method), "given")
+    return _checked(problem, _without_idle_stages(problem, parse(method), method), "given")
 
 
 def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: "Progress | None" = None) -> "Plan":
@@ -92,8 +92,10 @@ def _checked(problem: Problem, partition: Partition, method: str) -> Choice:
     return Choice(partition, method, schedule=problem.order(partition))
 
 
-def _without_idle_stages(partition: Partition, text: str) -> Partition:
-    """The partition, if nobody gave a stage nothing to do; what a search finds may have stages that pass tensors on."""
+def _without_idle_stages(problem: Problem, partition: Partition, text: str) -> Partition:
+    """The partition, if nobody gave a stage nothing to do; one of several on a device may pass tensors on."""
+    if not problem.entry.separate_cuts and len(partition.forward) > problem.num_ranks:
+        return partition
     for counts in (partition.forward, partition.backward):
         for stage, layers in enumerate(counts):
             if not layers and stage not in (0, len(counts) - 1):
