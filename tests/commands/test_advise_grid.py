@@ -1,4 +1,4 @@
-"""Advice against plain runs: over a grid of settings none beats the first row by 1 %, nor any row by 3 %, or fits alone."""
+"""Advice against plain runs: over a grid of settings none beats the first row by 1 %, nor any row by 3 %."""
 
 import io
 import re
@@ -16,7 +16,7 @@ SEQUENCES = 16  # of a step
 
 
 def grid(row):
-    """Command lines near one of the answer's: other microbatches, chunks and recomputation, and cuts that are searched."""
+    """Command lines near that of a row: other microbatches, chunks and recomputation, and cuts that are searched."""
     words = shlex.split(row["command"])[3:]
     left_out = re.compile(r"num_microbatches=|workload.microbatch_sequences=|recompute=|partition=|chunks_per_device=")
     kept = [word for word in words if not left_out.match(word)]
