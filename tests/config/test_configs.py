@@ -10,22 +10,8 @@ from rpbench.config.configuration import CONF, composed, options_of
 from rpbench.config.request import load
 from rpbench.run.assemble import pose
 
-# Real work is for as many devices as small machines have cores, drawings for as many as can be read; the others are in
-# the paper's setting.
 OLD_NAMES = {"cuda": "device"}  # of backends
-DEVICES = {
-    "aa_duel": 2,
-    "atlas": 4,
-    "baselines_cpu": 2,
-    "convergence": 4,
-    "convergence_one_by_one": 4,
-    "convergence_study": 4,
-    "cpu_duel": 2,
-    "equivalence": 4,
-    "gpu_gradients": 2,
-    "gpu_single": 1,
-    "torch_duel": 2,
-}
+INHERITED = {"aa_duel": 2, "convergence_one_by_one": 4}  # devices of experiments that begin as another one
 
 
 @pytest.mark.parametrize("name", options_of("experiment"))
@@ -39,7 +25,8 @@ def test_every_experiment_says_how_it_is_run(name):
 @pytest.mark.parametrize("name", spared(options_of("experiment"), lambda name: name in ("atlas", "figure17", "gains")))
 def test_every_experiment_composes(name):
     config = composed([f"experiment={name}"]).node
-    assert config.num_devices == DEVICES.get(name)  # else those of the cluster: eight
+    written = OmegaConf.load(CONF / "experiment" / f"{name}.yaml")
+    assert config.num_devices == written.get("num_devices", INHERITED.get(name))  # else those of the cluster: eight
 
 
 @pytest.mark.parametrize("group", ["mode", "model", "cluster", "workload", "cost", "backend", "optimizer", "tracker"])

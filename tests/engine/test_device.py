@@ -211,7 +211,8 @@ TINY = ("model.num_layers=4", "model.hidden=16", "model.vocab=32", "model.seq_le
 @pytest.mark.parametrize("words", ACCEPTED, ids=" ".join)
 def test_nothing_is_missing_in_what_is_accepted(words, devices, accelerators, microbatches, rpbench):
     size = f"num_devices={devices}", f"accelerators={accelerators}", f"num_microbatches={microbatches}"
-    status, found, err = rpbench("check-order", f"schedule={words[0]}", *words[1:], *TINY, *size)
+    size += (f"model.num_layers={2 * devices}", *TINY[1:])  # two stages a device in V placement
+    status, found, err = rpbench("check-order", f"schedule={words[0]}", *words[1:], *size)
     if status == 2:  # a size that the schedule does not serve
         assert f"{microbatches} microbatches" in err or "num_microbatches" in err or "num_devices" in err, err
         return
