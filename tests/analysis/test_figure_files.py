@@ -57,6 +57,18 @@ def test_all_files_have_the_layout_of_the_first(tmp_path: Path) -> None:
     assert axes.get_position().bounds == settled
 
 
+def test_a_lean_drawing_keeps_its_words_and_where_lines_go() -> None:
+    figure = Figure(figsize=(2, 2))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, 144), ylim=(0, 144))
+    axes.set_axis_off()
+    axes.text(50, 50, "0.1230 s and 29.20 %")
+    axes.plot([30, 114, 114, 30.004], [30, 30, 114, 30.004])  # along, up, and where both numbers are the same
+    drawing = svg_text(figure)
+    assert "0.1230 s and 29.20 %" in drawing
+    assert re.findall(r'd="(M30 [^"]*)"', drawing) == ["M30 114H114V30L30 114"]
+    assert " style=" not in drawing
+
+
 def test_the_layout_is_the_one_that_matplotlib_finds(tmp_path: Path) -> None:
     ours, theirs = _figure()[0], _figure()[0]
     save_figure(ours, "ours", tmp_path)

@@ -398,7 +398,9 @@ def test_a_drawing_knows_the_dark(tmp_path: Path) -> None:
     draw_all([_exhibit("one", draw=_plain)], tmp_path)
     drawing = (tmp_path / "one.svg").read_text(encoding="utf-8")
     assert "@media (prefers-color-scheme: dark)" in drawing
-    assert '[style*="fill: #ffffff"]{fill:#14181d!important}' in drawing
+    (page,) = re.findall(r"[.](s\d+)\{fill: #ffffff\}", drawing)
+    assert re.search(rf"@media.*[.]{page}\b[^}}]*\{{fill:#14181d!important\}}", drawing)
+    assert f'class="{page}"' in drawing
     ElementTree.fromstring(drawing)
 
 

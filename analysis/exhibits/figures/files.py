@@ -23,7 +23,11 @@ _NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"D
 _LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB", "MATH"]
 _DEFAULT = "_drop_tables_default"  # what fontTools leaves out of every font
 _COLOURS = 128
-_DIGITS = re.compile(r'transform="[^"]*"|(?<=[ "])-?\d+\.\d{3,}')  # a transformation's scale keeps its digits
+_TAG = re.compile(r"<\w[^>]*>")
+_DIGITS = re.compile(r'transform="[^"]*"|(?<=[ "])-?\d+\.\d+')  # a transformation's scale keeps its digits
+_NO_TURN = re.compile(r' transform="rotate\(-?0 [^"]*"')
+_PATH = re.compile(r' d="([^"]*)"')
+_STYLE, _CLIP = re.compile(r' style="([^"]*)"'), re.compile(r' clip-path="([^"]*)"')
 _GROUP = re.compile(r"<g>((?:(?!</?g[ >]).)*)</g>")  # that holds no other and says nothing
 # The page of the report in the dark and its ink, and how far the parts of a grey may be apart.
 _PAGE, _INK, _GREY = (20, 24, 29), (227, 231, 236), 24
@@ -99,15 +103,59 @@ def in_the_dark(drawing: str) -> str:
 
 
 def _lean(drawing: str) -> str:
-    """The same picture in fewer bytes: hundredths of a point, no names that nothing refers to, no empty groups."""
-    drawing = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", drawing, flags=re.DOTALL)
-    drawing = _DIGITS.sub(lambda found: f"{float(found[0]):.2f}" if found[0][0] != "t" else found[0], drawing)
+    """The same picture in fewer bytes: hundredths of a point, each style once, no names that nothing refers to."""
+    drawing = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<[?]xml.*?>|<!DOCTYPE.*?>", "", drawing, flags=re.DOTALL)
+    drawing = _NO_TURN.sub("", drawing)
+    drawing = _TAG.sub(lambda tag: _DIGITS.sub(_hundredths, tag[0]), drawing)  # words keep their digits
+    drawing = _PATH.sub(lambda found: f' d="{_short(found[1])}"', drawing)
     named = set(re.findall(r"#([\w.-]+)", drawing))
     drawing = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in named else "", drawing)
     drawing = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", drawing))
     while (flat := _GROUP.sub(r"\1", drawing)) != drawing:
         drawing = flat
-    return drawing
+    return _with_classes(drawing)
+
+
+def _hundredths(found: re.Match[str]) -> str:
+    return found[0] if found[0][0] == "t" else f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def _short(path: str) -> str:
+    """A path whose level and upright lines name the one coordinate that changes."""
+    steps: list[str] = []
+    x = y = ""
+    for step in re.findall(r"[A-Za-z][^A-Za-z]*", path):
+        numbers = step[1:].split()
+        *_, new_x, new_y = "", "", *numbers
+        if step[0] == "L" and new_x == x:
+            steps.append(f"V{new_y}")
+        elif step[0] == "L" and new_y == y:
+            steps.append(f"H{new_x}")
+        else:
+            steps.append(step[0] + " ".join(numbers))
+        x, y = new_x, new_y
+    return "".join(steps)
+
+
+def _with_classes(drawing: str) -> str:
+    """The same drawing; styles, and frames that elements are cut by, stand once, and elements name theirs."""
+    names: dict[str, str] = {}
+
+    def named(tag: re.Match[str]) -> str:
+        told = [*_STYLE.findall(tag[0]), *(f"clip-path: {frame}" for frame in _CLIP.findall(tag[0]))]
+        if not told:
+            return tag[0]
+        name = names.setdefault("; ".join(told), f"s{len(names)}")
+        return re.sub(r"(?=/?>$)", f' class="{name}"', _CLIP.sub("", _STYLE.sub("", tag[0])), count=1)
+
+    def dark(rule: re.Match[str]) -> str:
+        found = ",".join(f".{name}" for told, name in names.items() if rule[1] in told)
+        return found + rule[2] if found else ""
+
+    drawing = _TAG.sub(named, drawing)
+    drawing = re.sub(r'\[style\*="([^"]*)"\]({[^}]*})', dark, drawing)
+    classes = "".join(f".{name}{{{told}}}" for told, name in names.items())
+    return drawing.replace("@media", f"{classes}@media", 1)
 
 
 def png_bytes(figure: Figure, dots_per_inch: int = 100) -> bytes:
