@@ -3,7 +3,7 @@
 // never markup. The choice of what is shown stands in the address.
 
 const KEYS = ["schedule", "model", "num_devices", "num_microbatches"];
-const FOLLOW_MS = 2000, MOST_BARS = 40, MOST_POINTS = 3000, MOST_CURVES = 12;
+const FOLLOW_MS = 2000, MOST_BARS = 40, MOST_POINTS = 3000, MOST_CURVES = 12, MOST_SWEEPS = 4;
 const KEPT = ["metric", "along", "sweep", "run", "beside"]; // of the address, beside the filters
 const FIRST = ["status", "reason", "evidence", "schedule", "model", "num_devices", "num_microbatches", "num_steps",
   "tokens_per_s", "step_time_s", "makespan_s", "bubble_makespan", "bubble_steady", "comm_exposed_s", "peak_memory_bytes",
@@ -200,12 +200,19 @@ function drawDetails(runs, records) {
 // --- states and verdicts ---
 
 function drawSweeps() {
-  at("sweeps").replaceChildren(...sweeps.map((each) => {
+  const lines = sweeps.map((each) => {
     const states = Object.entries(each.states).map(([state, count]) => `${count} ${state}`).join(", ");
     const pace = each.runs_per_minute === null ? "" : `; ${readable(Number(each.runs_per_minute.toPrecision(2)))} runs a minute`;
     const left = each.left_s === null ? "" : `, ${Math.ceil(each.left_s / 60)} min left at this pace`;
-    return element("li", {}, element("code", { textContent: each.command }), ` ${each.cells} cells: ${states}${pace}${left}`);
-  }));
+    const cells = `${each.cells} cell${each.cells === 1 ? "" : "s"}`;
+    return element("li", {}, element("code", { textContent: each.command }), ` ${cells}: ${states}${pace}${left}`);
+  });
+  // Many that have ended are folded, so that charts stand on the first screen.
+  const fold = (line, number) => lines.length > MOST_SWEEPS && !sweeps[number].states.planned;
+  at("sweeps").replaceChildren(...lines.filter((line, number) => !fold(line, number)));
+  at("ended").replaceChildren(...lines.filter(fold));
+  at("ended").parentElement.hidden = !at("ended").children.length;
+  at("ended").previousElementSibling.textContent = `${at("ended").children.length} sweeps have ended`;
 }
 
 function drawVerdicts(found) {

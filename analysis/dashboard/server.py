@@ -5,6 +5,7 @@ asks nobody outside.
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -53,7 +54,7 @@ class Dashboard:
             "curve": rows.curve,
             "timeline": rows.timeline,
         }
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), lambda *given: _Answer(asked, *given))
+        self._server = _Server(("127.0.0.1", port), lambda *given: _Answer(asked, *given))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -104,6 +105,13 @@ def charts_library() -> bytes:
     return (
         f"(() => {{\n{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}\n}})()\n".encode()
     )  # its names are its own
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *request: Any) -> None:
+        """A reader who leaves before the answer is there is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*request)
 
 
 class _Answer(BaseHTTPRequestHandler):

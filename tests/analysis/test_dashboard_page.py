@@ -1,8 +1,10 @@
 """The local page: what the server answers, and in a browser what a reader sees, also of hostile names."""
 
+import http.client
 import json
 import re
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -87,6 +89,20 @@ def test_nothing_writes_and_no_path_leaves_the_folder(results):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             asked(served.url, Host="evil.example")
         assert "default-src 'none'" in asked(served.url)[1]["Content-Security-Policy"]
+
+
+def test_a_reader_who_leaves_is_no_error(results, monkeypatch, capfd):
+    gone = threading.Event()
+
+    def leave(answer, *_):
+        gone.set()
+        raise BrokenPipeError("the reader has left")
+
+    monkeypatch.setattr(server._Answer, "_send", leave)
+    with Dashboard(results) as served, pytest.raises((OSError, http.client.HTTPException)):
+        asked(served.url)
+    assert gone.is_set()
+    assert capfd.readouterr().err == ""
 
 
 def test_states_and_pace_of_a_sweep_come_from_its_manifest_and_records(tmp_path):
@@ -175,6 +191,22 @@ def test_a_browser_shows_charts_with_units_and_links_to_everybody(page, width, d
     assert tab.read(f"document.querySelector('a[href=\"record/{0:016x}\"]') !== null")
     assert tab.read("document.title") == "rpbench: runs compared"  # which a hostile name would change
     assert tab.read("document.querySelector('img, body script') === null")
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_sweeps_that_have_ended_are_folded_where_they_are_many(page, results):
+    for number in range(6):
+        name, _, plan = write_plan(results, None, [f"sweep={number}"], [(f"seed={number}",)]).partition("@")
+        if number:
+            Journal(results / "manifests" / name, plan, 0).ended([record_of(number)])
+    tab = page(1400, False, "")
+    assert tab.read("[...document.querySelectorAll('#sweeps li')].map((each) => each.textContent)") == [
+        "python -m rpbench -m sweep=0 1 cell: 1 planned"
+    ]
+    assert tab.read("document.querySelector('details > #ended').parentElement.open") is False
+    assert tab.read("document.getElementById('ended').previousElementSibling.textContent") == "5 sweeps have ended"
+    assert tab.read("document.querySelectorAll('#ended li').length") == 5
 
 
 @pytest.mark.browser
