@@ -25,7 +25,8 @@ _PIXELS_PER_INCH = 96
 # As large as a figure opens: 1.6 times its size on the page, nearly.
 _DOTS_PER_INCH = 144
 
-Drawing = tuple[str, Callable[[], Figure]]
+# A file stem, what draws, and whether the figure is one of many that stand behind an exhibit's own.
+Drawing = tuple[str, Callable[[], Figure], bool]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Image:
 
     Args:
         narrow: for a phone, its panels below one another; None where it has one panel.
-        files: to take away.
+        files: to take away; of one of many, what is shown: the command beside it draws the other formats.
     """
 
     wide: Shown
@@ -64,7 +65,9 @@ def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], ob
     Args:
         done: told the stem of each figure that is ready.
     """
-    drawings = [item for exhibit in exhibits for item in drawings_of(exhibit).items()]
+    drawings = [
+        (stem, draw, stem in exhibit.drawings) for exhibit in exhibits for stem, draw in drawings_of(exhibit).items()
+    ]
     images: dict[str, Image] = {}
     drawn = _in_parallel(drawings, folder) if _can_fork(len(drawings)) else _one_by_one(drawings, folder)
     for stem, image in drawn:
@@ -85,7 +88,7 @@ def _can_fork(num_figures: int) -> bool:
 
 
 def _one_by_one(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, Image]]:
-    return ((stem, _draw(stem, draw, folder)) for stem, draw in drawings)
+    return ((drawing[0], _draw(*drawing, folder)) for drawing in drawings)
 
 
 def _in_parallel(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, Image]]:
@@ -105,22 +108,25 @@ def _inherit(drawings: list[Drawing], folder: Path) -> None:
 
 def _draw_inherited(number: int) -> tuple[str, Image]:
     drawings, folder = _inherited[-1]
-    stem, draw = drawings[number]
-    return stem, _draw(stem, draw, folder)
+    return drawings[number][0], _draw(*drawings[number], folder)
 
 
-def _draw(stem: str, draw: Callable[[], Figure], folder: Path) -> Image:
+def _draw(stem: str, draw: Callable[[], Figure], is_one_of_many: bool, folder: Path) -> Image:
     figure = draw()
+    if is_one_of_many:
+        shown = _shown(figure, stem, folder)
+        return Image(shown, None, (shown.name,))
     pdf, png = (path.name for path in save_figure(figure, stem, folder, _DOTS_PER_INCH))
     wide = _shown(figure, stem, folder)
     narrow = None
-    if not stem.startswith(_CROWDED) and stacked(again := draw()):
+    if stacked(again := draw()):
         narrow = _shown(again, f"{stem}.narrow", folder)
     return Image(wide, narrow, (png, pdf, wide.name) if wide.name.endswith(".svg") else (png, pdf))
 
 
 def _shown(figure: Figure, stem: str, folder: Path) -> Shown:
     """The drawing in lines, or in pixels where that would be a burden."""
+    folder.mkdir(parents=True, exist_ok=True)
     width, height = (round(_PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
     if not stem.startswith(_CROWDED):
         drawing = svg_text(figure)

@@ -8,8 +8,9 @@ const asks = () => FIELDS.some((name) => new RegExp(`(^|[#&])${name}=`).test(loc
 function narrowing(form) {
   const items = [...document.querySelectorAll(form.dataset.filters)];
   // What an item is about; its sources and metrics have words that nearly all share.
-  const about = (item) => (item.querySelector("th, summary") ?? item).textContent;
-  const words_of = new Map(items.map((item) => [item, `${item.dataset.search ?? ""} ${about(item)}`.toLowerCase()]));
+  const told = (item) => `${item?.dataset.search ?? ""} ${(item?.querySelector("th, summary") ?? item)?.textContent ?? ""}`;
+  const about = (item) => told(item) + told(item.parentElement.querySelector(":scope > .statement"));
+  const words_of = new Map(items.map((item) => [item, about(item).toLowerCase()]));
   const fields = FIELDS.map((name) => form.elements[name]).filter(Boolean);
   let unknown = [];
   const update = () => {
@@ -81,6 +82,16 @@ document.addEventListener("click", (event) => {
   large.showModal();
 });
 
+// All exhibits, on every page but the first, which has them written down.
+const list = document.querySelector("[data-here]");
+list?.replaceChildren(...CONTENTS.map(([address, title]) => {
+  const link = Object.assign(document.createElement("a"), { href: address, textContent: title });
+  if (address === list.dataset.here) link.ariaCurrent = "page";
+  const item = document.createElement("li");
+  item.append(link);
+  return item;
+}));
+
 // The list of exhibits is folded where it would stand before the text.
 if (innerWidth < 1080) for (const list of document.querySelectorAll("nav details")) list.open = false;
 
@@ -92,6 +103,11 @@ async function copy(text) {
   field.select();
   document.execCommand("copy");
   field.remove();
+}
+for (const command of document.querySelectorAll(".command")) {
+  const button = document.createElement("button");
+  Object.assign(button, { type: "button", className: "copy", textContent: "copy", ariaLabel: "copy the command" });
+  command.append(button);
 }
 document.addEventListener("click", async (event) => {
   if (!event.target.classList.contains("copy")) return;

@@ -38,11 +38,16 @@ def build(results: Path, out: Path) -> Path:
     drawings = sum(len(drawings_of(each)) for each in content.shown)
     _say(f"{len(content.rows):,} records; drawing {drawings} figures")
     content.images = draw_all(content.shown, content.figures, done=_Drawn(drawings).tell)
+    save_tables(content)
+    _say("writing the pages")
+    return write(content, out)
+
+
+def save_tables(content: Content) -> None:
+    """Write the numbers of every exhibit beside its figure, as CSV."""
     for each in content.shown:
         if each.table is not None:
             save_table(each.table, each.id, content.figures)
-    _say("writing the pages")
-    return write(content, out)
 
 
 class _Drawn:

@@ -1,5 +1,6 @@
 """The pages of a report as text: the first with the answers, and one for each exhibit, section of claims and sweep."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ class _Pages:
         self._site = Site(front, folder, sections_of(content.verdicts), content.sweep_of, figures=figures)
         self._sources = views.Sources()
         self._statements = statements(content.verdicts)
+        self._rows = {row["run_id"]: row for row in content.rows}
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -55,7 +57,9 @@ class _Pages:
     def each(self) -> Iterator[tuple[str, str]]:
         """File name and text of every page."""
         yield self._front, self._first()
-        yield from ((name, (_HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
+        yield "page.css", self._common["style"]
+        listed = [(self._site.exhibit(each.id), each.title) for each in self._content.shown]
+        yield "page.js", f"const CONTENTS = {_script(listed)};\n{self._common['script']}"
         yield from map(self._exhibit, self._content.shown)
         yield from self._records()
         if self._content.reproduces:
@@ -130,7 +134,7 @@ class _Pages:
     # --- a page for each part ---
 
     def _exhibit(self, each: Exhibit) -> tuple[str, str]:
-        shown = views.exhibit(each, self._content.images, self._sources) | self._card(each)
+        shown = views.exhibit(each, self._content.images, self._rows, self._sources) | self._card(each)
         return self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
 
     def _claims(self) -> Iterator[tuple[str, str]]:
@@ -146,8 +150,12 @@ class _Pages:
         yield self._page("claims", "statements.html", choices=choices(self._statements), statements=self._statements)
 
     def _group(self, each: Statement) -> View:
-        claims = [views.claim(cell, self._sources) for cell in each.cells]
-        return {"id": each.id, "statement": each.words, "claims": claims}
+        claims = [
+            views.claim(cell, self._sources) | {"statement": words}
+            for cell, words in zip(each.cells, each.own_words, strict=True)
+        ]
+        shared = views.shared([{key: claim[key] for key in ("origin", "metric")} for claim in claims])
+        return {"id": each.id, "statement": each.words, "claims": claims, "shared": shared}
 
     def _records(self) -> Iterator[tuple[str, str]]:
         shown = views.records(self._content.rows, self._content.shown, self._content.verdicts)
@@ -165,6 +173,11 @@ class _Pages:
     def _machines(self) -> View:
         rows = self._content.rows
         return {"machines": views.distinct(rows, "hardware"), "versions": views.distinct(rows, "versions")}
+
+
+def _script(value: Any) -> str:
+    """A value as a script holds it; no tag begins in it."""
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def _numbered(behind: Iterable[Sequence[str]]) -> dict[Sequence[str], int]:

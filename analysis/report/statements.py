@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from analysis.claims.claim import (
     CONTRADICTED,
@@ -65,7 +66,15 @@ class Statement:
 
     @property
     def words(self) -> str:
-        return common_words([cell.claim.statement for cell in self.cells])
+        before, _, after = split_words([cell.claim.statement for cell in self.cells])
+        return before + (f" … {after}" if after else "")
+
+    @property
+    def own_words(self) -> list[str]:
+        """What each cell says beyond the words of all: everything where it is the only one."""
+        texts = [cell.claim.statement for cell in self.cells]
+        before, own, _ = split_words(texts)
+        return own if len(texts) > 1 and before != texts[0] else texts
 
     @property
     def outcome(self) -> str:
@@ -119,10 +128,21 @@ def judged(found: Sequence[Statement]) -> list[Statement]:
     return [each for each in found if each.verdict in EVALUATED]
 
 
-def common_words(texts: Sequence[str]) -> str:
-    """What texts begin with, in whole words; the first of them where that is nothing."""
+def split_words(texts: Sequence[str]) -> tuple[str, list[str], str]:
+    """What texts begin with, in whole words, what each has of its own, and what they end with.
+
+    Texts without a common beginning are named by the first of them, and each has all of its own.
+    """
     split = [text.split() for text in texts]
-    same = 0
-    while all(len(words) > same for words in split) and len({words[same] for words in split}) == 1:
-        same += 1
-    return " ".join(split[0][:same]).rstrip(":,") or texts[0]
+    before = _num_alike(split)
+    if not before:
+        return texts[0], list(texts), ""
+    after = _num_alike([words[before:][::-1] for words in split])
+    own = [" ".join(words[before : len(words) - after]).strip(":,") for words in split]
+    end = " ".join(split[0][len(split[0]) - after :])
+    return " ".join(split[0][:before]).rstrip(":,"), own, end
+
+
+def _num_alike(split: Sequence[Sequence[str]]) -> int:
+    """How many words lists begin with in common."""
+    return sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, zip(*split, strict=False)))

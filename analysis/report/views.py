@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from analysis.claims.claim import NOT_IN_QUICK, Verdict
+from analysis.claims.claim import NOT_IN_QUICK, NOT_TESTABLE, Verdict
 from analysis.claims.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
@@ -16,7 +16,8 @@ from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
 from rpbench.records.describe import describe
 
-_LONG, _LONGEST = 80, 320  # letters of a value that is not said twice, and of one that is not said whole
+_LONG, _LONGEST = 80, 160  # letters of a value that is not said twice, and of one that is not said whole
+_LONGEST_METRIC = 800  # a list of a number for each of sixty devices is whole
 
 Row = dict[str, Any]
 View = dict[str, Any]
@@ -110,14 +111,23 @@ def commands(each: Exhibit) -> list[str]:
     return [command.strip() for command in each.command.split(";") if command.strip()]
 
 
-def exhibit(each: Exhibit, images: Mapping[str, Image], sources: Sources) -> View:
-    """An exhibit with the links of its cells."""
+def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row], sources: Sources) -> View:
+    """An exhibit with the links of its cells, and how each of its further figures is drawn again.
+
+    Args:
+        rows: records by their ids.
+    """
+    drawn = {
+        stem: shlex.join(["python", "-m", "rpbench", "show", *rows[run]["overrides"], f"draw={stem}.pdf"])
+        for stem, run in each.drawn_from.items()
+        if run in rows
+    }
     return {
         "id": each.id,
         "title": each.title,
         "caption": each.caption,
         "evidence": each.evidence,
-        "gallery": [(stem, images[stem]) for stem in each.drawings if stem in images],
+        "gallery": [(stem, images[stem], drawn.get(stem, "")) for stem in each.drawings if stem in images],
         "columns": _columns(each.table),
         "rows": [[_cell(cell, sources) for cell in row] for row in each.table.rows] if each.table else [],
         "run_ids": each.records,
@@ -179,11 +189,19 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         "outside": verdict.kind == NOT_IN_QUICK,
         "explanation": explanation,
         "source": claim.source,
-        "evidence": claim.evidence,
+        "origin": _origin(verdict),
         "run_ids": verdict.run_ids,
-        "made_from": claim.made_from,
-        "experiments": sorted({need.experiment for need in claim.needs}),
     }
+
+
+def _origin(verdict: Verdict) -> str:
+    """Where a number is printed, and what ours comes from."""
+    claim = verdict.claim
+    if verdict.kind == NOT_TESTABLE:
+        return claim.source
+    evidence = claim.evidence + (f", from {claim.made_from}" if claim.made_from else "")
+    experiments = ", ".join(sorted({need.experiment for need in claim.needs}))
+    return "; ".join(part for part in (claim.source, evidence, experiments) if part)
 
 
 def _difference(verdict: Verdict) -> str:
@@ -232,9 +250,11 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
             "metrics": _metrics(row),
             "config": _flat(row["config"]),
             "started_at": row["started_at"],
-            "code_version": row.get("code_version") or "",
-            "git_commit": row.get("git_commit") or "not a git checkout",
-            "versions": ", ".join(f"{name} {number}" for name, number in row.get("versions", {}).items()),
+            "made_with": {
+                "commit": row.get("git_commit") or "not a git checkout",
+                "code": row.get("code_version") or "",
+                "versions": ", ".join(f"{name} {number}" for name, number in row.get("versions", {}).items()),
+            },
             "shown_in": shown_in.get(row["run_id"], []),
             "num_claims": num_claims[row["run_id"]],
         }
@@ -252,10 +272,11 @@ def _summary(row: Row) -> str:
 
 def common(shown: Sequence[View]) -> dict[str, dict[str, str]]:
     """What the configurations and the metrics of records have in common, as they are shown; nothing of a single one."""
-    return {part: _shared([each[part] for each in shown]) for part in ("config", "metrics")}
+    return {part: shared([each[part] for each in shown]) for part in ("config", "metrics", "made_with")}
 
 
-def _shared(fields: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def shared(fields: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What all of several have alike; nothing of a single one."""
     first, *others = fields
     return {key: value for key, value in first.items() if others and all(each.get(key) == value for each in others)}
 
@@ -267,7 +288,7 @@ def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, str]:
         if isinstance(value, dict):
             found |= _flat(value, f"{path}{key}.") if key != "declared" else {}
         elif value is not None:
-            found[f"{path}{key}"] = json.dumps(value)
+            found[f"{path}{key}"] = value if isinstance(value, str) and value else json.dumps(value)
     return found
 
 
@@ -277,7 +298,11 @@ def command_of(row: Row) -> str:
 
 
 def _metrics(row: Row) -> dict[str, str]:
-    return {key: readable(value) for key, value in row.items() if key not in _NOT_METRICS and value is not None}
+    found = {key: readable(value) for key, value in row.items() if key not in _NOT_METRICS and value is not None}
+    return {
+        key: text if len(text) <= _LONGEST_METRIC else f"{text[:_LONGEST_METRIC]} … (all of it is in record.json)"
+        for key, text in found.items()
+    }
 
 
 def readable(value: Any) -> str:

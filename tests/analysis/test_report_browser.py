@@ -108,14 +108,14 @@ def test_a_reader_can_search_the_claims(tab: Tab, content: Content, folder: Path
     )
     claims = [each.claim for each in content.verdicts if each.claim.section == "Figure 17: the simulated bubbles"]
     searched = {f"claim-{each.id}": f"{each.statement} {each.id} {each.metric}".lower() for each in claims}
-    shown = "[...document.querySelectorAll('tr.claim')].filter((row) => !row.hidden).map((row) => row.id)"
+    shown = "[...document.querySelectorAll('tr[data-verdict]')].filter((row) => !row.hidden).map((row) => row.id)"
     found = tab.read(shown)
     assert set(found) == {name for name, text in searched.items() if all(word in text for word in words.split())}
     assert 1 <= len(found) <= 10
     assert (
         tab.read("document.querySelector('form[data-filters] output').value") == f"{len(found)} of {len(claims)} cells"
     )
-    tab.read("location.hash = '#' + [...document.querySelectorAll('tr.claim')].find((row) => row.hidden).id")
+    tab.read("location.hash = '#' + [...document.querySelectorAll('tr[data-verdict]')].find((row) => row.hidden).id")
     pause = "new Promise((done) => setTimeout(done, 60))"
     assert len(tab.read(f"{pause}.then(() => {shown})")) == len(claims)  # a link into what is filtered away shows it
 

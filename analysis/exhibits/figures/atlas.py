@@ -39,6 +39,7 @@ def exhibit(experiments: Experiments) -> Exhibit:
         command=f"python -m rpbench -m experiment={EXPERIMENT}",
         draw=partial(draw, rows, results),
         drawings={f"atlas_{row['schedule']}": partial(draw_one, row, results) for row in rows.to_dict("records")},
+        drawn_from={f"atlas_{row['schedule']}": row["run_id"] for row in rows.to_dict("records")},
         table=tabulate(rows),
     )
 
