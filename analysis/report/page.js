@@ -8,8 +8,9 @@ const asks = () => FIELDS.some((name) => new RegExp(`(^|[#&])${name}=`).test(loc
 function narrowing(form) {
   const items = [...document.querySelectorAll(form.dataset.filters)];
   // What an item is about; its sources and metrics have words that nearly all share.
-  const told = (item) => `${item?.dataset.search ?? ""} ${(item?.querySelector("th, summary") ?? item)?.textContent ?? ""}`;
-  const about = (item) => told(item) + told(item.parentElement.querySelector(":scope > .statement"));
+  const told = (item) => [item?.dataset.search, ...((item?.querySelector("th, summary") ?? item)?.childNodes ?? [])]
+    .map((part) => (part?.className === "source" ? "" : part?.textContent ?? part ?? "")).join(" ");
+  const about = (item) => `${told(item)} ${told(item.parentElement.querySelector(":scope > .statement"))}`;
   const words_of = new Map(items.map((item) => [item, about(item).toLowerCase()]));
   const fields = FIELDS.map((name) => form.elements[name]).filter(Boolean);
   let unknown = [];

@@ -57,7 +57,7 @@ class _Pages:
     def each(self) -> Iterator[tuple[str, str]]:
         """File name and text of every page."""
         yield self._front, self._first()
-        yield "page.css", self._common["style"]
+        yield "page.css", str(self._common["style"])
         listed = [(self._site.exhibit(each.id), each.title) for each in self._content.shown]
         yield "page.js", f"const CONTENTS = {_script(listed)};\n{self._common['script']}"
         yield from map(self._exhibit, self._content.shown)

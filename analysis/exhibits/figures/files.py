@@ -126,7 +126,7 @@ def _short(path: str) -> str:
     x = y = ""
     for step in re.findall(r"[A-Za-z][^A-Za-z]*", path):
         numbers = step[1:].split()
-        *_, new_x, new_y = "", "", *numbers
+        new_x, new_y = (numbers or ["", ""])[-2:]
         if step[0] == "L" and new_x == x:
             steps.append(f"V{new_y}")
         elif step[0] == "L" and new_y == y:
