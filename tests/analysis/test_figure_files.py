@@ -8,9 +8,10 @@ from pathlib import Path
 from fontTools.ttLib import TTFont
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image
 
 from analysis.exhibits import style
-from analysis.exhibits.figures.files import png_bytes, save_figure, svg_text
+from analysis.exhibits.figures.files import png_bytes, save_dark, save_figure, svg_text
 
 _WORDS = "Wait, for: AVA"
 
@@ -55,6 +56,18 @@ def test_all_files_have_the_layout_of_the_first(tmp_path: Path) -> None:
     svg_text(figure)
     png_bytes(figure, 50)
     assert axes.get_position().bounds == settled
+
+
+def test_a_word_on_a_bar_stays_dark_on_a_dark_page(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (60, 40), "white")
+    picture.paste((230, 159, 0), (10, 10, 50, 30))
+    for at in ((29, 16, 31, 24), (4, 0, 6, 40)):  # a stroke on the bar, and one beside it
+        picture.paste("black", at)
+    picture.quantize(128, dither=Image.Dither.NONE).save(tmp_path / "bar.png")
+    with Image.open(save_dark(tmp_path / "bar.png")) as dark:
+        found = dark.convert("RGB")
+    bar, word, beside, page = (found.getpixel(at) for at in ((20, 20), (30, 20), (5, 20), (56, 36)))
+    assert (bar, word, beside, page) == ((230, 159, 0), (0, 0, 0), (227, 231, 236), (20, 24, 29))
 
 
 def test_a_lean_drawing_keeps_its_words_and_where_lines_go() -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from fontTools import subset
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from analysis.exhibits import style
 
@@ -31,6 +32,7 @@ _STYLE, _CLIP = re.compile(r' style="([^"]*)"'), re.compile(r' clip-path="([^"]*
 _GROUP = re.compile(r"<g>((?:(?!</?g[ >]).)*)</g>")  # that holds no other and says nothing
 # The page of the report in the dark and its ink, and how far the parts of a grey may be apart.
 _PAGE, _INK, _GREY = (20, 24, 29), (227, 231, 236), 24
+_STROKE = 9  # pixels: no stroke of a word on a bar is wider
 # matplotlib writes each colour into the style of its element; words have none, and are black by default.
 _DARK = (
     '@media (prefers-color-scheme: dark) {svg{fill:#e3e7ec}rect[fill="#ffffff"]{fill:#14181d}'
@@ -71,21 +73,21 @@ def save_png(figure: Figure, path: Path, dots_per_inch: int = 200) -> Path:
 
 
 def save_dark(path: Path) -> Path:
-    """Write the picture for a dark page beside it, `stem.dark.png`: greys change places, colours stay."""
+    """Write the picture for a dark page beside it, `stem.dark.png`: greys change places, words on colours stay."""
     with Image.open(path) as picture:
-        entries = picture.getpalette() or []
-        picture.putpalette([value for at in range(0, len(entries), 3) for value in _darkened(*entries[at : at + 3])])
+        entries = np.array(picture.getpalette()).reshape(-1, 3)[:_COLOURS]
+        at = np.array(picture)
+        is_grey = np.ptp(entries, axis=1) <= _GREY
+        coloured = Image.fromarray(np.where(is_grey[at], 0, 255).astype(np.uint8))
+        around = np.array(coloured.filter(ImageFilter.MaxFilter(_STROKE)).filter(ImageFilter.MinFilter(_STROKE)))
+        words = (entries.mean(axis=1) < 128)[at] & (around > 0)
+        share = entries.mean(axis=1, keepdims=True) / 255
+        dark = np.rint(_INK + share * np.subtract(_PAGE, _INK)).astype(int)
+        found = Image.fromarray(np.where(is_grey[at] & ~words, at + len(entries), at).astype(np.uint8), "P")
+        found.putpalette([*entries.ravel().tolist(), *dark.ravel().tolist()])
         target = path.with_suffix(".dark.png")
-        picture.save(target, optimize=True)
+        found.save(target, optimize=True)
     return target
-
-
-def _darkened(*colour: int) -> tuple[int, ...]:
-    """A grey from the page's dark to its ink, as far as it was from white; a colour as it is."""
-    if max(colour) - min(colour) > _GREY:
-        return colour
-    share = sum(colour) / 3 / 255
-    return tuple(round(ink + share * (page - ink)) for ink, page in zip(_INK, _PAGE, strict=True))
 
 
 def svg_text(figure: Figure) -> str:
