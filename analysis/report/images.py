@@ -24,6 +24,7 @@ _MANY_AXES = "timelines"
 _PIXELS_PER_INCH = 96
 # As large as a figure opens: 1.6 times its size on the page, nearly.
 _DOTS_PER_INCH = 144
+_DOTS_PER_INCH_BESIDE = 120  # of a picture to take away beside its drawing in lines
 
 # A file stem, what draws, and whether the figure is one of many that stand behind an exhibit's own.
 Drawing = tuple[str, Callable[[], Figure], bool]
@@ -116,7 +117,7 @@ def _draw(stem: str, draw: Callable[[], Figure], is_one_of_many: bool, folder: P
     if is_one_of_many:
         shown = _shown(figure, stem, folder)
         return Image(shown, None, (shown.name,))
-    pdf, png = (path.name for path in save_figure(figure, stem, folder, _DOTS_PER_INCH))
+    pdf, png = (path.name for path in save_figure(figure, stem, folder, _DOTS_PER_INCH_BESIDE))
     wide = _shown(figure, stem, folder)
     narrow = None
     if stacked(again := draw()):

@@ -23,7 +23,7 @@ _NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"D
 # Substitution, kerning and classes of glyphs: nothing in a PDF reads them, for it places every glyph by its number.
 _LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB", "MATH"]
 _DEFAULT = "_drop_tables_default"  # what fontTools leaves out of every font
-_COLOURS = 128
+_COLOURS = 64
 _TAG = re.compile(r"<\w[^>]*>")
 _DIGITS = re.compile(r'transform="[^"]*"|(?<=[ "])-?\d+\.\d+')  # a transformation's scale keeps its digits
 _NO_TURN = re.compile(r' transform="rotate\(-?0 [^"]*"')
@@ -62,7 +62,7 @@ def save_figure(figure: Figure, stem: str, folder: Path = OUT, dots_per_inch: in
 
 
 def save_png(figure: Figure, path: Path, dots_per_inch: int = 200) -> Path:
-    """Write a picture of 128 colours, and say where."""
+    """Write a picture of 64 colours, and say where."""
     with style.applied():
         _settle(figure)
         figure.savefig(path, dpi=dots_per_inch, metadata=_NO_DATE["png"])
