@@ -296,7 +296,8 @@ def test_every_mutant_of_what_is_issued_is_seen_or_named(accelerators, schedule)
     assert {verdict.outcome for verdict in verdicts} <= {"seen", "known", "later", "idle"}
     assert all(verdict.by for verdict in verdicts)
     # data_parallel's sums wait more often than they need: of its mutants 16 % are seen.
-    assert sum(verdict.outcome == "seen" for verdict in verdicts) > len(verdicts) / 10
+    least = 0.15 if schedule.name == "data_parallel" else 0.2
+    assert sum(verdict.outcome == "seen" for verdict in verdicts) > len(verdicts) * least
 
 
 REORDERED = [
