@@ -118,6 +118,10 @@ class Entry:
             raise ValueError(f"schedule {self.name}: searched option {name} has no values; give at least 1")
         return tuple(dict.fromkeys([*(value for value in values if value == self.options[name]), *values]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process finds it by its name: what is registered may hold functions that cannot be sent."""
+        return entry, (self.name,)
+
     @property
     def options(self) -> dict[str, Any]:
         """Keyword options of the generator with their defaults."""

@@ -49,6 +49,7 @@ class Part:
 PARTS = (
     Part("gpu_gradients", ("num_steps=1", "num_microbatches=2", "dtype=float32")),
     Part("gpu_single", ("num_steps=1", "num_microbatches=2", "chunks_per_device=2", "seed=0")),
+    Part("gpu_duel", ("num_microbatches=2", "chunks_per_device=2", "dtype=float32", "mode.num_starts=1")),
 )
 
 

@@ -44,7 +44,7 @@ class Scope:
 
 
 # What measures time needs the machine for itself.
-_ALONE = ("cpu_duel", "aa_duel", "torch_duel", "baselines_cpu", "gpu_gradients", "gpu_single")
+_ALONE = ("cpu_duel", "aa_duel", "torch_duel", "baselines_cpu", "gpu_gradients", "gpu_single", "gpu_duel")
 
 # What takes longest, first; experiments that are not named here follow.
 _LONGEST = (
@@ -64,7 +64,7 @@ _LONGEST = (
 
 
 # Only for a machine with a GPU.
-_ON_GPUS = ("gpu_gradients", "gpu_single")
+_ON_GPUS = ("gpu_gradients", "gpu_single", "gpu_duel")
 
 # Hours, or the machine for itself once more: only where somebody asks for them.
 ON_REQUEST = ("aa_duel", "convergence_study")

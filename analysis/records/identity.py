@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rpbench.config.choices import Duel, Predict, TorchDuel
+from rpbench.config.choices import AnyDuel, Duel, GpuDuel, Predict
 from rpbench.config.composing import Composer
 from rpbench.config.request import Request, request_of
 from rpbench.records import provenance, record
 from rpbench.records.manifest import Cell
 from rpbench.records.record import Record
-from rpbench.run.modes.duel.contenders import contenders, torch_contenders
+from rpbench.run.modes.duel.contenders import contenders, gpu_contenders, torch_contenders
 from rpbench.run.recording import names
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
@@ -79,17 +79,19 @@ def _composer() -> Composer:
 def _stated_by(request: Request, row: Record) -> Record:
     """What a record of a request states, as it is read back; of a duel, what the record of its contender does."""
     said = names(request) | {"config": dict(request.subject), "code_version": provenance.code_version()}
-    if isinstance(request.mode, Duel | TorchDuel):
-        said |= _stated_of(request.mode, row.get("contender"))
+    if isinstance(request.mode, AnyDuel):
+        said |= _stated_of(request, request.mode, row.get("contender"))
     return dict(json.loads(json.dumps(said)))
 
 
-def _stated_of(mode: Duel | TorchDuel, contender: str | None) -> Record:
+def _stated_of(request: Request, mode: AnyDuel, contender: str | None) -> Record:
     """What is a contender's own."""
     if isinstance(mode, Duel):
         known = {
             each.name: {"schedule": each.schedule, "dispatch": each.dispatch} for each in contenders(mode.contenders)
         }
+    elif isinstance(mode, GpuDuel):
+        known = {each.name: {"schedule": each.schedule} for each in gpu_contenders(request.schedule.chosen)}
     else:
         known = {
             each.name: dict.fromkeys(("schedule", "generator"), each.schedule)

@@ -27,6 +27,7 @@ class Case:
         recompute: layers run again in backward: `all`, `except_last` stage's, or `none`; the head never.
         verify: compare with plain training.
         optimizer: the fields of `OptimizerSettings`; None leaves the weights alone.
+        device: what its ranks compute on, each on one of its own: `cpu`, or torch's name of an accelerator.
     """
 
     system: str
@@ -41,11 +42,7 @@ class Case:
     recompute: str = "all"
     verify: bool = False
     optimizer: dict[str, Any] | None = field(default_factory=dict)
-
-    @property
-    def device(self) -> str:
-        """What its ranks compute on."""
-        return "cpu"
+    device: str = "cpu"
 
     def workload(self) -> Workload:
         """The same modules and microbatches wherever it is called."""

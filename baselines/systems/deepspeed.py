@@ -5,13 +5,15 @@
     zero_infinity              stage 3, weights on the host as well
 
 Data parallel: rank r trains the microbatches r, r + p, ... of every step, and their gradients are averaged over the
-ranks. Runs on CUDA devices, or, through DeepSpeed's CPU accelerator, over gloo on any machine (DS_ACCELERATOR=cpu).
+ranks. Runs on accelerators, or, through DeepSpeed's CPU accelerator, over gloo on any machine.
 
 DeepSpeed holds gradients by its own partition and clears them in its step, so they are read before it.
 
 Sources: DeepSpeed 0.19; Rajbhandari et al., "ZeRO", SC'20; Ren et al., "ZeRO-Offload", USENIX ATC'21 (arXiv
 2101.06840).
 """
+
+import os
 
 import torch
 import torch.distributed as dist
@@ -57,6 +59,8 @@ class DeepSpeed:
     """
 
     def __init__(self, case: Case) -> None:
+        if case.device == "cpu":
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when it is imported
         self._deepspeed = require("deepspeed")
         self.case, self.rank, self.num_ranks = case, dist.get_rank(), dist.get_world_size()
         if case.schedule not in METHODS:
@@ -79,7 +83,7 @@ class DeepSpeed:
         self._stage = _STAGES[case.schedule]
         self._gradients: Tensors = {}
         whole = _Whole(list(self.workload.modules), case.recompute == "all")
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = case.device
         settings = case.settings()
         optimizer = torch.optim.AdamW(whole.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
         self.engine, *_ = self._deepspeed.initialize(model=whole, optimizer=optimizer, config=self._config())
@@ -136,6 +140,6 @@ class DeepSpeed:
         }
 
     def _offloading(self) -> dict[str, object]:
-        host = {"device": "cpu", "pin_memory": self.device == "cuda"}
+        host = {"device": "cpu", "pin_memory": self.device != "cpu"}
         moved = {"zero_offload": ("offload_optimizer",), "zero_infinity": ("offload_optimizer", "offload_param")}
         return dict.fromkeys(moved.get(self.case.schedule, ()), host)

@@ -1,4 +1,4 @@
-"""FSDP2: fully_shard over gloo, in the three ways that our methods of replicas have too.
+"""FSDP2: fully_shard, on accelerators or over gloo, in the three ways that our methods of replicas have too.
 
     reshard      weights are gathered for every pass and dropped after it: ZeRO-3
     no_reshard   they stay gathered from a forward to its backward: ZeRO-2
@@ -6,7 +6,8 @@
 
 Data parallel: rank r trains the microbatches r, r + p, ... of every step; FSDP averages gradients over the ranks, so
 a loss divided by the microbatches of one rank gives the mean over the step. Gradients are scattered after every
-backward; with offload, which adds them up on the device, once a step.
+backward; with offload, which adds them up on the device, once a step. In a 16-bit type weights and gradients are
+float32 in shards, and what is gathered is 16-bit.
 
 Source: torch 2.13, torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FSDP", VLDB'23.
 """
@@ -14,7 +15,7 @@ Source: torch 2.13, torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FS
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -54,10 +55,19 @@ class Fsdp2:
         self.losses: list[float] = []
         self.ours: Method | None = METHODS[case.schedule]
         self._offloads = case.schedule == "offload"
-        mesh = init_device_mesh("cpu", (self.num_ranks,))
-        policy = CPUOffloadPolicy(pin_memory=False) if self._offloads else OffloadPolicy()
+        mesh = init_device_mesh(case.device, (self.num_ranks,))
+        policy = CPUOffloadPolicy(pin_memory=case.device != "cpu") if self._offloads else OffloadPolicy()
+        dtype, precision = getattr(torch, case.dtype), MixedPrecisionPolicy()
+        if dtype.itemsize == 2:
+            precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         for module in self.workload.modules:
-            fully_shard(module, mesh=mesh, reshard_after_forward=case.schedule != "no_reshard", offload_policy=policy)
+            fully_shard(
+                module.float() if dtype.itemsize == 2 else module,
+                mesh=mesh,
+                reshard_after_forward=case.schedule != "no_reshard",
+                mp_policy=precision,
+                offload_policy=policy,
+            )
         self._parameters = {
             (number, name): parameter
             for number, module in enumerate(self.workload.modules)
@@ -98,7 +108,7 @@ class Fsdp2:
         return {place: _whole(parameter.detach()) for place, parameter in self._parameters.items()}
 
     def _loss(self, microbatch: int) -> torch.Tensor:
-        x, labels = self.workload.batch(microbatch)
+        x, labels = (each.to(self.case.device) for each in self.workload.batch(microbatch))
         *layers, head = self.workload.modules
         for layer in layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.case.recompute == "all" else layer(x)

@@ -266,11 +266,9 @@ class Duel:
 
 
 @dataclass
-class TorchDuel:
-    """`mode=torch_duel`: torch's runtime with our table, torch's own schedules and our threads, in real time."""
+class Turns:
+    """What duels without plans of their own have in common."""
 
-    name: str = "torch_duel"
-    schedules: list[str] = field(default_factory=lambda: ["1f1b", "zb_v"])
     num_starts: int = 2
     budget_s: float = 122.0
     half_width: float = 0.02
@@ -282,6 +280,21 @@ class TorchDuel:
         for name in ("budget_s", "half_width", "stall_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"mode.{name}={getattr(self, name)}: a number above 0")
+
+
+@dataclass
+class TorchDuel(Turns):
+    """`mode=torch_duel`: torch's runtime with our table, torch's own schedules and our threads, in real time."""
+
+    name: str = "torch_duel"
+    schedules: list[str] = field(default_factory=lambda: ["1f1b", "zb_v"])
+
+
+@dataclass
+class GpuDuel(Turns):
+    """`mode=gpu_duel`: a schedule of ours, FSDP2, DeepSpeed and the released library on accelerators, in real time."""
+
+    name: str = "gpu_duel"
 
 
 POLICIES = ("checkpoint", "gemini", "recycle", "bamboo", "varuna")
@@ -321,7 +334,8 @@ class Failures:
             raise ConfigError(f"mode.stall_s={self.stall_s}: seconds above 0")
 
 
-Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel | Failures
+AnyDuel = Duel | TorchDuel | GpuDuel
+Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel | GpuDuel | Failures
 MODES: dict[str, type[Mode]] = {
     "simulate": Simulate,
     "train": Train,
@@ -329,5 +343,6 @@ MODES: dict[str, type[Mode]] = {
     "roofline": Roofline,
     "duel": Duel,
     "torch_duel": TorchDuel,
+    "gpu_duel": GpuDuel,
     "failures": Failures,
 }

@@ -13,11 +13,13 @@ from rpbench import registry
 from rpbench.config.changed_model import told_apart
 from rpbench.config.choices import (
     MODES,
+    AnyDuel,
     BackendConfig,
     CheckpointConfig,
     CostConfig,
     Duel,
     Failures,
+    GpuDuel,
     Mode,
     OptimizerConfig,
     Predict,
@@ -475,7 +477,9 @@ def _check_mode(request: Request) -> None:
         )
     if isinstance(mode, Train) and backend is None:
         raise ConfigError("mode=train: choose what executes it, as in backend=virtual, backend=cpu or backend=emulated")
-    if not isinstance(mode, Train) and backend is not None:
+    if isinstance(mode, GpuDuel) and (backend is None or backend.name != "device"):
+        raise ConfigError("mode=gpu_duel is played on accelerators: set backend=device")
+    if not isinstance(mode, Train | GpuDuel) and backend is not None:
         raise ConfigError(f"mode={mode.name} has no backend: leave backend={backend.name} out, or take mode=train")
     has_tensors = backend is not None and backend.name != "emulated"
     if request.verify and not has_tensors and not isinstance(mode, Duel):
@@ -485,7 +489,7 @@ def _check_mode(request: Request) -> None:
     if asked and (backend is None or backend.name not in ("virtual", "cpu")):
         where = f"backend={backend.name}" if backend else f"mode={mode.name}"
         raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
-    if isinstance(mode, Predict | Roofline | Duel | TorchDuel) and request.model is None:
+    if isinstance(mode, Predict | Roofline | AnyDuel) and request.model is None:
         raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
     if request.tuning_budget is not None and not isinstance(mode, Simulate):
         raise ConfigError(

@@ -115,6 +115,15 @@ def _over_own(row: Record) -> str:
     return f": {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['verdict']}"
 
 
+def _on_accelerator(row: Record) -> str:
+    return f"GPU duel {row['model']} {row['contender']}"
+
+
+def _over_ours(row: Record) -> str:
+    pace = f"{row['step_time_s']:.3f} s, " if "step_time_s" in row else ""
+    return f": {pace}{row['verdict']}" + (f" ({row['verdict_reason']})" if row["verdict_reason"] else "")
+
+
 def _failing(row: Record) -> str:
     return f"{row['policy']} {_schedule(row)}"
 
@@ -136,5 +145,6 @@ _DESCRIBED: dict[str, tuple[Callable[[Record], str], Callable[[Record], str]]] =
     "roofline": (_formulas, _convention),
     "duel": (_contender, _clocked),
     "torch_duel": (_entrant, _over_own),
+    "gpu_duel": (_on_accelerator, _over_ours),
     "failures": (_failing, _went_on),
 }

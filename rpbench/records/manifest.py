@@ -33,7 +33,7 @@ STATES = (PLANNED, DONE, INFEASIBLE, OOM, NOT_APPLICABLE, FAILED)
 _MOST_BYTES = 2**29  # of a plan or a worker's lines; a million cells take less
 _NAME = re.compile(r"\w[\w.-]{0,99}")  # of a record or an experiment
 ENDED = (DONE, INFEASIBLE, OOM)  # of a cell with a verdict
-_STATE_OF = {"ok": DONE, "infeasible": INFEASIBLE, "oom": OOM, "failed": FAILED}
+_STATE_OF = {"ok": DONE, "infeasible": INFEASIBLE, "oom": OOM, "failed": FAILED, "not applicable": NOT_APPLICABLE}
 
 # What a command line says beside the subject of a sweep; these do not enter a manifest's name.
 _BESIDES = ("results_dir", "tracker", "force", "save_timeline", "experiment", "hydra")

@@ -43,7 +43,7 @@ REQUIRED = (
     "config",
     "started_at",
 )
-STATUSES = ("ok", "oom", "infeasible", "failed")
+STATUSES = ("ok", "oom", "infeasible", "failed", "not applicable")
 
 
 # 2: what surrounds a run is in its record, and its run_id is verified when it is read; 3: so is a digest of all values

@@ -59,14 +59,13 @@ def start_group(device: str, join_s: float = JOIN_S) -> None:
     if missing:
         raise ValueError(f"{', '.join(missing)} not set: start ranks with torchrun, or let rpbench start them")
     load_runtime()
-    if device == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if local >= torch.cuda.device_count():
-            raise ValueError(
-                f"LOCAL_RANK={local}: this host has {torch.cuda.device_count()} CUDA devices; start as many ranks on it"
-            )
-        torch.cuda.set_device(local)
-    backend = "nccl" if device == "cuda" else "gloo"
+    backend = "gloo"
+    if device != "cpu":
+        local, num = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+        if local >= num:
+            raise ValueError(f"LOCAL_RANK={local}: this host has {num} {device} devices; start as many ranks on it")
+        torch.accelerator.set_device_index(local)
+        backend = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         backend,

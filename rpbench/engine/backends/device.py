@@ -21,20 +21,23 @@ No accelerator was at hand: it has never run on one. Its order is checked on CPU
 (`rpbench.engine.stream_order`).
 """
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from rpbench.engine.backends.accelerator import place
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.executor import Gate, Perform
 from rpbench.engine.program import Edge, Program
 from rpbench.engine.transfers.peers import at, begin_action, copied_here, wait_for
+from rpbench.engine.workload import Workload
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch, Data
 
@@ -219,6 +222,13 @@ class OnCurrentDevice:
 
     def microbatch(self, step: int, microbatch: int) -> Batch:
         return Batch(*(_brought(each) for each in self.data.microbatch(step, microbatch)))
+
+
+def brought_here(workload: Workload) -> Workload:
+    """The same on the current accelerator: copies of its modules, and its microbatches."""
+    here = place(torch.accelerator.current_device_index())
+    layers = copy.deepcopy(nn.ModuleList(workload.modules)).to(here)
+    return replace(workload, modules=list(layers), data=OnCurrentDevice(workload.data))
 
 
 def _brought(tensor: torch.Tensor) -> torch.Tensor:

@@ -344,10 +344,17 @@ def _on_cpu(
 
 
 def run_accelerated(
-    request: Request, assembled: Assembled, handlers_of: HandlersOf = lambda training: training.handlers
+    request: Request,
+    assembled: Assembled,
+    handlers_of: HandlersOf = lambda training: training.handlers,
+    workload: Workload | None = None,
 ) -> Ran:
-    """Run what is assembled on accelerators, without a record."""
-    workload, start = _workload(request, assembled), _start(request, assembled)
+    """Run what is assembled on accelerators, without a record.
+
+    Args:
+        workload: of a run before; None: it is built.
+    """
+    workload, start = workload or _workload(request, assembled), _start(request, assembled)
     settings, stays = settings_of(request, assembled.entry), stays_on_devices(assembled.schedule)
 
     def make(own: Workload, backend: DeviceBackend) -> Training:

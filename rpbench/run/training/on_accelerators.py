@@ -1,18 +1,17 @@
 """Runs on the accelerators of this machine, or dry: on made-up ones, where the order of streams is checked."""
 
-import copy
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from rpbench.config.choices import BackendConfig
 from rpbench.cost.memory import classes_of
 from rpbench.engine.backends import accelerator
-from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice, failing
+from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice, brought_here, failing
 from rpbench.engine.executor import Handler, execute
 from rpbench.engine.program import Program
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
@@ -38,6 +37,7 @@ class Ran(NamedTuple):
     Args:
         training: after it, with its data on the host again.
         fields: of its record: evidence, memory by the accelerators' own statistics, and what was predicted.
+        wall_s: all of it by the clock of the processor, until the accelerators have ended.
         trace: what was issued, of a dry run.
     """
 
@@ -45,6 +45,7 @@ class Ran(NamedTuple):
     program: Program
     timeline: Timeline
     fields: Fields
+    wall_s: float
     trace: Trace | None
 
 
@@ -78,28 +79,29 @@ def run_on_accelerators(
                 training = make(on_device, backend)
             program = training.program(assembled.costs, real_time=True)
             handlers = handlers_of(training) if number == num_warmup_runs else training.handlers
+            began = time.perf_counter()
             timeline = execute(program, handlers, backend)
+            wall_s = time.perf_counter() - began
         fields: Fields = {
             "accelerators": [accelerator.name(each) for each in range(num)],
             "accelerator_peak_memory_bytes": [torch.accelerator.max_memory_allocated(each) for each in range(num)],
             **_predicted_by_class(assembled, num),
-            **(_beside_plain_training(training, on_device) if verify else {}),
+            **(_beside_plain_training(training, workload) if verify else {}),
         }
     training.workload = replace(training.workload, data=workload.data)
     fields |= _order_found(machine.trace) if machine else {"evidence": "measured"}
-    return Ran(training, program, timeline, fields, machine.trace if machine else None)
+    return Ran(training, program, timeline, fields, wall_s, machine.trace if machine else None)
 
 
-def _beside_plain_training(training: Training, on_device: Workload) -> Fields:
+def _beside_plain_training(training: Training, workload: Workload) -> Fields:
     """How far the gradients of the first step are from those of plain training on the first accelerator.
 
     Both run the same kernels on the same shapes; `gated_on_device` says how far they may be apart.
     """
-    layers = copy.deepcopy(nn.ModuleList(on_device.modules)).to(accelerator.place(0))
-    plain = replace(on_device, modules=list(layers))
     groups = {place: found for place, found in training.groups.items() if place[1] == 1}
     parts, optimizer = training.schedule.shape.num_segments, training.settings.optimizer
     with torch.accelerator.device_index(0):
+        plain = brought_here(workload)
         reference = train_reference(plain, training.layout, groups, optimizer, num_parts=parts, updates=False)
     expected = {place: gradient.cpu() for place, gradient in reference.gradients[0].items()}
     found: Tensors = {}

@@ -2,7 +2,8 @@
 
 In the duel of schedules all are compared with 1F1B. In the torch duel a schedule is run by several, on the same cut
 and the same microbatches; they are called `schedule/role` and compared with torch's own schedule of that name. Whoever
-others are compared with is there more than once, so that it is one more contender that should come out at 1.
+others are compared with is there more than once, so that it is one more contender that should come out at 1. On
+accelerators that is our own engine, and the others are other people's runtimes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,17 @@ NUM_COPIES = 10  # of the base in an A/A duel, besides the references
 
 OWN, TWIN, TABLE, THREADS = "own", "own_twin", "table", "threads"  # roles in a torch duel
 
-Engine = Literal["rpbench", "torch", "side by side", "torch's schedule", "torch with our table", "our threads"]
+Engine = Literal[
+    "rpbench",
+    "torch",
+    "side by side",
+    "torch's schedule",
+    "torch with our table",
+    "our threads",
+    "FSDP2",
+    "DeepSpeed",
+    "RoundPipe",
+]
 ENGINES: Mapping[str, Engine] = {
     OWN: "torch's schedule",
     TWIN: "torch's schedule",
@@ -118,6 +129,17 @@ def _others(who: str) -> tuple[Contender, ...]:
         if name not in names:
             raise ValueError(f"mode.contenders={who}: all, twins, or some of {'+'.join(names)}; {name} is none of them")
     return tuple(each for each in _OTHERS if each.name in asked)
+
+
+def gpu_contenders(schedule: str) -> list[Contender]:
+    """Everybody of a duel on accelerators: a schedule of ours twice, and other runtimes, as what they do is called."""
+    return [
+        Contender(OWN, schedule),
+        Contender(TWIN, schedule, plan_of=OWN),
+        Contender("fsdp2", "zero_3", engine="FSDP2"),
+        Contender("zero_offload", "zero_offload", engine="DeepSpeed"),
+        Contender("released", "roundpipe", engine="RoundPipe"),
+    ]
 
 
 def torch_contenders(schedules: Sequence[str]) -> list[Contender]:

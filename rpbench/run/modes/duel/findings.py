@@ -180,22 +180,35 @@ def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
     fit = timed(rows)
     if not fit:
         return {}
-    clean, replays, predictions = findings(fit, "wall"), over_wall(fit, "replay"), over_wall(fit, "predicted")
-    disturbed = {clock: findings(fit, clock, undisturbed=False) for clock in ("wall", "cpu")}
+    replays, predictions = over_wall(fit, "replay"), over_wall(fit, "predicted")
+    verdicts = verdict_fields(fit, "torch's own schedule has not run twice")
     found: dict[str, dict[str, Any]] = {}
     for name, row in fit.items():
         own = _interval("replay_over_wall", replays[name]) | _interval("predicted_over_wall", predictions[name])
-        if name in clean:
-            own |= _interval("over_own", clean[name], turned=True)
-            own |= _interval("over_own_disturbed", disturbed["wall"][name], turned=True)
-            own |= _interval("cpu_over_own_disturbed", disturbed["cpu"][name], turned=True)
         found[name] = {
             **own,
-            "verdict": clean[name].verdict if name in clean else "no verdict",
-            "verdict_reason": clean[name].reason if name in clean else "torch's own schedule has not run twice",
+            **verdicts[name],
             "overhead_per_action_s": overhead_per_action(row),
             "missing_shares": missing_parts(row),
         }
+    return found
+
+
+def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
+    """Contender -> how many times as long as its references it takes, and the verdict.
+
+    Args:
+        alone: why a contender has none whose reference is not there twice.
+    """
+    fit = timed(rows)
+    clean = findings(fit, "wall") if fit else {}
+    disturbed = {clock: findings(fit, clock, undisturbed=False) for clock in ("wall", "cpu")} if clean else {}
+    found: dict[str, dict[str, Any]] = {name: {"verdict": "no verdict", "verdict_reason": alone} for name in fit}
+    for name, each in clean.items():
+        found[name] = _interval("over_own", each, turned=True)
+        found[name] |= _interval("over_own_disturbed", disturbed["wall"][name], turned=True)
+        found[name] |= _interval("cpu_over_own_disturbed", disturbed["cpu"][name], turned=True)
+        found[name] |= {"verdict": each.verdict, "verdict_reason": each.reason}
     return found
 
 

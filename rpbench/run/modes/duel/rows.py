@@ -67,7 +67,7 @@ def timed_fields(name: str, starts: Sequence[Started], num_steps: int) -> dict[s
     return {
         "makespan_s": _median(runs, "wall_s"),
         "step_time_s": _median(runs, "wall_s") / num_steps,
-        "replay_makespan_s": _median(runs, "replay_s"),
+        "replay_makespan_s": None if runs[0]["replay_s"][0] is None else _median(runs, "replay_s"),
         "cpu_s": _median(runs, "cpu_s"),
         "foreign_cpu_share": median(others) if others else None,
         "starts": [start.about for start in starts],

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rpbench import tracking
-from rpbench.config.choices import Duel, TorchDuel
+from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
 from rpbench.cost.profiled import to_text
 from rpbench.engine.backends.cpu import usable_cores
@@ -82,7 +82,7 @@ def play_all(
         between: is called before the first start and after each.
     """
     mode = request.mode
-    assert isinstance(mode, Duel | TorchDuel)
+    assert isinstance(mode, Duel | Turns)
     job.tell(f"{mode.num_starts} starts of at most {mode.budget_s:g} s each, {len(job.entrants)} contenders")
     if len(usable_cores()) < job.num_devices:
         job.tell(f"{job.num_devices} devices on {len(usable_cores())} core: one turn, and no verdict")
@@ -93,15 +93,17 @@ def play_all(
         for number in range(mode.num_starts):
             starts.append(start_apart(replace(fit, order_seed=job.order_seed + number)))
             between()
-    found = timed(fit.names, starts) if starts else {}
+    lost = {name: reason for start in starts for name, reason in start.about.get("lost", {}).items()}
+    found = timed([name for name in fit.names if name not in lost], starts) if starts else {}
     rows = []
     for entrant in job.entrants:
         row = {**names(request), "contender": entrant.name, "engine": entrant.engine, **origin()}
         row |= {"status": "ok", "reason": None, "evidence": "measured", "config": dict(request.subject)}
         row |= opening(entrant) | parities[entrant.name]
         if entrant.name not in found:
-            lost = "nobody to compare with: no reference trains as plain training does"
-            row |= {"status": "failed", "evidence": None, "reason": row["reason"] or lost}
+            why = lost.get(entrant.name, "nobody to compare with: no reference trains as plain training does")
+            status = row["status"] if row["status"] != "ok" else "failed"  # not applicable
+            row |= {"status": status, "evidence": None, "reason": row["reason"] or why}
         rows.append(row | found.get(entrant.name, {}))
     return rows
 

@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 
 from baselines.systems.case import Case
-from rpbench.config.choices import Duel, TorchDuel
+from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
 from rpbench.engine.backends.cpu import CpuBackend, usable_cores
-from rpbench.engine.executor import ActionFailed
 from rpbench.engine.program import make_program
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings
@@ -29,12 +28,11 @@ from rpbench.run.modes.duel.contenders import Contender, is_reference
 from rpbench.run.modes.duel.findings import find_starts
 from rpbench.run.modes.duel.rows import Started
 from rpbench.run.modes.duel.runs import columns_of
-from rpbench.run.modes.duel.teams import DIFFERENCES, EngineTeam, LimitTeam, Parity, Team, TorchTeam
-from rpbench.run.modes.duel.turns import Run, family_order, play, turn_order
+from rpbench.run.modes.duel.teams import GATED, Absent, EngineTeam, LimitTeam, Parity, Team, TorchTeam
+from rpbench.run.modes.duel.turns import FAILURES, Run, family_order, play, turn_order, why_lost
 from rpbench.run.modes.duel.verdict import Rules
 from rpbench.run.training.tensors import one_thread, workload_of
 from rpbench.side_processes import side_processes
-from rpbench.torch_runtime.diagnosis import RunFailed
 from rpbench.torch_runtime.ranks import Ranks
 from rpbench.workload.architecture import Architecture
 
@@ -147,7 +145,7 @@ def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[
 def job_of(request: Request, label: str, entrants: Sequence[Contender], make_teams: MakeTeams) -> Job:
     """What the mode of a request asks of every start."""
     mode = request.mode
-    assert isinstance(mode, Duel | TorchDuel)
+    assert isinstance(mode, Duel | Turns)
     rules = Rules(half_width=mode.half_width, least_starts=max(Rules.least_starts, mode.num_starts))
     return Job(label, tuple(entrants), make_teams, request.num_devices, rules, mode.budget_s, request.seed)
 
@@ -168,10 +166,12 @@ def play_start(job: Job) -> Started:
             return family_order(job.families, draw)
         return turn_order([name for name in names if name not in references], references, draw)
 
+    lost: dict[str, str] = {}
+
     def is_enough(runs: Sequence[Run]) -> bool:
         if job.families:
             return False
-        found = find_starts(columns_of(names, runs), "wall", job.rules)
+        found = find_starts(columns_of([name for name in names if name not in lost], runs), "wall", job.rules)
         return all(start.is_enough(job.rules) for start in found.values())
 
     with one_thread(), ExitStack() as stack:
@@ -181,19 +181,23 @@ def play_start(job: Job) -> Started:
             make_turn,
             _budget_s(job),
             is_enough,
+            lost,
             lambda line: job.tell(f"order {job.order_seed}, {line}"),
         )
+    if lost and (job.families or len(lost) == len(names)):
+        raise RuntimeError(f"{job.label}: " + "; ".join(f"{name}: {why}" for name, why in lost.items()))
     used = resource.getrusage(resource.RUSAGE_SELF)
     about = {
         "process": os.getpid(),
         "order_seed": job.order_seed,
-        "num_turns": (len(runs) - 1) // len(names),
+        "num_turns": (len(runs) - 1) // (len(names) - len(lost)),
         "spent_s": round(runs[-1].at_s, 1),
         "budget_s": job.budget_s,
         "is_enough": is_enough(runs),
         "num_cores": len(usable_cores()),
         "is_pinned": True,
         "is_malloc_tuned": is_tuned(),
+        "lost": lost,
         "minor_faults": used.ru_minflt,
         "times_preempted": used.ru_nivcsw,
     }
@@ -218,21 +222,27 @@ def check_parity(job: Job, sequence_tokens: int) -> dict[str, Parity]:
         for name, team in job.make_teams(job.entrants, stack):
             found[name] = _parity(team, sequence_tokens) | {"parity_seq_len": sequence_tokens}
             if found[name]["parity"]:
-                job.tell(f"{name} within {max(found[name][key] for key in DIFFERENCES):g} of plain training")
+                job.tell(f"{name} within {_far(found[name]):g} of plain training")
     return found
 
 
 def _parity(team: Team, sequence_tokens: int) -> Parity:
     try:
         found = team.check(sequence_tokens)
-    except RunFailed as error:
-        return {"parity": False, "reason": str(error).partition("\n")[0]}
-    except (ActionFailed, ValueError, RuntimeError) as error:
-        return {"parity": False, "reason": f"{type(error).__name__}: {error}"}
-    far = max(found[key] for key in DIFFERENCES)
+    except Absent as error:
+        return {"parity": False, "status": "not applicable", "reason": str(error)}
+    except FAILURES as error:
+        return {"parity": False, "reason": why_lost(error)}
+    far = _far(found)
     sound = far <= team.tolerance and found.get("versions_as_reference", True)
     reason = None if sound else f"it does not train as plain training does: off by {far:g}"
-    return found | {"parity": sound, "reason": reason}
+    reason = found.get("reason") or reason
+    return found | {"parity": reason is None, "reason": reason}
+
+
+def _far(found: Parity) -> float:
+    """How far from plain training a contender is, by whatever it was compared in."""
+    return max(found[key] for key in GATED if key in found)
 
 
 def without(job: Job, parities: Mapping[str, Parity]) -> Job:

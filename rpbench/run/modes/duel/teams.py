@@ -37,6 +37,11 @@ from rpbench.torch_runtime.resident import StepRequest, cpu_s
 
 Parity = dict[str, Any]
 DIFFERENCES = ("grad_max_abs_diff", "weight_max_abs_diff")
+GATED = (*DIFFERENCES, "device_grad_max_rel_diff")  # the last alone where both are from a real accelerator
+
+
+class Absent(ValueError):
+    """A contender is not installed here, or has not what it runs on."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Sample:
     Args:
         wall_s: by the clock on the wall.
         replay_s: what the actions' processor times give on the same action graph, whatever else the machine did; in a
-            torch duel the graph timed with the step's own durations, by the clock on the wall.
+            torch duel the graph timed with the step's own durations, by the clock on the wall; None on accelerators.
         cpu_s: these times together; in a torch duel what all threads of the processes that ran it used.
         elapsed_s: that passed in which other programs were watched.
         others_s: processor time that they had meanwhile; None where the system does not say.
@@ -56,7 +61,7 @@ class Sample:
     """
 
     wall_s: float
-    replay_s: float
+    replay_s: float | None
     cpu_s: float
     elapsed_s: float
     others_s: float | None
@@ -142,33 +147,51 @@ class _OnRanks:
             self._is_warm = True
 
 
-class TorchTeam(_OnRanks):
+class SystemTeam(_OnRanks):
+    """Another runtime, by its adapter in `baselines.systems`, on processes of its own.
+
+    Args:
+        tolerance: how far it may be from plain training; another engine may add in another order.
+    """
+
+    def __init__(self, case: Case, ranks: Ranks, cores: Sequence[int], tolerance: float = 1e-6) -> None:
+        super().__init__(ranks, cores)
+        self._case, self.tolerance = case, tolerance
+
+    def check(self, sequence_tokens: int) -> Parity:
+        short = replace(self._case, model={**self._case.model, "seq_len": sequence_tokens}, verify=True)
+        answers = self._ranks.run_case(short)
+        return {key: max(answer[key] for answer in answers) for key in GATED if key in answers[0]}
+
+    def run(self) -> Sample:
+        return self._sampled()[0]
+
+    def _sampled(self) -> tuple[Sample, list[Any]]:
+        """A run without a replay, and what every rank answers."""
+        self._warm_up(lambda: self._ranks.run_case(self._case))
+        with ForeignLoad(self._ranks.pids) as foreign:
+            answers = self._ranks.run_case(self._case)
+        wall_s = max(answer["wall_s"] for answer in answers)
+        cpu_s = sum(answer["cpu_s"] for answer in answers)
+        return Sample(wall_s, None, cpu_s, foreign.elapsed_s, foreign.others_s), answers
+
+
+class TorchTeam(SystemTeam):
     """torch's Schedule1F1B on processes, with the partition of a plan.
 
     Its replay is that of its forwards, backwards and steps on our 1F1B's graph: messages between its ranks take no
     processor time there.
     """
 
-    tolerance = 1e-6  # another engine may add in another order
-
     def __init__(self, plan: WholePlan, case: Case, ranks: Ranks, program: Program, cores: Sequence[int]) -> None:
-        super().__init__(ranks, cores)
-        self.plan, self._case, self._program = plan, case, program
-
-    def check(self, sequence_tokens: int) -> Parity:
-        short = replace(self._case, model={**self._case.model, "seq_len": sequence_tokens}, verify=True)
-        answers = self._ranks.run_case(short)
-        return {key: max(answer[key] for answer in answers) for key in DIFFERENCES}
+        super().__init__(case, ranks, cores)
+        self.plan, self._program = plan, program
 
     def run(self) -> Sample:
-        self._warm_up(lambda: self._ranks.run_case(self._case))
-        with ForeignLoad(self._ranks.pids) as foreign:
-            answers = self._ranks.run_case(self._case)
+        sample, answers = self._sampled()
         took = self._cpu_by_action([action for answer in answers for action in answer["actions"]])
         replayed = replay_clock(self._program, [0.0] * len(took), took)
-        wall_s = max(answer["wall_s"] for answer in answers)
-        cpu_s = sum(answer["cpu_s"] for answer in answers)
-        return Sample(wall_s, float(replayed.makespan), cpu_s, foreign.elapsed_s, foreign.others_s)
+        return replace(sample, replay_s=float(replayed.makespan))
 
     def _cpu_by_action(self, actions: Sequence[tuple[str, int, int, float]]) -> list[float]:
         """Processor time of every action of our program; torch counts microbatches within a step."""

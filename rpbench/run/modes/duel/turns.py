@@ -22,11 +22,20 @@ from contextlib import contextmanager
 from random import Random
 from typing import NamedTuple
 
+from rpbench.engine.executor import ActionFailed
 from rpbench.run.modes.duel.teams import Sample, Team
+from rpbench.torch_runtime.diagnosis import RunFailed
 
 Told = Callable[[str], None]
 
 LOOK_EVERY = 5  # turns
+FAILURES = (RunFailed, ActionFailed, ValueError, RuntimeError)  # what a contender may end with; the others go on
+
+
+def why_lost(error: Exception) -> str:
+    """A failure in one line."""
+    words = str(error).partition("\n")[0]
+    return words if isinstance(error, RunFailed) else f"{type(error).__name__}: {words}"
 
 
 class Run(NamedTuple):
@@ -64,6 +73,7 @@ def play(
     make_turn: Callable[[], Sequence[str]],
     budget_s: float,
     is_enough: Callable[[Sequence[Run]], bool],
+    lost: dict[str, str],
     tell: Told = lambda line: None,
 ) -> list[Run]:
     """The runs, in the order they were made.
@@ -72,13 +82,14 @@ def play(
         make_turn: the order of the next turn, of all teams; where there are references, the last is one.
         budget_s: no turn begins after that.
         is_enough: asked now and then.
+        lost: gets who has failed, and why; the others go on without it.
     """
     began = time.perf_counter()
     runs: list[Run] = []
     turn = 0
     with _collection_between_runs():
         while True:
-            made = [_run(name, teams[name], began) for name in make_turn()]
+            made = list(_made(teams, make_turn(), began, lost))
             if turn == 0:
                 made = made[-1:]  # the neighbour of whoever runs next
             runs += made
@@ -86,8 +97,17 @@ def play(
             if turn % LOOK_EVERY == 0:
                 tell(f"{turn} turns in {spent:.0f} s")
             if turn and (spent >= budget_s or (turn % LOOK_EVERY == 0 and is_enough(runs))):
-                return runs
+                return [run for run in runs if run.name not in lost]
             turn += 1
+
+
+def _made(teams: Mapping[str, Team], names: Sequence[str], began: float, lost: dict[str, str]) -> Iterator[Run]:
+    for name in names:
+        if name not in lost:
+            try:
+                yield _run(name, teams[name], began)
+            except FAILURES as error:
+                lost[name] = why_lost(error)
 
 
 def _run(name: str, team: Team, began: float) -> Run:

@@ -1,0 +1,88 @@
+"""The released RoundPipe library: one process for all accelerators of the host, weights and optimizer on the host.
+
+The library cuts the layers by what it has timed, unless it is told how; it goes on from the weights that the steps
+before have left. Its optimizer runs in a thread of its own, here torch's AdamW for everybody's sake, and a step waits
+for it: the newest weights are trained, as in plain training. It speaks to torch.cuda alone (CUDA and ROCm).
+
+Source: the interface of roundpipe 0.1.1, `RoundPipe.forward_backward` and `RoundPipe.step`.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from baselines.systems.case import Case
+from baselines.systems.ours import Method
+from baselines.systems.requirement import require
+from rpbench.engine.state.gradients import Tensors
+
+
+class _Link(nn.Module):
+    """A module that hands the labels on; the last has only its loss to give."""
+
+    def __init__(self, module: nn.Module, *, is_last: bool) -> None:
+        super().__init__()
+        self.module, self.is_last = module, is_last
+
+    def forward(self, both: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        x, labels = both
+        return self.module(x, labels) if self.is_last else (self.module(x), labels)
+
+
+class Released:
+    """The whole of it.
+
+    Raises:
+        ValueError: if the library or a CUDA device is not there, or the case does not fit.
+    """
+
+    def __init__(self, case: Case) -> None:
+        library: Any = require("roundpipe", needs_cuda=True)
+        if case.optimizer is None or case.recompute != "all":
+            raise ValueError("system=released: it steps an optimizer and recomputes every layer; give recompute=all")
+        self.case, self.workload = case, case.workload()
+        self.modules = set(range(len(self.workload.modules)))
+        self.actions: list[tuple[str, int, int, float]] = []
+        self.losses: list[float] = []
+        self.ours: Method | None = None
+        last = len(self.workload.modules) - 1
+        links = [_Link(module, is_last=number == last) for number, module in enumerate(self.workload.modules)]
+        masters = torch.float64 if case.dtype == "float64" else torch.float32
+        self._config = library.RoundPipeRunConfig(num_microbatch=case.num_microbatches)
+        self._model = library.RoundPipe(nn.Sequential(*links), optim_dtype=masters, name="rpbench")
+        settings = case.settings()
+        self._masters = dict(self._model.optim_named_parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._masters.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+
+    def prepare(self) -> None:
+        """Nothing is laid out beforehand."""
+
+    def train(self) -> None:
+        """All steps."""
+        num = self.case.num_microbatches
+        for step in range(self.case.num_steps):
+            batches = [self.workload.batch(step * num + microbatch) for microbatch in range(num)]
+            tokens, labels = (torch.cat(each) for each in zip(*batches, strict=True))
+            self._optimizer.zero_grad()
+            loss = self._model.forward_backward(
+                input_args=((tokens, labels),), loss_fn=lambda loss, _: loss / num, run_config=self._config
+            )
+            self._model.step(self._optimizer.step, is_async=False)
+            self.losses.append(float(loss))
+
+    def gradients(self) -> Tensors:
+        """Those of the last step."""
+        return {_place(name): master.grad for name, master in self._masters.items() if master.grad is not None}
+
+    def weights(self) -> Tensors:
+        """As they are now; the masters."""
+        return {_place(name): master.detach() for name, master in self._masters.items()}
+
+
+def _place(name: str) -> tuple[int, str]:
+    """`model.3.module.attention.weight` -> (3, `attention.weight`)."""
+    number, _, parameter = name.removeprefix("model.").split(".", 2)
+    return int(number), parameter

@@ -1,0 +1,219 @@
+"""The duel on accelerators: a schedule of ours, FSDP2, DeepSpeed's ZeRO-Offload and the released library, in turn.
+
+It is the duel with other contenders (`rpbench.run.modes.duel`), on the same model, tokens, weights and AdamW. Each has
+the accelerators for itself while it runs and gives its memory back; on the host each has one thread for arithmetic a
+process. Another runtime goes on from the weights of its run before, which changes no time. Who is not installed says
+so in its record, and nobody else waits for it. Dry, our streams are made up and FSDP2 computes on the processor: every
+step is taken, and nothing is timed.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from baselines.systems.case import Case
+from baselines.systems.requirement import why_missing
+from rpbench.config.choices import ConfigError, GpuDuel
+from rpbench.config.request import Request
+from rpbench.engine.backends import accelerator
+from rpbench.engine.measure.other_load import ForeignLoad
+from rpbench.engine.verification import WHOLE_BOUNDS, verified
+from rpbench.engine.workload import Workload
+from rpbench.records.record import Record
+from rpbench.run.assemble import Assembled
+from rpbench.run.modes.duel.contenders import Contender, gpu_contenders
+from rpbench.run.modes.duel.findings import verdict_fields
+from rpbench.run.modes.duel.rows import Started, timed_fields
+from rpbench.run.modes.duel.run import Fields, found_or_made, play_all, write_all
+from rpbench.run.modes.duel.starts import job_of
+from rpbench.run.modes.duel.teams import Absent, Parity, Sample, SystemTeam, Team
+from rpbench.run.modes.train import check_request, run_accelerated
+from rpbench.run.scheduled import assembled_of
+from rpbench.run.training.tensors import DTYPES, one_thread
+from rpbench.torch_runtime.ranks import Ranks
+
+# Engine -> the system of `baselines.systems` and what it is run as.
+SYSTEMS: Mapping[str, tuple[str, str]] = {
+    "FSDP2": ("fsdp2", "offload"),
+    "DeepSpeed": ("deepspeed", "zero_offload"),
+    "RoundPipe": ("released", ""),
+}
+# The package that it needs, and whether that speaks to CUDA alone, from one process.
+PACKAGES = {"DeepSpeed": ("deepspeed", False), "RoundPipe": ("roundpipe", True)}
+NO_PACE = "dry: made-up accelerators have no pace"
+
+
+class AcceleratorTeam:
+    """A schedule of ours on the accelerators, real or made up."""
+
+    def __init__(self, request: Request, assembled: Assembled) -> None:
+        self._request, self._assembled = request, assembled
+        self._is_dry = _is_dry(request)
+        self._workload: Workload | None = None
+        self.tolerance = 0.0 if self._is_dry else WHOLE_BOUNDS[DTYPES[request.dtype]]
+
+    def check(self, sequence_tokens: int) -> Parity:
+        """How far it is from plain training, on short sequences; dry, what its order of streams lacks as well."""
+        assert self._request.model is not None
+        model = replace(self._request.model, seq_len=sequence_tokens)
+        ran = run_accelerated(replace(self._request, model=model, verify=True), replace(self._assembled, model=model))
+        fields = {key: value for key, value in ran.fields.items() if not key.startswith("predicted_")}
+        return fields | (verified(ran.training) if self._is_dry else {})
+
+    def run(self) -> Sample:
+        """All steps."""
+        with ForeignLoad() as foreign:
+            used = time.process_time()
+            ran = run_accelerated(self._request, self._assembled, workload=self._workload)
+            used = time.process_time() - used
+        self._workload = ran.training.workload
+        if not self._is_dry:
+            torch.accelerator.empty_cache()  # whoever is next finds all of its memory
+        return Sample(ran.wall_s, None, used, foreign.elapsed_s, foreign.others_s)
+
+
+class AbsentTeam:
+    """A contender that cannot run here."""
+
+    tolerance = 0.0
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def check(self, sequence_tokens: int) -> Parity:
+        """Nothing.
+
+        Raises:
+            Absent: always.
+        """
+        raise Absent(self._why)
+
+    def run(self) -> Sample:
+        """Nothing; as `check`."""
+        raise Absent(self._why)
+
+
+@dataclass(frozen=True)
+class AcceleratorTeams:
+    """Contenders on the accelerators of this machine.
+
+    Args:
+        stall_s: what ranks of another system may take.
+    """
+
+    request: Request
+    stall_s: float
+
+    def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
+        """Every contender, ready to run, with ranks that `stack` closes."""
+        request, assembled = self.request, assembled_of(self.request)
+        for entrant in entrants:
+            if entrant.engine not in SYSTEMS:
+                yield entrant.name, AcceleratorTeam(request, assembled)
+                continue
+            package, needs_cuda = PACKAGES.get(entrant.engine, ("torch", False))
+            why = why_missing(package, needs_cuda=needs_cuda)
+            if why is not None:
+                yield entrant.name, AbsentTeam(why)
+                continue
+            ranks = stack.enter_context(Ranks(1 if needs_cuda else request.num_devices, self.stall_s))
+            tolerance = 1e-6 if _is_dry(request) else WHOLE_BOUNDS[DTYPES[request.dtype]]
+            yield entrant.name, SystemTeam(self._case(entrant), ranks, (), tolerance)
+
+    def _case(self, entrant: Contender) -> Case:
+        request, (system, schedule) = self.request, SYSTEMS[entrant.engine]
+        assert request.model is not None
+        return Case(
+            system,
+            asdict(request.model),
+            request.num_microbatches,
+            schedule,
+            request.workload.microbatch_sequences,
+            request.num_steps,
+            request.seed,
+            request.dtype,
+            optimizer={
+                "learning_rate": request.optimizer.learning_rate,
+                "weight_decay": request.optimizer.weight_decay,
+            },
+            device="cpu" if _is_dry(request) else accelerator.kind(),
+        )
+
+
+def records(request: Request) -> list[Record]:
+    """The records of every contender, made or found; all are on disk when this returns.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    entrants = gpu_contenders(request.schedule.chosen)
+    return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
+
+
+def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str]) -> list[Record]:
+    mode, model = request.mode, request.model
+    assert isinstance(mode, GpuDuel)
+    assert model is not None
+    _check(request)
+    with one_thread():
+        assembled = assembled_of(request)
+        check_request(request, assembled)
+    tokens = request.num_microbatches * request.workload.microbatch_sequences * model.seq_len
+
+    def timed(fit: Sequence[str], starts: Sequence[Started]) -> dict[str, Fields]:
+        if _is_dry(request):
+            return {name: {"evidence": "dry"} for name in fit}
+        found = {name: timed_fields(name, starts, request.num_steps) for name in fit}
+        return {name: each | {"tokens_per_s": tokens / each["step_time_s"]} for name, each in found.items()}
+
+    job = job_of(request, f"GPU duel {model.name}", entrants, AcceleratorTeams(request, mode.stall_s))
+    if _is_dry(request):
+        job = replace(job, budget_s=0.0)
+    rows = play_all(request, job, lambda each: {"schedule": each.schedule, "tokens_per_step": tokens}, timed)
+    for row in rows:
+        row["run_id"] = ids[row["contender"]]
+        if row["status"] == "ok":
+            row |= {"verdict": "no verdict", "verdict_reason": NO_PACE}
+    if not _is_dry(request):
+        verdicts = verdict_fields(
+            {row["contender"]: row for row in rows}, f"{request.schedule.chosen} has not run twice"
+        )
+        for row in rows:
+            row |= verdicts.get(row["contender"], {})
+    write_all(request, rows)
+    return rows
+
+
+def _is_dry(request: Request) -> bool:
+    assert request.backend is not None
+    return request.backend.dry_accelerators is not None
+
+
+def _check(request: Request) -> None:
+    """Refuse what not all contenders can train alike.
+
+    Raises:
+        ConfigError: naming what they can.
+    """
+    model, asked = request.model, request.optimizer
+    assert model is not None
+    dtypes = ("float32",) if _is_dry(request) else ("float32", "bfloat16")
+    if request.dtype not in dtypes:
+        raise ConfigError(
+            f"dtype={request.dtype} with mode=gpu_duel: {' or '.join(dtypes)}, which everybody trains alike"
+        )
+    if model.tied or model.dropout or model.lora_rank:
+        raise ConfigError(
+            f"model={model.name} with mode=gpu_duel: FSDP2 and the library take layers one by one and draw numbers of "
+            "their own; set model.tied=false model.dropout=0, and no model.lora_rank"
+        )
+    if asked.name != "adamw" or asked.clip_norm is not None or asked.num_warmup_steps:
+        raise ConfigError(f"optimizer={asked.name} with mode=gpu_duel: adamw, without clip_norm and num_warmup_steps")
+    if request.recompute != "all" or request.workload.name != "synthetic" or request.pieces != 1:
+        raise ConfigError(
+            "mode=gpu_duel: everybody recomputes all of a layer, on tokens that are drawn; set recompute=all "
+            "workload=synthetic"
+        )
