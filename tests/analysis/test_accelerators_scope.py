@@ -46,7 +46,7 @@ def test_when_the_time_is_over_what_is_left_is_named(tmp_path: Path, monkeypatch
     monkeypatch.setattr(accelerators, "LIMIT_S", -1.0)
     monkeypatch.setattr(accelerators, "run_sweeps", lambda sweeps, results, say, tick: tick(""))
     problems = run_on_accelerators(tmp_path, tmp_path, 2, lambda line: None)
-    assert "are over: gpu_gradients, gpu_single did not end" in problems[0]
+    assert "are over: gpu_gradients, gpu_single, gpu_duel did not end" in problems[0]
 
 
 @pytest.mark.slow
@@ -55,7 +55,13 @@ def test_every_part_runs_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert reproduce.main(["gpu", "--dry", "2", "--results", str(results), "--out", str(tmp_path)]) == 0
     rows = [json.loads(path.read_text()) for path in results.glob("*/record.json")]
     assert {row["experiment"] for row in rows} == {part.experiment for part in PARTS}
+    duel = {row["contender"]: row for row in rows if row["experiment"] == "gpu_duel"}
+    assert list(map(len, (rows, duel))) == [len({row["run_id"] for row in rows}), 5]
+    assert {name for name, row in duel.items() if (row["status"], row["evidence"]) == ("ok", "dry")} >= {"own", "fsdp2"}
+    assert all("tokens_per_s" not in row or row["tokens_per_s"] is None for row in duel.values())
     for row in rows:
+        if row["experiment"] == "gpu_duel":
+            continue
         assert (row["status"], row["evidence"], row["tokens_per_s"]) == ("ok", "dry", None)
         assert row["order_findings"] == []
         assert len(row["accelerators"]) == len(row["accelerator_peak_memory_bytes"]) == 2

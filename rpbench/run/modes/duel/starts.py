@@ -181,8 +181,8 @@ def play_start(job: Job) -> Started:
             make_turn,
             _budget_s(job),
             is_enough,
-            lost,
             lambda line: job.tell(f"order {job.order_seed}, {line}"),
+            lost,
         )
     if lost and (job.families or len(lost) == len(names)):
         raise RuntimeError(f"{job.label}: " + "; ".join(f"{name}: {why}" for name, why in lost.items()))

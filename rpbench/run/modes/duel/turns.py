@@ -73,8 +73,8 @@ def play(
     make_turn: Callable[[], Sequence[str]],
     budget_s: float,
     is_enough: Callable[[Sequence[Run]], bool],
-    lost: dict[str, str],
     tell: Told = lambda line: None,
+    lost: dict[str, str] | None = None,
 ) -> list[Run]:
     """The runs, in the order they were made.
 
@@ -84,7 +84,7 @@ def play(
         is_enough: asked now and then.
         lost: gets who has failed, and why; the others go on without it.
     """
-    began = time.perf_counter()
+    began, lost = time.perf_counter(), {} if lost is None else lost
     runs: list[Run] = []
     turn = 0
     with _collection_between_runs():
