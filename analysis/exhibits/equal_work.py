@@ -105,7 +105,10 @@ def _ended(state: str, reason: str) -> str:
 
 
 def _repeated(rows: Sequence[Row]) -> str:
-    return "ok" if len(rows) == 1 else f"ok, {len(rows)} repeats"
+    if len(rows) == 1:  # of a duel, what its verdict is
+        verdict, why = (str(rows[0].get(key) or "") for key in ("verdict", "verdict_reason"))
+        return f"ok, {_ended(verdict, why)}" if verdict else "ok"
+    return f"ok, {len(rows)} repeats"
 
 
 def work_of(row: Row) -> Work:

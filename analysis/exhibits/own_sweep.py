@@ -32,6 +32,7 @@ _BEST = " ★"  # stands behind the best number of equal work
 
 _MEASURES = (
     Measure("tokens/s", number_of("tokens_per_s"), ",.0f", max),
+    Measure("times as long as ours", number_of("over_own"), ".3f"),
     Measure("makespan (s)", makespan_in("seconds"), ".4g"),
     Measure("makespan (slots)", makespan_in("slots"), ",.0f"),
     Measure("bubble (%)", number_of("bubble_makespan", 100), ".2f"),

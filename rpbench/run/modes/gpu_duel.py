@@ -29,7 +29,7 @@ from rpbench.run.modes.duel.findings import verdict_fields
 from rpbench.run.modes.duel.rows import Started, timed_fields
 from rpbench.run.modes.duel.run import Fields, found_or_made, play_all, write_all
 from rpbench.run.modes.duel.starts import job_of
-from rpbench.run.modes.duel.teams import Absent, Parity, Sample, SystemTeam, Team
+from rpbench.run.modes.duel.teams import ON_DEVICE, Absent, Parity, Sample, SystemTeam, Team
 from rpbench.run.modes.train import check_request, run_accelerated
 from rpbench.run.scheduled import assembled_of
 from rpbench.run.training.tensors import DTYPES, one_thread
@@ -120,8 +120,8 @@ class AcceleratorTeams:
                 yield entrant.name, AbsentTeam(why)
                 continue
             ranks = stack.enter_context(Ranks(1 if needs_cuda else request.num_devices, self.stall_s))
-            tolerance = 1e-6 if _is_dry(request) else WHOLE_BOUNDS[DTYPES[request.dtype]]
-            yield entrant.name, SystemTeam(self._case(entrant), ranks, (), tolerance)
+            tolerance = WHOLE_BOUNDS[DTYPES[request.dtype]]
+            yield entrant.name, SystemTeam(self._case(entrant), ranks, (), tolerance, (ON_DEVICE,))
 
     def _case(self, entrant: Contender) -> Case:
         request, (system, schedule) = self.request, SYSTEMS[entrant.engine]
@@ -200,7 +200,7 @@ def _check(request: Request) -> None:
     """
     model, asked = request.model, request.optimizer
     assert model is not None
-    dtypes = ("float32",) if _is_dry(request) else ("float32", "bfloat16")
+    dtypes = ("float32", "bfloat16")
     if request.dtype not in dtypes:
         raise ConfigError(
             f"dtype={request.dtype} with mode=gpu_duel: {' or '.join(dtypes)}, which everybody trains alike"

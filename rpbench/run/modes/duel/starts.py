@@ -28,7 +28,7 @@ from rpbench.run.modes.duel.contenders import Contender, is_reference
 from rpbench.run.modes.duel.findings import find_starts
 from rpbench.run.modes.duel.rows import Started
 from rpbench.run.modes.duel.runs import columns_of
-from rpbench.run.modes.duel.teams import GATED, Absent, EngineTeam, LimitTeam, Parity, Team, TorchTeam
+from rpbench.run.modes.duel.teams import DIFFERENCES, ON_DEVICE, Absent, EngineTeam, LimitTeam, Parity, Team, TorchTeam
 from rpbench.run.modes.duel.turns import FAILURES, Run, family_order, play, turn_order, why_lost
 from rpbench.run.modes.duel.verdict import Rules
 from rpbench.run.training.tensors import one_thread, workload_of
@@ -242,7 +242,7 @@ def _parity(team: Team, sequence_tokens: int) -> Parity:
 
 def _far(found: Parity) -> float:
     """How far from plain training a contender is, by whatever it was compared in."""
-    return max(found[key] for key in GATED if key in found)
+    return max(found[key] for key in (*DIFFERENCES, ON_DEVICE) if key in found)
 
 
 def without(job: Job, parities: Mapping[str, Parity]) -> Job:
