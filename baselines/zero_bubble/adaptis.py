@@ -69,6 +69,9 @@ def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) ->
 def _best(shape: Shape, costs: StageCosts, limit: int) -> tuple[Rows, Placement]:
     """Rows and placement of the candidate that ends first; of equal ones the first."""
     found = [(timed, placement) for timed, placement in _candidates(shape, costs, limit) if timed.peak <= limit]
+    if costs.each:  # the best of equal microbatches is one more candidate
+        rows, placement = _best(shape, costs.mean, limit)
+        found.append((time_rows(rows, lambda stage, _: placement[stage][0], costs), placement))
     if not found:  # too few microbatches for a group: what holds least
         found = [min(_candidates(shape, costs, limit), key=lambda candidate: candidate[0].peak)]
     first = min(timed.makespan for timed, _ in found)

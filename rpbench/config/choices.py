@@ -123,6 +123,7 @@ class WorkloadConfig:
     text: str | None = None  # a file of `rpbench/models/text`, without its ending
     held_out: float = 0.0  # share of the text, at its end, that is not trained on
     validate_every: int = 50  # batches between two validations on it
+    lengths: Any = None  # tokens of every sequence of a step, where they differ: a list of numbers, or a file of them
 
     def __post_init__(self) -> None:
         at_least_one(self, "workload.", "microbatch_sequences", "validate_every")

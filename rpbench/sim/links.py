@@ -21,7 +21,15 @@ from rpbench.ir.timeline import Timeline
 from rpbench.sim.fair_shares import PARTS, Edges, Flows, Shared, Times, Works, share_links
 from rpbench.sim.graph import COMPILE_FROM, Graph
 from rpbench.sim.kernels import compiled
-from rpbench.sim.longest_path import all_hops, hop_times, late_edges, microbatches_of, shortened, simulate_graph, works_by_slot
+from rpbench.sim.longest_path import (
+    all_hops,
+    hop_times,
+    late_edges,
+    microbatches_of,
+    shortened,
+    simulate_graph,
+    works_by_slot,
+)
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -49,9 +49,7 @@ def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[floa
     return run_clock(program, works, lambda number, gate: None)
 
 
-def run_clock(
-    program: Program, works: Sequence[Work], perform: Perform, costs: CostTable = _WITHOUT_HOPS
-) -> Timeline:
+def run_clock(program: Program, works: Sequence[Work], perform: Perform, costs: CostTable = _WITHOUT_HOPS) -> Timeline:
     """Run a program on a virtual clock.
 
     Args:

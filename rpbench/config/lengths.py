@@ -1,0 +1,76 @@
+"""Lengths: tokens of every sequence of a step, where they differ; a microbatch takes `microbatch_sequences` in turn."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from rpbench.config.choices import ConfigError, Simulate, Train
+from rpbench.config.files.source_file import read_source
+from rpbench.workload.architecture import Architecture
+
+if TYPE_CHECKING:
+    from rpbench.config.request import Request
+
+_BACKENDS = ("virtual", "cpu", "emulated")
+
+
+def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
+    """The lengths of a list, or of a text file of numbers with white space or commas between; None if all are the same
+    as the model's, or, without one, as each other's.
+
+    Raises:
+        ConfigError: if a file cannot be read, or something is no length that the model has positions for.
+    """
+    file, words, where = None, given, f"workload.lengths={given!r:.60}"
+    if isinstance(given, str):
+        file = read_source("workload.lengths", given)
+        assert file is not None
+        words, where = re.split(r"[\s,]+", file.text.strip()), f"workload.lengths={given}"
+    if not isinstance(words, list) or not words or words == [""]:
+        raise ConfigError(f"{where}: no lengths; give a list such as [512,128,64], or a file with one a line")
+    found = []
+    for place, word in enumerate(words, 1):
+        if not re.fullmatch(r"\d{1,9}", str(word)) or not int(word):
+            raise ConfigError(
+                f"{where}: number {place} is {word!r:.40}; a length is a whole number of tokens, 1 or more"
+            )
+        found.append(int(word))
+        if model is not None and int(word) > model.seq_len:
+            raise ConfigError(
+                f"{where}: number {place} is {word}, more than model.seq_len={model.seq_len} has positions for; cut "
+                f"that sequence, or set model.seq_len={max(int(other) for other in words if str(other).isdigit())}"
+            )
+    return None if set(found) == {model.seq_len if model else found[0]} else found
+
+
+def check_lengths(request: "Request") -> None:
+    """Refuse lengths of another number of sequences, and what has microbatches of one size alone.
+
+    Raises:
+        ConfigError: with the number that is needed, or what to leave out.
+    """
+    lengths, sequences = request.workload.lengths, request.workload.microbatch_sequences
+    if lengths is None:
+        return
+    needed = request.num_microbatches * sequences
+    if len(lengths) != needed:
+        raise ConfigError(
+            f"workload.lengths: {len(lengths)} of them, and a step has {needed} sequences: num_microbatches="
+            f"{request.num_microbatches} times workload.microbatch_sequences={sequences}; give one for each, or change "
+            "one of both"
+        )
+    backend = request.backend.name if request.backend else None
+    others = {
+        f"mode={request.mode.name}": not isinstance(request.mode, Simulate | Train),
+        f"backend={backend}": backend not in (None, *_BACKENDS),
+        "a mesh": request.mesh is not None,
+        f"tuning_budget={request.tuning_budget}": request.tuning_budget is not None,
+        f"schedule_file={request.schedule.file and request.schedule.file.path}": request.schedule.file is not None,
+        f"cost.max_freeze_ratio={request.cost.max_freeze_ratio}": bool(request.cost.max_freeze_ratio),
+        f"workload.held_out={request.workload.held_out}": bool(request.workload.held_out),
+    }
+    for what, is_asked in others.items():
+        if is_asked:
+            raise ConfigError(
+                f"workload.lengths with {what}: microbatches of unequal lengths are simulated for one schedule on one "
+                f"host, and trained on backend={' or '.join(_BACKENDS)}; leave one of both out"
+            )
