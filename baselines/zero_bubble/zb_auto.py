@@ -199,19 +199,20 @@ class _Heuristic:
         """Stages that take a forward in this round: only where the next stage takes one, or needs no more."""
         wanted = [False] * self.num_stages
         most_idle = max(self.idle)
-        follows, arrives = True, 0.0
+        follows, arrives, hop = True, 0.0, self.costs.hop
         for stage in reversed(range(self.num_stages)):
-            left = len(self.forward_ends[stage]) < self.num_microbatches
+            sent, back = len(self.forward_ends[stage]), len(self.input_ends[stage])
+            left = sent < self.num_microbatches
             takes = left and follows
-            free = self.now[stage]
-            if takes and put_off and len(self.input_ends[stage]) < len(self.forward_ends[stage]):
-                held_up = free + self._next(stage).forward[stage] > arrives
+            free, forward = self.now[stage], self.of[sent].forward[stage]
+            if takes and put_off and back < sent:
+                held_up = free + forward > arrives
                 spared = self.idle[stage] + max(0.0, arrives - free) < most_idle
                 takes = not (held_up and spared and stage < self.num_stages - 1)
             wanted[stage] = takes
             follows = takes or not left
-            free += self._next(stage).forward[stage] * takes
-            arrives = max(arrives, free) + self.of[len(self.input_ends[stage])].input_grad[stage] + self.costs.hop
+            free += forward * takes
+            arrives = max(arrives, free) + self.of[back].input_grad[stage] + hop
         return wanted
 
     def _input_grads(self) -> None:
@@ -277,6 +278,8 @@ class _Heuristic:
 
     def _fill(self, stage: int, until: float) -> None:
         """W in the time a stage would wait for its next input."""
+        if self.now[stage] > until:
+            return
         while self.num_pending[stage] and self.now[stage] + self._pending(stage).weight_grad[stage] <= until:
             self._weight_grad(stage)
         gap = until - self.now[stage]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from rpbench.cost.table import LayerTimes, Number
 from rpbench.workload.architecture import Architecture
@@ -90,9 +91,9 @@ def mean_times(each: Sequence[LayerTimes]) -> LayerTimes:
     def mean(values: Sequence[Number]) -> Number:
         return sum(values) / number
 
-    found = {
+    found: dict[str, Any] = {
         name: list(map(mean, zip(*(getattr(own, name) for own in each), strict=True)))
         for name in ("forward", "recompute", "backward", "input_grad", "weight_grad")
     }
-    ends = {name: mean([getattr(own, name) for own in each]) for name in (*_OF_HEAD, "hop")}
-    return replace(each[0], **found, **ends)
+    found |= {name: mean([getattr(own, name) for own in each]) for name in (*_OF_HEAD, "hop")}
+    return replace(each[0], **found)
