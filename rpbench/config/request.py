@@ -163,6 +163,11 @@ class Request:
         return tuple(map(sum, self.lengths))
 
     @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all microbatches of a step; 0 where nobody knows."""
+        return sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
+
+    @property
     def measures(self) -> bool:
         """Whether what comes out depends on this machine's pace."""
         timed, backend = ("cpu", "device", "emulated", "torch"), self.backend

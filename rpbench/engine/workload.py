@@ -72,9 +72,10 @@ class Workload:
     def share(self, loss: torch.Tensor, microbatch: int, part: int, num_parts: int) -> torch.Tensor:
         """The mean loss of a segment as its share of the mean over its step's tokens."""
         if self.lengths:
-            own = self.segment(microbatch, part, num_parts).labels.numel() if num_parts > 1 else self.tokens(microbatch)
-            first = microbatch - microbatch % self.num_microbatches
-            return loss * own / sum(self.tokens(first + number) for number in range(self.num_microbatches))
+            tokens, first = self.tokens(microbatch), microbatch - microbatch % self.num_microbatches
+            if num_parts > 1:
+                tokens = self.segment(microbatch, part, num_parts).labels.numel()
+            return loss * tokens / sum(self.tokens(first + number) for number in range(self.num_microbatches))
         if num_parts == 1:
             return loss / self.num_microbatches
         whole, own = self.batch(microbatch).tokens, self.segment(microbatch, part, num_parts).tokens

@@ -69,7 +69,8 @@ class Attention(nn.Module):
         whole = rotary_table(self.head_dim, start + x.shape[1], self.theta, self.scaling, x.dtype, x.device)
         table = whole[0][start:], whole[1][start:]
         if lengths:
-            table = tuple(torch.cat([each[:length] for length in lengths]) for each in whole)
+            cos, sin = (torch.cat([each[:length] for length in lengths]) for each in whole)
+            table = cos, sin
         own = KeysValues(rotate(k, *table), v)
         seen = own
         if earlier:
@@ -78,7 +79,7 @@ class Attention(nn.Module):
         q = rotate(q, *table)
         if lengths:
             apart = zip(*(each.split(list(lengths), 2) for each in (q, *own)), strict=True)
-            mixed = torch.cat([attend(*each, self.window, self.sinks) for each in apart], 2)
+            mixed = torch.cat([attend(one, keys, values, self.window, self.sinks) for one, keys, values in apart], 2)
         else:
             mixed = attend(q, *seen, self.window, self.sinks)
         return self.o(mixed.transpose(1, 2).flatten(2)), own

@@ -192,7 +192,7 @@ class Problem:
             return float(max((work.main for work in works), default=0) / min(self.times.speeds or (1,)))
 
         known = self.traffic if self.entry.needs_transfers else None
-        moves = known.activation_times(partition, self.times.units_per_second) if known else ()
+        store, load = known.activation_times(partition, self.times.units_per_second) if known else ((), ())
         return StageCosts(
             times(Kind.F),
             times(Kind.B if whole else Kind.I),
@@ -202,5 +202,6 @@ class Problem:
             tuple(float(layers * self.activations.for_weights * size) for layers in partition.forward),
             share(Kind.HF),
             share(Kind.HB),
-            *moves,
+            store,
+            load,
         )

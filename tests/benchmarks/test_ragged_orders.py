@@ -20,17 +20,17 @@ from rpbench.config.request import load
 from rpbench.run.request_to_records import run
 
 SCHEDULES = ("gpipe", "1f1b", "zb_h1", "zb_auto", "adaptis", "zb_v", "interleaved_1f1b", "roundpipe")
-ROUNDS = 5
+ROUNDS = 3
 MICROBATCHES = 8
 # Tokens of the sequences of a step, a few long ones among many short ones, in an order that was drawn once.
-LENGTHS = (256, 31, 64, 12, 208, 40, 96, 22)
+LENGTHS = (1024, 124, 256, 48, 832, 160, 384, 88)
 
 
 @pytest.mark.benchmarks
 def test_ragged_orders(tmp_path: Path) -> None:
     common = [
         "model=half_mid_gpt",
-        "model.seq_len=256",
+        "model.seq_len=1024",
         "cost=profiled",
         "cost.split_backward=true",
         "num_devices=2",

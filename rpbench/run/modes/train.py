@@ -208,8 +208,7 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
     check_request(request, assembled)
     settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
     start = _start(request, assembled)
-    tokens = sum(request.microbatch_tokens) or request.num_microbatches * (request.tokens_per_microbatch or 0)
-    told = _Told(feed or StepFeed(), request.num_microbatches, tokens)
+    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_step)
     with one_thread():
         if backend.name == "virtual":
             validated = _validated(request, assembled)
