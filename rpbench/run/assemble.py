@@ -111,7 +111,7 @@ def assemble(request: Request) -> Assembled:
         sizes,
         request.tokens_per_microbatch,
         transfers_of(costs),
-        profile=problem.times if request.cost.name == "profiled" else None,
+        profile=_profile(request),
         evidence=_evidence(request.cost),
         keeps=keeps,
         microbatch_tokens=request.microbatch_tokens,
@@ -216,6 +216,13 @@ def _finished(request: Request, order: Schedule) -> Schedule:
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The schedule of a partition, dealt as asked, with its steps and transfers."""
     return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
+
+
+def _profile(request: Request) -> LayerTimes | None:
+    """Measured times of whole sequences, whatever the lengths of those that run, so that other runs can take them."""
+    if request.cost.name != "profiled":
+        return None
+    return layer_times(replace(request, workload=replace(request.workload, lengths=None)), _num_layers(request))
 
 
 def _evidence(cost: CostConfig) -> str:

@@ -111,3 +111,12 @@ def test_a_run_says_how_many_tokens_it_had(backend):
     assert fields["grad_max_abs_diff"] == fields["weight_max_abs_diff"] == 0
     assert assembled.tokens_per_step == 56
     assert fields["loss_curve"] == pytest.approx([fields["loss"]])
+
+
+def test_a_profile_is_kept_of_whole_sequences():
+    words = ["model=tiny_gpt", "cost=profiled", "schedule=1f1b", "num_devices=2", "num_microbatches=2"]
+    words += ["workload.microbatch_sequences=1"]
+    whole, short = (assemble(load([*words, *more])) for more in ([], ["workload.lengths=[16,4]"]))
+    assert short.profile == whole.profile, "measured once a process"
+    assert short.costs.each[0].work == whole.costs.work, "its first microbatch is whole"
+    assert short.costs.each[1].work != whole.costs.work
