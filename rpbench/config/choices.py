@@ -130,6 +130,12 @@ class WorkloadConfig:
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"workload.held_out={self.held_out}: a share of the text, from 0 to below 1")
 
+    @property
+    def by_microbatch(self) -> tuple[tuple[int, ...], ...]:
+        """Tokens of every sequence of each microbatch of a step; empty where all have as many."""
+        given, size = self.lengths or (), self.microbatch_sequences
+        return tuple(tuple(given[first : first + size]) for first in range(0, len(given), size))
+
 
 @dataclass
 class BackendConfig:

@@ -152,15 +152,9 @@ class Request:
         return self.workload.microbatch_sequences * self.model.seq_len if self.model else None
 
     @property
-    def lengths(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens of every sequence of each microbatch of a step; empty where all have as many."""
-        given, size = self.workload.lengths or (), self.workload.microbatch_sequences
-        return tuple(tuple(given[first : first + size]) for first in range(0, len(given), size))
-
-    @property
     def microbatch_tokens(self) -> tuple[int, ...]:
         """Tokens of each microbatch of a step; empty where all have as many."""
-        return tuple(map(sum, self.lengths))
+        return tuple(map(sum, self.workload.by_microbatch))
 
     @property
     def tokens_per_step(self) -> int:

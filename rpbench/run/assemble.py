@@ -255,7 +255,7 @@ def _model_bytes(request: Request) -> ModelBytes | None:
     """Bytes of the model's layers, of the largest microbatch where they differ."""
     if request.model is None or not request.tokens_per_microbatch:
         return None
-    largest = max(request.lengths, key=sum, default=())
+    largest = max(request.workload.by_microbatch, key=sum, default=())
     tokens = sum(largest) or request.tokens_per_microbatch
     kept = mean_layer_bytes(setting_of(request, largest)) if request.cost.name == "analytic" else None
     sizes = replace(model_bytes(request.model, tokens, kept), keeps_activations=request.recompute == "none")

@@ -36,7 +36,7 @@ def layer_times(request: Request, num_layers: int) -> LayerTimes:
 
 def microbatch_times(request: Request, num_layers: int) -> tuple[LayerTimes, ...]:
     """The same of every microbatch of a step; empty where all are alike."""
-    lengths, found = request.lengths, dict[tuple[int, ...], LayerTimes]()
+    lengths, found = request.workload.by_microbatch, dict[tuple[int, ...], LayerTimes]()
     if not lengths:
         return ()
     counted = request.cost.name == "analytic"

@@ -393,9 +393,9 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
     num_microbatches = assembled.schedule.shape.num_microbatches
     workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
     data = _data(request, assembled)
-    if request.lengths:
-        data = Ragged(data, request.lengths)
-    return replace(workload, data=_same_batches(request, assembled, data), lengths=request.lengths)
+    if request.workload.by_microbatch:
+        data = Ragged(data, request.workload.by_microbatch)
+    return replace(workload, data=_same_batches(request, assembled, data), lengths=request.workload.by_microbatch)
 
 
 def _data(request: Request, assembled: Assembled) -> Data:
