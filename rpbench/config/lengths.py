@@ -1,14 +1,12 @@
 """Lengths: tokens of every sequence of a step, where they differ; a microbatch takes `microbatch_sequences` in turn."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from rpbench.config.choices import ConfigError, Simulate, Train
+from rpbench.config.choices import BackendConfig, ConfigError, Mode, Simulate, Train, WorkloadConfig
 from rpbench.config.files.source_file import read_source
 from rpbench.workload.architecture import Architecture
-
-if TYPE_CHECKING:
-    from rpbench.config.request import Request
 
 _BACKENDS = ("virtual", "cpu", "emulated")
 
@@ -42,35 +40,39 @@ def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
     return None if set(found) == {model.seq_len if model else found[0]} else found
 
 
-def check_lengths(request: "Request") -> None:
+def check_lengths(
+    workload: WorkloadConfig,
+    num_microbatches: int,
+    mode: Mode,
+    backend: BackendConfig | None,
+    others: Mapping[str, object],
+) -> None:
     """Refuse lengths of another number of sequences, and what has microbatches of one size alone.
+
+    Args:
+        others: choices that go with no lengths, by their words; nothing, where they were not made.
 
     Raises:
         ConfigError: with the number that is needed, or what to leave out.
     """
-    lengths, sequences = request.workload.lengths, request.workload.microbatch_sequences
-    if lengths is None:
+    if workload.lengths is None:
         return
-    needed = request.num_microbatches * sequences
-    if len(lengths) != needed:
+    needed, sequences = num_microbatches * workload.microbatch_sequences, workload.microbatch_sequences
+    if len(workload.lengths) != needed:
         raise ConfigError(
-            f"workload.lengths: {len(lengths)} of them, and a step has {needed} sequences: num_microbatches="
-            f"{request.num_microbatches} times workload.microbatch_sequences={sequences}; give one for each, or change "
-            "one of both"
+            f"workload.lengths: {len(workload.lengths)} of them, and a step has {needed} sequences: num_microbatches="
+            f"{num_microbatches} times workload.microbatch_sequences={sequences}; give one for each, or change one of "
+            "both"
         )
-    backend = request.backend.name if request.backend else None
-    others = {
-        f"mode={request.mode.name}": not isinstance(request.mode, Simulate | Train),
-        f"backend={backend}": backend not in (None, *_BACKENDS),
-        "a mesh": request.mesh is not None,
-        f"tuning_budget={request.tuning_budget}": request.tuning_budget is not None,
-        f"schedule_file={request.schedule.file and request.schedule.file.path}": request.schedule.file is not None,
-        f"cost.max_freeze_ratio={request.cost.max_freeze_ratio}": bool(request.cost.max_freeze_ratio),
-        f"workload.held_out={request.workload.held_out}": bool(request.workload.held_out),
-    }
-    for what, is_asked in others.items():
-        if is_asked:
-            raise ConfigError(
-                f"workload.lengths with {what}: microbatches of unequal lengths are simulated for one schedule on one "
-                f"host, and trained on backend={' or '.join(_BACKENDS)}; leave one of both out"
-            )
+    refused = [what for what, is_made in others.items() if is_made]
+    if not isinstance(mode, Simulate | Train):
+        refused.append(f"mode={mode.name}")
+    if backend is not None and backend.name not in _BACKENDS:
+        refused.append(f"backend={backend.name}")
+    if workload.held_out:
+        refused.append(f"workload.held_out={workload.held_out}")
+    if refused:
+        raise ConfigError(
+            f"workload.lengths with {refused[0]}: microbatches of unequal lengths are simulated for one schedule on "
+            f"one host, and trained on backend={' or '.join(_BACKENDS)}; leave one of both out"
+        )

@@ -509,7 +509,13 @@ def _check_mode(request: Request) -> None:
             "mode=simulate"
         )
     _check_frozen(request)
-    check_lengths(request)
+    alone = {
+        "a mesh": request.mesh,
+        f"tuning_budget={request.tuning_budget}": request.tuning_budget,
+        "schedule_file": request.schedule.file,
+        f"cost.max_freeze_ratio={request.cost.max_freeze_ratio}": request.cost.max_freeze_ratio,
+    }
+    check_lengths(request.workload, request.num_microbatches, mode, backend, alone)
     if request.recompute == "fitting" and not isinstance(mode, Simulate):
         raise ConfigError(
             f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "

@@ -73,6 +73,28 @@ def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[
     )
 
 
+def between(short: LayerTimes, whole: LayerTimes, one: LayerTimes, other: LayerTimes) -> LayerTimes:
+    """Times of a microbatch on the line through two that were measured: what a kernel takes besides its FLOPs counts.
+
+    Args:
+        short, whole: as they were measured.
+        one, other: those of `whole` by `of_lengths`: of the microbatch that is asked for, and of `short`.
+    """
+
+    def on_line(low: Number, high: Number, now: Number, then: Number) -> Number:
+        return low + (high - low) * (now - then) / (high - then) if high > then else now
+
+    found: dict[str, Any] = {
+        name: on_line(*(getattr(of, name) for of in (short, whole, one, other))) for name in _OF_HEAD
+    }
+    for name in _OF_LAYERS:
+        found[name] = [
+            on_line(*each) for each in zip(*(getattr(of, name) for of in (short, whole, one, other)), strict=True)
+        ]
+    return replace(whole, **found)
+
+
+_OF_LAYERS = ("forward", "recompute", "backward", "input_grad", "weight_grad")
 _OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
 
 
@@ -92,8 +114,7 @@ def mean_times(each: Sequence[LayerTimes]) -> LayerTimes:
         return sum(values) / number
 
     found: dict[str, Any] = {
-        name: list(map(mean, zip(*(getattr(own, name) for own in each), strict=True)))
-        for name in ("forward", "recompute", "backward", "input_grad", "weight_grad")
+        name: list(map(mean, zip(*(getattr(own, name) for own in each), strict=True))) for name in _OF_LAYERS
     }
     found |= {name: mean([getattr(own, name) for own in each]) for name in (*_OF_HEAD, "hop")}
     return replace(each[0], **found)

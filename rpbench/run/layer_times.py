@@ -11,7 +11,7 @@ from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
 from rpbench.cost.basis import make_basis
 from rpbench.cost.constant import constant_times, unit_times
-from rpbench.cost.pieces import mean_times, of_lengths, of_piece
+from rpbench.cost.pieces import between, mean_times, of_lengths, of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
@@ -42,12 +42,30 @@ def microbatch_times(request: Request, num_layers: int) -> tuple[LayerTimes, ...
     counted = request.cost.name == "analytic"
     num_tokens = request.tokens_per_microbatch or sum(map(sum, lengths)) / len(lengths)
     whole = None if counted else _SOURCES[request.cost.name](request, num_layers)
+    measures = request.cost.name == "profiled" and request.cost.profile is None
+    line = _through_shortest(request, num_layers, lengths, whole) if measures and whole else lambda times: times
     for own in dict.fromkeys(lengths):
         times = (
-            times_of(setting_of(request, own)) if whole is None else of_lengths(whole, request.model, own, num_tokens)
+            times_of(setting_of(request, own))
+            if whole is None
+            else line(of_lengths(whole, request.model, own, num_tokens))
         )
         found[own] = _of_devices(request, times)
     return tuple(found[own] for own in lengths)
+
+
+def _through_shortest(
+    request: Request, num_layers: int, lengths: Sequence[tuple[int, ...]], whole: LayerTimes
+) -> Callable[[LayerTimes], LayerTimes]:
+    """From times scaled by FLOPs to those on the line through whole sequences and the shortest, which are measured."""
+    model, sequences = request.model, request.workload.microbatch_sequences
+    assert model is not None  # or its layers had not been measured
+    length = max(1, round(min(map(sum, lengths)) / sequences))
+    if length == model.seq_len:
+        return lambda times: times
+    short = _profiled(replace(request, model=replace(model, seq_len=length)), num_layers)
+    scaled = of_lengths(whole, model, (length,) * sequences, sequences * model.seq_len)
+    return lambda times: between(short, whole, times, scaled)
 
 
 def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
