@@ -11,7 +11,7 @@ from baselines.zero_bubble.zb_auto import read_limit
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
 from rpbench.cost.memory import classes_of
-from rpbench.cost.pieces import mean_times, of_lengths
+from rpbench.cost.pieces import between, mean_times, of_lengths
 from rpbench.cost.table import LayerTimes
 from rpbench.engine.backends.virtual import known_clock
 from rpbench.engine.program import make_program
@@ -159,6 +159,19 @@ def test_lengths_of_the_model_keep_the_times_and_halves_sum_to_the_whole():
     )
     saved = 1 - half.forward[0] / times.forward[0]
     assert saved == pytest.approx(attention / 2 / own.layer_forward_flops(own.seq_len, "causal"), rel=1e-3)
+
+
+def test_measured_times_lie_on_a_line_through_both_that_were_measured():
+    """F = 10 of 100 tokens and 4 of 25: 2, and 0.08 a token."""
+    whole = LayerTimes([10.0], [0.0], [20.0], 1.0, 2.0)
+    short = LayerTimes([4.0], [0.0], [8.0], 0.5, 1.0)
+    scaled = {tokens: of_lengths(whole, None, [tokens], 100) for tokens in (25, 50, 100)}
+    found = {tokens: between(short, whole, scaled[tokens], scaled[25]) for tokens in scaled}
+    for tokens, measured in ((25, short), (100, whole)):
+        assert (found[tokens].forward, found[tokens].backward) == (measured.forward, measured.backward)
+    assert found[50].forward == pytest.approx([6.0])
+    assert found[50].backward == pytest.approx([12.0])
+    assert found[50].head_forward == pytest.approx(0.5 + 0.5 / 3)
 
 
 @pytest.mark.parametrize("cost", ["constant", "analytic"])
