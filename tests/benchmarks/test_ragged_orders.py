@@ -4,8 +4,8 @@ python -m pytest tests/benchmarks/test_ragged_orders.py -m benchmarks -n 0 -s
 
 All schedules take turns, every round in another order, on two threads of this machine. Beside the clock stands the
 replay: when each action would have run if it had taken exactly the processor's time that it took, so that what else a
-machine does leaves the order of schedules as it is. Both are compared with times simulated from one profile of whole
-sequences, scaled to the lengths, and with times simulated as if all microbatches were the mean of them.
+machine does leaves the order of schedules as it is. Both are compared with times simulated from a profile of whole
+sequences and of the shortest, and with times simulated as if all microbatches were alike.
 """
 
 import gc
