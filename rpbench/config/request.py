@@ -35,6 +35,7 @@ from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConf
 from rpbench.config.files.keys import missing_text
 from rpbench.config.files.source_file import SourceFile, read_source, source_of
 from rpbench.config.halved_microbatches import check_pieces, cut_sequences
+from rpbench.config.lengths import check_lengths, read_lengths
 from rpbench.config.schedule_options import check_options
 from rpbench.config.size_checks import check_sizes
 from rpbench.config.usual_charge import charged_as
@@ -147,8 +148,18 @@ class Request:
 
     @property
     def tokens_per_microbatch(self) -> int | None:
-        """Tokens of one microbatch, for a model with sequences."""
+        """Tokens of one microbatch whose sequences are as long as the model's, for a model with sequences."""
         return self.workload.microbatch_sequences * self.model.seq_len if self.model else None
+
+    @property
+    def microbatch_tokens(self) -> tuple[int, ...]:
+        """Tokens of each microbatch of a step; empty where all have as many."""
+        return tuple(map(sum, self.workload.by_microbatch))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all microbatches of a step; 0 where nobody knows."""
+        return sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
 
     @property
     def measures(self) -> bool:
@@ -208,6 +219,9 @@ def request_of(found: Composed) -> Request:
     mode = _mode(config)
     eager = software.kernels != "tiled" if software else has_engine(cluster.measured)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
+    if workload.lengths is not None:
+        workload = replace(workload, lengths=read_lengths(workload.lengths, model))
+        config = replace(config, workload={**config.workload, "lengths": workload.lengths})
     schedule = _schedule(config, found.choices)
     config = replace(config, **charged_as(config, mode, schedule.entry, cluster, cost))  # type: ignore[arg-type]
     files = {
@@ -300,6 +314,8 @@ def _subject(
         del subject["software"]  # likewise
     if not config.cost.get("max_freeze_ratio"):  # likewise
         subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
+    if config.workload.get("lengths") is None:  # likewise
+        subject["workload"] = {key: value for key, value in subject["workload"].items() if key != "lengths"}
     for found in not_finite(subject):
         raise ConfigError(f"{found}: a finite number")
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
@@ -493,6 +509,13 @@ def _check_mode(request: Request) -> None:
             "mode=simulate"
         )
     _check_frozen(request)
+    alone = {
+        "a mesh": request.mesh,
+        f"tuning_budget={request.tuning_budget}": request.tuning_budget,
+        "schedule_file": request.schedule.file,
+        f"cost.max_freeze_ratio={request.cost.max_freeze_ratio}": request.cost.max_freeze_ratio,
+    }
+    check_lengths(request.workload, request.num_microbatches, mode, backend, alone)
     if request.recompute == "fitting" and not isinstance(mode, Simulate):
         raise ConfigError(
             f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "

@@ -24,7 +24,7 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,11 +111,7 @@ class Footprint:
         keeps: Collection[int] | None = None,
         analysis: Analysis | None = None,
     ) -> None:
-        """
-        Args:
-            keeps: the stages whose activations stay; None: all or none, as `sizes` says.
-            analysis: of the schedule, if there is one already.
-        """
+        """The arguments of `device_bytes`."""
         self._take(sizes)
         self._keeps = None if keeps is None else frozenset(keeps)
         self._streamed = schedule.weights is Weights.STREAMED
@@ -136,14 +132,19 @@ class Footprint:
         self._between_halves: Moments | None = None
         if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
             stages = schedule.shape.num_stages
-            self._between_halves = Moments([_waiting_halves(schedule.compute(device), stages) for device in devices])
+            waiting = [_waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
+            self._between_halves = Moments(waiting)
         self._analysis = analysis or Analysis(schedule)
         self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
+
+        if sizes.each and not (self._streamed or moves_activations(schedule)):
+            self._in_flight = np.array([levels.sum(axis=1).max() for levels in _levels(self._analysis, sizes.each)])
 
     def _take(self, sizes: ModelBytes) -> None:
         self._sizes = sizes
         self._embedding, self._head = np.array([sizes.embedding, sizes.head], np.int64)
-        self._running = _running(sizes.layers)
+        below = np.zeros((1, len(LayerSize._fields)), np.int64)
+        self._running: Ints = np.concatenate([below, np.cumsum(sizes.layers, axis=0)]).T  # (sizes, layers + 1)
 
     @property
     def least_bytes(self) -> int:
@@ -246,7 +247,7 @@ class Footprint:
     def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
         if not self._in_flight_by_stage:
-            self._in_flight_by_stage.append(Moments(_levels(self._analysis)))
+            self._in_flight_by_stage.append(Moments(_levels(self._analysis, self._sizes.each)))
         whole = stages.activations.copy()
         whole[:, -1] += self._sizes.logits
         peaks = self._in_flight_by_stage[0].peaks(np.where(keeps, whole, self._sizes.boundary))
@@ -288,7 +289,7 @@ class Footprint:
             ),
             "gradients": stages.gradients @ self._holds,
             "optimizer state": stages.optimizer @ self._holds * self._num_states,
-            "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
+            "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)).astype(np.int64),
             "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
             **self._waiting_for_weights(stages),
             "logits": np.tile(logits, (plans, 1)),
@@ -361,49 +362,48 @@ def _holds(schedule: Schedule) -> Ints:
     return found
 
 
-def _running(layers: Sequence[LayerSize]) -> Ints:
-    """Each size summed over the layers below, (sizes of a layer, layers + 1)."""
-    below: Ints = np.concatenate([np.zeros((1, len(LayerSize._fields)), np.int64), np.cumsum(layers, axis=0)]).T
-    return below
+def _levels(analysis: Analysis, each: Sequence[float] = ()) -> list[Ints]:
+    """For each device, microbatches of each stage that it holds, each combination once, (moments, stages).
 
-
-def _levels(analysis: Analysis) -> list[Ints]:
-    """For each device, microbatches of each stage that it holds, each combination once, (moments, stages)."""
+    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move.
+    """
     schedule = analysis.schedule
     if moves_activations(schedule):
         return [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
-    return [_moments(schedule.compute(device), schedule.shape.num_stages) for device in range(schedule.shape.num_ranks)]
+    stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
+    return [_moments(schedule.compute(device), stages, each) for device in devices]
 
 
-def _moments(row: Sequence[Action], num_stages: int) -> Ints:
+def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float]) -> Ints:
     """Microbatches in flight of each stage as its forwards begin, each combination once, (moments, stages)."""
-    kind, stage = _columns_of(row)
-    taken = _changes(kind == Kind.F, stage, num_stages)
-    levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages), axis=0)
+    kind, stage, counts = _columns_of(row, each)
+    taken = _changes(kind == Kind.F, stage, num_stages, counts)
+    levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages, counts), axis=0)
     before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
     return _distinct((before + taken)[kind == Kind.F])  # no moment between forwards holds more
 
 
-def _waiting_halves(row: Sequence[Action], num_stages: int) -> Ints:
+def _waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
     """Microbatches of each stage between I and W, each combination once, (moments, stages)."""
-    kind, stage = _columns_of(row)
+    kind, stage, counts = _columns_of(row, each)
     begun = kind == Kind.I
-    levels = np.cumsum(
-        _changes(begun, stage, num_stages) - _changes(kind == Kind.W, stage, num_stages), axis=0, dtype=np.int64
-    )
+    changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
+    levels = np.cumsum(changes, axis=0)
     return _distinct(levels[begun])
 
 
-def _columns_of(row: Sequence[Action]) -> tuple[Ints, Ints]:
-    """Kind and stage of every plain action of a row."""
+def _columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
+    """Kind and stage of every plain action of a row, and what its microbatch counts; 1 where all are alike."""
     parts = [part for action in row for part in action.sub or (action,)]
-    return tuple(np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))  # type: ignore[return-value]
+    kind, stage = (np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))
+    counts = np.array([each[(part.microbatch or 0) % len(each)] for part in parts] if each else 1)
+    return kind, stage, np.broadcast_to(counts, kind.shape)
 
 
-def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int) -> Ints:
-    """1 in the column of its stage for every chosen action, (actions, stages)."""
-    found = np.zeros((len(stage), num_stages), np.int64)
-    found[np.flatnonzero(chosen), stage[chosen]] = 1
+def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts: Any) -> Ints:
+    """What its microbatch counts in the column of its stage for every chosen action, (actions, stages)."""
+    found = np.zeros((len(stage), num_stages), counts.dtype)
+    found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
     return found
 
 
@@ -428,7 +428,7 @@ class Visit(NamedTuple):
 
 def _visits(row: Sequence[Action]) -> list[Visit]:
     """The visits of a device's compute row; equal ones are one visit if they follow each other."""
-    kind, stage = _columns_of(row)
+    kind, stage, _ = _columns_of(row)
     plain = ~np.isin(kind, HEAD)
     backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
     begins = np.ones(len(stage), bool)

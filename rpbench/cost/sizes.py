@@ -5,7 +5,7 @@ Mixed precision: weights and gradients in 16 bits; the optimizer (Adam) keeps ma
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, section 3.1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rpbench.workload.architecture import Architecture
@@ -53,6 +53,8 @@ class ModelBytes:
         boundary: bytes that pass from one stage to the next for one microbatch.
         logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
         keeps_activations: whether they stay from forward to backward; otherwise a stage's input does.
+        each: tokens of every microbatch of a step over those of the largest, which the sizes are of; empty where all
+            are alike.
     """
 
     layers: tuple[LayerSize, ...]
@@ -62,10 +64,29 @@ class ModelBytes:
     logits: int
     logits_chunk: int
     keeps_activations: bool = False
+    each: tuple[float, ...] = ()
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def of_each(self) -> tuple["ModelBytes", ...]:
+        """The sizes for every microbatch of a step, all by tokens; these alone where all are alike."""
+        if not self.each:
+            return (self,)
+        found = {part: self._scaled(part) for part in set(self.each)}
+        return tuple(found[part] for part in self.each)
+
+    def _scaled(self, part: float) -> "ModelBytes":
+        return replace(
+            self,
+            layers=tuple(layer._replace(activations=round(layer.activations * part)) for layer in self.layers),
+            boundary=round(self.boundary * part),
+            logits=round(self.logits * part),
+            logits_chunk=round(self.logits_chunk * part),
+            each=(),
+        )
 
 
 @dataclass(frozen=True)

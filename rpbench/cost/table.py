@@ -58,6 +58,8 @@ class CostTable:
         speeds: of the devices; times are those of speed 1. Empty where all are equal.
         transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None where `work` says
             it, which is nothing for transfers.
+        each: the costs of every microbatch of a step, where they differ; what belongs to no microbatch, or to several,
+            takes what the table itself says: that of their mean. Empty where all are alike.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -68,6 +70,16 @@ class CostTable:
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
     transfer_time: Callable[[Cargo], Number | None] | None = None
+    each: tuple["CostTable", ...] = ()
+
+    def at(self, microbatch: int | None) -> "CostTable":
+        """The costs of a microbatch, counted through over all steps."""
+        return self if microbatch is None or not self.each else self.each[microbatch % len(self.each)]
+
+    def hop_between(self, producer: Action, consumer: Action) -> Number:
+        """Time of what passes from one action to another on another device."""
+        one, other = (None if each.kind is Kind.OVERLAP else each.microbatch for each in (consumer, producer))
+        return self.at(other if one is None else one).hop
 
     def of(self, kind: Kind, stage: int) -> Work:
         """The work of an action; communication and bookkeeping take no time of their own.
@@ -100,11 +112,14 @@ class CostTable:
         """The same where R is a run of its own, not the first part of its backward: it makes an input again."""
         if shape.keeps_every == 1 or Kind.R in self.work:
             return self
-        return replace(self, work={**self.work, Kind.R: tuple(Work(own.pre) for own in self.work[Kind.B])})
+        work = {**self.work, Kind.R: tuple(Work(own.pre) for own in self.work[Kind.B])}
+        return replace(self, work=work, each=tuple(own.of_order(shape) for own in self.each))
 
     def together(self, members: Members) -> Work:
         """The work of actions that run together; nothing of it runs ahead of its inputs."""
-        works = [self.of(kind, stage) for kind, stage in members]
+        return self._beside([self.of(kind, stage) for kind, stage in members], members)
+
+    def _beside(self, works: Sequence[Work], members: Members) -> Work:
         if len(works) == 1:
             return works[0]
         times = [work.pre + work.main for work in works]
@@ -116,7 +131,8 @@ class CostTable:
 
     def of_action(self, action: Action, device: int, num_parts: int = 1) -> Work:
         """The work of an action of a schedule that cuts sequences into `num_parts`, on its device."""
-        return self.on(device, self.together(members_of(action)), num_parts)
+        works = [self.at(part.microbatch).of(part.kind, part.stage) for part in parts_of(action)]
+        return self.on(device, self._beside(works, members_of(action)), num_parts)
 
     def on(self, device: int, work: Work, num_parts: int = 1) -> Work:
         """What some work for a whole microbatch is for one of its parts on a device."""

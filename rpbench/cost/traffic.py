@@ -78,6 +78,13 @@ class Traffic:
             keeps: backward stages that recompute nothing, whose whole activations move; None: all or none, as the
                 sizes say.
         """
+        if costs.each:
+            pairs = list(zip(costs.each, self.sizes.of_each, strict=True))
+            alike = {(id(table), id(sizes)): (table, sizes) for table, sizes in pairs}
+            own = {
+                key: replace(self, sizes=sizes).charged(schedule, table, keeps) for key, (table, sizes) in alike.items()
+            }
+            costs = replace(costs, each=tuple(own[id(table), id(sizes)] for table, sizes in pairs))
         times = self.times(schedule, costs.units_per_second, keeps)
         work = dict(costs.work)
         if self.optimizer is not None:

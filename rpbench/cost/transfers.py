@@ -73,14 +73,15 @@ def moved_bytes(
     partition, index = analysis.schedule.partition, analysis.index
     if partition is None:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
-    stages = StageBytes(partition, sizes, keeps)
+    stages = [StageBytes(partition, own, keeps) for own in sizes.of_each]
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
     for number, cargo in analysis.cargo.items():
         if cargo.lane not in LINKS:
             continue
         action = index.actions[number]
         what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
-        found[index.device(number)][f"{cargo.lane} {what}"] += stages.of(cargo)
+        own = stages[(action.microbatch or 0) % len(stages)]
+        found[index.device(number)][f"{cargo.lane} {what}"] += own.of(cargo)
     return [{what: round(moved) for what, moved in sorted(device.items())} for device in found]
 
 

@@ -108,23 +108,25 @@ class Shares(nn.Module):
         """One share alone, with the same weights."""
         return type(self)({number: self.shares[str(number)]}, adding)
 
-    def _each(self, x: torch.Tensor) -> list[Any]:
+    def _each(self, x: torch.Tensor, *more: Any) -> list[Any]:
         inputs = self.adding.spread(x, len(self.shares))
-        return [share(own) for share, own in zip(self.shares.values(), inputs, strict=True)]
+        return [share(own, *more) for share, own in zip(self.shares.values(), inputs, strict=True)]
 
 
 class AttentionShares(Shares):
     """Self-attention in shares: x (B, S, H) -> (B, S, H), and the keys and values of the first share here."""
 
-    def forward(self, x: torch.Tensor, earlier: Sequence[KeysValues] = ()) -> tuple[torch.Tensor, KeysValues]:
-        """The output for whole sequences.
+    def forward(
+        self, x: torch.Tensor, earlier: Sequence[KeysValues] = (), lengths: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, KeysValues]:
+        """The output for whole sequences, packed ones included.
 
         Raises:
             ValueError: for segments of sequences.
         """
         if earlier:
             raise ValueError("attention in shares takes whole sequences, and was given a segment of one")
-        mixed, own = zip(*self._each(x), strict=True)
+        mixed, own = zip(*self._each(x, earlier, lengths), strict=True)
         return self.adding.sum(mixed), own[0]
 
 

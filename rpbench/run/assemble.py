@@ -30,7 +30,7 @@ from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
 from rpbench.run.charging import check_charge, traffic_of, with_charges
-from rpbench.run.layer_times import layer_times, setting_of
+from rpbench.run.layer_times import layer_times, microbatch_times, setting_of
 from rpbench.run.offloading import check_sizes, with_offload
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
@@ -60,6 +60,7 @@ class Assembled:
     step_terms_s: Mapping[str, float] | None = None  # of such a plan: seconds of a step by cause
     order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
     keeps: tuple[int, ...] | None = None  # stages that recompute nothing, where they were chosen one by one
+    microbatch_tokens: tuple[int, ...] = ()  # of every microbatch of a step, where they differ
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -69,8 +70,10 @@ class Assembled:
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens behind one optimizer step, for a model with sequences."""
-        tokens = self.tokens_per_microbatch
-        return None if tokens is None else tokens * self.schedule.shape.num_microbatches
+        tokens, microbatches = self.tokens_per_microbatch, self.schedule.shape.num_microbatches
+        if self.microbatch_tokens:  # a schedule may update after a part of those that were asked for
+            return round(sum(self.microbatch_tokens) / len(self.microbatch_tokens) * microbatches)
+        return None if tokens is None else tokens * microbatches
 
 
 def assemble(request: Request) -> Assembled:
@@ -108,9 +111,10 @@ def assemble(request: Request) -> Assembled:
         sizes,
         request.tokens_per_microbatch,
         transfers_of(costs),
-        profile=problem.times if request.cost.name == "profiled" else None,
+        profile=_profile(request),
         evidence=_evidence(request.cost),
         keeps=keeps,
+        microbatch_tokens=request.microbatch_tokens,
     )
 
 
@@ -148,7 +152,7 @@ def pose(request: Request) -> Problem:
             "ask for fewer, or use cluster=local"
         )
     _check_timed_tokens(request)
-    sizes = _model_bytes(request)
+    sizes, tokens = _model_bytes(request), request.microbatch_tokens
     return Problem(
         entry=entry,
         times=layer_times(request, _num_layers(request)),
@@ -162,9 +166,13 @@ def pose(request: Request) -> Problem:
         fused_ahead=cost.fused_ahead,
         published=_published(request),
         memory=None if sizes is None or (limit := cluster.usable_memory_bytes) is None else DeviceMemory(sizes, limit),
-        activations=layer_activations(model, request.tokens_per_microbatch or 0) if model else UNKNOWN,
+        activations=layer_activations(model, max(tokens, default=request.tokens_per_microbatch or 0))
+        if model
+        else UNKNOWN,
         finish=partial(_finished, request),
         traffic=_traffic(request, sizes),
+        each=microbatch_times(request, _num_layers(request)),
+        sizes=tuple(own / max(tokens) for own in tokens),
     )
 
 
@@ -210,6 +218,13 @@ def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch:
     return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
 
 
+def _profile(request: Request) -> LayerTimes | None:
+    """Measured times of whole sequences, whatever the lengths of those that run, so that other runs can take them."""
+    if request.cost.name != "profiled":
+        return None
+    return layer_times(replace(request, workload=replace(request.workload, lengths=None)), _num_layers(request))
+
+
 def _evidence(cost: CostConfig) -> str:
     return "predicted" if cost.name == "analytic" else "simulated"
 
@@ -237,11 +252,14 @@ def _check_timed_tokens(request: Request) -> None:
 
 
 def _model_bytes(request: Request) -> ModelBytes | None:
-    tokens = request.tokens_per_microbatch
-    if request.model is None or not tokens:
+    """Bytes of the model's layers, of the largest microbatch where they differ."""
+    if request.model is None or not request.tokens_per_microbatch:
         return None
-    kept = mean_layer_bytes(setting_of(request)) if request.cost.name == "analytic" else None
-    return replace(model_bytes(request.model, tokens, kept), keeps_activations=request.recompute == "none")
+    largest = max(request.workload.by_microbatch, key=sum, default=())
+    tokens = sum(largest) or request.tokens_per_microbatch
+    kept = mean_layer_bytes(setting_of(request, largest)) if request.cost.name == "analytic" else None
+    sizes = replace(model_bytes(request.model, tokens, kept), keeps_activations=request.recompute == "none")
+    return replace(sizes, each=tuple(own / tokens for own in request.microbatch_tokens))
 
 
 # --- a schedule from a file ----------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from rpbench.ir.residency import stays_on_devices
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_layer
-from rpbench.models.data import TEXTS, Data, InPieces, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.data import TEXTS, Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import check_shares
 from rpbench.records.record import Record, check_target
@@ -208,7 +208,7 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
     check_request(request, assembled)
     settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
     start = _start(request, assembled)
-    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_microbatch or 0)
+    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_step)
     with one_thread():
         if backend.name == "virtual":
             validated = _validated(request, assembled)
@@ -238,11 +238,11 @@ def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
 
 @dataclass(frozen=True)
 class _Told:
-    """Who is told of each batch of a run, and how large one is."""
+    """Who is told of each batch of a run, and how many microbatches and tokens it has."""
 
     feed: StepFeed
     num_microbatches: int
-    tokens_per_microbatch: int
+    tokens: int
 
     def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
         """The handlers of a training run, watched if somebody listens.
@@ -252,8 +252,7 @@ class _Told:
         """
         if self.feed.listener is None:
             return training.handlers
-        tokens = self.num_microbatches * self.tokens_per_microbatch
-        watch = StepWatch(training, self.feed, self.num_microbatches, tokens, known() if known else None)
+        watch = StepWatch(training, self.feed, self.num_microbatches, self.tokens, known() if known else None)
         return watch.watched(training.handlers)
 
 
@@ -393,7 +392,10 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
     sequences = request.workload.microbatch_sequences
     num_microbatches = assembled.schedule.shape.num_microbatches
     workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
-    return replace(workload, data=_same_batches(request, assembled, _data(request, assembled)))
+    data = _data(request, assembled)
+    if request.workload.by_microbatch:
+        data = Ragged(data, request.workload.by_microbatch)
+    return replace(workload, data=_same_batches(request, assembled, data), lengths=request.workload.by_microbatch)
 
 
 def _data(request: Request, assembled: Assembled) -> Data:
