@@ -38,7 +38,13 @@ RUNS_IN: Mapping[str, tuple[str, ...]] = {
 }
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
 # Frameworks whose files `show` writes of a plan -> their format.
-EXPORTS = {"torchtitan": "torchtitan", "Megatron": "megatron_layout"}
+EXPORTS = {
+    "torchtitan": "torchtitan",
+    "Megatron": "megatron_layout",
+    "DeepSpeed": "deepspeed",
+    "FSDP2": "fsdp2",
+    "RoundPipe's library": "roundpipe",
+}
 # A contender -> the method of our convergence study that updates as it does.
 _STUDIED = {
     "roundpipe(asynchronous=True)": "roundpipe_async",
@@ -196,12 +202,16 @@ def _options(plan: Tuned) -> dict[str, Any]:
 
 def _export(plan: Tuned, command: str) -> str | None:
     """The command that writes the plan for a framework; None where `show` writes for none that runs it."""
-    for framework in runs_in(plan.contender.entry.name):
-        if framework in EXPORTS and not plan.partition.fused:
-            shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
-            left_out = ("num_steps=", "charge=", "offload=")
-            words = [word for word in shown.split(" ") if not word.startswith(left_out)]
-            return " ".join([*words, f"format={EXPORTS[framework]}"])
+    entry, counts = plan.contender.entry, plan.partition.forward
+    for framework in runs_in(entry.name):
+        staged = entry.lower is None and not entry.tensor_parallel
+        if framework not in EXPORTS or (framework == "torchtitan" and staged and 0 in counts[1:-1]):
+            continue  # a stage of torchtitan's has a module at least
+        shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
+        # What is at home where its sharing is not charged, and so what fits, is another matter.
+        left_out = ("num_steps=",) if entry.lower else ("num_steps=", "charge=", "offload=")
+        words = [word for word in shown.split(" ") if not word.startswith(left_out)]
+        return " ".join([*words, f"format={EXPORTS[framework]}"])
     return None
 
 
